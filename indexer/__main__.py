@@ -31,7 +31,7 @@ from kv_runtime.process import run_process
 from kv_runtime.supervise import Part, run_parts
 from kv_runtime.telemetry import Projection, configure_logs, new_registry
 from kv_runtime.tracing.exporter import span_families
-from kv_runtime.tracing.service import events_of, opened_event_tracing
+from kv_runtime.tracing.service import events_of, opened_tracing
 
 SERVICE = "kv-router-index"
 """`service.name`, unless the environment says another."""
@@ -75,7 +75,7 @@ for command in (verify, tail, at, dump):
 async def _serve(settings: IndexerSettings, stop: asyncio.Event) -> None:
     async with connected(settings) as log:
         await ensure_streams(log, settings.nats)
-        tracing = opened_event_tracing(settings.tracing, os.environ, uuid.uuid4().hex, service=SERVICE)
+        tracing = opened_tracing(settings.tracing, os.environ, uuid.uuid4().hex, service=SERVICE, has_requests=False)
         index = EmbeddedIndex(settings.index, log, SystemClock(), settings.nats, tracing=events_of(tracing))
         registry = new_registry()
         Projection(registry, index.families)

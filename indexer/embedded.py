@@ -17,15 +17,14 @@ from aiohttp import web
 from indexer.follow.fold import FoldStatistics, IndexFold, OverlapColumns, RankView
 from indexer.follow.follower import FollowerLimits
 from indexer.follow.status import is_blind
-from indexer.index.outline import OutlineNode, PassedRequest
+from indexer.index.prefix_index import OutlineNode, PassedRequest
 from indexer.native.index import chat_pieces, hash_blocks, make_index
-from indexer.service.feed import ApplyTracer, IndexFeed
-from indexer.service.metrics import index_families, keeper_families
+from indexer.service.feed import IndexFeed
+from indexer.service.metrics import index_families, snapshot_families
 from indexer.service.prefix_explorer import HeatSource, NodeUse, PrefixExplorer, UsesSource
 from indexer.service.retention import KeepingLimits
 from indexer.service.routes import BadParameter, index_routes
-from indexer.service.snapshot_keeper import KeeperStatistics, SnapshotKeeper
-from indexer.service.snapshot_store import SnapshotStore
+from indexer.service.snapshots import Snapshots, SnapshotStatistics
 from kv_protocol import subjects
 from kv_protocol.fleet_gate import FleetGate
 from kv_runtime.clock import Clock
@@ -69,18 +68,6 @@ async def ensure_streams(log: EventLog, nats: NatsSection) -> None:
         BrokerUnavailable: the server is away, refuses one, for instance for want of space, or has not answered for
             `STREAMS_S`: a cluster that is starting has no leaders for some seconds.
     """
-    deadline_s = asyncio.get_running_loop().time() + STREAMS_S
-    while True:
-        try:
-            return await _ensure_streams(log, nats)
-        except BrokerSilent as error:
-            if asyncio.get_running_loop().time() >= deadline_s:
-                raise
-            _log.warning("streams_awaited", reason=str(error))
-            await asyncio.sleep(_ASK_AGAIN_S)
-
-
-async def _ensure_streams(log: EventLog, nats: NatsSection) -> None:
     events = StreamSpec(
         subjects.EVENTS_STREAM,
         (subjects.EVENTS_ALL,),
@@ -91,9 +78,18 @@ async def _ensure_streams(log: EventLog, nats: NatsSection) -> None:
     fleet = StreamSpec(
         subjects.FLEET_STREAM, (subjects.FLEET_ALL,), 0, _FLEET_BYTES_MAX, per_subject=1, replicas=nats.replicas
     )
-    await log.ensure_stream(events)
-    await log.ensure_stream(fleet)
-    await log.ensure_bucket(subjects.SNAPSHOT_BUCKET, replicas=nats.replicas, max_bytes=nats.snapshots_bytes_max)
+    deadline_s = asyncio.get_running_loop().time() + STREAMS_S
+    while True:
+        try:
+            await log.ensure_stream(events)
+            await log.ensure_stream(fleet)
+            bytes_max = nats.snapshots_bytes_max
+            return await log.ensure_bucket(subjects.SNAPSHOT_BUCKET, replicas=nats.replicas, max_bytes=bytes_max)
+        except BrokerSilent as error:
+            if asyncio.get_running_loop().time() >= deadline_s:
+                raise
+            _log.warning("streams_awaited", reason=str(error))
+            await asyncio.sleep(_ASK_AGAIN_S)
 
 
 class LogHealth(NamedTuple):
@@ -101,7 +97,7 @@ class LogHealth(NamedTuple):
 
     log: LogStatistics
     applied_seq: int
-    snapshots: KeeperStatistics
+    snapshots: SnapshotStatistics
 
 
 class EmbeddedIndex:
@@ -122,44 +118,39 @@ class EmbeddedIndex:
 
         `tracing`: None: applied messages have no spans.
         """
-        self._fold = IndexFold(
-            make_index(settings),
-            limits,
-            memory_bytes_max=settings.memory_bytes_max,
-        )
-        fold = self._fold
-        self.columns, self.overlap, self.prefix = fold.columns, fold.overlap, fold.prefix
-        """Each rank's overlap with a prefix and its stream's status: as columns, or rank by rank; who holds a block."""
+        self._fold = fold = IndexFold(make_index(settings), limits)
+        self.columns, self.overlap = fold.columns, fold.overlap
+        """Each rank's overlap with a prefix and its stream's status: as columns, or rank by rank."""
         self.ranks, self.refused_ranks, self.state, self.held = fold.ranks, fold.refused_ranks, fold.state, fold.held
         self.statistics, self.block_counts, self.resyncs = fold.statistics, fold.block_counts, fold.resyncs
         self._event_log, self._clock = log, clock
-        snapshots = SnapshotStore(log, nats.snapshots_bytes_max)
         gate = FleetGate(nats.fleet_secrets)
-        self._feed = IndexFeed(
-            self._fold,
-            log,
-            clock,
-            snapshots,
-            gate,
-            logs_announced=logs_announced,
-            tracer=None if tracing is None else ApplyTracer(tracing),
-        )
-        self.start, self.catching_up, self.wait_for = self._feed.start, self._feed.catching_up, self._feed.wait_for
-        """Begin to read; how much of the log as of the start was read; return once a rank was applied up to a seq."""
+        self._feed = IndexFeed(fold, log, clock, gate, logs_announced=logs_announced, tracing=tracing)
+        self.catching_up, self.wait_for = self._feed.catching_up, self._feed.wait_for
+        """How much of the log as of the start was read; return once a rank was applied up to a seq."""
         keeping = KeepingLimits(
             period_s=min(nats.snapshot_period_s, nats.events_max_age_s / _SNAPSHOTS_IN_LOG),
             log_bytes_max=nats.events_max_bytes,
         )
-        self._keeper = SnapshotKeeper(self._fold, self._feed, snapshots, log, clock, keeping)
+        self._snapshots = Snapshots(fold, log, clock, keeping, nats.snapshots_bytes_max)
         self.log_seq: Callable[[], int] = partial(attrgetter("log_position.stream_seq"), self._feed)
         """Returns the seq of the last applied message of `KV_EVENTS`; asked for with every decision."""
 
+    async def start(self) -> None:
+        """Restore the best snapshot, if there is one, and begin to read the log behind it.
+
+        Raises:
+            BrokerUnavailable: no server, or no streams. Unreadable snapshots are skipped.
+        """
+        stream = await self._event_log.stream_state(subjects.EVENTS_STREAM)
+        await self._feed.start(stream, await self._snapshots.restore(stream))
+
     def parts(self, stage: int) -> list[Part]:
-        """Return the parts to run: the feed, the event log's client, and the snapshot keeper."""
+        """Return the parts to run: the feed, the event log's client, and the snapshots."""
         return [
             Part("index", self._feed.run, stage),
             Part("event-log", self._event_log.run, stage),
-            Part("snapshots", self._keeper.run, stage),
+            Part("snapshots", partial(self._snapshots.run, self._feed), stage),
         ]
 
     def routes(self, heat: HeatSource | None = None, uses: UsesSource | None = None) -> Sequence[web.RouteDef]:
@@ -172,10 +163,10 @@ class EmbeddedIndex:
 
     def health(self) -> LogHealth:
         """Return how the log is read, and the state of its snapshots."""
-        return LogHealth(self._event_log.statistics(), self.log_seq(), self._keeper.statistics())
+        return LogHealth(self._event_log.statistics(), self.log_seq(), self._snapshots.statistics())
 
     def families(self) -> Iterator[Family]:
         """Yield the index's metrics."""
         yield from index_families(self._fold, self._feed)
-        yield from keeper_families(self._keeper.statistics())
+        yield from snapshot_families(self._snapshots.statistics())
         yield from log_families(self._event_log.statistics())

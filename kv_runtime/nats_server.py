@@ -32,7 +32,7 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Self
 
 import structlog
 
@@ -45,7 +45,9 @@ _log = structlog.get_logger("nats_server")
 
 HOST = "127.0.0.1"
 MAX_PAYLOAD_BYTES = 1024 * 1024
-_LOG_LINES = 20
+_MEMORY_BYTES_MAX = 64 << 20
+"""Of all streams in memory."""
+_LOG_LINES, _LOG_LINE_BYTES_MAX = 20, 1 << 20
 _LISTENING = re.compile(r"Listening for client connections on \S+:(\d+)")
 _READY = "Server is ready"
 _IN_USE = "address already in use"
@@ -86,13 +88,6 @@ class NatsServerError(Exception):
     """The embedded nats-server could not be started; the message ends with its log."""
 
 
-class NatsServerStatistics(NamedTuple):
-    """Whether the server is up, and how often it was started again."""
-
-    is_up: bool
-    restarts_total: int
-
-
 class EmbeddedNats:
     """One nats-server: `async with EmbeddedNats(port=0) as nats`, then `nats.url`.
 
@@ -106,7 +101,6 @@ class EmbeddedNats:
         port: int = 4222,
         store_dir: Path | None = None,
         store_bytes_max: int = 4 << 30,
-        memory_bytes_max: int = 64 << 20,
         start_s: float = 10.0,
         stop_s: float = 5.0,
     ) -> None:
@@ -117,14 +111,15 @@ class EmbeddedNats:
             store_dir: directory of the streams; created if missing, not removed. None: a private one, which `stop`
                 removes.
             store_bytes_max: limit of all streams on disk; a stream whose own limit does not fit is refused.
-            memory_bytes_max: the same for streams in memory.
             start_s: time until the server is ready; it reads a large store first.
             stop_s: time for it to end by itself.
         """
         self._port = port
-        self._is_up, self._restarts = False, 0
+        self.is_up = False
+        self.restarts_total = 0
+        """How often the server was started again."""
         self._store_dir = store_dir
-        self._limits = {"max_memory_store": memory_bytes_max, "max_file_store": store_bytes_max}
+        self._limits = {"max_memory_store": _MEMORY_BYTES_MAX, "max_file_store": store_bytes_max}
         self._start_s = start_s
         self._stop_s = stop_s
         self._child: _Child | None = None
@@ -139,11 +134,7 @@ class EmbeddedNats:
     def pid(self) -> int:
         """The server's process id, while it runs."""
         assert self._child is not None, "nats-server is not started"
-        return self._child.pid
-
-    def statistics(self) -> NatsServerStatistics:
-        """Return the present figures."""
-        return NatsServerStatistics(self._is_up, self._restarts)
+        return self._child.process.pid
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -184,21 +175,21 @@ class EmbeddedNats:
             failure = self._start_failure(child, ready_s)
             await self._end()
             raise failure
-        self._port, self._is_up = child.port, True
+        self._port, self.is_up = child.port, True
 
     async def _spawn(self, binary: str, directory: Path) -> "_Child":
         config, store = self._write_config(directory)
         command = [sys.executable, "-I", "-S", "-c", _CHILD, str(os.getpid()), store, binary, "--config", config]
-        loop = asyncio.get_running_loop()
-        _, child = await loop.subprocess_exec(
-            lambda: _Child(loop),
+        process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+            limit=_LOG_LINE_BYTES_MAX,
             env=child_environment(),
         )
-        self._child = child
-        return child
+        self._child = _Child(process)
+        return self._child
 
     def _write_config(self, directory: Path) -> tuple[str, str]:
         """Write the configuration; return its path and the store's, which exists."""
@@ -248,8 +239,8 @@ class EmbeddedNats:
             except NatsServerError as error:
                 _log.error("nats_server_not_started", reason=str(error), tried_again_in_s=pause_s)
             else:
-                self._restarts += 1
-                _log.warning("nats_server_started_again", restarts=self.statistics().restarts_total)
+                self.restarts_total += 1
+                _log.warning("nats_server_started_again", restarts=self.restarts_total)
 
     async def _watch(self, child: "_Child") -> None:
         """Return once the server has ended: by itself, or here, where its disk was full and has space again."""
@@ -259,7 +250,7 @@ class EmbeddedNats:
             while not (child.ended.done() or self._has_space()):
                 await asyncio.wait((child.ended,), timeout=_LOOK_S)
         if child.ended.done():
-            _log.error("nats_server_ended", exit_status=child.exit_status, log=child.log_tail())
+            _log.error("nats_server_ended", exit_status=child.process.returncode, log=child.log_tail())
         await self._end()
 
     def _has_space(self) -> bool:
@@ -285,7 +276,7 @@ class EmbeddedNats:
 
     async def _end(self) -> None:
         """End the server, if there is one."""
-        self._is_up = False
+        self.is_up = False
         child, self._child = self._child, None
         if child:
             await child.end(self._stop_s)
@@ -332,39 +323,27 @@ def _is_unlocked(path: Path) -> bool:
         os.close(lock)
 
 
-class _Child(asyncio.SubprocessProtocol):
-    """The server process; reads its log to the end."""
+class _Child:
+    """The server process; its log is read to the end."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        loop = asyncio.get_running_loop()
+        self.process, self.port = process, 0
         self.ready: asyncio.Future[None] = loop.create_future()
-        self.ended: asyncio.Future[None] = loop.create_future()
         self.disk_full: asyncio.Future[str] = loop.create_future()
         """The line that says that a write failed for lack of space: the server takes no more for that stream."""
-        self.port = 0
         self._lines: deque[str] = deque(maxlen=_LOG_LINES)
-        self._unfinished = b""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # A subprocess transport; uvloop's is none of asyncio's classes, though it has all their methods.
-        self._transport: Any = transport
-
-    @property
-    def pid(self) -> int:
-        pid: int = self._transport.get_pid()
-        return pid
-
-    @property
-    def exit_status(self) -> int | None:
-        status: int | None = self._transport.get_returncode()
-        return status
+        self.ended = loop.create_task(self._read_log())
 
     def log_tail(self) -> str:
-        return "\n".join([*self._lines, self._unfinished.decode(errors="replace")]).strip()
+        return "\n".join(self._lines).strip()
 
-    def pipe_data_received(self, _: int, data: bytes) -> None:
-        *lines, self._unfinished = (self._unfinished + data).split(b"\n")
-        for line in lines:
-            self._read_line(line.decode(errors="replace"))
+    async def _read_log(self) -> None:
+        """Return once the process has ended and its log is read."""
+        assert self.process.stderr is not None
+        async for line in self.process.stderr:
+            self._read_line(line.decode(errors="replace").rstrip("\n"))
+        await self.process.wait()
 
     def _read_line(self, line: str) -> None:
         self._lines.append(line)
@@ -375,10 +354,6 @@ class _Child(asyncio.SubprocessProtocol):
         if _DISK_FULL.search(line) and not self.disk_full.done():
             self.disk_full.set_result(line)
 
-    def connection_lost(self, _: Exception | None) -> None:
-        """The process has ended and its log is read."""
-        self.ended.set_result(None)
-
     async def end(self, budget_s: float) -> None:
         """End the process: by SIGTERM within the budget, else by SIGKILL."""
         self._signal(signal.SIGTERM)
@@ -387,19 +362,17 @@ class _Child(asyncio.SubprocessProtocol):
         finally:
             self._signal(signal.SIGKILL)
             await asyncio.shield(self.ended)
-            self._transport.close()
 
     def _signal(self, number: int) -> None:
         if not self.ended.done():
             with contextlib.suppress(ProcessLookupError):
-                self._transport.send_signal(number)
+                self.process.send_signal(number)
 
 
 def nats_server_families(server: EmbeddedNats | None) -> Iterator[Family]:
     """Yield the metrics of an embedded server; None: there is none, and no sample."""
-    figures = [] if server is None else [server.statistics()]
-    up = [((), float(each.is_up)) for each in figures]
-    restarts = [((), float(each.restarts_total)) for each in figures]
+    up = [] if server is None else [((), float(server.is_up))]
+    restarts = [] if server is None else [((), float(server.restarts_total))]
     yield gauge("nats_server_up", "1 while the embedded nats-server runs; absent where there is none", (), up)
     yield counter("nats_server_restarts", "How often the embedded nats-server was started again", (), restarts)
 
@@ -419,12 +392,10 @@ def find_binary() -> str:
 
 def _check_port_is_free(port: int) -> None:
     """Raise `NatsServerError` for a port in use, before a server that cannot start has opened the store."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as nats-server does
-        try:
-            probe.bind((HOST, port))
-        except OSError as error:
-            raise _port_in_use(port) from error
+    try:
+        socket.create_server((HOST, port)).close()  # with SO_REUSEADDR, as nats-server
+    except OSError as error:
+        raise _port_in_use(port) from error
 
 
 def _port_in_use(port: int) -> NatsServerError:

@@ -50,8 +50,9 @@ def child_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name in _PASSED_ON or name.startswith("LC_")}
 
 
-def install_signals(stop: asyncio.Event) -> Callable[[], None]:
-    """Let SIGINT and SIGTERM set `stop`; return a function that undoes this.
+@contextmanager
+def signals_set(stop: asyncio.Event) -> Iterator[None]:
+    """Let SIGINT and SIGTERM set `stop` in this context.
 
     A further signal cancels the calling task at once; the next one has the system's default effect. Only for the main
     thread's event loop.
@@ -71,7 +72,10 @@ def install_signals(stop: asyncio.Event) -> Callable[[], None]:
 
     for number in STOP_SIGNALS:
         loop.add_signal_handler(number, on_signal)
-    return undo
+    try:
+        yield
+    finally:
+        undo()
 
 
 def printable(text: str) -> str:
@@ -150,11 +154,8 @@ def run_process(main: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> N
 
     async def main_task() -> None:
         stop = asyncio.Event()
-        undo = install_signals(stop)
-        try:
+        with signals_set(stop):
             await main(stop)
-        finally:
-            undo()
 
     prepare_process()
     with exit_with_reason(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -44,10 +44,6 @@ _log = structlog.get_logger("supervise")
 class PartEnded(Exception):
     """A part returned, or cancelled itself, before stop was set."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(f"part {name!r} ended before it was asked to stop")
-        self.name = name
-
 
 class PartGaveUp(Exception):
     """A part cannot continue; the others drain, and the process ends with this error."""
@@ -56,19 +52,9 @@ class PartGaveUp(Exception):
 class DrainOverdue(Exception):
     """Parts had not returned when the drain budget was spent, and were cancelled."""
 
-    def __init__(self, names: tuple[str, ...], drain_s: float) -> None:
-        super().__init__(f"cancelled after {drain_s} s of draining: {', '.join(names)}")
-        self.names = names
-        self.drain_s = drain_s
-
 
 class ThreadStuck(Exception):
     """A cancelled thread did not return; it still runs, and the process cannot end before it does."""
-
-    def __init__(self, name: str, join_s: float) -> None:
-        super().__init__(f"thread {name!r} still runs {join_s} s after it was cancelled")
-        self.name = name
-        self.join_s = join_s
 
 
 class TaskSetFull(Exception):
@@ -76,7 +62,6 @@ class TaskSetFull(Exception):
 
     def __init__(self, limit: int) -> None:
         super().__init__(f"{limit} tasks run already")
-        self.limit = limit
 
 
 @dataclass(frozen=True)
@@ -107,7 +92,8 @@ async def run_parts(parts: Iterable[Part], *, stop: asyncio.Event, drain_s: floa
     except ExceptionGroup as group:
         _raise([*given_up, *group.exceptions])
     else:
-        _raise([*given_up, DrainOverdue(overdue, drain_s)] if overdue else given_up)
+        late = [DrainOverdue(f"cancelled after {drain_s} s of draining: {', '.join(overdue)}")] if overdue else []
+        _raise([*given_up, *late])
 
 
 def _raise(errors: list[Exception]) -> None:
@@ -129,36 +115,26 @@ async def _run_stages(
             for part in parts
         }
         await stop.wait()
-        drain = _Drain(parts, drain_s, clock)
+        counts, began_s = [part.in_progress for part in parts if part.in_progress is not None], clock.now()
+        if counts:
+            _log.info("drain_began", **_in_progress(counts), at_most_s=drain_s)
         budget = group.create_task(clock.sleep(drain_s), name="drain budget")
         for stage in sorted(stops):
             stops[stage].set()
             await _ended({task for part, task in tasks.items() if part.stage == stage}, budget)
         budget.cancel()
         overdue = tuple(part.name for part, task in tasks.items() if task.cancel())
-        drain.ended(overdue)
+        if counts:
+            took_s = round(clock.now() - began_s, 3)
+            _log.info("drain_ended", **_in_progress(counts), took_s=took_s, cut_off=list(overdue))
         return overdue
 
 
-class _Drain:
-    """Logs the begin and end of draining, if any part counts its work."""
-
-    def __init__(self, parts: list[Part], drain_s: float, clock: Clock) -> None:
-        self._counts = [part.in_progress for part in parts if part.in_progress is not None]
-        self._clock, self._began_s = clock, clock.now()
-        if self._counts:
-            _log.info("drain_began", **self._in_progress(), at_most_s=drain_s)
-
-    def ended(self, overdue: tuple[str, ...]) -> None:
-        if self._counts:
-            took_s = round(self._clock.now() - self._began_s, 3)
-            _log.info("drain_ended", **self._in_progress(), took_s=took_s, cut_off=list(overdue))
-
-    def _in_progress(self) -> Counter[str]:
-        total = Counter[str]()
-        for count in self._counts:
-            total.update(count())
-        return total
+def _in_progress(counts: list[Callable[[], Mapping[str, int]]]) -> Counter[str]:
+    total = Counter[str]()
+    for count in counts:
+        total.update(count())
+    return total
 
 
 async def _run_part(part: Part, stop: asyncio.Event, stop_all: asyncio.Event, given_up: list[Exception]) -> None:
@@ -176,7 +152,7 @@ async def _run_part(part: Part, stop: asyncio.Event, stop_all: asyncio.Event, gi
         error.add_note(f"in part {part.name!r}")
         raise
     if not stop_all.is_set():
-        raise PartEnded(part.name)
+        raise PartEnded(f"part {part.name!r} ended before it was asked to stop")
 
 
 def _is_cancelled() -> bool:
@@ -221,7 +197,7 @@ def thread_part(
             ending = asyncio.wrap_future(outcome)
             await asyncio.wait([ending], timeout=join_s)
             if not ending.done():
-                raise ThreadStuck(name, join_s) from None
+                raise ThreadStuck(f"thread {name!r} still runs {join_s} s after it was cancelled") from None
             ending.result()
             raise
 

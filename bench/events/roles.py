@@ -22,7 +22,8 @@ from bench.events.run import BARE_STREAM, BARE_SUBJECT, MODEL, LogRole
 from indexer.follow.fold import IndexFold
 from indexer.native.index import make_index
 from indexer.service.feed import IndexFeed
-from indexer.service.snapshot_store import SnapshotStore, extent_of
+from indexer.service.retention import KeepingLimits
+from indexer.service.snapshots import Snapshots
 from kv_protocol import subjects
 from kv_protocol.fleet_gate import FleetGate
 from kv_runtime.config.sections import IndexSection, NatsSection
@@ -268,9 +269,11 @@ class SnapshotRole(LogRole):
         """Start to read the log."""
         self._log = await EventLog.connect(self._url, name="keeper")
         self._fold = IndexFold(make_index(IndexSection()))
-        self._snapshots = SnapshotStore(self._log, NatsSection().snapshots_bytes_max)
-        self._feed = IndexFeed(self._fold, self._log, self._clock, self._snapshots, FleetGate())
-        await self._feed.start()
+        nats = NatsSection()
+        limits = KeepingLimits(nats.snapshot_period_s, nats.events_max_bytes)
+        self._snapshots = Snapshots(self._fold, self._log, self._clock, limits, nats.snapshots_bytes_max)
+        self._feed = IndexFeed(self._fold, self._log, self._clock, FleetGate())
+        await self._feed.start(await self._log.stream_state(subjects.EVENTS_STREAM))
         return {}
 
     def parts(self) -> list[Part]:
@@ -281,8 +284,5 @@ class SnapshotRole(LogRole):
         """Write a snapshot once the index has caught up."""
         while self._feed.catching_up():
             await self._clock.sleep(_POLL_S)
-        log, names = extent_of(await self._log.stream_state(subjects.EVENTS_STREAM)), await self._snapshots.names()
-        at = self._feed.log_position
-        checkpoint = self._fold.checkpoint(at.created, at.stream_seq, self._clock.wall_ns())
-        await self._snapshots.write(checkpoint, log, names)
+        await self._snapshots.write(self._feed.log_position)
         return {}

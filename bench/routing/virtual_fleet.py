@@ -29,7 +29,7 @@ from bench.routing.virtual_router import (
     VirtualRouter,
     route_request_of,
 )
-from indexer.follow.inputs import MessageArrived, read_message
+from indexer.follow.inputs import Received, read_message
 from indexer.native.index import NativeIndex
 from kv_protocol.codec import encode_message, pack_u64
 from kv_protocol.decided import RouteRequest
@@ -294,7 +294,7 @@ class VirtualFleet:
     def _learn(self, rank: WorkerRank, batches: Sequence[Batch]) -> None:
         for batch in batches:
             message = read_message(encode_message([batch]))
-            self.index.apply(MessageArrived(rank, message), self._clock.now_s)
+            self.index.apply(Received(rank, message), self._clock.now_s)
 
     def _on_output(self, request_id: str, output: EngineOutput) -> None:
         in_flight = self._in_flight[request_id]

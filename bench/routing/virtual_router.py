@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, cast
 from bench.routing.trace import TraceRequest
 from bench.routing.virtual_engine import EPOCH, MODEL, TEXT, instance_of, registered
 from indexer.follow.fold import IndexFold
-from indexer.follow.inputs import HeartbeatArrived
+from indexer.follow.inputs import Received
 from kv_protocol.decided import RouteRequest
 from kv_protocol.fleet import HEARTBEAT_PERIOD_S, Heartbeat
 from kv_protocol.ids import WorkerRank
@@ -120,7 +120,7 @@ class VirtualIndex(IndexFold):
         """The stream of each rank begins now, with nothing held."""
         for rank in ranks:
             heartbeat = Heartbeat(instance=instance_of(rank.worker_id), epoch=EPOCH, last_seq=0)
-            self.apply(HeartbeatArrived(rank, heartbeat), 0.0)
+            self.apply(Received(rank, heartbeat), 0.0)
 
     def catching_up(self) -> str:
         """Return that there is nothing to wait for."""

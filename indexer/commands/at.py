@@ -5,10 +5,10 @@ from typing import Any
 import click
 import msgspec
 
-from indexer.commands.options import connected, ranks_option, read_hashes, with_settings
+from indexer.commands.options import chosen_ranks, connected, ranks_option, read_hashes, with_settings
 from indexer.config import IndexerSettings
+from indexer.follow.checkpoint import RankState
 from indexer.follow.fold import IndexFold, RankView
-from indexer.follow.rank_state import RankState
 from indexer.index.slots import PrefixView
 from indexer.native.index import make_index
 from indexer.service import wall_time
@@ -24,18 +24,6 @@ _CHILDREN_MAX = 20
 
 def _read_time(word: str) -> int:
     return wall_time.read(word, SystemClock().wall_ns())
-
-
-class _Report(msgspec.Struct, frozen=True, kw_only=True):
-    """The output of the command."""
-
-    stream_seq: int
-    time: str
-    snapshot: str
-    messages_read: int
-    ranks: list[dict[str, Any]]
-    overlap: list[dict[str, Any]]
-    prefixes: list[PrefixView]
 
 
 @click.command()
@@ -86,7 +74,7 @@ def at(
         raise click.UsageError(f"found {'none' if seq is None else 'both'} of --seq and --time, allowed one of them")
 
     async def work() -> Moment:
-        fold = IndexFold(make_index(settings.index), memory_bytes_max=settings.index.memory_bytes_max)
+        fold = IndexFold(make_index(settings.index))
         async with connected(settings) as log:
             there = seq if seq is not None else await seq_at(log, time_ns or 0)
             return await moment_at(log, there, fold)
@@ -99,30 +87,19 @@ def at(
         print_lines(*_lines(report, len(overlap or ())))
 
 
-def _report(moment: Moment, wanted: tuple[WorkerRank, ...], overlap: list[int], prefixes: list[int]) -> _Report:
-    known = sorted(moment.fold.ranks())
-    if unknown := [str(rank) for rank in wanted if rank not in known]:
-        raise click.BadParameter(
-            f"found {', '.join(unknown)}, allowed {', '.join(map(str, known)) or 'none: there were no ranks'}",
-            param_hint="--rank",
-        )
-    ranks, notes = list(wanted) or known, moment.notes()
+def _report(moment: Moment, wanted: tuple[WorkerRank, ...], overlap: list[int], prefixes: list[int]) -> dict[str, Any]:
+    ranks, notes = chosen_ranks(wanted, moment.fold.ranks()), moment.notes()
     states = [state for rank in ranks if (state := moment.fold.state(rank)) is not None]
     views = zip(ranks, moment.fold.overlap(overlap, ranks), strict=True) if overlap else ()
-    found = [moment.fold.prefix(block, _CHILDREN_MAX) or _without_holders(block) for block in prefixes]
-    return _Report(
-        stream_seq=moment.stream_seq,
-        time=wall_time.shown(moment.time_ns),
-        snapshot=moment.snapshot,
-        messages_read=moment.messages_read,
-        ranks=[_rank(state, notes[state.rank]) for state in states],
-        overlap=[_overlap(rank, view) for rank, view in views],
-        prefixes=found,
-    )
-
-
-def _without_holders(block: int) -> PrefixView:
-    return PrefixView(sequence_hash=block, holders=(), children_total=0, children=())
+    return {
+        "stream_seq": moment.stream_seq,
+        "time": wall_time.shown(moment.time_ns),
+        "snapshot": moment.snapshot,
+        "messages_read": moment.messages_read,
+        "ranks": [_rank(state, notes[state.rank]) for state in states],
+        "overlap": [_overlap(rank, view) for rank, view in views],
+        "prefixes": [moment.fold.prefix(block, _CHILDREN_MAX) for block in prefixes],
+    }
 
 
 def _rank(state: RankState, notes: list[str]) -> dict[str, Any]:
@@ -139,10 +116,11 @@ def _overlap(rank: WorkerRank, view: RankView) -> dict[str, Any]:
     return {**rank._asdict(), "overlap_blocks": blocks}
 
 
-def _lines(report: _Report, blocks_asked: int) -> list[str]:
-    source = f"snapshot {report.snapshot} and {report.messages_read} messages" if report.snapshot else "the log alone"
-    lines = [f"after message {report.stream_seq}, of {report.time} (from {source})"]
-    for rank in report.ranks:
+def _lines(report: dict[str, Any], blocks_asked: int) -> list[str]:
+    snapshot, messages = report["snapshot"], report["messages_read"]
+    source = f"snapshot {snapshot} and {messages} messages" if snapshot else "the log alone"
+    lines = [f"after message {report['stream_seq']}, of {report['time']} (from {source})"]
+    for rank in report["ranks"]:
         blocks = [
             f"{count} {medium} (digest {rank['digests'][medium]})" for medium, count in rank["blocks"].items() if count
         ]
@@ -151,10 +129,10 @@ def _lines(report: _Report, blocks_asked: int) -> list[str]:
         lines += [f"    note: {note}" for note in rank["notes"]]
     if blocks_asked:
         lines.append(f"overlap with {blocks_asked} blocks, on each medium and those before it:")
-    for view in report.overlap:
+    for view in report["overlap"]:
         depths = ", ".join(f"{depth} {medium}" for medium, depth in view["overlap_blocks"].items())
         lines.append(f"    {view['worker_id']}/{view['dp_rank']}  {depths}")
-    return [*lines, *map(_prefix, report.prefixes)]
+    return [*lines, *map(_prefix, report["prefixes"])]
 
 
 def _prefix(prefix: PrefixView) -> str:

@@ -1,7 +1,7 @@
 """`indexer dump`: what ranks hold, or held, block by block, as lines of JSON.
 
 json       for each rank a line of its place and figures, then one for each block, parents first
-columns    for each rank one line: `indexer/follow/rank_state.py`, in JSON, with its columns in base64
+columns    for each rank one line: `indexer/follow/checkpoint.py`, in JSON, with its columns in base64
 """
 
 import os
@@ -16,6 +16,7 @@ import msgspec
 
 from indexer.commands.options import (
     NotWritten,
+    chosen_ranks,
     connected,
     index_url_option,
     ranks_option,
@@ -23,8 +24,8 @@ from indexer.commands.options import (
     with_settings,
 )
 from indexer.config import IndexerSettings
+from indexer.follow.checkpoint import RankState
 from indexer.follow.fold import IndexFold
-from indexer.follow.rank_state import RankState
 from indexer.native.index import make_index
 from indexer.service.history import NEWEST, named_snapshot
 from indexer.service.index_client import IndexClient
@@ -71,7 +72,7 @@ def dump(
     async def from_index(to: IO[bytes]) -> None:
         token = settings.control.token.get_secret_value()
         async with IndexClient(index_url, token=token, timeout_s=timeout_s) as index:
-            for rank in _chosen(ranks, (await index.ranks()).ranks):
+            for rank in sorted(chosen_ranks(ranks, (await index.ranks()).ranks)):
                 state = await index.state(rank)
                 if state is not None:  # the rank may have left meanwhile
                     to.writelines(state_lines(state, shape))
@@ -79,20 +80,13 @@ def dump(
     async def from_snapshot(to: IO[bytes], name: str) -> None:
         async with connected(settings) as log:
             fold = (await named_snapshot(log, name, IndexFold(make_index(settings.index)))).fold
-        for rank in _chosen(ranks, fold.ranks()):
+        for rank in sorted(chosen_ranks(ranks, fold.ranks())):
             state = fold.state(rank)
             assert state is not None
             to.writelines(state_lines(state, shape))
 
     with _target(out, force=force) as to:
         run_to_end(lambda: from_index(to) if snapshot is None else from_snapshot(to, snapshot))
-
-
-def _chosen(wanted: tuple[WorkerRank, ...], known: list[WorkerRank] | tuple[WorkerRank, ...]) -> list[WorkerRank]:
-    if unknown := [str(rank) for rank in wanted if rank not in known]:
-        allowed = ", ".join(map(str, sorted(known))) or "none: there are no ranks"
-        raise click.BadParameter(f"found {', '.join(unknown)}, allowed {allowed}", param_hint="--rank")
-    return sorted(wanted or known)
 
 
 @contextmanager

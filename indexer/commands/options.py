@@ -5,14 +5,12 @@
 2    not done: invalid options, unavailable data, or no answer
 """
 
-import math
 import re
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from functools import wraps
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -114,6 +112,15 @@ ranks_option = click.option(
 )
 
 
+def chosen_ranks(wanted: tuple[WorkerRank, ...], known: Iterable[WorkerRank]) -> list[WorkerRank]:
+    """Return the wanted ranks, or all that are known; raise `click.BadParameter` for one that is not."""
+    ranks = sorted(known)
+    if unknown := [str(rank) for rank in wanted if rank not in ranks]:
+        allowed = ", ".join(map(str, ranks)) or "none: there are no ranks"
+        raise click.BadParameter(f"found {', '.join(unknown)}, allowed {allowed}", param_hint="--rank")
+    return list(wanted) or ranks
+
+
 def read_hashes(text: str) -> list[int]:
     """Return the sequence hashes in a text, or in the file of that name: decimal or 0x, with commas or blanks between.
 
@@ -132,20 +139,6 @@ def read_hashes(text: str) -> list[int]:
     return [int(word, 0) for word in words]
 
 
-class Seconds(click.FloatRange):
-    """A number of seconds within bounds; NaN is refused."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:  # noqa: ANN401
-        """Return the number."""
-        try:
-            is_number = not math.isnan(float(value))
-        except ValueError:
-            is_number = False
-        if not is_number:
-            self.fail(f"found {value!r}, allowed {self.min:g}..{self.max:g}", param, ctx)
-        return float(super().convert(value, param, ctx))
-
-
 index_url_option = click.option(
     "--index-url",
     default="http://127.0.0.1:8001",
@@ -154,7 +147,7 @@ index_url_option = click.option(
 )
 timeout_option = click.option(
     "--timeout-s",
-    type=Seconds(0.1, 600),
+    type=click.FloatRange(0.1, 600),
     default=5.0,
     show_default=True,
     help="how long an answer, or the next part of one, may take",

@@ -5,11 +5,11 @@ import asyncio
 import click
 import msgspec
 
-from indexer.commands.options import Seconds, connected, read_rank, with_settings
+from indexer.commands.options import connected, read_rank, with_settings
 from indexer.config import IndexerSettings
 from indexer.service import log_tail, wall_time
 from indexer.service.log_lines import Line, text
-from indexer.service.log_tail import LogTail, TailFilter, TailStart
+from indexer.service.log_tail import TailFilter, TailStart
 from kv_protocol import subjects
 from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import SystemClock
@@ -30,7 +30,7 @@ _DRAIN_S = 5.0
 )
 @click.option("--model", help="only the ranks of this model")
 @click.option("--from-seq", type=click.IntRange(1), help="begin with this message of the events")
-@click.option("--since", type=Seconds(0, 1e9), metavar="SECONDS", help="begin so many seconds ago")
+@click.option("--since", type=click.FloatRange(0, 1e9), metavar="SECONDS", help="begin so many seconds ago")
 @click.option("--all", "from_start", is_flag=True, help="begin with the oldest that is kept")
 @click.option("--heartbeats", is_flag=True, help="show heartbeats too, as they come")
 @click.option("--limit", type=click.IntRange(1), help="end after so many lines")
@@ -82,7 +82,7 @@ def tail(
             printed.show(lambda: text(line, wall_time.shown(line.time_ns)), lambda: msgspec.json.encode(line))
 
         async with connected(settings) as log:
-            await LogTail(log, clock, wanted, show).begin(await start(log))
+            await log_tail.follow(log, clock, wanted, await start(log), show)
             await run_parts([Part("event-log", log.run)], stop=stop, drain_s=_DRAIN_S)
 
     run_process(main)

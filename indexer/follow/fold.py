@@ -9,9 +9,9 @@ silence while this process slept is ignored. While the log is disconnected no qu
 and ranks that were current or behind are stale (log_away).
 
 A message that continues its stream is passed to the index undecoded (`inputs.py`), any other batch by batch, with the
-same result. At most 16 questions are in flight, the others wait (`question.py`). A rank is stale while the index
-lacks memory for some of its blocks (`overfull.py`). Without memory or a slot a new rank is refused, and admitted by a
-later fact of it once there is; a refused rank without facts for `gone_s` is forgotten.
+same result. At most 16 questions are in flight, the others wait. A rank is stale while the index lacks memory for some
+of its blocks (`rank_stream.py`). Without memory or a slot a new rank is refused, and admitted by a later fact of it
+once there is; a refused rank without facts for `gone_s` is forgotten.
 """
 
 from array import array
@@ -22,25 +22,18 @@ from math import inf
 import msgspec
 from msgspec.structs import replace
 
-from indexer.follow.checkpoint import Checkpoint
+from indexer.follow.checkpoint import Checkpoint, RankState
 from indexer.follow.follower import FollowerLimits, StreamFollower
 from indexer.follow.inputs import (
-    AnswerArrived,
-    BytesRefused,
     Effect,
     Fact,
-    HeartbeatArrived,
-    LogFound,
-    LogLost,
+    LogConnected,
     Message,
-    MessageArrived,
     Question,
-    RankFact,
+    Received,
     WorkerCame,
     WorkerGone,
 )
-from indexer.follow.question import RecoveryQueue
-from indexer.follow.rank_state import RankState
 from indexer.follow.rank_stream import FollowedRank, OverfullRanks
 from indexer.follow.status import FollowerStatistics, without_log
 from indexer.index.overlap_columns import OverlapColumns, StatusColumnsCache, StreamStatus
@@ -49,17 +42,18 @@ from indexer.index.slots import RankSlots
 from kv_protocol import codec
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.events import TIERS
-from kv_protocol.fleet import HEARTBEAT_PERIOD_S, MISSED_HEARTBEATS_MAX
+from kv_protocol.fleet import HEARTBEAT_PERIOD_S, MISSED_HEARTBEATS_MAX, Heartbeat
 from kv_protocol.ids import WorkerRank
-from kv_protocol.recovery import HeldBlock
+from kv_protocol.recovery import Answer, HeldBlock
 
 __all__ = ["TICK_S", "FoldStatistics", "IndexFold", "OverlapColumns", "RankView"]
 
 TICK_S = 1.0
 AWAKE_S = 1.5 * TICK_S
 """A tick after a longer pause says that the process did not run meanwhile. Every tick is a little late."""
+RECOVERIES_MAX = 16
+"""Questions in flight: more at once would only share the same network and the same event loop."""
 _NO_SLOT = 2**32 - 1
-_OF_A_RANK = (MessageArrived, HeartbeatArrived, AnswerArrived, BytesRefused)
 
 
 class RankView(msgspec.Struct, frozen=True, gc=False):
@@ -89,10 +83,7 @@ class FoldStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IndexFold:
-    """All ranks' streams, and the index that they feed.
-
-    `memory_bytes_max` is the index's limit (0: none): an overfull rank's dump is asked for once it may fit.
-    """
+    """All ranks' streams, and the index that they feed."""
 
     def __init__(
         self,
@@ -100,21 +91,21 @@ class IndexFold:
         limits: FollowerLimits | None = None,
         *,
         gone_s: float = HEARTBEAT_PERIOD_S * MISSED_HEARTBEATS_MAX,
-        memory_bytes_max: int = 0,
     ) -> None:
         self._index = index
         self._slots = RankSlots(index)
         self.outline, self.chain, self.match = index.outline, index.chain, index.match
         """From any thread, if the index is for several."""
-        self.rank_at, self.refused_ranks, self.prefix = self._slots.held_by, self._slots.refused, self._slots.prefix
-        self._overfull = OverfullRanks(index, memory_bytes_max)
+        self.rank_at, self.refused_ranks, self.prefix = self._slots.rank_of.get, self._slots.refused, self._slots.prefix
+        self._overfull = OverfullRanks(index)
         self._limits = limits or FollowerLimits()
         self._gone_s = gone_s
         self._ranks: dict[WorkerRank, FollowedRank] = {}
-        self._recovery_queue = RecoveryQueue()
+        self._waiting: dict[int, None] = {}
+        self._in_flight: set[int] = set()
+        """Slots of the ranks whose questions wait, in their turn, or are in flight."""
         self._request_ids = count(1)
         self._status_columns = StatusColumnsCache(self._slot_of, self._status)
-        self._fresh_columns = self._status_columns.fresh
         self._is_log_connected = True
         self._ticked_at_s = inf
         self._refused_messages = 0
@@ -123,20 +114,18 @@ class IndexFold:
 
     def apply(self, fact: Fact, now_s: float) -> list[Question]:
         """Fold one fact in; return the questions to send."""
-        if not isinstance(fact, _OF_A_RANK):
-            self._status_columns.touch_all()
+        if isinstance(fact, Received):
+            return self._apply_to_rank(fact, now_s)
+        self._status_columns.touch_all()
         match fact:
             case WorkerCame(worker_id, capacity_blocks, instance):
                 self._slots.set_capacity(worker_id, capacity_blocks, instance)
             case WorkerGone(worker_id, instance):
                 self._on_worker_gone(worker_id, instance)
-            case LogLost():
-                self._is_log_connected = False
-            case LogFound():
-                self._is_log_connected = True
-                self._restart_timeouts(now_s)
-            case _:
-                return self._apply_to_rank(fact, now_s)
+            case LogConnected(is_connected):
+                self._is_log_connected = is_connected
+                if is_connected:
+                    self._restart_timeouts(now_s)
         return self._next_questions(now_s)
 
     def _on_worker_gone(self, worker_id: str, instance: str) -> None:
@@ -151,27 +140,28 @@ class IndexFold:
             stream.alive_at_s = now_s
             stream.follower.restart_timeouts(now_s)
 
-    def _apply_to_rank(self, fact: RankFact, now_s: float) -> list[Question]:
-        self._refused_messages += isinstance(fact, BytesRefused)
+    def _apply_to_rank(self, fact: Received, now_s: float) -> list[Question]:
+        content = fact.content
+        self._refused_messages += content is None
         self._status_columns.touch(fact.rank)
         stream = self._ranks.get(fact.rank)
-        if stream is None and not isinstance(fact, AnswerArrived):
+        if stream is None and not isinstance(content, Answer):
             stream = self._admit(fact.rank, now_s)
         if stream is None:
             return []
         effects: list[Effect] = []
-        match fact:
-            case MessageArrived(_, message):
-                return self._apply_message(stream, message, now_s)
-            case HeartbeatArrived(_, heartbeat):
-                effects = stream.follower.on_heartbeat(heartbeat, now_s)
-                if stream.follower.position[0] == heartbeat.epoch:  # else it is of a retired epoch
-                    stream.alive_at_s, stream.instance = now_s, heartbeat.instance
-            case AnswerArrived(_, answer):
-                stream.alive_at_s = now_s
-                effects = stream.on_answer(answer, now_s)
-            case BytesRefused():
+        match content:
+            case Message():
+                return self._apply_message(stream, content, now_s)
+            case Heartbeat():
+                effects = stream.follower.on_heartbeat(content, now_s)
+                if stream.follower.position[0] == content.epoch:  # else it is of a retired epoch
+                    stream.alive_at_s, stream.instance = now_s, content.instance
+            case None:
                 stream.follower.on_refused(now_s)
+            case _:
+                stream.alive_at_s = now_s
+                effects = stream.on_answer(content, now_s)
         return self._perform(stream, effects, now_s)
 
     def _apply_message(self, stream: FollowedRank, message: Message, now_s: float) -> list[Question]:
@@ -217,7 +207,11 @@ class IndexFold:
         self._status_columns.clear()
         self._slots.give_back(stream.slot)
         self._overfull.forget(stream.slot)
-        self._recovery_queue.leave(stream.slot)
+        self._leave_queue(stream)
+
+    def _leave_queue(self, stream: FollowedRank) -> None:
+        self._waiting.pop(stream.slot, None)
+        self._in_flight.discard(stream.slot)
 
     # ---------------------------------------------------------------------------------------------- time, questions
 
@@ -247,7 +241,7 @@ class IndexFold:
         return self._next_questions(now_s)
 
     def _at(self, slot: int) -> FollowedRank:
-        return self._ranks[self._slots.rank_of(slot)]
+        return self._ranks[self._slots.rank_of[slot]]
 
     def _forgive_stall(self, now_s: float) -> None:
         stall_s = now_s - self._ticked_at_s - AWAKE_S
@@ -261,15 +255,18 @@ class IndexFold:
     def _queue_question(self, stream: FollowedRank, now_s: float) -> None:
         if stream.follower.question.is_in_flight(now_s):
             return
-        self._recovery_queue.end(stream.slot)
+        self._in_flight.discard(stream.slot)
         if stream.follower.question.is_due(now_s):
-            self._recovery_queue.wait(stream.slot)
+            self._waiting.setdefault(stream.slot)  # at the end: silent consolidators do not block others
         else:
-            self._recovery_queue.leave(stream.slot)
+            self._waiting.pop(stream.slot, None)
 
     def _next_questions(self, now_s: float) -> list[Question]:
         questions = []
-        while self._is_log_connected and (slot := self._recovery_queue.next()) is not None:
+        while self._is_log_connected and self._waiting and len(self._in_flight) < RECOVERIES_MAX:
+            slot = next(iter(self._waiting))
+            del self._waiting[slot]
+            self._in_flight.add(slot)
             questions.append(self._at(slot).next_question(now_s))
         return questions
 
@@ -290,7 +287,7 @@ class IndexFold:
         self._index.restore(checkpoint.index, now_s)
         for stream in self._ranks.values():
             self._overfull.forget(stream.slot)
-            self._recovery_queue.leave(stream.slot)
+            self._leave_queue(stream)
         self._ranks.clear()
         self._status_columns.clear()
         self._slots.assign({rank.slot: rank.rank for rank in checkpoint.ranks})
@@ -308,7 +305,7 @@ class IndexFold:
 
         Cheap if the same tuple object was passed before.
         """
-        columns = self._fresh_columns.get(id(ranks)) or self._status_columns.of(ranks)
+        columns = self._status_columns.of(ranks)
         self._index.match(chain, columns.depths, columns.slots)
         return columns.answer
 
@@ -341,7 +338,7 @@ class IndexFold:
 
     def overfull_ranks(self) -> set[WorkerRank]:
         """Return the ranks that were overfull at the last check."""
-        return {self._slots.rank_of(slot) for slot in self._overfull.known()}
+        return {self._slots.rank_of[slot] for slot in self._overfull.known()}
 
     def held(self, rank: WorkerRank) -> list[HeldBlock]:
         """Return what `rank` holds, parents first; nothing for an unknown rank."""

@@ -42,7 +42,7 @@
 *Settle*: waiting batches that follow are applied; if others remain, there is a new hole before them, else LIVE. Claims
 that were received before the question, of a place beyond the answer's last_seq, are dropped. A stream that wants more
 than before sends a new question (`question.py`). A repair is right only while nothing else changes the rank's blocks,
-so DOUBT applies nothing. `heartbeats.py` tracks heartbeats, and decides which epoch is followed.
+so DOUBT applies nothing. `received.py` tracks heartbeats, and decides which epoch is followed.
 
 A stream is *overfull*, beside its state, once the index had no memory for some of its blocks; the fold reports this
 (`on_memory`). The stream is still followed.
@@ -55,10 +55,9 @@ from itertools import count
 
 import msgspec
 
-from indexer.follow.heartbeats import EpochTracker, HeartbeatClaim, HeartbeatTracker
 from indexer.follow.inputs import ApplyEvent, BatchSpan, Effect, RepairBuckets, ReplaceAll
-from indexer.follow.kept_batches import ReorderBuffer
-from indexer.follow.question import AnsweredState, OpenQuestion, RecoveryQuestion, Wants
+from indexer.follow.question import AnsweredState, RecoveryQuestion, Wants
+from indexer.follow.received import EpochTracker, HeartbeatClaim, HeartbeatTracker, ReorderBuffer
 from indexer.follow.status import FollowerCounts, FollowerStatistics, StaleReason
 from kv_protocol import codec
 from kv_protocol.digest import TierDigest
@@ -103,7 +102,7 @@ class FollowerLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StreamFollower:
-    """One rank's stream: methods return changes of the index, in order; `begin_question` returns the question to send.
+    """One rank's stream: methods return changes of the index, in order; `question` is what it wants to be told.
 
     The owner calls `prove` after each change of the index. `request_ids` are unique among all questions of the owner.
     """
@@ -213,7 +212,7 @@ class StreamFollower:
             self._counts.holes_closed += 1
             effects += self._settle(now_s)
         elif self._is_gap and self._cursor > before:
-            self.question.wait_until(now_s + self._limits.gap_s)
+            self.question.not_before_s = now_s + self._limits.gap_s
         return effects
 
     def _take(self, batch: Batch, now_s: float) -> list[Effect]:
@@ -324,13 +323,7 @@ class StreamFollower:
         """Nothing could be received until now: restart the timeouts of awaited batches."""
         self._heartbeats.restart_timeouts(now_s)
         if self._is_gap:
-            self.question.wait_until(now_s + self._limits.gap_s)
-
-    # ---------------------------------------------------------------------------------------------- questions
-
-    def begin_question(self, now_s: float) -> OpenQuestion:
-        """Return the question to send now, for the present place; it was due."""
-        return self.question.begin(self._cursor, now_s)
+            self.question.not_before_s = now_s + self._limits.gap_s
 
     @property
     def _is_gap(self) -> bool:
@@ -380,7 +373,7 @@ class StreamFollower:
             if batch.epoch == self._epoch:
                 effects += self._take(batch, now_s)
         if (self._cursor, len(self._reorder_buffer)) != before:
-            self.question.on_progress(now_s)
+            self.question.progress_at_s = now_s
         if self._cursor >= answer.last_seq:
             self._counts.replays += 1
             effects += self._settle(now_s, answer.last_seq)

@@ -54,31 +54,11 @@ def message_span(data: bytes) -> BatchSpan | None:
     return None if found is None else BatchSpan(*found)
 
 
-class MessageArrived(msgspec.Struct, frozen=True):
-    """A message of a rank's stream: batches that were published together."""
+class Received(msgspec.Struct, frozen=True):
+    """What came of a rank: a message of its stream, a heartbeat, a part of an answer; None: it could not be read."""
 
     rank: WorkerRank
-    message: Message
-
-
-class HeartbeatArrived(msgspec.Struct, frozen=True):
-    """A rank's heartbeat."""
-
-    rank: WorkerRank
-    heartbeat: Heartbeat
-
-
-class AnswerArrived(msgspec.Struct, frozen=True):
-    """A part of an answer from a rank's consolidator."""
-
-    rank: WorkerRank
-    answer: Answer
-
-
-class BytesRefused(msgspec.Struct, frozen=True):
-    """Something of a rank's stream could not be read."""
-
-    rank: WorkerRank
+    content: Message | Heartbeat | Answer | None
 
 
 class WorkerCame(msgspec.Struct, frozen=True):
@@ -96,16 +76,13 @@ class WorkerGone(msgspec.Struct, frozen=True):
     instance: str = ""
 
 
-class LogLost(msgspec.Struct, frozen=True):
-    """The log is disconnected: silence proves nothing about workers."""
+class LogConnected(msgspec.Struct, frozen=True):
+    """The log is connected again, or disconnected: then silence proves nothing about workers."""
+
+    is_connected: bool
 
 
-class LogFound(msgspec.Struct, frozen=True):
-    """The log is connected again."""
-
-
-RankFact = MessageArrived | HeartbeatArrived | AnswerArrived | BytesRefused
-Fact = RankFact | WorkerCame | WorkerGone | LogLost | LogFound
+Fact = Received | WorkerCame | WorkerGone | LogConnected
 
 
 class Question(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""The recovery question of one stream: what it asks for, when it may be sent, and its answer; and the fold's queue.
+"""The recovery question of one stream: what it asks for, when it may be sent, and its answer.
 
     wants     the blocks       sent with                  answered with
     ------    --------------   ------------------------   ---------------------------------------------------
@@ -19,24 +19,13 @@ No question is sent before `not_before_s`: the log may still bring what is missi
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-import msgspec
-
 from kv_protocol.digest import is_in_buckets
 from kv_protocol.recovery import BlockColumns, DumpChunk
 
 Wants = Literal["tail", "repair", "dump"]
 WHOLE_ANSWER_S = 60.0
 """A dump of many million blocks takes some seconds; parts that come for ever would keep their rank's place."""
-RECOVERIES_MAX = 16
-"""More at once would only share the same network and the same event loop."""
 _MORE: dict[Wants | None, int] = {None: 0, "tail": 1, "repair": 2, "dump": 3}
-
-
-class OpenQuestion(msgspec.Struct, frozen=True):
-    """A question to send to the rank's consolidator."""
-
-    request_id: int
-    wants: Wants
 
 
 class AnsweredState(NamedTuple):
@@ -63,10 +52,6 @@ class AnswerParts:
 
     def __init__(self) -> None:
         self._parts: dict[int, DumpChunk] = {}
-
-    def clear(self) -> None:
-        """Forget all parts."""
-        self._parts.clear()
 
     def add(self, part: DumpChunk) -> bool:
         """Add a part; return whether it belongs to this answer and is new."""
@@ -97,9 +82,11 @@ class RecoveryQuestion:
         self.after_seq = 0
         """The stream's cursor when the newest question was sent."""
         self.sent_at_s = 0.0
-        self._progress_at_s = 0.0
+        self.progress_at_s = 0.0
+        """When the newest part of its answer came."""
         self._unanswered_s = self._unproven_s = 0.0
-        self._not_before_s = 0.0
+        self.not_before_s = 0.0
+        """The next question is not due before this time."""
         self._is_open = False
         self._parts = AnswerParts()
 
@@ -109,12 +96,8 @@ class RecoveryQuestion:
             return False
         self.end()
         self.wants = wants
-        self._not_before_s = not_before_s
+        self.not_before_s = not_before_s
         return True
-
-    def wait_until(self, not_before_s: float) -> None:
-        """The next question is not due before this time."""
-        self._not_before_s = not_before_s
 
     def on_answered(self) -> None:
         """The answer is complete; a heartbeat has yet to prove that the stream is right."""
@@ -127,7 +110,7 @@ class RecoveryQuestion:
     def end(self) -> None:
         """Close the question: the stream wants nothing."""
         self.wants, self._is_open = None, False
-        self._parts.clear()
+        self._parts = AnswerParts()
 
     def reset(self) -> None:
         """A new epoch began: the stream wants nothing, and its first question needs no pause."""
@@ -141,73 +124,36 @@ class RecoveryQuestion:
     def is_in_flight(self, now_s: float) -> bool:
         """Return whether an answer is awaited."""
         is_in_time = now_s - self.sent_at_s < WHOLE_ANSWER_S
-        return self._is_open and is_in_time and now_s - self._progress_at_s < self._answer_s
+        return self._is_open and is_in_time and now_s - self.progress_at_s < self._answer_s
 
     def is_due(self, now_s: float) -> bool:
         """Return whether a question is to be sent now."""
         pause_s = max(self._unanswered_s, self._unproven_s)
-        is_early = now_s < self._not_before_s or now_s - self.sent_at_s < pause_s
+        is_early = now_s < self.not_before_s or now_s - self.sent_at_s < pause_s
         return self.wants is not None and not self.is_in_flight(now_s) and not is_early
 
-    def begin(self, after_seq: int, now_s: float) -> OpenQuestion:
-        """Return the question to send; it replaces the former one. The stream wants something."""
+    def begin(self, after_seq: int, now_s: float) -> int:
+        """Return the id of a new question, sent now: it replaces the former one. The stream wants something."""
         assert self.wants is not None
         self.request_id = next(self._request_ids)
         self.after_seq = after_seq
-        self.sent_at_s = self._progress_at_s = now_s
+        self.sent_at_s = self.progress_at_s = now_s
         self._unanswered_s = self._longer(self._unanswered_s)
         self._is_open = True
-        self._parts.clear()
-        return OpenQuestion(self.request_id, self.wants)
+        self._parts = AnswerParts()
+        return self.request_id
 
     def expects(self, request_id: int) -> bool:
         """Return whether this is the open question."""
         return self._is_open and request_id == self.request_id
 
-    def on_progress(self, now_s: float) -> None:
-        """A new part of the answer came."""
-        self._progress_at_s = now_s
-
     def collect(self, part: DumpChunk, now_s: float) -> AnsweredState | None:
         """Return the complete answer, once this part completes it."""
         if not self._parts.add(part):
             return None
-        self.on_progress(now_s)
+        self.progress_at_s = now_s
         return self._parts.complete_answer()
 
 
 def _answer_of(part: DumpChunk) -> tuple[int, int, int, bytes]:
     return part.epoch, part.last_seq, part.of, part.buckets
-
-
-class RecoveryQueue:
-    """The streams of one fold that want to send a question, by slot: a bounded number is in flight, the others wait.
-
-    A stream without an answer goes to the end of the queue: silent consolidators do not block others.
-    """
-
-    def __init__(self) -> None:
-        self._waiting: dict[int, None] = {}
-        self._in_flight: set[int] = set()
-
-    def wait(self, slot: int) -> None:
-        """Add the stream at the end of the queue, unless it waits already."""
-        self._waiting.setdefault(slot)
-
-    def end(self, slot: int) -> None:
-        """The stream's question is not in flight any more."""
-        self._in_flight.discard(slot)
-
-    def leave(self, slot: int) -> None:
-        """Remove the stream: it neither waits nor has a question in flight."""
-        self._in_flight.discard(slot)
-        self._waiting.pop(slot, None)
-
-    def next(self) -> int | None:
-        """Return the next stream, which is in flight from now on; None if none waits or too many are in flight."""
-        if not self._waiting or len(self._in_flight) >= RECOVERIES_MAX:
-            return None
-        slot = next(iter(self._waiting))
-        del self._waiting[slot]
-        self._in_flight.add(slot)
-        return slot

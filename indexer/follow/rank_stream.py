@@ -7,23 +7,21 @@ Of ranks with blocks for which the index had no memory, the dump is requested ag
 
     found                                  the dump is requested when
     ------------------------------------   ----------------------------------------------------------------------
-    overfull                               memory is at 0.9 of the limit, or nodes below 0.9 of those at the time
+    overfull                               memory is at, or nodes are below 0.9 of those when it became overfull
     overfull still, after its dump         memory is at, or nodes are below 0.9 of those after the dump
     not overfull any more                  never: all of its blocks are in the index
 
 Nodes count because an index may keep the memory of removed blocks for later ones. The second row bounds the number of
 dumps: after each dump in vain, memory or nodes have to fall by another tenth, also if an index refuses blocks long
-before the limit. Without a limit, the memory in use when the rank became overfull is taken as the limit.
+before its limit.
 """
 
 from functools import partial
 from typing import NamedTuple
 
-from indexer.follow.checkpoint import RankCheckpoint
+from indexer.follow.checkpoint import RankCheckpoint, RankState
 from indexer.follow.follower import StreamFollower
 from indexer.follow.inputs import ApplyEvent, Effect, Question, RepairBuckets, ReplaceAll
-from indexer.follow.question import OpenQuestion
-from indexer.follow.rank_state import RankState
 from indexer.follow.status import FollowerStatistics
 from indexer.index.prefix_index import PrefixIndex
 from kv_protocol.digest import bucket_table
@@ -45,8 +43,8 @@ class _Fill(NamedTuple):
 class OverfullRanks:
     """The overfull ranks of one index, by slot."""
 
-    def __init__(self, index: PrefixIndex, memory_bytes_max: int) -> None:
-        self._index, self._limit_bytes = index, memory_bytes_max
+    def __init__(self, index: PrefixIndex) -> None:
+        self._index = index
         self._full_at: dict[int, _Fill] = {}
 
     def refresh(self) -> set[int]:
@@ -55,7 +53,7 @@ class OverfullRanks:
         for slot in self._full_at.keys() - found:
             del self._full_at[slot]
         for slot in found - self._full_at.keys():
-            self._note(slot)
+            self._full_at[slot] = self._fill()
         return found
 
     def known(self) -> set[int]:
@@ -65,19 +63,11 @@ class OverfullRanks:
     def is_overfull(self, slot: int) -> bool:
         """Return whether one rank is overfull; the index is not asked again for a known one."""
         if slot not in self._full_at and slot in self._index.overfull():
-            self._note(slot)
-        return slot in self._full_at
-
-    def is_overfull_after_dump(self, slot: int) -> bool:
-        """The rank's dump was loaded; return whether the rank is still overfull."""
-        if slot in self._index.overfull():
             self._full_at[slot] = self._fill()
-        else:
-            self._full_at.pop(slot, None)
         return slot in self._full_at
 
     def forget(self, slot: int) -> None:
-        """The rank was dropped from the index."""
+        """The rank was dropped from the index, or its blocks replaced."""
         self._full_at.pop(slot, None)
 
     def due_for_dump(self) -> list[int]:
@@ -86,10 +76,6 @@ class OverfullRanks:
             return []
         now = self._fill()
         return sorted(slot for slot, full in self._full_at.items() if now.is_fall_from(full))
-
-    def _note(self, slot: int) -> None:
-        now = self._fill()
-        self._full_at[slot] = now._replace(memory_bytes=self._limit_bytes or now.memory_bytes)
 
     def _fill(self) -> _Fill:
         statistics = self._index.statistics()
@@ -151,7 +137,7 @@ class FollowedRank:
                     self._change(event, now_s)
                 case ReplaceAll(chunks):
                     self._index.load(self.slot, chunks, now_s)
-                    self.follower.on_memory(is_overfull=self._overfull.is_overfull_after_dump(self.slot))
+                    self._overfull.forget(self.slot)
                 case RepairBuckets(buckets, chunks):
                     self._index.repair(self.slot, buckets, chunks, now_s)
         self.follower.on_memory(is_overfull=self._overfull.is_overfull(self.slot))
@@ -173,13 +159,12 @@ class FollowedRank:
 
     def next_question(self, now_s: float) -> Question:
         """Return the question that is due; its digests are right until the stream applies something."""
-        return Question(self.rank, self._request(self.follower.begin_question(now_s)))
-
-    def _request(self, question: OpenQuestion) -> RecoverRequest:
+        place, question = self.follower.position, self.follower.question
+        request_id = question.begin(place[1], now_s)
         self._requested_table = self._table() if question.wants == "repair" else b""
         if question.wants == "dump":
-            return RecoverRequest(question.request_id)
-        return RecoverRequest(question.request_id, *self.follower.position, self._requested_table)
+            return Question(self.rank, RecoverRequest(request_id))
+        return Question(self.rank, RecoverRequest(request_id, *place, self._requested_table))
 
     def on_answer(self, answer: Answer, now_s: float) -> list[Effect]:
         """Take a part of an answer. A parked block may have found its parent since a repair was requested."""

@@ -65,15 +65,14 @@ class StatusColumns:
         statuses, before = self._statuses, self.answer
         for column in self.touched:
             statuses[column] = status_of(self.ranks[column])
-        if self.touched:
-            epochs, seqs, doubts = zip(*statuses, strict=True)
-            self.answer = OverlapColumns(
-                before.depths,
-                before.epochs if epochs == before.epochs else epochs,
-                seqs,
-                before.doubts if doubts == before.doubts else doubts,
-            )
         self.touched.clear()
+        epochs, seqs, doubts = zip(*statuses, strict=True)
+        self.answer = OverlapColumns(
+            before.depths,
+            before.epochs if epochs == before.epochs else epochs,
+            seqs,
+            before.doubts if doubts == before.doubts else doubts,
+        )
 
 
 class StatusColumnsCache:
@@ -82,8 +81,7 @@ class StatusColumnsCache:
     def __init__(self, slot_of: Callable[[WorkerRank], int], status_of: Callable[[WorkerRank], StreamStatus]) -> None:
         self._slot_of, self._status_of = slot_of, status_of
         self._known: dict[int, StatusColumns] = {}
-        self.fresh: dict[int, StatusColumns] = {}
-        """Those of which no status may have changed, by the id of their ranks, which they keep alive."""
+        """By the id of their ranks, which they keep alive."""
 
     def __len__(self) -> int:
         return len(self._known)
@@ -93,28 +91,22 @@ class StatusColumnsCache:
         known = self._known.get(id(ranks))
         if known is None:
             if len(self._known) == STATUS_COLUMNS_MAX:
-                oldest = next(iter(self._known))
-                del self._known[oldest]
-                self.fresh.pop(oldest, None)
+                del self._known[next(iter(self._known))]
             known = self._known[id(ranks)] = StatusColumns(ranks, [self._slot_of(rank) for rank in ranks])
-        known.refresh(self._status_of)
-        self.fresh[id(ranks)] = known
+        if known.touched:
+            known.refresh(self._status_of)
         return known
 
     def touch(self, rank: WorkerRank) -> None:
         """The rank's status may have changed."""
-        for key, columns in self._known.items():
+        for columns in self._known.values():
             columns.touch(rank)
-            if columns.touched:
-                self.fresh.pop(key, None)
 
     def touch_all(self) -> None:
         """The status of any rank may have changed."""
-        self.fresh.clear()
         for columns in self._known.values():
             columns.touch_all()
 
     def clear(self) -> None:
         """Slots have changed: drop all columns."""
-        self.fresh.clear()
         self._known.clear()

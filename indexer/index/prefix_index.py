@@ -1,11 +1,11 @@
 """The interface of a prefix index; the index and its reference in the tests pass one contract suite.
 
-    changes       register, store, remove, clear, drop, load, apply_batch       time is an argument
+    changes       register, store, remove, clear, drop, load, repair, apply_batch       time is an argument
     queries       match                            ranks' overlap with a prefix
                   digest, bucket_digests           digests of a rank's blocks
                   dump, snapshot                   the complete state, of a rank or of all
                   children, holders                the neighbours and the holders of one block
-                  outline, chain                   for display: all chains without forks (`outline.py`); one of them
+                  outline, chain                   for display: all chains without forks (`Outline`); one of them
 
 A sequence hash identifies a block and all before it, so the index has one node for a prefix, whoever holds it.
 
@@ -21,17 +21,20 @@ A sequence hash identifies a block and all before it, so the index has one node 
   it is cleared, dropped or loaded without a refusal, or the index is restored. Removals are always done: where they
   split runs, they may exceed the limit by 60 bytes a block.
 
+An *outline* is the shape of the index at one moment, for people; it never changes. Its nodes are blocks in a row
+without a fork, whichever ranks hold them; the root is none. The children of the root begin sequences, or have no known
+parent. A node's heat is that of the requests that went through it or what is behind it.
+
 Arguments are not checked: hashes are u64s, ranks and tiers exist, times are finite. Not thread-safe unless an
 implementation says so. No method keeps a reference to its arguments.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
+from typing import Literal, NamedTuple, Protocol, get_args
 
 import msgspec
 from typing_extensions import Buffer
 
-from indexer.index.outline import Outline, PassedRequest
 from kv_protocol.digest import TierDigest
 from kv_protocol.events import Tier
 from kv_protocol.recovery import CHUNK_BLOCKS_MAX, BlockColumns
@@ -68,6 +71,63 @@ class IndexStatistics(msgspec.Struct, frozen=True, kw_only=True):
     parked_lost_blocks_total: int
     parent_conflicts_total: int
     refused_blocks_total: int
+
+
+OutlineOrder = Literal["subtree", "heat", "recent", "blocks"]
+OUTLINE_ORDERS: tuple[OutlineOrder, ...] = get_args(OutlineOrder)
+"""By blocks in the subtree, by heat, by the newest store in the chain, by blocks in the chain."""
+
+
+class PassedRequest(NamedTuple):
+    """A request that went through the blocks up to `sequence_hash`: its weight, and when it came (above 0)."""
+
+    sequence_hash: int
+    heat: float
+    used_s: float
+
+
+class OutlineNode(NamedTuple):
+    """One node. `subtree_blocks` has its own blocks and all behind; `depth_blocks` counts from the root to `last`.
+
+    `used_s` is the newest request's time, 0 without any; `stored_s` is no earlier than the last store in the chain.
+    """
+
+    first: int
+    last: int
+    blocks: int
+    subtree_blocks: int
+    depth_blocks: int
+    children: int
+    heat: float
+    used_s: float
+    stored_s: float
+
+
+class Outline(Protocol):
+    """The nodes of an index; `len` counts them. Nodes are numbers of this outline; None is the root."""
+
+    @property
+    def blocks(self) -> int:
+        """The blocks in all nodes."""
+
+    @property
+    def skipped_blocks(self) -> int:
+        """Blocks that moved while the outline was made, and are in none of its nodes."""
+
+    def __len__(self) -> int:
+        """Return the number of nodes."""
+
+    def find(self, last: int) -> int | None:
+        """Return the node that ends with this block; None if none does."""
+
+    def child_count(self, node: int | None) -> int:
+        """Return how many children the node has."""
+
+    def children(self, node: int | None, order_by: OutlineOrder, offset: int, limit: int) -> Sequence[OutlineNode]:
+        """Return the node's children in descending order, equal ones by ascending `first`, from `offset` on."""
+
+    def path(self, node: int, limit: int) -> Sequence[OutlineNode]:
+        """Return the node and those above it, the node first; at most `limit`."""
 
 
 class PrefixIndex(Protocol):

@@ -52,7 +52,8 @@ class RankSlots:
 
     def __init__(self, index: PrefixIndex) -> None:
         self._index = index
-        self._rank_of: dict[int, WorkerRank] = {}
+        self.rank_of: dict[int, WorkerRank] = {}
+        """The rank of each slot that is not free."""
         self._free: set[int] = set()
         self._came: dict[str, _Came] = {}
         self._refused: dict[WorkerRank, _Refused] = {}
@@ -61,7 +62,7 @@ class RankSlots:
 
     def take(self, rank: WorkerRank, now_s: float) -> int | None:
         """Return a slot for a new rank; None if it is refused."""
-        slot = min(self._free, default=len(self._rank_of))
+        slot = min(self._free, default=len(self.rank_of))
         if slot > RANK_MAX:
             self._refuse(rank, f"{RANKS_MAX} ranks are known already", now_s)
             return None
@@ -72,7 +73,7 @@ class RankSlots:
             return None
         self._free.discard(slot)
         self._refused.pop(rank, None)
-        self._rank_of[slot] = rank
+        self.rank_of[slot] = rank
         return slot
 
     def _refuse(self, rank: WorkerRank, reason: str, now_s: float) -> None:
@@ -83,12 +84,13 @@ class RankSlots:
     def give_back(self, slot: int) -> None:
         """Drop the slot's rank from the index and free the slot."""
         self._index.drop(slot)
-        del self._rank_of[slot]
+        del self.rank_of[slot]
         self._free.add(slot)
 
     def assign(self, rank_of: dict[int, WorkerRank]) -> None:
         """Assign exactly these slots; their ranks keep the index's blocks, all other slots are dropped."""
-        self._rank_of = dict(sorted(rank_of.items()))
+        self.rank_of.clear()
+        self.rank_of.update(sorted(rank_of.items()))
         self._free = set(range(max(rank_of, default=-1) + 1)) - rank_of.keys()
         self._refused.clear()
         for slot in range(RANKS_MAX):
@@ -97,19 +99,9 @@ class RankSlots:
             else:
                 self._index.drop(slot)
 
-    def rank_of(self, slot: int) -> WorkerRank:
-        """Return the rank of a slot."""
-        return self._rank_of[slot]
-
-    def held_by(self, slot: int) -> WorkerRank | None:
-        """Return the rank that has the slot; None if it is free."""
-        return self._rank_of.get(slot)
-
-    def prefix(self, sequence_hash: int, limit: int) -> PrefixView | None:
-        """Return the holders of a block and at most `limit` of its children; None if the block is unknown."""
+    def prefix(self, sequence_hash: int, limit: int) -> PrefixView:
+        """Return the holders of a block and at most `limit` of its children; an unknown block has neither."""
         holders, children = self._index.holders(sequence_hash), self._index.children(sequence_hash)
-        if not holders and not children:
-            return None
         return PrefixView(
             sequence_hash=sequence_hash,
             holders=tuple(
@@ -118,7 +110,7 @@ class RankSlots:
                     dp_rank=rank.dp_rank,
                     media=tuple(tier.name.lower() for tier in TIERS if bits >> tier & 1),
                 )
-                for rank, bits in sorted((self._rank_of[slot], bits) for slot, bits in holders.items())
+                for rank, bits in sorted((self.rank_of[slot], bits) for slot, bits in holders.items())
             ),
             children_total=len(children),
             children=tuple(children[:limit]),
@@ -131,7 +123,7 @@ class RankSlots:
             del self._came[next(iter(self._came))]
         capacity_blocks = min(capacity_blocks, U32_LIMIT - 1)
         self._came[worker_id] = _Came(capacity_blocks, instance)
-        for slot, rank in self._rank_of.items():
+        for slot, rank in self.rank_of.items():
             if rank.worker_id == worker_id:
                 self._index.register(slot, capacity_blocks)
 

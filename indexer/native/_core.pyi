@@ -2,8 +2,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from typing_extensions import Buffer
 
-from indexer.index.outline import OutlineNode, OutlineOrder, PassedRequest
-from indexer.index.prefix_index import Hashes
+from indexer.index.prefix_index import Hashes, OutlineNode, OutlineOrder, PassedRequest
 from kv_protocol.events import Tier
 from kv_protocol.hashing import Hashing
 from kv_protocol.recovery import BlockColumns

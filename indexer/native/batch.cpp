@@ -1,5 +1,5 @@
-// Messages of canonical batches (kv_protocol/codec.py): all of a message is checked before anything of it is applied. What is
-// wrong the codec says.
+// Messages of canonical batches (kv_protocol/codec.py). A whole message is checked before anything of it is applied; only
+// the codec names the fault.
 #include <algorithm>
 #include <cstring>
 
@@ -33,7 +33,7 @@ struct Head {
     }
 };
 
-// The number of batches in a message of which all are right.
+// The number of batches in a message; throws Malformed unless all are right.
 u32 checked_count(const u8* data, std::size_t size) {
     const u32 count = size < kCountBytes || size > kMessageBytesMax ? 0 : read<u16>(data);
     std::size_t at = kCountBytes;

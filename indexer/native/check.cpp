@@ -1,5 +1,5 @@
-// What in a tree contradicts itself. Nothing does, or it is our bug: tests and the fuzzer ask after every few changes.
-// All runs are walked once, and what is counted on the way is compared with what the tree has counted for itself.
+// Finds contradictions in a tree; each is a bug of the tree. Tests and the fuzzer ask after every few changes. All runs
+// are walked once, and what is counted on the way is compared with the tree's own counts.
 #include <cstring>
 
 #include "tree.hpp"
@@ -114,7 +114,7 @@ private:
         }
     }
 
-    // The map, the runs, the extents and the bytes are as many as are said.
+    // The map, the runs, the extents and the bytes are as many as the tree has counted.
     void check_totals() {
         expect(blocks_ == tree_.map_.size(), "the map's size is not the number of blocks", blocks_);
         expect(runs_ == tree_.runs_.size(), "runs are miscounted", runs_);

@@ -1,5 +1,4 @@
-// Words that every part of the native tree uses: numbers of things, the mixing function, errors, and what time and
-// memory it was given. No part knows Python but module.cpp and the files that bind.
+// What every part of the native tree uses: types and constants, the mixing function, limits and errors.
 #pragma once
 
 #include <cstddef>
@@ -44,8 +43,8 @@ void append(std::string& bytes, T value) {
 }
 
 struct Limits {
-    u32 parked_blocks_max = 65'536;  // more that wait for an unknown parent are no disorder, but a loss, which a repair mends
-    double parked_ttl_s = 5.0;       // until a rank is repaired: a publisher sends a refused message again within a second
+    u32 parked_blocks_max = 65'536;  // beyond it messages were lost, not reordered: the rank is repaired
+    double parked_ttl_s = 5.0;       // then the rank is repaired; a publisher sends a refused message again within a second
     u64 memory_bytes_max = 0;  // 0: none
     u64 seed = 0;              // of the map from hashes to blocks, so that clients cannot choose hashes that collide
 };
@@ -57,7 +56,7 @@ struct Holder {
     u32 code() const { return rank << 2 | tier; }
 };
 
-// Bytes that are not what they should be; nothing was changed because of them.
+// Bytes that cannot be read; nothing was changed.
 struct Malformed : std::runtime_error {
     Malformed(u64 at, const std::string& why) : std::runtime_error(why), offset(at), reason(why) {}
     u64 offset;
@@ -73,8 +72,8 @@ struct IndexFull : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-// What all parts of one tree have taken, and may take. Where much is taken, a little is left for what a change of holders
-// may cost besides: a digest, a set, two runs.
+// The memory that all parts of one tree take, and its limit. `fits_much` leaves a little for what a change of holders may
+// cost besides: a digest, a set, two runs.
 struct Budget {
     static constexpr u64 kLittle = 8192;
 

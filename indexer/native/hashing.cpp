@@ -10,10 +10,6 @@
 
 #include "common.hpp"
 
-#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#undef KV_HAVE_XXHASH  // tokens and hashes are read and written as they lie in memory
-#endif
-
 #ifdef KV_HAVE_XXHASH
 #define XXH_INLINE_ALL
 #include <xxhash.h>

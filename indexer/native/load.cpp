@@ -79,7 +79,7 @@ std::size_t Tree::load_chain(u32 rank, const ColumnsView& rows, std::size_t at, 
             after.refused_blocks = std::max(after.refused_blocks, counters_.refused_blocks);
         }
     }
-    counters_.parent_conflicts = after.parent_conflicts;  // a row is one thing told, on whatever tiers
+    counters_.parent_conflicts = after.parent_conflicts;  // a row counts once, on however many tiers it is
     counters_.refused_blocks = after.refused_blocks;
     if (is_new_parent) {
         wake(parent, now_s);

@@ -33,18 +33,24 @@ void translate(const std::exception_ptr& thrown, void*) {
 }  // namespace kv
 
 NB_MODULE(_core, module) {
+    using kv::Outline;
     using kv::PyTree;
     const kv::Limits limits;
     module.doc() = "Native core of the prefix index.";
     nb::register_exception_translator(kv::translate);
-    nb::class_<kv::PyOutline>(module, "Outline")
-        .def("find", &kv::PyOutline::find, "last"_a)
-        .def("children", &kv::PyOutline::children, "node"_a.none(), "order_by"_a, "offset"_a, "limit"_a)
-        .def("path", &kv::PyOutline::path, "node"_a, "limit"_a)
-        .def("child_count", &kv::PyOutline::child_count, "node"_a.none())
-        .def_prop_ro("blocks", &kv::PyOutline::blocks)
-        .def_prop_ro("skipped_blocks", &kv::PyOutline::skipped_blocks)
-        .def("__len__", &kv::PyOutline::size);
+    nb::class_<Outline>(module, "Outline")
+        .def("find", [](const Outline& outline, kv::u64 last) {
+            const kv::u32 node = outline.find(last);
+            return node == kv::kNone ? std::nullopt : std::optional<kv::u32>(node);
+        }, "last"_a)
+        .def("children", &kv::outline_children, "node"_a.none(), "order_by"_a, "offset"_a, "limit"_a)
+        .def("path", &kv::outline_path, "node"_a, "limit"_a)
+        .def("child_count", [](const Outline& outline, std::optional<kv::u32> node) {
+            return outline.child_count(node.value_or(kv::kNone));
+        }, "node"_a.none())
+        .def_prop_ro("blocks", &Outline::blocks)
+        .def_prop_ro("skipped_blocks", &Outline::skipped_blocks)
+        .def("__len__", &Outline::size);
     nb::class_<PyTree>(module, "Tree")
         .def(nb::init<kv::u32, double, kv::u64, kv::u64>(), nb::kw_only(), "parked_blocks_max"_a = limits.parked_blocks_max,
              "parked_ttl_s"_a = limits.parked_ttl_s, "memory_bytes_max"_a = limits.memory_bytes_max, "seed"_a = limits.seed)

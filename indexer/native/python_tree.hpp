@@ -1,7 +1,5 @@
-// A tree as Python holds it: arguments in, answers out, one lock.
-//
-// It may be used from several threads: each call holds the lock, and lets go of the interpreter's where it takes long, or has
-// to wait. What is read meanwhile cannot change: it is bytes, or a copy.
+// A tree for Python, which several threads may use: each call holds the tree's lock, and releases the interpreter's where it
+// takes long or has to wait. Arguments that are read meanwhile cannot change: they are bytes, or a copy.
 #pragma once
 
 #include <chrono>
@@ -29,7 +27,7 @@ namespace kv {
 
 namespace nb = nanobind;
 
-// Callers have checked what came from outside: here a wrong argument is a bug, and raises the language's errors.
+// Callers have checked what came from outside. A wrong argument is a bug, and raises a ValueError or a TypeError.
 
 // Sequence hashes: `bytes`, which are read where they lie, or a sequence of numbers, no other buffer; valid while this lives.
 class HashesIn {
@@ -86,54 +84,36 @@ inline u32 checked_tier(u32 tier) {
     return tier;
 }
 
-// An outline as Python holds it, which never changes: nodes are `OutlineNode`s of indexer/index/outline.py.
-class PyOutline {
-public:
-    explicit PyOutline(Outline outline) : outline_(std::move(outline)) {}
-
-    std::optional<u32> find(u64 last) const {
-        const u32 node = outline_.find(last);
-        return node == kNone ? std::nullopt : std::optional<u32>(node);
+// Nodes of an outline as Python's: `OutlineNode`s of indexer/index/prefix_index.py.
+inline nb::module_ index_words() { return nb::module_::import_("indexer.index.prefix_index"); }
+inline nb::list outline_nodes(const std::vector<OutlineNode>& rows) {
+    const nb::object type = index_words().attr("OutlineNode");
+    nb::list found;
+    for (const OutlineNode& of : rows) {
+        found.append(type(of.first, of.last, of.blocks, of.subtree_blocks, of.depth_blocks, of.children, of.heat,
+                          of.used_s, of.stored_s));
     }
+    return found;
+}
 
-    nb::list children(std::optional<u32> node, nb::handle order, u64 offset, u64 limit) const {
-        const auto by = nb::cast<u32>(words().attr("OUTLINE_ORDERS").attr("index")(order));
-        std::vector<OutlineNode> rows;
-        {
-            const nb::gil_scoped_release unlocked;
-            rows = outline_.children(node.value_or(kNone), static_cast<OutlineOrder>(by), offset, limit);
-        }
-        return nodes(rows);
+inline nb::list outline_children(const Outline& outline, std::optional<u32> node, nb::handle order, u64 offset, u64 limit) {
+    const auto by = nb::cast<u32>(index_words().attr("OUTLINE_ORDERS").attr("index")(order));
+    std::vector<OutlineNode> rows;
+    {
+        const nb::gil_scoped_release unlocked;
+        rows = outline.children(node.value_or(kNone), static_cast<OutlineOrder>(by), offset, limit);
     }
+    return outline_nodes(rows);
+}
 
-    // The nodes from `node` up, at most `limit`.
-    nb::list path(u32 node, u64 limit) const {
-        std::vector<OutlineNode> rows;
-        for (; node != kNone && rows.size() < limit; node = outline_.at(node).parent) {
-            rows.push_back(outline_.at(node));
-        }
-        return nodes(rows);
+// The nodes from `node` up, at most `limit`.
+inline nb::list outline_path(const Outline& outline, u32 node, u64 limit) {
+    std::vector<OutlineNode> rows;
+    for (; node != kNone && rows.size() < limit; node = outline.at(node).parent) {
+        rows.push_back(outline.at(node));
     }
-
-    u32 child_count(std::optional<u32> node) const { return outline_.child_count(node.value_or(kNone)); }
-    u64 blocks() const { return outline_.blocks(); }
-    u64 skipped_blocks() const { return outline_.skipped_blocks(); }
-    u64 size() const { return outline_.size(); }
-
-private:
-    static nb::module_ words() { return nb::module_::import_("indexer.index.outline"); }
-    static nb::list nodes(const std::vector<OutlineNode>& rows) {
-        const nb::object type = words().attr("OutlineNode");
-        nb::list found;
-        for (const OutlineNode& of : rows) {
-            found.append(type(of.first, of.last, of.blocks, of.subtree_blocks, of.depth_blocks, of.children, of.heat,
-                              of.used_s, of.stored_s));
-        }
-        return found;
-    }
-
-    Outline outline_;
-};
+    return outline_nodes(rows);
+}
 
 class PyTree {
 public:
@@ -174,9 +154,6 @@ public:
     }
 
     void repair(u32 rank, const nb::bytes& buckets, const nb::iterable& chunks, double now_s) {
-        if (buckets.size() != Digest::kBuckets / 8) {
-            throw nb::value_error("buckets: not a bit for each");
-        }
         const Rows rows(chunks);
         const nb::gil_scoped_release unlocked;
         locked()->repair(rank, bytes_of(buckets), rows.views, now_s);
@@ -274,7 +251,7 @@ public:
     }
 
     // Others get the lock between two slices: a mutex is not fair, so that this thread rests for as long as it takes to wake one.
-    PyOutline outline(const std::vector<std::tuple<u64, double, double>>& requests) {
+    Outline outline(const std::vector<std::tuple<u64, double, double>>& requests) {
         std::vector<PassedRequest> passed;
         for (const auto& [hash, heat, used_s] : requests) {
             passed.push_back({hash, heat, used_s});
@@ -288,7 +265,7 @@ public:
             made.warm(*locked(), passed.data() + at, std::min<std::size_t>(Outline::kSliceRequests, passed.size() - at));
         }
         made.lay_out();
-        return PyOutline(std::move(made));
+        return made;
     }
 
     std::set<u32> overfull() { return locked()->overfull(); }
@@ -339,9 +316,6 @@ private:
                 const nb::bytes parents = nb::cast<nb::bytes>(chunk.attr("parents"));
                 const nb::bytes hashes = nb::cast<nb::bytes>(chunk.attr("hashes"));
                 const nb::bytes tiers = nb::cast<nb::bytes>(chunk.attr("tiers"));
-                if (parents.size() != sizeof(u64) * tiers.size() || hashes.size() != parents.size()) {
-                    throw nb::value_error("columns: parents, hashes and tiers do not belong together");
-                }
                 views.push_back({bytes_of(parents), bytes_of(hashes), bytes_of(tiers), tiers.size()});
                 kept.insert(kept.end(), {parents, hashes, tiers});
             }

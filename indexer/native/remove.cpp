@@ -1,4 +1,4 @@
-// Removals and clears: a rank gives up blocks, and a run that has neither holders nor children is erased.
+// Removals and clears: a rank no longer holds blocks, and a run that has neither holders nor children is erased.
 #include <algorithm>
 
 #include "tree.hpp"

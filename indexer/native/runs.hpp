@@ -12,6 +12,8 @@
 // long as its extent and its holders allow. Numbers of blocks stay the same through both.
 #pragma once
 
+#include <algorithm>
+
 #include "blocks.hpp"
 #include "buffer.hpp"
 #include "common.hpp"
@@ -57,36 +59,198 @@ public:
     u64 bytes() const { return (u64{live_} + 1) * sizeof(Run); }
 
     // A run without blocks or a place in the tree; its `set` is referred to.
-    u32 add(u32 extent, u32 begin, u32 set, double now_s);
+    u32 add(u32 extent, u32 begin, u32 set, double now_s) {
+        u32 made = free_;
+        if (made != kNone) {
+            free_ = runs_[made].next;
+        } else {
+            runs_.reserve(std::size_t{numbers_} + 1);
+            made = numbers_++;
+        }
+        budget_->used += sizeof(Run);
+        sets_->acquire(set);
+        runs_[made] = Run{begin, 0, extent, kRoot, 0, 0, 0, 0, set, 0, now_s};
+        ++live_;
+        return made;
+    }
+
     // A run without a place in the tree is no more.
-    void remove(u32 run);
+    void remove(u32 run) {
+        sets_->release(runs_[run].set);
+        runs_[run] = Run{};
+        runs_[run].next = free_;
+        free_ = run;
+        --live_;
+        budget_->used -= sizeof(Run);
+    }
+
     // The run hangs on the last block of `parent`.
-    void link(u32 run, u32 parent);
-    void unlink(u32 run);
+    void link(u32 run, u32 parent) {
+        Run& own = runs_[run];
+        Run& above = runs_[parent];
+        own.parent = parent;
+        own.previous = 0;
+        own.next = above.first_child;
+        if (above.first_child != 0) {
+            runs_[above.first_child].previous = run;
+        }
+        above.first_child = run;
+        ++above.child_count;
+    }
+
+    void unlink(u32 run) {
+        const Run& own = runs_[run];
+        if (own.previous != 0) {
+            runs_[own.previous].next = own.next;
+        } else {
+            runs_[own.parent].first_child = own.next;
+        }
+        if (own.next != 0) {
+            runs_[own.next].previous = own.previous;
+        }
+        --runs_[own.parent].child_count;
+    }
+
     // The run has other holders; merge afterwards.
-    void set_holders(u32 run, u32 set);
+    void set_holders(u32 run, u32 set) {
+        sets_->acquire(set);
+        sets_->release(runs_[run].set);
+        runs_[run].set = set;
+    }
 
     struct Halves {
         u32 head, tail;
     };
+
     // The run is two: its first `count` blocks, which are not all of them, and the others.
-    Halves split(u32 run, u32 count);
+    // The shorter half gets the new number, unless that would mean telling many children.
+    Halves split(u32 run, u32 count) {
+        const u32 made = add(runs_[run].extent, runs_[run].begin, runs_[run].set, runs_[run].last_stored_s);
+        Run& own = runs_[run];
+        Run& part = runs_[made];
+        if (own.length - count < count && own.child_count <= kFewChildren) {
+            part.begin = own.begin + count;
+            part.length = own.length - count;
+            own.length = count;
+            adopt_children(made, run);
+            link(made, run);
+            relabel(part, made);
+            return {run, made};
+        }
+        part.length = count;
+        part.is_parent_unknown = own.is_parent_unknown;
+        replace(run, made);
+        own.begin += count;
+        own.length -= count;
+        own.is_parent_unknown = 0;
+        link(run, made);
+        relabel(part, made);
+        return {made, run};
+    }
+
     // Part of the run is a run of its own, whose number is returned.
-    u32 isolate(u32 run, u32 offset, u32 length);
+    u32 isolate(u32 run, u32 offset, u32 length) {
+        if (offset != 0) {
+            run = split(run, offset).tail;
+        }
+        return length < runs_[run].length ? split(run, length).head : run;
+    }
+
     // The run is one with its parent and with its only child, where they are alike and lie in a row.
-    void merge_around(u32 run);
-    void merge_with_child(u32 run);
+    void merge_around(u32 run) {
+        const u32 parent = runs_[run].parent;
+        merge_with_child(run);
+        merge_with_child(parent);
+    }
+
+    void merge_with_child(u32 run) {
+        const Run& own = runs_[run];
+        if (run != kRoot && own.child_count == 1) {
+            const Run& child = runs_[own.first_child];
+            if (child.set == own.set && child.extent == own.extent && child.begin == own.end()) {
+                merge(run, own.first_child);
+            }
+        }
+    }
+
     // Whether `block` lies behind the first block of `run`, or is it.
-    bool is_behind(u32 block, u32 run) const;
-    void reset();
+    bool is_behind(u32 block, u32 run) const {
+        u32 at = of(block);
+        while (at != kRoot && at != run) {
+            at = runs_[at].parent;
+        }
+        return at == run;
+    }
+
+    void reset() {
+        budget_->used -= numbers_ == 0 ? 0 : bytes();
+        runs_.release();
+        runs_.reserve(1);
+        runs_[kRoot] = Run{};
+        numbers_ = 1;
+        live_ = 0;
+        free_ = kNone;
+        budget_->used += bytes();
+    }
 
 private:
     static constexpr u32 kFewChildren = 4;
 
-    u32 merge(u32 parent, u32 child);
-    void adopt_children(u32 run, u32 from);
-    void replace(u32 old, u32 run);
-    void relabel(const Run& part, u32 run);
+    // Make `parent` and its only child one; return its number.
+    u32 merge(u32 parent, u32 child) {
+        Run& above = runs_[parent];
+        Run& below = runs_[child];
+        if (below.length <= above.length && below.child_count <= kFewChildren) {
+            relabel(below, parent);
+            above.length += below.length;
+            above.last_stored_s = std::max(above.last_stored_s, below.last_stored_s);
+            adopt_children(parent, child);
+            remove(child);
+            return parent;
+        }
+        relabel(above, child);
+        replace(parent, child);
+        below.begin = above.begin;
+        below.length += above.length;
+        below.is_parent_unknown = above.is_parent_unknown;
+        below.last_stored_s = std::max(above.last_stored_s, below.last_stored_s);
+        remove(parent);
+        return child;
+    }
+
+    // The children of `from` are those of `run`, which has none.
+    void adopt_children(u32 run, u32 from) {
+        runs_[run].first_child = runs_[from].first_child;
+        runs_[run].child_count = runs_[from].child_count;
+        runs_[from].first_child = 0;
+        runs_[from].child_count = 0;
+        for (u32 child = runs_[run].first_child; child != 0; child = runs_[child].next) {
+            runs_[child].parent = run;
+        }
+    }
+
+    // `run` takes the place of `old` among its siblings.
+    void replace(u32 old, u32 run) {
+        const Run& was = runs_[old];
+        Run& own = runs_[run];
+        own.parent = was.parent;
+        own.next = was.next;
+        own.previous = was.previous;
+        if (was.previous != 0) {
+            runs_[was.previous].next = run;
+        } else {
+            runs_[was.parent].first_child = run;
+        }
+        if (was.next != 0) {
+            runs_[was.next].previous = run;
+        }
+    }
+
+    void relabel(const Run& part, u32 run) {
+        for (u32 block = part.begin; block < part.end(); ++block) {
+            blocks_->set_run(block, run);
+        }
+    }
 
     Budget* budget_;
     Blocks* blocks_;

@@ -1,5 +1,5 @@
 // The whole state as bytes: the body of a snapshot, in the format of indexer/index/snapshot.py, where the frame around it
-// is made and checked. What is read is believed in nothing: every count is held against the bytes that are left.
+// is made and checked. A body is not trusted: every count is checked against the bytes that are left.
 #include <cmath>
 #include <cstring>
 #include <unordered_map>
@@ -63,7 +63,7 @@ std::string Tree::snapshot() const {
     return body;
 }
 
-// Builds a fresh tree from a body; whatever it throws, nothing but that tree is lost.
+// Builds a new tree from a body; if it throws, that tree must not be used.
 class SnapshotReader {
 public:
     SnapshotReader(Tree& tree, const u8* data, std::size_t size, double now_s)

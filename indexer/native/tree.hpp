@@ -1,10 +1,10 @@
-// The native prefix index: what indexer/index/prefix_index.py promises, over blocks, a map, sets and runs. It knows no
-// Python and takes no lock; its owner does both.
+// The native prefix index, as indexer/index/prefix_index.py describes it, made of blocks, a map, sets and runs. It knows
+// nothing of Python and takes no lock: `PyTree` does.
 //
 //     tree.cpp      ranks, and the tree as a whole          match.cpp   how much of a prefix each rank holds
 //     store.cpp     stores                                  walk.cpp    dumps, and walks for people
-//     remove.cpp    removals and clears                     check.cpp   what contradicts itself
-//     load.cpp      dumps coming in                         snapshot.cpp    the whole state as bytes
+//     remove.cpp    removals and clears                     check.cpp   finds contradictions
+//     load.cpp      dumps and repairs                       snapshot.cpp    the whole state as bytes
 //     batch.cpp     messages of canonical batches           outline.cpp     its shape, for people
 #pragma once
 
@@ -58,7 +58,7 @@ public:
     const Counters& counters() const { return counters_; }
     const ParkedBlocks& parked() const { return parked_; }
 
-    // facts: UnknownRank where the rank is not known, and then nothing has changed
+    // changes; for an unknown rank they throw UnknownRank and change nothing
     void add_rank(u32 rank, u64 capacity_blocks);
     std::size_t store(u32 rank, const u64* parent, const u64* hashes, std::size_t count, u32 tier, double now_s);
     void remove(u32 rank, const u64* hashes, std::size_t count, u32 tier);
@@ -71,10 +71,10 @@ public:
     std::size_t apply_batch(u32 rank, const u8* data, std::size_t size, double now_s);
     std::set<u32> expire(double now_s) { return parked_.expire(now_s); }
 
-    // answers
+    // queries
     // writes 4 rows of `columns` depths; returns how many blocks at least one rank reaches on some tier
     u32 match(const u64* hashes, std::size_t count, std::int32_t* out, std::size_t columns) const;
-    // their places in the map are about to be looked at
+    // fetches their places in the map, which are looked at next
     void prefetch(const u64* hashes, std::size_t count) const;
     u32 rank_numbers() const { return ranks_.numbers(); }
     const Digest* digest(u32 rank, u32 tier) const;
@@ -169,8 +169,8 @@ private:
     std::vector<u64> aligned_;  // hashes of the event at hand
 };
 
-// `made`, a new tree, gets the state of a snapshot's body and the counters of `old`. Throws Malformed or IndexFull, and then
-// `made` is of no use.
+// Gives `made`, a new tree, the state of a snapshot's body and the counters of `old`. Throws Malformed or IndexFull; then
+// `made` must not be used.
 void restore(Tree& made, const Tree& old, const u8* data, std::size_t size, double now_s);
 
 // How many of the first `count` hashes are the same.

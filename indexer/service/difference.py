@@ -15,12 +15,12 @@ A differing block is *missing* in the index, *surplus* there, on other *media*, 
 """
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
+from indexer.follow.checkpoint import RankState
 from indexer.follow.question import AnsweredState
-from indexer.follow.rank_state import RankState
 from kv_protocol import codec
 from kv_protocol.digest import SetDigest, TierDigest
 from kv_protocol.errors import MalformedMessage
@@ -124,15 +124,30 @@ def compare(
     examples_max: int = 10,
 ) -> RankVerdict:
     """Return the verdict; `tail` has the messages of the stream between the index and the mirror."""
-    verdict = _equal(rank, index, mirror)
+
+    def told(verdict: Verdict, reason: str = "", **found: Any) -> RankVerdict:  # noqa: ANN401 - as the struct has them
+        return RankVerdict(
+            worker_id=rank.worker_id,
+            dp_rank=rank.dp_rank,
+            verdict=verdict,
+            reason=reason,
+            stale=index.stale if index else "",
+            index_epoch=index.epoch if index else 0,
+            index_seq=index.seq if index else 0,
+            mirror_epoch=mirror.epoch if mirror else 0,
+            mirror_seq=mirror.last_seq if mirror else 0,
+            blocks=index.block_counts if index else {},
+            **found,
+        )
+
     if index is None:
-        return _replaced(verdict, "unknown", "the index does not know it")
+        return told("unknown", "the index does not know it")
     if mirror is None:
-        return _replaced(verdict, "unanswered", "its mirror does not answer")
+        return told("unanswered", "its mirror does not answer")
     if index.epoch != mirror.epoch:
-        return _replaced(verdict, "other_epoch", "they are in different epochs of the stream")
+        return told("other_epoch", "they are in different epochs of the stream")
     if index.seq > mirror.last_seq:
-        return _replaced(verdict, "beyond", "the index is ahead of its mirror")
+        return told("beyond", "the index is ahead of its mirror")
     held = _held_of(index.chunks)
     digests = zip(index.digests, _digests(held), strict=True)
     wrong = [kept.tier.name.lower() for kept, computed in digests if kept != computed]
@@ -140,35 +155,17 @@ def compare(
         batches = (batch for message in tail for batch in codec.decode_message(message))
         reached = _advance(held, batches, index.epoch, index.seq, mirror.last_seq)
     except MalformedMessage as error:
-        return _replaced(verdict, "behind", f"the batches between cannot be read: {error}")
+        return told("behind", f"the batches between cannot be read: {error}")
     if reached < mirror.last_seq:
-        return _replaced(verdict, "behind", f"the batches between are not kept, from {reached + 1} on")
+        return told("behind", f"the batches between are not kept, from {reached + 1} on")
     differences = _differences(held, _held_of(mirror.chunks))
     counts = {kind: len(found) for kind in KINDS if (found := differences[kind])}
     if not counts:
         reason = f"the index's own digest is not that of its blocks: {', '.join(wrong)}"
-        return _replaced(verdict, "digest", reason) if wrong else verdict
+        return told("digest", reason) if wrong else told("equal")
     examples = tuple(each for kind in KINDS for each in differences[kind][:examples_max])
-    differing = _replaced(verdict, "differs", ", ".join(f"{count} {kind}" for kind, count in counts.items()))
-    return msgspec.structs.replace(differing, counts=counts, examples=examples)
-
-
-def _equal(rank: WorkerRank, index: RankState | None, mirror: AnsweredState | None) -> RankVerdict:
-    return RankVerdict(
-        worker_id=rank.worker_id,
-        dp_rank=rank.dp_rank,
-        verdict="equal",
-        stale=index.stale if index else "",
-        index_epoch=index.epoch if index else 0,
-        index_seq=index.seq if index else 0,
-        mirror_epoch=mirror.epoch if mirror else 0,
-        mirror_seq=mirror.last_seq if mirror else 0,
-        blocks=index.block_counts if index else {},
-    )
-
-
-def _replaced(verdict: RankVerdict, word: Verdict, reason: str) -> RankVerdict:
-    return msgspec.structs.replace(verdict, verdict=word, reason=reason)
+    reason = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+    return told("differs", reason, counts=counts, examples=examples)
 
 
 def _digests(held: Held) -> list[TierDigest]:

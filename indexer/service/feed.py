@@ -1,6 +1,6 @@
 """Feeds the fold from the log: batches, heartbeats, answers and ticks in, questions out.
 
-    start   restore the best snapshot (`snapshot_store.py`), then read the log after it; without one, all of it
+    start   read the log behind what the fold has: behind the snapshot that it was restored from, or all of it
     ready   once the feed has read up to the end that the log had at the start
 
 A part of a process: `run` ticks. Only the feed applies facts, on the event loop, one after another: reads of the fold
@@ -13,24 +13,17 @@ from typing import NamedTuple
 
 import structlog
 
-from indexer.follow.checkpoint import Checkpoint
 from indexer.follow.fold import TICK_S, IndexFold
 from indexer.follow.inputs import (
-    AnswerArrived,
-    BatchSpan,
-    BytesRefused,
     Fact,
-    HeartbeatArrived,
-    LogFound,
-    LogLost,
+    LogConnected,
     Message,
-    MessageArrived,
     Question,
+    Received,
     WorkerCame,
     WorkerGone,
     read_message,
 )
-from indexer.service.snapshot_store import SnapshotStore
 from kv_protocol import fleet, recovery, subjects
 from kv_protocol.errors import LimitExceeded, MalformedMessage
 from kv_protocol.fleet import WorkerLeft, WorkerRegistered
@@ -38,7 +31,7 @@ from kv_protocol.fleet_gate import FleetEventRefused, FleetGate
 from kv_protocol.ids import WorkerRank, checked_dp_rank, checked_worker_id
 from kv_protocol.trace_context import event_trace
 from kv_runtime.clock import Clock
-from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage, Reading
+from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage, LogStreamState, Reading
 from kv_runtime.telemetry import RateLimitedLog
 from kv_runtime.tracing.service import EventTracing
 from kv_runtime.tracing.spans import Attributes, SpanData, TraceData
@@ -48,40 +41,6 @@ _NOT_APPLIED = ("never_heard", "refused", "resyncing", "behind")
 _SPAN_ID_BITS = 64
 
 _log = structlog.get_logger("indexer")
-
-
-class ApplyTracer:
-    """Writes a span for each message that the index applies, as a child of the agent's span `kv_events`.
-
-    The trace id and the parent's span id follow from the rank, the epoch and the first seq (`event_trace`).
-    """
-
-    def __init__(self, tracing: EventTracing) -> None:
-        self._tracing = tracing
-        self._bits = Random().getrandbits  # noqa: S311 - ids are no secrets
-        self.wall_ns = tracing.wall_ns
-
-    def done(self, rank: WorkerRank, batches: BatchSpan, came_ns: int, *, is_applied: bool) -> None:
-        """A message that came then was handed to the index.
-
-        Not `is_applied`: the index waits for an earlier one, is in a recovery, or has no use for its epoch.
-        """
-        ids = event_trace(rank, batches.epoch, batches.first_seq)
-        if not self._tracing.is_sampled(ids.trace_id):
-            return
-        attributes: Attributes = {
-            "messaging.system": "nats",
-            "messaging.operation.type": "process",
-            "messaging.batch.message_count": batches.last_seq - batches.first_seq + 1,
-            "kvrouter.worker": rank.worker_id,
-            "kvrouter.dp_rank": rank.dp_rank,
-            "kvrouter.first_seq": batches.first_seq,
-            "kvrouter.last_seq": batches.last_seq,
-            "kvrouter.outcome": "applied" if is_applied else "not_applied",
-        }
-        ended_ns = max(came_ns, self.wall_ns())
-        span = SpanData("apply", "consumer", self._bits(_SPAN_ID_BITS) or 1, came_ns, ended_ns, attributes)
-        self._tracing.send(TraceData(ids.trace_id, ids.span_id, (span,)))
 
 
 class LogPosition(NamedTuple):
@@ -99,20 +58,20 @@ class IndexFeed:
         fold: IndexFold,
         log: EventLog,
         clock: Clock,
-        snapshots: SnapshotStore,
         gate: FleetGate,
         *,
         logs_announced: bool = True,
-        tracer: ApplyTracer | None = None,
+        tracing: EventTracing | None = None,
     ) -> None:
         """Nothing is read yet.
 
         `logs_announced`: write log lines for refused fleet events and heartbeats; False if another reader of this
-        process writes them. `tracer`: None: messages are not traced. Messages from before the start never are.
+        process writes them. `tracing`: None: messages are not traced. Messages from before the start never are.
         """
-        self._tracer = tracer
+        self._tracing = tracing
+        self._random_bits = Random().getrandbits  # noqa: S311 - ids are no secrets
         self._logs_announced = logs_announced
-        self._fold, self._event_log, self._clock, self._snapshots = fold, log, clock, snapshots
+        self._fold, self._event_log, self._clock = fold, log, clock
         self.gate = gate
         self._refusals = RateLimitedLog(_log, clock)
         self._inbox = log.new_inbox()
@@ -131,25 +90,20 @@ class IndexFeed:
         self.freshness_s: dict[WorkerRank, float] = {}
         """By rank: the time from the engine's flush of its newest batch until that was applied."""
 
-    async def start(self) -> None:
-        """Restore a snapshot, if there is one; subscribe to answers, heartbeats, fleet events, and the log after it.
+    async def start(self, stream: LogStreamState, after_seq: int = 0) -> None:
+        """Subscribe to answers, heartbeats, fleet events, and to `stream`, the events, behind `after_seq`.
 
         Raises:
-            BrokerUnavailable: no server, or no streams. Unreadable snapshots are skipped.
+            BrokerUnavailable: no server, or no streams.
         """
-        stream = await self._event_log.stream_state(subjects.EVENTS_STREAM)
-        covered = await self._snapshots.restore(stream, self._restore)
         await self._event_log.listen(f"{self._inbox}.>", self._on_answer)
         await self._event_log.listen(subjects.HEARTBEAT_ALL, self._on_heartbeat)
         await self._event_log.follow(subjects.FLEET_STREAM, subjects.FLEET_ALL, self._on_fleet_event)
         reading = await self._event_log.follow(
-            subjects.EVENTS_STREAM, subjects.EVENTS_ALL, self._on_events, after_seq=covered, created=stream.created
+            subjects.EVENTS_STREAM, subjects.EVENTS_ALL, self._on_events, after_seq=after_seq, created=stream.created
         )
         self.log_position = LogPosition(reading.created, reading.delivered_seq)
         self._reading, self._target_seq, self._to_read = reading, stream.last_seq, reading.unread
-
-    def _restore(self, checkpoint: Checkpoint) -> None:
-        self._fold.restore(checkpoint, self._clock.now())
 
     def catching_up(self) -> str:
         """Return how much was read of what the log had at the start; empty once all of it was.
@@ -193,7 +147,7 @@ class IndexFeed:
         connected = self._event_log.is_connected
         if connected != self._was_connected:
             self._was_connected = connected
-            await self._apply(LogFound() if connected else LogLost())
+            await self._apply(LogConnected(connected))
 
     def _log_refused_ranks(self) -> None:
         refused = self._fold.refused_ranks()
@@ -227,20 +181,41 @@ class IndexFeed:
             read = read_message(message.data)
         except MalformedMessage as error:
             self._log_refusal(message, error)
-            await self._apply(BytesRefused(rank))
+            await self._apply(Received(rank, None))
             return
-        came_ns = 0 if self._tracer is None else self._tracer.wall_ns()
-        await self._apply(MessageArrived(rank, read))
+        came_ns = 0 if self._tracing is None else self._tracing.wall_ns()
+        await self._apply(Received(rank, read))
         self._trace(rank, read, came_ns)
         if read.engine_time_ns:
             self.freshness_s[rank] = max(0.0, (self._clock.wall_ns() - read.engine_time_ns) / 1e9)
 
     def _trace(self, rank: WorkerRank, read: Message, came_ns: int) -> None:
-        if self._tracer is None or read.span is None or self.catching_up():
+        """Write a span for a message that came then, as a child of the agent's span `kv_events`.
+
+        The trace id and the parent's span id follow from the rank, the epoch and the first seq (`event_trace`). A
+        message is not applied while the index waits for an earlier one, is in a recovery, or has no use for its epoch.
+        """
+        tracing, batches = self._tracing, read.span
+        if tracing is None or batches is None or self.catching_up():
+            return
+        ids = event_trace(rank, batches.epoch, batches.first_seq)
+        if not tracing.is_sampled(ids.trace_id):
             return
         view = self._fold.overlap((), (rank,))[0]
-        is_applied = view.epoch == read.span.epoch and view.seq >= read.span.last_seq
-        self._tracer.done(rank, read.span, came_ns, is_applied=is_applied)
+        is_applied = view.epoch == batches.epoch and view.seq >= batches.last_seq
+        attributes: Attributes = {
+            "messaging.system": "nats",
+            "messaging.operation.type": "process",
+            "messaging.batch.message_count": batches.last_seq - batches.first_seq + 1,
+            "kvrouter.worker": rank.worker_id,
+            "kvrouter.dp_rank": rank.dp_rank,
+            "kvrouter.first_seq": batches.first_seq,
+            "kvrouter.last_seq": batches.last_seq,
+            "kvrouter.outcome": "applied" if is_applied else "not_applied",
+        }
+        ended_ns, span_id = max(came_ns, tracing.wall_ns()), self._random_bits(_SPAN_ID_BITS) or 1
+        span = SpanData("apply", "consumer", span_id, came_ns, ended_ns, attributes)
+        tracing.send(TraceData(ids.trace_id, ids.span_id, (span,)))
 
     async def _on_heartbeat(self, message: LogMessage) -> None:
         if (rank := self._rank_of(message)) is None:
@@ -250,7 +225,7 @@ class IndexFeed:
         except MalformedMessage as error:
             self._refuse(message, error, is_logged=self._logs_announced)
             return
-        await self._apply(HeartbeatArrived(rank, heartbeat))
+        await self._apply(Received(rank, heartbeat))
 
     async def _on_answer(self, message: LogMessage) -> None:
         *_, worker_id, dp_rank = message.subject.split(".")
@@ -260,7 +235,7 @@ class IndexFeed:
         except (MalformedMessage, LimitExceeded, ValueError) as error:
             self._refuse(message, error)
             return
-        await self._apply(AnswerArrived(rank, answer))
+        await self._apply(Received(rank, answer))
 
     async def _on_fleet_event(self, message: LogMessage) -> None:
         try:

@@ -25,19 +25,17 @@ Without a note a rank's state is exactly the fold of all messages up to that mom
 """
 
 import asyncio
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import structlog
 
 from indexer.follow.checkpoint import Checkpoint, RankCheckpoint, decode_checkpoint
 from indexer.follow.fold import IndexFold
-from indexer.follow.inputs import BytesRefused, MessageArrived, read_message
+from indexer.follow.inputs import Received, read_message
 from indexer.follow.status import FollowerStatistics
-from indexer.index.snapshot import unseal
 from indexer.service import wall_time
 from indexer.service.retention import SnapshotName
-from indexer.service.snapshot_store import UNREADABLE
+from indexer.service.snapshots import UNREADABLE, read_snapshot
 from kv_protocol import subjects
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.ids import WorkerRank
@@ -45,6 +43,8 @@ from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage, LogStr
 
 _STALL_S = 10.0
 """Reading fails if no message comes for so long."""
+_AHEAD_MAX = 64
+"""Messages that wait to be folded in."""
 
 _NOT_HEALED_BY_THE_LOG = ("resyncing", "overfull", "source")
 
@@ -54,22 +54,28 @@ _log = structlog.get_logger("indexer")
 
 
 class Moment(NamedTuple):
-    """The fold after message `stream_seq`, which the log stored at `time_ns`.
-
-    It was made from the named snapshot (empty: none) with these rank checkpoints, and `messages_read` messages after.
-    """
+    """The fold after message `stream_seq`, which the log stored at `time_ns`; made from `start`, or the log alone."""
 
     fold: IndexFold
     stream_seq: int
     time_ns: int
-    snapshot: str
-    rank_checkpoints: Mapping[WorkerRank, RankCheckpoint]
-    messages_read: int
+    start: Checkpoint | None
+
+    @property
+    def snapshot(self) -> str:
+        """The name of the snapshot that it was made from; empty: none."""
+        return str(SnapshotName(self.start.stream_seq, self.start.wall_ns)) if self.start else ""
+
+    @property
+    def messages_read(self) -> int:
+        """How many messages of the log it was made from."""
+        return self.stream_seq - (self.start.stream_seq if self.start else 0)
 
     def notes(self) -> dict[WorkerRank, list[str]]:
         """Return the notes on each rank."""
+        known = {each.rank: each for each in (self.start.ranks if self.start else ())}
         streams = self.fold.statistics().streams
-        return {rank: _notes(stream, self.rank_checkpoints.get(rank)) for rank, stream in streams.items()}
+        return {rank: _notes(stream, known.get(rank)) for rank, stream in streams.items()}
 
 
 def _notes(stream: FollowerStatistics, checkpoint: RankCheckpoint | None) -> list[str]:
@@ -142,10 +148,9 @@ async def moment_at(log: EventLog, seq: int, fold: IndexFold) -> Moment:
     if start is None and not (stream.first_seq <= 1 <= seq <= stream.last_seq):
         raise NotRetained("seq", seq, await past.oldest(), stream.last_seq)
     after_seq = start.stream_seq if start else 0
-    stretch = _LogReading(fold, after_seq, seq)
-    await stretch.read(log, stream.created)
-    time_ns = stretch.time_ns or (await past.available(seq, start.wall_ns if start else 0)).time_ns
-    return _moment(start, fold, seq, time_ns)
+    time_ns = await _fold_log(log, stream.created, fold, after_seq, seq)
+    time_ns = time_ns or (await past.available(seq, start.wall_ns if start else 0)).time_ns
+    return Moment(fold, seq, time_ns, start)
 
 
 async def named_snapshot(log: EventLog, name: str, fold: IndexFold) -> Moment:
@@ -165,7 +170,7 @@ async def named_snapshot(log: EventLog, name: str, fold: IndexFold) -> Moment:
         checkpoint = await _restore_named(bucket, name, fold) if name in names else None
     if checkpoint is None:
         raise SnapshotUnknown(f"snapshot: found {name}, allowed {', '.join([NEWEST, *names]) if names else 'none yet'}")
-    return _moment(checkpoint, fold, checkpoint.stream_seq, checkpoint.wall_ns)
+    return Moment(fold, checkpoint.stream_seq, checkpoint.wall_ns, checkpoint)
 
 
 async def _restore_named(bucket: ObjectBucket, name: str, fold: IndexFold) -> Checkpoint:
@@ -175,17 +180,6 @@ async def _restore_named(bucket: ObjectBucket, name: str, fold: IndexFold) -> Ch
     except UNREADABLE as error:
         raise SnapshotUnknown(f"snapshot: found {name}, which cannot be read: {error}") from error
     return checkpoint
-
-
-def _moment(start: Checkpoint | None, fold: IndexFold, seq: int, time_ns: int) -> Moment:
-    return Moment(
-        fold=fold,
-        stream_seq=seq,
-        time_ns=time_ns,
-        snapshot=str(SnapshotName(start.stream_seq, start.wall_ns)) if start else "",
-        rank_checkpoints={rank.rank: rank for rank in start.ranks} if start else {},
-        messages_read=seq - start.stream_seq if start else seq,
-    )
 
 
 class _Past:
@@ -237,61 +231,46 @@ class _Past:
 
     async def _read(self, name: SnapshotName) -> Checkpoint | None:
         try:
-            checkpoint = decode_checkpoint(await self._bucket.get(str(name)))
-            unseal(checkpoint.index)
+            checkpoint, _ = await read_snapshot(self._bucket, name)
         except UNREADABLE as error:
             _log.warning("snapshot_refused", name=str(name), reason=str(error))
             return None
-        ours = checkpoint.stream_created == self._stream.created and checkpoint.stream_seq == name.stream_seq
-        return checkpoint if ours else None
+        return checkpoint if checkpoint.stream_created == self._stream.created else None
 
 
-class _LogReading:
-    """Reads the messages behind `after_seq` up to `seq` into a fold."""
+async def _fold_log(log: EventLog, created: str, fold: IndexFold, after_seq: int, seq: int) -> int:
+    """Fold in the messages behind `after_seq` up to `seq`; return the time of the last one, 0 if there are none.
 
-    def __init__(self, fold: IndexFold, after_seq: int, seq: int) -> None:
-        self._fold, self._reached, self._seq = fold, after_seq, seq
-        self._moved = asyncio.Event()
-        self._lost = ""
-        self.time_ns = 0
-        """Of the last message."""
+    Raises:
+        BrokerUnavailable: one of them does not come.
+    """
+    stream, time_ns, number = subjects.EVENTS_STREAM, 0, after_seq
+    if after_seq == seq:
+        return 0
+    messages = asyncio.Queue[LogMessage](_AHEAD_MAX)
+    reading = await log.follow(stream, subjects.EVENTS_ALL, messages.put, after_seq=after_seq, created=created)
+    try:
+        for number in range(after_seq + 1, seq + 1):
+            async with asyncio.timeout(_STALL_S):
+                message = await messages.get()
+            if message.stream_seq != number:
+                came = f"message {number} was lost before it was read, {message.stream_seq} came"
+                raise BrokerUnavailable(f"{stream}: {came}")
+            _fold_in(fold, message)
+            time_ns = message.time_ns
+    except TimeoutError:
+        raise BrokerUnavailable(f"{stream}: nothing behind message {number - 1} in {_STALL_S:g} s") from None
+    finally:
+        await log.leave(reading)
+    return time_ns
 
-    async def read(self, log: EventLog, created: str) -> None:
-        """Fold all of them in; raise `BrokerUnavailable` if any of them does not come."""
-        if self._reached == self._seq:
-            return
-        stream = subjects.EVENTS_STREAM
-        reading = await log.follow(
-            stream, subjects.EVENTS_ALL, self._on_message, after_seq=self._reached, created=created
-        )
-        try:
-            while self._reached < self._seq and not self._lost:
-                self._moved.clear()
-                async with asyncio.timeout(_STALL_S):
-                    await self._moved.wait()
-        except TimeoutError:
-            raise BrokerUnavailable(f"{stream}: nothing behind message {self._reached} in {_STALL_S:g} s") from None
-        finally:
-            await log.leave(reading)
-        if self._lost:
-            raise BrokerUnavailable(f"{stream}: {self._lost}")
 
-    async def _on_message(self, message: LogMessage) -> None:
-        if self._reached == self._seq or self._lost:
-            return
-        if message.stream_seq == self._reached + 1:
-            self._fold_in(message)
-            self._reached, self.time_ns = message.stream_seq, message.time_ns
-        else:
-            self._lost = f"message {self._reached + 1} was lost before it was read, {message.stream_seq} came"
-        self._moved.set()
-
-    def _fold_in(self, message: LogMessage) -> None:
-        try:
-            rank = subjects.rank_of(message.subject)
-        except MalformedMessage:
-            return  # the message belongs to no rank
-        try:
-            self._fold.apply(MessageArrived(rank, read_message(message.data)), 0.0)
-        except MalformedMessage:
-            self._fold.apply(BytesRefused(rank), 0.0)
+def _fold_in(fold: IndexFold, message: LogMessage) -> None:
+    try:
+        rank = subjects.rank_of(message.subject)
+    except MalformedMessage:
+        return  # the message belongs to no rank
+    try:
+        fold.apply(Received(rank, read_message(message.data)), 0.0)
+    except MalformedMessage:
+        fold.apply(Received(rank, None), 0.0)

@@ -6,7 +6,7 @@ from typing import Self
 import aiohttp
 import msgspec
 
-from indexer.follow.rank_state import RankState, decode_state
+from indexer.follow.checkpoint import RankState, decode_state
 from kv_protocol.errors import UNDECODABLE, MalformedMessage
 from kv_protocol.ids import WorkerRank
 
@@ -17,21 +17,21 @@ class IndexUnavailable(Exception):
     """The index cannot be reached, or its answer is not that of an index."""
 
 
-class RankList(msgspec.Struct, frozen=True):
-    """The ranks in the index, and the refused ones with the reason."""
-
-    ranks: tuple[WorkerRank, ...]
-    refused: dict[str, str]
-
-
 class _RankRow(msgspec.Struct, frozen=True):
     worker_id: str
     dp_rank: int
 
 
-class _RankRows(msgspec.Struct, frozen=True):
-    ranks: list[_RankRow]
+class RankList(msgspec.Struct, frozen=True):
+    """The ranks in the index, and the refused ones with the reason."""
+
+    rows: list[_RankRow] = msgspec.field(name="ranks")
     refused: dict[str, str] = {}
+
+    @property
+    def ranks(self) -> list[WorkerRank]:
+        """The ranks."""
+        return [WorkerRank(each.worker_id, each.dp_rank) for each in self.rows]
 
 
 class IndexClient:
@@ -59,12 +59,11 @@ class IndexClient:
         """
         status, body = await self._get("/v1/ranks")
         try:
-            answer = msgspec.json.decode(body, type=_RankRows) if status == _OK else None
+            if status == _OK:
+                return msgspec.json.decode(body, type=RankList)
         except UNDECODABLE:
-            answer = None
-        if answer is None:
-            raise self._unavailable(f"found {status} at /v1/ranks", "a router's control plane or a stand-alone index")
-        return RankList(tuple(WorkerRank(each.worker_id, each.dp_rank) for each in answer.ranks), answer.refused)
+            pass
+        raise self._unavailable(f"found {status} at /v1/ranks", "a router's control plane or a stand-alone index")
 
     async def state(self, rank: WorkerRank) -> RankState | None:
         """Return the state of a rank at one moment; None if the index does not know it.

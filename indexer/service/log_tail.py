@@ -19,8 +19,6 @@ from kv_runtime.event_log import EventLog, LogMessage
 
 _EVENTS, _FLEET = subjects.EVENTS_STREAM, subjects.FLEET_STREAM
 
-OnLine = Callable[[Line], None]
-
 
 class StreamPosition(NamedTuple):
     """A place in the stream created at `created`: the message behind `seq` comes next."""
@@ -83,33 +81,29 @@ async def from_seq(log: EventLog, seq: int) -> TailStart:
     return then._replace(events=then.events._replace(seq=seq - 1))
 
 
-class LogTail:
-    """Calls `on_line` with each wanted line; the log's own part has to run."""
+async def follow(
+    log: EventLog, clock: Clock, wanted: TailFilter, start: TailStart, on_line: Callable[[Line], None]
+) -> None:
+    """Call `on_line` with each wanted line from `start` on, while the log's own part runs.
 
-    def __init__(self, log: EventLog, clock: Clock, wanted: TailFilter, on_line: OnLine) -> None:
-        self._event_log, self._clock, self._wanted, self._on_line = log, clock, wanted, on_line
+    Raises:
+        BrokerUnavailable: the log is away, or has no streams.
+    """
 
-    async def begin(self, start: TailStart) -> None:
-        """Begin to produce lines from there on.
-
-        Raises:
-            BrokerUnavailable: the log is away, or has no streams.
-        """
-        for stream, kind, position, on_message in (
-            (_FLEET, "fleet", start.fleet, self._on_fleet_event),
-            (_EVENTS, "events", start.events, self._on_events),
-        ):
-            subject = self._wanted.subject(kind)
-            await self._event_log.follow(stream, subject, on_message, after_seq=position.seq, created=position.created)
-        if self._wanted.heartbeats:
-            await self._event_log.listen(self._wanted.subject("heartbeat"), self._on_heartbeat)
-
-    async def _on_events(self, message: LogMessage) -> None:
+    async def on_events(message: LogMessage) -> None:
         for line in event_lines(message.subject, message.data, time_ns=message.time_ns, stream_seq=message.stream_seq):
-            self._on_line(line)
+            on_line(line)
 
-    async def _on_fleet_event(self, message: LogMessage) -> None:
-        self._on_line(fleet_line(message.subject, message.data, time_ns=message.time_ns, stream_seq=message.stream_seq))
+    async def on_fleet(message: LogMessage) -> None:
+        on_line(fleet_line(message.subject, message.data, time_ns=message.time_ns, stream_seq=message.stream_seq))
 
-    async def _on_heartbeat(self, message: LogMessage) -> None:
-        self._on_line(beat_line(message.subject, message.data, time_ns=self._clock.wall_ns()))
+    async def on_heartbeat(message: LogMessage) -> None:
+        on_line(beat_line(message.subject, message.data, time_ns=clock.wall_ns()))
+
+    for stream, kind, (created, seq), on_message in (
+        (_FLEET, "fleet", start.fleet, on_fleet),
+        (_EVENTS, "events", start.events, on_events),
+    ):
+        await log.follow(stream, wanted.subject(kind), on_message, after_seq=seq, created=created)
+    if wanted.heartbeats:
+        await log.listen(wanted.subject("heartbeat"), on_heartbeat)

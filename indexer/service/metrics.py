@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from indexer.follow.fold import FoldStatistics, IndexFold
 from indexer.service.feed import IndexFeed
-from indexer.service.snapshot_keeper import KeeperStatistics
+from indexer.service.snapshots import SnapshotStatistics
 from kv_protocol.events import TIERS
 from kv_runtime.telemetry import Family, by_name, counter, gauge
 
@@ -57,8 +57,8 @@ def index_families(fold: IndexFold, feed: IndexFeed) -> Iterator[Family]:
     yield from _count_families(statistics, feed)
 
 
-def keeper_families(statistics: KeeperStatistics) -> Iterator[Family]:
-    """Yield the families of a snapshot keeper: its counts, and the state at its last check."""
+def snapshot_families(statistics: SnapshotStatistics) -> Iterator[Family]:
+    """Yield the families of an index's snapshots: counts, and the state at the last check."""
     for name, meaning, count in (
         ("snapshots_written", "Snapshots written and read back", statistics.written_total),
         (

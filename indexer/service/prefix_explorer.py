@@ -1,6 +1,6 @@
 """The prefix tree of all ranks for people: pages of nodes, with how much lies behind each and which ranks hold it.
 
-An outline (`index/outline.py`) gives sizes and order. It is made on a thread, asked for again after `FRESH_S`, and
+An outline (`index/prefix_index.py`) gives sizes and order. It is made on a thread, asked for again after `FRESH_S`, and
 dropped `IDLE_S` after its last use. Holders are those of the moment of the question. That thread never holds the
 index's lock for longer than one slice of the outline or one node takes.
 """
@@ -14,11 +14,10 @@ import msgspec
 import numpy as np
 
 from indexer.follow.fold import IndexFold
-from indexer.index.outline import Outline, OutlineNode, OutlineOrder, PassedRequest
+from indexer.index.prefix_index import Outline, OutlineNode, OutlineOrder, PassedRequest
 from indexer.index.slots import RANKS_MAX
 from kv_protocol.codec import unpack_u64
 from kv_protocol.events import TIERS
-from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import Clock
 
 FRESH_S = 2.0
@@ -34,8 +33,6 @@ HeatSource = Callable[[], Awaitable[Sequence[PassedRequest]]]
 UsesSource = Callable[[Sequence[OutlineNode]], Sequence["NodeUse"]]
 """Returns how requests of late used each of the nodes."""
 _Depths = np.ndarray[tuple[int, int], np.dtype[np.int32]]
-_Holders = tuple[int, list[tuple[int, list[int]]]]
-"""How many ranks hold a node's first block; slot and depths of the deepest of them."""
 
 
 class TreeQuery(NamedTuple):
@@ -104,11 +101,11 @@ class _Made(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """A page before slots have names."""
+    """A page without times and uses; of each node, how many ranks hold its first block, and the deepest of them."""
 
     path: list[OutlineNode]
     total: int
-    nodes: list[tuple[OutlineNode, _Holders]]
+    nodes: list[tuple[OutlineNode, int, list[NodeHolder]]]
 
 
 class PrefixExplorer:
@@ -131,9 +128,7 @@ class PrefixExplorer:
         """Return the page; None if the index has no block `behind`, or it is newer than the outline."""
         made = await self._current()
         found = await asyncio.to_thread(_found, self._fold, made.outline, query)
-        if found is None:
-            return None
-        return self._shown(made, query, found)
+        return None if found is None else self._shown(made, query, found)
 
     async def _current(self) -> _Made:
         async with self._making:
@@ -155,7 +150,7 @@ class PrefixExplorer:
 
     def _shown(self, made: _Made, query: TreeQuery, found: _Found) -> TreePage:
         now_s, outline = self._clock.now(), made.outline
-        uses = [None] * len(found.nodes) if self._uses is None else self._uses([node for node, _ in found.nodes])
+        uses = [None] * len(found.nodes) if self._uses is None else self._uses([node for node, *_ in found.nodes])
         return TreePage(
             outline={
                 "age_s": round(now_s - made.at_s, 3),
@@ -170,33 +165,23 @@ class PrefixExplorer:
             total=found.total,
             offset=query.offset,
             nodes=[
-                self._node(*each, use, now_s, is_warm=made.requests is not None)
-                for each, use in zip(found.nodes, uses, strict=True)
+                NodeView(
+                    first=str(node.first),
+                    last=str(node.last),
+                    blocks=node.blocks,
+                    subtree_blocks=node.subtree_blocks,
+                    depth_blocks=node.depth_blocks,
+                    children=node.children,
+                    heat=None if made.requests is None else round(node.heat, 4),
+                    used_ago_s=round(max(0.0, now_s - node.used_s), 3) if node.used_s else None,
+                    stored_ago_s=round(max(0.0, now_s - node.stored_s), 3),
+                    holders=holders,
+                    ranks=ranks,
+                    use=use,
+                )
+                for (node, holders, ranks), use in zip(found.nodes, uses, strict=True)
             ],
         )
-
-    def _node(
-        self, node: OutlineNode, holders: _Holders, use: NodeUse | None, now_s: float, *, is_warm: bool
-    ) -> NodeView:
-        ranks = [(self._fold.rank_at(slot), depths) for slot, depths in holders[1]]
-        return NodeView(
-            first=str(node.first),
-            last=str(node.last),
-            blocks=node.blocks,
-            subtree_blocks=node.subtree_blocks,
-            depth_blocks=node.depth_blocks,
-            children=node.children,
-            heat=round(node.heat, 4) if is_warm else None,
-            used_ago_s=round(max(0.0, now_s - node.used_s), 3) if node.used_s else None,
-            stored_ago_s=round(max(0.0, now_s - node.stored_s), 3),
-            holders=holders[0],
-            ranks=[_holder(rank, depths) for rank, depths in ranks if rank is not None],
-            use=use,
-        )
-
-
-def _holder(rank: WorkerRank, depths: list[int]) -> NodeHolder:
-    return NodeHolder(*rank, {tier.name.lower(): depth for tier, depth in zip(TIERS, depths, strict=True)})
 
 
 def _found(fold: IndexFold, outline: Outline, query: TreeQuery) -> _Found | None:
@@ -213,13 +198,17 @@ def _found(fold: IndexFold, outline: Outline, query: TreeQuery) -> _Found | None
     return _Found(
         path=[] if node is None else list(outline.path(node, PATH_MAX)),
         total=outline.child_count(node),
-        nodes=[(row, _holders(fold, row, out, query.ranks)) for row in rows],
+        nodes=[(row, *_holders(fold, row, out, query.ranks)) for row in rows],
     )
 
 
-def _holders(fold: IndexFold, node: OutlineNode, out: _Depths, ranks: int) -> _Holders:
+def _holders(fold: IndexFold, node: OutlineNode, out: _Depths, ranks: int) -> tuple[int, list[NodeHolder]]:
     fold.match(fold.chain(node.first, min(node.blocks, CHAIN_BLOCKS_MAX)), out.data)
     slots = out[-1].nonzero()[0]
     keys = out[-1, slots].astype(np.int64) * (CHAIN_BLOCKS_MAX + 1) + out[0, slots]
-    first = slots[np.argsort(-keys, kind="stable")[:ranks]]
-    return len(slots), [(int(slot), out[:, slot].tolist()) for slot in first]
+    first = slots[np.argsort(-keys, kind="stable")[:ranks]].tolist()
+    named = [(rank, out[:, slot].tolist()) for slot in first if (rank := fold.rank_at(slot)) is not None]
+    return len(slots), [
+        NodeHolder(*rank, {tier.name.lower(): depth for tier, depth in zip(TIERS, depths, strict=True)})
+        for rank, depths in named
+    ]

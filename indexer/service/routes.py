@@ -3,7 +3,7 @@
 GET  /v1/ranks            every rank's place, blocks and status; refused ranks
 GET  /v1/ranks/{worker}/{dp_rank}/blocks?format=      one rank's place and its blocks there, parents first:
                               json (the default)          a list of blocks
-                              columns                     msgpack (`follow/rank_state.py`): a seventh of the size
+                              columns                     msgpack (`follow/checkpoint.py`): a seventh of the size
 GET  /v1/prefix-tree?behind=&order_by=&offset=&limit=&ranks=     a page of a node's children (`prefix_explorer.py`)
 
 A rank's place, blocks and digests are of one moment.
@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from aiohttp import web
 
+from indexer.follow.checkpoint import RankState, encode_state
 from indexer.follow.fold import IndexFold
-from indexer.follow.rank_state import RankState, encode_state
-from indexer.index.outline import OUTLINE_ORDERS
+from indexer.index.prefix_index import OUTLINE_ORDERS
 from indexer.service.prefix_explorer import PrefixExplorer, TreeQuery
 from kv_protocol.events import TIERS
 from kv_protocol.ids import WorkerRank
@@ -40,29 +40,9 @@ class BadParameter(BadRequest):
 
 def index_routes(fold: IndexFold, explorer: PrefixExplorer) -> Sequence[web.RouteDef]:
     """Return the routes, for an application to add."""
-    views = _RankViews(fold)
 
-    async def page(request: web.Request) -> web.Response:
-        return await tree_page(explorer, request.query)
-
-    return [
-        web.get("/v1/ranks", views.all),
-        web.get("/v1/ranks/{worker}/{dp_rank}/blocks", views.one),
-        web.get("/v1/prefix-tree", page),
-    ]
-
-
-def refused_of(refused: Mapping[WorkerRank, str]) -> dict[str, str]:
-    """Return the refused ranks by their names."""
-    return {str(rank): reason for rank, reason in refused.items()}
-
-
-class _RankViews:
-    def __init__(self, fold: IndexFold) -> None:
-        self._fold = fold
-
-    async def all(self, _: web.Request) -> web.Response:
-        statistics, refused = self._fold.statistics(), refused_of(self._fold.refused_ranks())
+    async def every_rank(_: web.Request) -> web.Response:
+        statistics, refused = fold.statistics(), refused_of(fold.refused_ranks())
 
         def made() -> dict[str, object]:
             ranks = [
@@ -77,10 +57,10 @@ class _RankViews:
 
         return await large_json_response(made)
 
-    async def one(self, request: web.Request) -> web.Response:
+    async def one_rank(request: web.Request) -> web.Response:
         name = f"{request.match_info['worker']}/{request.match_info['dp_rank']}"
-        known = {str(rank): rank for rank in self._fold.ranks()}
-        state = self._fold.state(known[name]) if name in known else None
+        known = {str(rank): rank for rank in fold.ranks()}
+        state = fold.state(known[name]) if name in known else None
         if state is None:
             allowed = ", ".join(known) or "none yet"
             return error_response(404, f"rank: found {name}, allowed {allowed}", "invalid_request_error")
@@ -91,6 +71,20 @@ class _RankViews:
         if shape == "columns":
             return web.Response(body=encode_state(state), content_type="application/msgpack")
         return json_response(_shown(state))
+
+    async def page(request: web.Request) -> web.Response:
+        return await tree_page(explorer, request.query)
+
+    return [
+        web.get("/v1/ranks", every_rank),
+        web.get("/v1/ranks/{worker}/{dp_rank}/blocks", one_rank),
+        web.get("/v1/prefix-tree", page),
+    ]
+
+
+def refused_of(refused: Mapping[WorkerRank, str]) -> dict[str, str]:
+    """Return the refused ranks by their names."""
+    return {str(rank): reason for rank, reason in refused.items()}
 
 
 def _shown(state: RankState) -> dict[str, object]:

@@ -18,12 +18,12 @@ One request at a time: the answer of a rank with a million blocks is 17 MB.
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from itertools import count
 
 from msgspec.structs import replace
 
 from indexer.follow.question import AnsweredState, AnswerParts
-from indexer.follow.rank_state import RankState
 from indexer.service.difference import RankVerdict, Verdict, compare
 from indexer.service.index_client import IndexClient
 from kv_protocol import codec, recovery, subjects
@@ -31,7 +31,7 @@ from kv_protocol.errors import MalformedMessage
 from kv_protocol.fleet import HEARTBEAT_PERIOD_S, WorkerLeft, WorkerRegistered
 from kv_protocol.fleet_gate import FleetEventRefused, FleetGate
 from kv_protocol.ids import WorkerRank
-from kv_protocol.recovery import Answer, RecoverRequest, ReplayChunk
+from kv_protocol.recovery import DumpChunk, RecoverRequest
 from kv_runtime.clock import Clock
 from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage
 
@@ -53,7 +53,8 @@ class Mirrors:
         self._event_log, self._answer_s = log, answer_s
         self._inbox = log.new_inbox()
         self._request_ids = count(1)
-        self._open = _PartialAnswer(0)
+        self._open: dict[str, asyncio.Queue[bytes]] = {}
+        """The parts that came of the answer to the request in progress, by its id."""
 
     async def start(self) -> None:
         """Subscribe to answers."""
@@ -66,10 +67,10 @@ class Mirrors:
             MirrorSilent: no complete answer came.
             BrokerUnavailable: the log is away.
         """
-        answer = await self._request(slug, rank, RecoverRequest(next(self._request_ids)))
-        if answer.state is None:
+        state, _ = await self._answer(slug, rank, RecoverRequest(next(self._request_ids)))
+        if state is None:
             raise MirrorSilent(f"{rank}: the mirror sent single batches, its complete state was requested")
-        return answer.state
+        return state
 
     async def messages_since(self, slug: str, rank: WorkerRank, epoch: int, seq: int) -> list[bytes]:
         """Return the stream's messages behind `seq` up to now.
@@ -78,78 +79,52 @@ class Mirrors:
 
         Raises: as `state`.
         """
-        answer = await self._request(slug, rank, RecoverRequest(next(self._request_ids), epoch, seq))
-        return answer.replayed
+        _, replayed = await self._answer(slug, rank, RecoverRequest(next(self._request_ids), epoch, seq))
+        return replayed
 
-    async def _request(self, slug: str, rank: WorkerRank, request: RecoverRequest) -> "_PartialAnswer":
-        answer = self._open = _PartialAnswer(request.request_id, request.after_seq)
+    async def _answer(
+        self, slug: str, rank: WorkerRank, request: RecoverRequest
+    ) -> tuple[AnsweredState | None, list[bytes]]:
+        """Return the complete answer: the mirror's state, or the messages since the request's place."""
+        parts = asyncio.Queue[bytes]()
+        self._open = {str(request.request_id): parts}
         reply = f"{self._inbox}.{request.request_id}"
         await self._event_log.announce(subjects.recover_slug(slug, rank), recovery.encode(request), reply)
-        try:
-            while not answer.is_complete:
+        dump, replayed, reached_seq = AnswerParts(), list[bytes](), request.after_seq
+        for number in range(recovery.DUMP_CHUNKS_MAX):
+            try:
                 async with asyncio.timeout(self._answer_s):
-                    await answer.moved.wait()
-                answer.moved.clear()
-                if answer.failure:
-                    raise MirrorSilent(f"{rank}: {answer.failure}")
-        except TimeoutError:
-            raise MirrorSilent(
-                f"{rank}: {answer.parts} parts of an answer, and then {self._answer_s:g} s none"
-            ) from None
-        return answer
+                    data = await parts.get()
+                if not data:  # the server reports that there is no subscriber
+                    raise MirrorSilent(f"{rank}: no mirror listens")
+                part = recovery.decode_answer(data)
+                if isinstance(part, DumpChunk):
+                    dump.add(part)
+                    if (state := dump.complete_answer()) is not None:
+                        return state, replayed
+                    continue
+                if part.message:
+                    replayed.append(part.message)
+                    reached_seq = codec.decode_message(part.message)[-1].seq
+            except TimeoutError:
+                reason = f"{number} parts of an answer, and then {self._answer_s:g} s none"
+                raise MirrorSilent(f"{rank}: {reason}") from None
+            except MalformedMessage as error:
+                raise MirrorSilent(f"{rank}: {error}") from error
+            if reached_seq >= part.last_seq:
+                return None, replayed
+        raise MirrorSilent(f"{rank}: more than {recovery.DUMP_CHUNKS_MAX} parts of an answer")
 
     async def _on_answer(self, message: LogMessage) -> None:
-        if message.subject.rpartition(".")[2] == str(self._open.request_id):
-            self._open.take(message.data)
-
-
-class _PartialAnswer:
-    """The answer to one request, as far as it came."""
-
-    def __init__(self, request_id: int, after_seq: int = 0) -> None:
-        self.request_id = request_id
-        self.state: AnsweredState | None = None
-        self._dump = AnswerParts()
-        self.replayed: list[bytes] = []
-        self.moved = asyncio.Event()
-        self.failure = ""
-        self.parts = 0
-        self.is_complete = False
-        self._reached_seq = after_seq
-
-    def take(self, data: bytes) -> None:
-        """Take a part; without data the server reports that there is no subscriber."""
-        try:
-            if not data:
-                self.failure = "no mirror listens"
-            else:
-                self._add(recovery.decode_answer(data))
-        except MalformedMessage as error:
-            self.failure = str(error)
-        self.parts += 1
-        if self.parts > recovery.DUMP_CHUNKS_MAX:
-            self.failure = f"more than {recovery.DUMP_CHUNKS_MAX} parts of an answer"
-        self.moved.set()
-
-    def _add(self, part: Answer) -> None:
-        if isinstance(part, ReplayChunk):
-            if part.message:
-                self.replayed.append(part.message)
-                self._reached_seq = codec.decode_message(part.message)[-1].seq
-            self.is_complete = self._reached_seq >= part.last_seq
-        else:
-            self._dump.add(part)
-            self.state = self._dump.complete_answer()
-            self.is_complete = self.state is not None
+        if (parts := self._open.get(message.subject.rpartition(".")[2])) is not None:
+            parts.put_nowait(message.data)
 
 
 class FleetRoll:
     """Reads from the log which ranks a fleet has."""
 
-    def __init__(self, log: EventLog, clock: Clock, gate: FleetGate | None = None) -> None:
-        """`gate` checks fleet events; None: a gate without keys."""
-        self._event_log, self._clock = log, clock
-        self._gate = FleetGate() if gate is None else gate
+    def __init__(self, log: EventLog, clock: Clock, gate: FleetGate) -> None:
+        self._event_log, self._clock, self._gate = log, clock, gate
         self._registered: dict[str, dict[WorkerRank, str]] = {}
         self.beating: dict[WorkerRank, str] = {}
         """Each rank that sent a heartbeat so far, and its model's slug."""
@@ -222,19 +197,12 @@ class Verification:
 
     async def _compare_once(self, rank: WorkerRank, slug: str) -> RankVerdict | None:
         index = await self._index.state(rank)
-        try:
-            mirror = await self._mirrors.state(slug, rank) if slug else None
-        except MirrorSilent:
-            mirror = None
+        mirror, tail = None, list[bytes]()
+        with suppress(MirrorSilent):
+            if slug:
+                mirror = await self._mirrors.state(slug, rank)
+                if index is not None and index.epoch == mirror.epoch and index.seq < mirror.last_seq:
+                    tail = await self._mirrors.messages_since(slug, rank, index.epoch, index.seq)
         if index is None and mirror is None:
             return None
-        tail: list[bytes] = []
-        if index is not None and mirror is not None and index.epoch == mirror.epoch and index.seq < mirror.last_seq:
-            tail = await self._tail(slug, index)
         return compare(rank, index, mirror, tail, examples_max=self._examples_max)
-
-    async def _tail(self, slug: str, index: RankState) -> list[bytes]:
-        try:
-            return await self._mirrors.messages_since(slug, index.rank, index.epoch, index.seq)
-        except MirrorSilent:
-            return []

@@ -143,34 +143,20 @@ def listening_sockets(host: str, port: int, *, reuse_port: bool = False) -> list
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         for family, _, _, _, address in dict.fromkeys(found):
-            bound.append(_listening(family, (str(address[0]), port_of(bound) or port), reuse_port=reuse_port))
+            place = (str(address[0]), port_of(bound) or port)
+            bound.append(socket.create_server(place, family=family, backlog=BACKLOG, reuse_port=reuse_port))
+            bound[-1].setblocking(False)  # noqa: FBT003 - the system's signature
     except OSError as error:
         for each in bound:
             each.close()
-        raise PortUsed(f"port: found {host}:{port}, which cannot be bound ({error.strerror})") from error
+        reason = str(error.strerror).partition(" (while ")[0]  # without the address, which the library adds
+        raise PortUsed(f"port: found {host}:{port}, which cannot be bound ({reason})") from error
     return bound
 
 
 def port_of(listening: Sequence[socket.socket]) -> int:
     """Return the port that the sockets share; 0: they have none."""
     return int(listening[-1].getsockname()[1]) if listening else 0
-
-
-def _listening(family: int, address: tuple[str, int], *, reuse_port: bool) -> socket.socket:
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if reuse_port:
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        if family == socket.AF_INET6:
-            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        listening.setblocking(False)  # noqa: FBT003 - the system's signature
-        listening.bind(address)
-        listening.listen(BACKLOG)
-    except OSError:
-        listening.close()
-        raise
-    return listening
 
 
 def _drops_syn(listening: socket.socket) -> bool:

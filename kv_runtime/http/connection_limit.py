@@ -70,30 +70,23 @@ class Connections:
         self._open: set[Connection] = set()
         self._idle: dict[Connection, None] = {}
         """The connection that has been idle longest comes first."""
-        self._opening = self._idle_closed = self._refused = 0
+        self._idle_closed = self._refused = 0
 
     def admit(self) -> bool:
-        """Return whether one more connection may open. If so, the caller calls `opened` or `not_opened` next."""
-        count = len(self._open) + self._opening
+        """Return whether one more connection may open; the caller counts it (`opened`) at once."""
+        count = len(self._open)
         if count >= self._bound and (count >= self._bound + CLOSING_MAX or not self._close_idle()):
             self._refused += 1
             self._note("refused")
             return False
-        self._opening += 1
         return True
 
     def opened(self, connection: Connection) -> None:
-        """Record that an admitted connection is open; it is idle."""
-        self._opening -= 1
+        """Record that an admitted connection opens; it is in use until `ended`."""
         self._open.add(connection)
-        self._idle[connection] = None
-
-    def not_opened(self) -> None:
-        """Record that the client of an admitted connection left before it was open."""
-        self._opening -= 1
 
     def closed(self, connection: Connection) -> None:
-        """Record that the connection is being closed."""
+        """Record that the connection is being closed, or that its client left before it was open."""
         self._open.discard(connection)
         self._idle.pop(connection, None)
 
@@ -102,7 +95,7 @@ class Connections:
         self._idle.pop(connection, None)
 
     def ended(self, connection: Connection) -> None:
-        """Record that the handler ended; the connection is idle unless it is closed."""
+        """Record that the connection is open, or a handler ended; it is idle unless it is closed."""
         if connection in self._open:
             self._idle[connection] = None
 

@@ -41,23 +41,19 @@ def url_of(host: str, port: int, scheme: str = "http") -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def _checked_name(name: str) -> str:
-    lower = name.lower()
-    if lower != ANY and not _NAME.fullmatch(lower):
-        raise ValueError(f"found {name!r}, allowed a host's name without scheme and port, or *")
-    return lower
+def _lower_case_of(pattern: re.Pattern[str], allowed: str) -> AfterValidator:
+    def checked(text: str) -> str:
+        lower = text.lower()
+        if lower != ANY and not pattern.fullmatch(lower):
+            raise ValueError(f"found {text!r}, allowed {allowed}, or *")
+        return lower
+
+    return AfterValidator(checked)
 
 
-def _checked_origin(origin: str) -> str:
-    lower = origin.lower()
-    if lower != ANY and not _ORIGIN.fullmatch(lower):
-        raise ValueError(f"found {origin!r}, allowed http(s)://host, or http(s)://host:port, or *")
-    return lower
-
-
-HostName = Annotated[str, AfterValidator(_checked_name)]
+HostName = Annotated[str, _lower_case_of(_NAME, "a host's name without scheme and port")]
 """An allowed name of a server, in lower case; `*`: any."""
-WebOrigin = Annotated[str, AfterValidator(_checked_origin)]
+WebOrigin = Annotated[str, _lower_case_of(_ORIGIN, "http(s)://host, or http(s)://host:port")]
 """An `Origin` as browsers send it, in lower case; `*`: any."""
 
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any, cast
 
 import structlog
-from aiohttp import HttpVersion10, HttpVersion11, StreamReader, web
+from aiohttp import HttpVersion11, web
 
 from kv_runtime.clock import SystemClock
 from kv_runtime.http.acceptor import Acceptor, PortUsed
@@ -43,7 +43,7 @@ def unrouted(response: web.Response) -> web.Response:
 
 
 class ClientConnection(web.RequestHandler):
-    """A connection that answers malformed requests with an OpenAI error body, too, and logs no traceback."""
+    """A counted connection that answers malformed requests with an OpenAI error body, too, and logs no traceback."""
 
     __slots__ = ("_connections", "_request")
 
@@ -58,11 +58,12 @@ class ClientConnection(web.RequestHandler):
         )
         self._connections = connections
         self._request: web.BaseRequest | None = None
+        connections.opened(self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Count the connection."""
+        """Serve the client; the connection is idle so far."""
         super().connection_made(transport)
-        self._connections.opened(self)
+        self._connections.ended(self)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Stop counting the connection."""
@@ -132,60 +133,38 @@ async def _plain_body(request: web.Request, handler: Handler) -> web.StreamRespo
     return last_response(error_response(415, message, "invalid_request_error", param="Content-Encoding"))
 
 
-class _BodyWatch:
-    """Watches a body from its head on; reading a body that is too slow raises `BodyTooSlow`."""
-
-    def __init__(self, body: StreamReader) -> None:
-        self._body = body
-        self._loop = asyncio.get_running_loop()
-        self._began_s = self._loop.time()
-        self._timer: asyncio.TimerHandle | None = None
-
-    def look(self) -> None:
-        """Check the body's time limit, now and at its deadline."""
-        if self._body.is_eof():
-            return
-        found = self._body.total_bytes
-        due_s = self._began_s + min(TOTAL_S, BODY_S + found / RATE_MIN_BYTES_S)
-        if due_s > self._loop.time():
-            self._timer = self._loop.call_at(due_s, self.look)
-            return
-        took_s = self._loop.time() - self._began_s
-        allowed = f"{RATE_MIN_BYTES_S:g} a second after {BODY_S:g} s, and {TOTAL_S:g} s in all"
-        self._body.set_exception(BodyTooSlow(f"body: found {found} bytes within {took_s:.0f} s, allowed {allowed}"))
-
-    def stop(self) -> None:
-        """End the watch."""
-        if self._timer is not None:
-            self._timer.cancel()
-
-
 @web.middleware
 async def _body_in_time(request: web.Request, handler: Handler) -> web.StreamResponse:
-    watch = _BodyWatch(request.content)
-    watch.look()
+    """Watch the body from its head on; reading a body that is too slow raises `BodyTooSlow`."""
+    body, loop = request.content, asyncio.get_running_loop()
+    began_s = loop.time()
+    timer: asyncio.TimerHandle | None = None
+
+    def look() -> None:
+        """Check the body's time limit, now and at its deadline."""
+        nonlocal timer
+        if body.is_eof():
+            return
+        found = body.total_bytes
+        due_s = began_s + min(TOTAL_S, BODY_S + found / RATE_MIN_BYTES_S)
+        if due_s > loop.time():
+            timer = loop.call_at(due_s, look)
+            return
+        allowed = f"{RATE_MIN_BYTES_S:g} a second after {BODY_S:g} s, and {TOTAL_S:g} s in all"
+        took = f"found {found} bytes within {loop.time() - began_s:.0f} s"
+        body.set_exception(BodyTooSlow(f"body: {took}, allowed {allowed}"))
+
+    look()
     try:
         return await handler(request)
     finally:
-        watch.stop()
+        if timer is not None:
+            timer.cancel()
 
 
 async def _without_versions(_: web.Request, response: web.StreamResponse) -> None:
     """Remove the software and its version from responses."""
     response.headers.popall("Server", None)
-
-
-def _version_refusal(request: web.BaseRequest) -> web.Response | None:
-    """Refuse HTTP/0.9 and HTTP/2.0, as the data plane does: the framework serves them, and repeats their version.
-
-    `_version` is private to the framework, whose `version` keeps what it was at its first reading.
-    """
-    version = getattr(request, "_version", HttpVersion11)
-    if version in {HttpVersion10, HttpVersion11}:
-        return None
-    request._version = HttpVersion10  # noqa: SLF001 - as of the framework's own refusals
-    message = f"version: found HTTP/{version.major}.{version.minor}, allowed HTTP/1.1 and HTTP/1.0"
-    return unrouted(error_response(505, message, "invalid_request_error"))
 
 
 def _expectation_refusal(request: web.BaseRequest) -> web.Response | None:
@@ -280,22 +259,22 @@ class HttpServer:
 
     def _take(self, accepted: socket.socket) -> None:
         if self._connections.admit():
-            opening = asyncio.get_running_loop().create_task(self._open(accepted))
+            server = self._runner.server
+            assert server is not None, "sockets are accepted while it runs"
+            connection = ClientConnection(server, self._connections)
+            opening = asyncio.get_running_loop().create_task(self._open(connection, accepted))
             self._openings.add(opening)
             opening.add_done_callback(self._openings.discard)
         else:
             self._refuse(accepted)
 
-    async def _open(self, accepted: socket.socket) -> None:
+    async def _open(self, connection: ClientConnection, accepted: socket.socket) -> None:
         """Serve the connection, unless its client has left."""
-        server = self._runner.server
-        assert server is not None, "sockets are accepted while it runs"
-        connection = ClientConnection(server, self._connections)
         try:
             await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, accepted)
         except OSError:
             accepted.close()
-            self._connections.not_opened()
+            self._connections.closed(connection)
 
     def _refuse(self, accepted: socket.socket) -> None:
         """Send the refusal and close; a client that sends its request later may see a reset instead."""
@@ -309,10 +288,8 @@ class HttpServer:
 
     async def _serve(self, request: web.BaseRequest) -> web.StreamResponse:
         connection = cast("ClientConnection", request.protocol)
-        refusal = _version_refusal(request)
         connection.began(request)
         try:
-            refusal = refusal or _expectation_refusal(request)
-            return await self._answer(request) if refusal is None else refusal
+            return _expectation_refusal(request) or await self._answer(request)
         finally:
             connection.ended()

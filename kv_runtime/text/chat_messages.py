@@ -41,6 +41,7 @@ MEDIA = frozenset(
     }
 )  # fmt: skip
 """Types of parts that are no text. Source: vLLM `chat_utils.py` (`MM_PARSER_MAP`); the OpenAI API reference."""
+_OTHER_MEDIA = MEDIA - {"image_url"}
 _TEXT_KEYS = {
     "text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking",
 }  # fmt: skip
@@ -168,17 +169,20 @@ def _other_media(messages: Sequence[Message]) -> Iterator[str]:
     for at, message in enumerate(messages):
         content = message.get("content")
         for index, part in enumerate(content if isinstance(content, list) else ()):
-            kind = part.get("type") if isinstance(part, Mapping) else None
-            if isinstance(kind, str) and kind != "image_url" and kind in MEDIA:
+            if _kind(part) in _OTHER_MEDIA:
                 yield f"messages[{at}].content[{index}].type"
+
+
+def _kind(part: object) -> str:
+    kind = part.get("type") if isinstance(part, Mapping) else ""
+    return kind if isinstance(kind, str) else ""
 
 
 def _without_image(where: str, part: object, placeholder: str, urls: list[str]) -> object:
     """Return the part, or the replacement of its image; append the image's URL to `urls`."""
-    kind = part.get("type") if isinstance(part, Mapping) else None
-    if isinstance(kind, str) and kind != "image_url" and kind in MEDIA:
+    if _kind(part) in _OTHER_MEDIA:
         return IMAGE
-    if not isinstance(part, Mapping) or kind != "image_url":
+    if not isinstance(part, Mapping) or _kind(part) != "image_url":
         text = part.get("text") if isinstance(part, Mapping) else part
         _check_text(f"{where}.text", text if isinstance(text, str) else "", placeholder)
         return part
@@ -233,12 +237,10 @@ def _text(where: str, part: object) -> str:
         raise TextError(where, part, "an object")
     if part is IMAGE:
         return ""
-    kind = part.get("type")
-    key = _TEXT_KEYS.get(kind) if isinstance(kind, str) else None
-    if isinstance(kind, str) and kind in MEDIA:
+    if (kind := _kind(part)) in MEDIA:
         raise HasImages(f"{where}.type", kind, '"text"')
-    if key is None:
-        raise TextError(f"{where}.type", kind, ", ".join(_TEXT_KEYS))
+    if (key := _TEXT_KEYS.get(kind)) is None:
+        raise TextError(f"{where}.type", part.get("type"), ", ".join(_TEXT_KEYS))
     text = part.get(key)
     if not isinstance(text, str):
         raise TextError(f"{where}.{key}", text, "a string")

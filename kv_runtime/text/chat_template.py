@@ -207,12 +207,8 @@ def _template_sources(path: Path, found: object) -> dict[str, str]:
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     """Return the variables `bos_token`, `eos_token` and the like; a token is a string or `{content: string}`."""
-    tokens = {}
-    for name, value in config.items():
-        content = value.get("content") if isinstance(value, dict) else value
-        if name.endswith("_token") and isinstance(content, str):
-            tokens[name] = content
-    return tokens
+    contents = {name: each.get("content") if isinstance(each, dict) else each for name, each in config.items()}
+    return {name: each for name, each in contents.items() if name.endswith("_token") and isinstance(each, str)}
 
 
 def _variables(options: ChatOptions) -> dict[str, Any]:

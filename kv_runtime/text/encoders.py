@@ -7,8 +7,13 @@
 
 After `keep_segments` either keeps the ids of a chat's segments, so that a next turn encodes its new segments only.
 
-The self-check compares the ids of a fixed corpus (`encoder_check.py`) that has every added token of the model among
-words and spaces. If fastokens raises for a text later, tokenizers encodes that text, and the failure is counted.
+The self-check compares the ids of a fixed corpus, with and without the model's special tokens:
+
+    TEXTS            languages and scripts, code, numbers, white space of every kind, emoji, broken and long text
+    added tokens     each alone and twice in a row, among words, spaces and line ends, and cut short by one character
+    mixes            sequences of pieces of all these, drawn by a generator with a fixed seed
+
+If fastokens raises for a text later, tokenizers encodes that text, and the failure is counted.
 
 Both libraries are Rust: they panic at input that they do not expect, such as a text at which a regular expression
 exceeds its limits. A panic is raised as a `BaseException` that is no `Exception`; `text_error` makes it a `TextError`.
@@ -29,17 +34,16 @@ Source: tokenizers 0.23, `AddedVocabulary`.
 import array
 import re
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import filterfalse
 from threading import Lock
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import fastokens  # type: ignore[import-untyped]  # it ships no types
 import msgspec
 from tokenizers import AddedToken, Tokenizer
 
 from kv_runtime.text.chat_messages import TextError
-from kv_runtime.text.encoder_check import first_difference
 
 IDS_MAX = 1 << 24
 """fastokens allocates a table up to the largest id; vocabularies have some 2^18."""
@@ -137,41 +141,24 @@ def text_error(error: BaseException, field: str, allowed: str) -> BaseException:
     return TextError(field, str(error), allowed) if is_panic(error) else error
 
 
-class Encoder(Protocol):
-    """Encodes text. Thread-safe."""
+class HfEncoder:
+    """The reference. Thread-safe. Its batch call releases the interpreter; its call for one text does not."""
 
-    name: str
-    reason: str
-    """Why this encoder was chosen."""
-    failures: int
-    """Texts for which it failed and the reference was used."""
+    name = "hf"
+
+    def __init__(self, tokenizer: Tokenizer, reason: str) -> None:
+        self._tokenizer = tokenizer
+        self._segments: Segments | None = None
+        self.reason = reason
+        """Why this encoder was chosen."""
+        self.failures = 0
+        """Texts for which the fast encoder failed and the reference was used."""
 
     def pack(self, text: str, *, add_special_tokens: bool) -> bytes:
         """Return the ids as little-endian u32s, optionally with the model's special tokens around them.
 
         A panic of the library is raised as it is: the caller makes it a `TextError` that names the text's field.
         """
-
-    def keep_segments(self, marks: re.Pattern[str], bytes_max: int) -> None:
-        """Keep the ids of text between `marks`, in at most about `bytes_max` bytes."""
-
-    def kept(self) -> KeptSegments:
-        """Return the totals and the size of the kept segments."""
-
-
-class HfEncoder:
-    """The reference. Its batch call releases the interpreter; its call for one text does not."""
-
-    name = "hf"
-    failures = 0
-
-    def __init__(self, tokenizer: Tokenizer, reason: str) -> None:
-        self._tokenizer = tokenizer
-        self._segments: Segments | None = None
-        self.reason = reason
-
-    def pack(self, text: str, *, add_special_tokens: bool) -> bytes:
-        """Return the ids."""
         if self._segments is not None and not add_special_tokens:
             return self._segments.pack(text, self._packed)
         return self._packed([text], add_special_tokens=add_special_tokens)[0]
@@ -189,51 +176,37 @@ class HfEncoder:
         return KeptSegments() if self._segments is None else self._segments.kept()
 
 
-class FlatTokenizer(Protocol):
-    """What is used of a tokenizer of fastokens."""
-
-    def encode_batch_flat(self, inputs: list[str], add_special_tokens: bool = ...) -> tuple[bytes, bytes]:  # noqa: FBT001
-        """Return the ids of all inputs as little-endian u32s, and where each begins."""
-
-    def enable_segment_cache(self, max_bytes: int) -> None:
-        """Keep the ids of text between added tokens; the library itself finds where text may be cut."""
-
-    def segment_cache_stats(self) -> Mapping[str, int] | None:
-        """Return the totals and the size of the kept segments; None if none are kept."""
-
-
-class FastEncoder:
-    """The fast encoder, with the reference as fallback."""
+class FastEncoder(HfEncoder):
+    """The fast encoder; the reference encodes texts at which it fails. fastokens itself finds where text may be cut."""
 
     name = "fast"
 
-    def __init__(self, tokenizer: FlatTokenizer, reference: Encoder, reason: str) -> None:
-        self._tokenizer = tokenizer
-        self._reference = reference
-        self.reason = reason
-        self.failures = 0
+    def __init__(self, tokenizer: Tokenizer, fast: Any, reason: str) -> None:  # noqa: ANN401 - fastokens ships no types
+        super().__init__(tokenizer, reason)
+        self._fast = fast
 
     def pack(self, text: str, *, add_special_tokens: bool) -> bytes:
-        """Return the ids."""
+        """Return the ids, as the reference does."""
         try:
-            return self._tokenizer.encode_batch_flat([text], add_special_tokens=add_special_tokens)[0]
+            ids: bytes = self._fast.encode_batch_flat([text], add_special_tokens=add_special_tokens)[0]
         except BaseException as error:
             if not isinstance(error, Exception) and not is_panic(error):
                 raise
             self.failures += 1
-            return self._reference.pack(text, add_special_tokens=add_special_tokens)
+            return super().pack(text, add_special_tokens=add_special_tokens)
+        return ids
 
     def keep_segments(self, marks: re.Pattern[str], bytes_max: int) -> None:  # noqa: ARG002 - fastokens knows its own
         """Keep the ids of text between added tokens, in at most `bytes_max` bytes."""
-        self._tokenizer.enable_segment_cache(bytes_max)
+        self._fast.enable_segment_cache(bytes_max)
 
     def kept(self) -> KeptSegments:
         """Return the totals and the size of the kept segments."""
-        statistics = self._tokenizer.segment_cache_stats() or {}
+        statistics = self._fast.segment_cache_stats() or {}
         return KeptSegments(*[statistics.get(name, 0) for name in KeptSegments._fields])
 
 
-def choose_encoder(tokenizer: Tokenizer, content: bytes, wanted: Wanted = "auto") -> Encoder:
+def choose_encoder(tokenizer: Tokenizer, content: bytes, wanted: Wanted = "auto") -> HfEncoder:
     """Return the encoder of the model whose `tokenizer.json` holds `content`, read as `tokenizer`.
 
     Raises:
@@ -247,9 +220,9 @@ def choose_encoder(tokenizer: Tokenizer, content: bytes, wanted: Wanted = "auto"
         fast = fastokens.Tokenizer.from_json_str(content.decode())
         fast.no_truncation()
         fast.no_padding()
-        candidate = FastEncoder(fast, HfEncoder(tokenizer, ""), "equal in the self-check")
+        candidate = FastEncoder(tokenizer, fast, "equal in the self-check")
         failed = "the self-check fails"
-        why = first_difference(tokenizer, candidate)
+        why = first_difference(tokenizer, candidate.pack)
     except BaseException as error:
         if not isinstance(error, Exception) and not is_panic(error):
             raise
@@ -276,3 +249,79 @@ def _check_ids(content: bytes) -> None:
     largest = max((token.id for token in msgspec.json.decode(content, type=_Ids).added_tokens or ()), default=0)
     if largest > IDS_MAX:
         raise ValueError(f"the added token {largest} is beyond {IDS_MAX}")
+
+
+# ---------------------------------------------------------------------------------------------- the self-check
+
+_MIXES = 64
+_PIECES = 24
+_SHOWN_CHARACTERS = 60
+_CODE = (
+    'def f(x: int) -> str:\n    """Doc."""\n\treturn f"{x!r:>10}" if x != 0x1F else None  # comment\n\n\n',
+    "for (int i = 0; i <= n; ++i) { a[i] ^= ~b[i] >> 3; }  // done\r\n",
+    "SELECT * FROM \"t\" WHERE a <> 'b' AND c LIKE '%_x';\n",
+    '{"key": [1, 2.5e-10, null, true, "\\u00e9\\n"], "nested": {"a": {}}}',
+    '<html><body class="x">&amp;&nbsp;</body></html>\n',
+    "https://example.org/a/b?c=d&e=%20f#g  user.name+tag@example.co.uk  /usr/lib/x86_64-linux-gnu",
+    "```python\nprint('hi')\n```\n\n| a | b |\n|---|---|\n* item\n1. one\n",
+)
+_PROSE = (
+    "The quick brown fox jumps over the lazy dog; it's what they'd said, isn't it? We'll see. I'M SURE THEY'RE HERE.",
+    "Zwölf Boxkämpfer jagen Viktor quer über den großen Sylter Deich.",
+    "Voix ambiguë d'un cœur qui, au zéphyr, préfère les jattes de kiwis. L’été «déjà» vu…",  # noqa: RUF001 - typographic on purpose
+    "Съешь же ещё этих мягких французских булок, да выпей чаю.",
+    "いろはにほへと ちりぬるを。日本語とカタカナ、漢字が混ざった文章です。",
+    "我能吞下玻璃而不伤身体。這是繁體中文,包括標點符號!",
+    "키스의 고유조건은 입술끼리 만나야 하고 특별한 기술은 필요치 않다.",
+    "نص حكيم له سر قاطع وذو شأن عظيم مكتوب على ثوب أخضر",
+    "דג סקרן שט בים מאוכזב ולפתע מצא חברה",
+    "ऋषियों को सताने वाले दुष्ट राक्षसों के राजा रावण का",
+    "นายสังฆภัณฑ์ เฮงพิทักษ์ฝั่ง ผู้เฒ่าซึ่งมีอาชีพเป็นฅนขายฃวด",
+    "Ξεσκεπάζω την ψυχοφθόρα βδελυγμία. Türkçe İıĞğŞş. Việt Nam: Tiếng Việt rất đẹp.",
+)
+_AWKWARD = (
+    "",
+    " ",
+    "  ",
+    "\n",
+    "\t \n \r\n\r\n   x   \n\n  y\t\tz ",
+    " \u00a0\u2003\u3000\u200b\ufeff\u2028\u2029\x85\x0b\x0c|",
+    "0 1 12 123 1234 12345 1,234,567.89 3.14159265358979 1e-9 0xDEADBEEF ½ ² ⅷ ٣٤٥ १२३ 二〇",
+    "a\u0301e\u0308 \u00e1 \u1e9b\u0323 \ufb01 \uff21\uff22 \u212b \u2126 \uac00\u11a8 o\u0308\u0323 ﷺ ①",
+    "😀👩‍👩‍👧‍👦🏳️‍🌈👍🏽🇩🇪☃️❤️ 🤷🏿‍♀️",
+    "\x00\x01\x1b[31m\x7f\ufffd\ufffe\U0010ffff\U000e0001\ue000",
+    "!!!???...---___===***///\\\\\\(((([[[{{{<<<>>>}}}]]]))))~~``^^%%$$##@@&&||;;::,,''\"\"",
+    "'s 't 're 've 'm 'll 'd 'S 'T 'RE ’s n't 'x '' 'ſ",  # noqa: RUF001 - the same
+    "camelCaseXMLHttpRequest snake_case kebab-case SCREAMING_CASE x1y2z3 iPhone15 ǅ ß ŉ",
+    "<|endoftext|> <|im_start|> <s> </s> [INST] <|x <|> |> <||> <think </tool_call",
+    "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+    "ab" * 300,
+    " " * 400 + "x" + "\n" * 200 + "\t" * 100,
+    "=" * 257 + "1" * 257 + "é" * 257 + "中" * 257,
+)
+TEXTS = (*_CODE, *_PROSE, *_AWKWARD, "\n".join((*_PROSE, *_CODE)) * 4)
+
+
+def first_difference(truth: Tokenizer, pack: Callable[..., bytes]) -> str:
+    """Return the first text that an encoder's `pack` encodes differently from `truth`; empty: none."""
+    for text in check_texts([token.content for token in truth.get_added_tokens_decoder().values()]):
+        for specials in (False, True):
+            expected = truth.encode(text, add_special_tokens=specials).ids
+            if pack(text, add_special_tokens=specials) != b"".join(i.to_bytes(4, "little") for i in expected):
+                return f"it encodes {text[:_SHOWN_CHARACTERS]!r} otherwise than tokenizers"
+    return ""
+
+
+def check_texts(added: list[str]) -> Iterator[str]:
+    """Yield all texts of the self-check for a model with these added tokens."""
+    yield from TEXTS
+    for token in added:
+        yield f"{token}a {token} b{token}{token}\n{token}\n c\t{token}!{token[:-1]}{token[1:]}{token}"
+    pieces = [piece for text in (*_CODE, *_PROSE, *_AWKWARD) for piece in (text[:40], text[-9:])] + added
+    state = 1
+    for _ in range(_MIXES):
+        mix = []
+        for _ in range(_PIECES):
+            state = (state * 6364136223846793005 + 1442695040888963407) & 0xFFFF_FFFF_FFFF_FFFF
+            mix.append(pieces[(state >> 33) % len(pieces)])
+        yield "".join(mix)

@@ -16,7 +16,7 @@ from typing_extensions import Unpack
 
 from kv_runtime.text.chat_messages import checked_unicode
 from kv_runtime.text.chat_template import ChatOptions, ChatTemplate, Message
-from kv_runtime.text.encoders import CONFIGURED, Encoder, HfEncoder, mark_pattern, text_error
+from kv_runtime.text.encoders import HfEncoder, mark_pattern, text_error
 from kv_runtime.text.model import Detokenizer, Text
 from kv_runtime.text.ranked_tokens import spelt_bytes
 
@@ -28,15 +28,13 @@ _HELD_TOKENS_MAX = 8
 class TokenizerText(Text):
     """A model of a directory: a `tokenizers` tokenizer and a Jinja2 template."""
 
-    def __init__(
-        self, tokenizer: Tokenizer, tokenizer_digest: str, template: ChatTemplate, encoder: Encoder | None = None
-    ) -> None:
-        """Decode with `tokenizer`, and encode with `encoder` (None: with the tokenizer)."""
+    def __init__(self, tokenizer: Tokenizer, tokenizer_digest: str, template: ChatTemplate, encoder: HfEncoder) -> None:
+        """Decode with `tokenizer`, and encode with `encoder`."""
         added = tokenizer.get_added_tokens_decoder()
         self._tokenizer = tokenizer
         self._template = template
         self._marks = mark_pattern(added.values(), (*template.sources.values(), *template.special_tokens.values()))
-        self.encoder = encoder or HfEncoder(tokenizer, CONFIGURED)
+        self.encoder = encoder
         self.tokenizer_digest = tokenizer_digest
         self.template_digest = template.digest
         self.vocab_size = max(tokenizer.get_vocab().values(), default=-1) + 1

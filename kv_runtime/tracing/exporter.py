@@ -9,11 +9,10 @@ A collector that is away, slow or refuses costs requests nothing: spans are drop
 """
 
 import threading
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from queue import Empty, SimpleQueue
 from time import monotonic
-from typing import Literal, NamedTuple, Protocol, get_args
+from typing import Literal, Protocol, get_args
 
 import structlog
 
@@ -49,18 +48,8 @@ class Sender(Protocol):
         """Close the connections."""
 
 
-class SpanCounts(NamedTuple):
-    """Spans since the start."""
-
-    sent: int
-    dropped: dict[str, int]
-
-
-_NO_SPANS = SpanCounts(0, dict.fromkeys(DROP_REASONS, 0))
-
-
 class SpanExporter:
-    """The queue, and the thread that empties it. `put` and `counts` belong to the event loop, `work` to the thread."""
+    """The queue, and the thread that empties it. `put` belongs to the event loop, `work` to the thread."""
 
     def __init__(
         self, sender: Sender, *, requests_max: int = REQUESTS_MAX, batch_s: float = BATCH_S, clock: Clock | None = None
@@ -68,22 +57,20 @@ class SpanExporter:
         """`batch_s`: how long the first request of a batch waits for others."""
         self._sender, self._requests_max, self._batch_s = sender, requests_max, batch_s
         self._waiting: SimpleQueue[TraceData] = SimpleQueue()
-        self._sent, self._has_ended = 0, False
-        self._dropped = Counter[str](dict.fromkeys(DROP_REASONS, 0))
+        self._has_ended = False
+        self.sent = 0
+        self.dropped: dict[str, int] = dict.fromkeys(DROP_REASONS, 0)
+        """What became of the spans so far."""
         self._failures = RateLimitedLog(_log, clock or SystemClock())
 
     def put(self, trace: TraceData) -> None:
         """Hand over the spans of a request; never blocks."""
         if self._has_ended:
-            self._dropped["stopped"] += len(trace.spans)
+            self.dropped["stopped"] += len(trace.spans)
         elif self._waiting.qsize() >= self._requests_max:
-            self._dropped["queue_full"] += len(trace.spans)
+            self.dropped["queue_full"] += len(trace.spans)
         else:
             self._waiting.put(trace)
-
-    def counts(self) -> SpanCounts:
-        """Return what became of the spans so far."""
-        return SpanCounts(self._sent, dict(self._dropped))
 
     def part(self, stage: int) -> Part:
         """Return the thread as a part of the process."""
@@ -98,7 +85,7 @@ class SpanExporter:
             self._send(list(self._batch(stop)))
         self._has_ended = True
         while not self._waiting.empty():
-            self._dropped["stopped"] += len(self._waiting.get().spans)
+            self.dropped["stopped"] += len(self._waiting.get().spans)
         self._sender.close()
 
     def _batch(self, stop: threading.Event) -> Iterator[TraceData]:
@@ -126,15 +113,15 @@ class SpanExporter:
         except Exception as error:  # noqa: BLE001 - the edge: whatever a collector does, requests go on
             failure = f"{type(error).__name__}: {error}"
         if failure:
-            self._dropped["not_sent"] += spans
+            self.dropped["not_sent"] += spans
             self._failures.warning("spans_not_sent", spans=spans, reason=failure[:500])
         else:
-            self._sent += spans
+            self.sent += spans
 
 
 def span_families(exporter: SpanExporter | None) -> Iterator[Family]:
     """Yield the metrics of spans; None: tracing is off, and all are 0."""
-    counts = _NO_SPANS if exporter is None else exporter.counts()
-    yield counter("spans_sent", "Spans that the collector took; 0 while tracing is off", (), [((), counts.sent)])
-    dropped = by_name((), counts.dropped)
+    sent = 0 if exporter is None else exporter.sent
+    yield counter("spans_sent", "Spans that the collector took; 0 while tracing is off", (), [((), sent)])
+    dropped = by_name((), dict.fromkeys(DROP_REASONS, 0) if exporter is None else exporter.dropped)
     yield counter("spans_dropped", "Spans that were to be sent and were not", ("reason",), dropped)

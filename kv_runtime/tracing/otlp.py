@@ -17,17 +17,9 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 from kv_runtime.tracing.spans import SpanData, TraceData
-from kv_runtime.tracing.spans import SpanKind as SpanDataKind
 
 _GRPC = "opentelemetry.exporter.otlp.proto.grpc.trace_exporter"
 _SCOPE = "kv_router"
-_KINDS: Mapping[SpanDataKind, SpanKind] = {
-    "server": SpanKind.SERVER,
-    "internal": SpanKind.INTERNAL,
-    "client": SpanKind.CLIENT,
-    "producer": SpanKind.PRODUCER,
-    "consumer": SpanKind.CONSUMER,
-}
 
 
 class _LastWords(logging.Handler):
@@ -89,7 +81,7 @@ class OtlpSender:
             attributes=span.attributes,
             events=[Event(event.name, timestamp=event.at_ns) for event in span.events],
             links=links,
-            kind=_KINDS[span.kind],
+            kind=SpanKind[span.kind.upper()],
             status=Status(StatusCode.ERROR, span.error) if span.error else Status(),
             start_time=span.start_ns,
             end_time=span.end_ns,

@@ -11,7 +11,7 @@ from kv_runtime.config.loading import ConfigurationError
 from kv_runtime.config.sections import Section
 from kv_runtime.extras import DISTRIBUTION, install_command, missing
 from kv_runtime.tracing.exporter import SpanExporter
-from kv_runtime.tracing.spans import SamplerInvalid, Sampling, TraceData, sampling
+from kv_runtime.tracing.spans import Sampling, TraceData, sampling
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
@@ -66,18 +66,23 @@ def opened_tracing(
     service: str = DISTRIBUTION,
     ratio: float | None = None,
     ttft_target_s: float | None = None,
+    has_requests: bool = True,
 ) -> Tracing | None:
     """Return what traces are sent by; None if nothing is to be traced. `service` and `instance` name this process.
 
+    `has_requests`: whether it has requests to trace; if not, it traces KV events or nothing.
     `ratio`: the share of the requests without a `traceparent`; None: as the environment says.
     `ttft_target_s`: requests whose first token came later are sent although they were not sampled; None: none are.
 
     Raises:
         ConfigurationError: a variable has a value that is not allowed, or a package is missing.
     """
-    if not _is_wanted(settings, environ):
+    if not _is_wanted(settings, environ) or not (has_requests or settings.events_ratio):
         return None
-    rule = _sampling(environ, ratio, ttft_target_s)
+    try:
+        rule = sampling(environ, ratio=ratio, ttft_target_s=ttft_target_s)
+    except ValueError as error:
+        raise ConfigurationError([str(error)]) from error
     if rule is None and not settings.events_ratio:
         return None
     if missing(_EXTRA):
@@ -104,24 +109,9 @@ def opened_tracing(
     return Tracing(rule, exporter, events)
 
 
-def opened_event_tracing(
-    settings: TracingSection, environ: Mapping[str, str], instance: str, *, service: str = DISTRIBUTION
-) -> Tracing | None:
-    """Return the same for a process that has no requests to trace; None if none of KV events are traced either."""
-    return opened_tracing(settings, environ, instance, service=service) if settings.events_ratio else None
-
-
 def events_of(tracing: Tracing | None) -> EventTracing | None:
     """Return what traces KV events; None while that is off."""
     return None if tracing is None else tracing.events
-
-
-def _sampling(environ: Mapping[str, str], ratio: float | None, ttft_target_s: float | None) -> Sampling | None:
-    sampler, argument = environ.get("OTEL_TRACES_SAMPLER", ""), environ.get("OTEL_TRACES_SAMPLER_ARG", "")
-    try:
-        return sampling(sampler, argument, ratio=ratio, ttft_target_s=ttft_target_s)
-    except SamplerInvalid as error:
-        raise ConfigurationError([str(error)]) from error
 
 
 def _is_wanted(settings: TracingSection, environ: Mapping[str, str]) -> bool:

@@ -9,6 +9,7 @@ The share is drawn by the trace id, as the SDK does, so that services with one r
 Source: OpenTelemetry specification, "Environment Variable Specification"; SDK, `TraceIdRatioBased`.
 """
 
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
@@ -62,19 +63,16 @@ def text(value: str) -> str:
 
 _LOW_64_BITS = (1 << 64) - 1
 
-_RULES = {
+_RULES: dict[str, tuple[bool, float | None]] = {
     "always_on": (False, 1.0),
     "always_off": (False, 0.0),
     "parentbased_always_on": (True, 1.0),
     "parentbased_always_off": (True, 0.0),
+    "traceidratio": (False, None),
+    "parentbased_traceidratio": (True, None),
 }
-_RATIO_RULES = {"traceidratio": False, "parentbased_traceidratio": True}
-SAMPLERS = (*_RULES, *_RATIO_RULES)
+"""By the sampler's name: whether it follows the caller, and the share of other traces; None: the argument."""
 DEFAULT_SAMPLER = "parentbased_always_on"
-
-
-class SamplerInvalid(ValueError):
-    """`OTEL_TRACES_SAMPLER` or its argument is none that this router knows."""
 
 
 class Sampling(NamedTuple):
@@ -100,22 +98,23 @@ def _bound(ratio: float) -> int:
     return round(ratio * (1 << 64))
 
 
-def sampling(sampler: str, argument: str, *, ratio: float | None, ttft_target_s: float | None) -> Sampling | None:
-    """Return the rule of `OTEL_TRACES_SAMPLER` and its argument, both possibly empty; None: nothing is ever sent.
+def sampling(environ: Mapping[str, str], *, ratio: float | None, ttft_target_s: float | None) -> Sampling | None:
+    """Return the rule of `OTEL_TRACES_SAMPLER` and its argument; None: nothing is ever sent.
 
     `ratio` wins over both: the share of requests whose caller sent no `traceparent`.
 
     Raises:
-        SamplerInvalid: the sampler is not known, or its argument is no ratio.
+        ValueError: the sampler is not known, or its argument is no ratio.
     """
     if ratio is not None:
         return Sampling(follows_parent=True, ratio=ratio, ttft_target_s=ttft_target_s)
-    name = sampler.strip().lower() or DEFAULT_SAMPLER
-    if name in _RATIO_RULES:
-        return Sampling(_RATIO_RULES[name], _ratio(argument), ttft_target_s)
+    name = environ.get("OTEL_TRACES_SAMPLER", "").strip().lower() or DEFAULT_SAMPLER
     if name not in _RULES:
-        raise SamplerInvalid(f"OTEL_TRACES_SAMPLER: found {name[:64]!r}, allowed {', '.join(SAMPLERS)}")
-    return None if name == "always_off" else Sampling(*_RULES[name], ttft_target_s)
+        raise ValueError(f"OTEL_TRACES_SAMPLER: found {name[:64]!r}, allowed {', '.join(_RULES)}")
+    follows_parent, share = _RULES[name]
+    if share is None:
+        share = _ratio(environ.get("OTEL_TRACES_SAMPLER_ARG", ""))
+    return None if name == "always_off" else Sampling(follows_parent, share, ttft_target_s)
 
 
 def _ratio(argument: str) -> float:
@@ -124,5 +123,5 @@ def _ratio(argument: str) -> float:
     except ValueError:
         ratio = -1.0
     if not 0 <= ratio <= 1:
-        raise SamplerInvalid(f"OTEL_TRACES_SAMPLER_ARG: found {argument[:64]!r}, allowed 0..1")
+        raise ValueError(f"OTEL_TRACES_SAMPLER_ARG: found {argument[:64]!r}, allowed 0..1")
     return ratio

@@ -5,8 +5,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from indexer.index.outline import OUTLINE_ORDERS, Outline, OutlineNode
-from indexer.index.prefix_index import RANK_MAX, Depths, Hashes, PrefixIndex
+from indexer.index.prefix_index import OUTLINE_ORDERS, RANK_MAX, Depths, Hashes, Outline, OutlineNode, PrefixIndex
 from indexer.native.index import NativeIndex
 from kv_protocol.codec import unpack_u64
 from kv_protocol.digest import SetDigest

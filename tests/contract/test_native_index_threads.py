@@ -16,8 +16,7 @@ from typing import Any
 
 import pytest
 
-from indexer.index.outline import PassedRequest
-from indexer.index.prefix_index import Hashes
+from indexer.index.prefix_index import Hashes, PassedRequest
 from indexer.native.index import NativeIndex
 from kv_protocol.codec import encode_message
 from kv_protocol.events import Batch, Event, Removed, Stored

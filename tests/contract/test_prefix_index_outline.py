@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from indexer.index.outline import OUTLINE_ORDERS, Outline, OutlineNode, PassedRequest
-from indexer.index.prefix_index import PrefixIndex
+from indexer.index.prefix_index import OUTLINE_ORDERS, Outline, OutlineNode, PassedRequest, PrefixIndex
 from kv_protocol.codec import unpack_u64
 from kv_protocol.recovery import HeldBlock
 from tests.contract.indexes import GPU, HOST, MOST, MakeIndex, chain, forest, load, whole_tree, with_ranks

@@ -10,19 +10,7 @@ from functools import partial
 
 from indexer.follow.fold import IndexFold, OverlapColumns, RankView
 from indexer.follow.follower import StreamFollower
-from indexer.follow.inputs import (
-    AnswerArrived,
-    BytesRefused,
-    Fact,
-    HeartbeatArrived,
-    LogFound,
-    LogLost,
-    MessageArrived,
-    Question,
-    WorkerCame,
-    WorkerGone,
-    read_message,
-)
+from indexer.follow.inputs import Fact, LogConnected, Question, Received, WorkerCame, WorkerGone, read_message
 from indexer.follow.rank_stream import FollowedRank
 from kv_protocol import fleet, recovery
 from kv_protocol.errors import MalformedMessage
@@ -101,7 +89,7 @@ class Index:
         is_connected = self.connection.is_connected
         if is_connected != self._was_connected:
             self._was_connected = is_connected
-            self.apply(LogFound() if is_connected else LogLost())
+            self.apply(LogConnected(is_connected))
         self._ask(self.fold.tick(self.clock.now()))
 
     def apply(self, fact: Fact) -> None:
@@ -170,9 +158,9 @@ class Index:
         rank = rank_named(stored.subject)
         self.traffic.on_message(data)
         try:
-            self.apply(MessageArrived(rank, read_message(data)))
+            self.apply(Received(rank, read_message(data)))
         except MalformedMessage:
-            self.apply(BytesRefused(rank))
+            self.apply(Received(rank, None))
 
     def _on_fleet_event(self, stored: Stored, data: bytes) -> None:
         self._places[FLEET].seq = max(self._places[FLEET].seq, stored.seq)
@@ -189,7 +177,7 @@ class Index:
     # -------------------------------------------------------------- what is announced
     def _on_pulse(self, rank: WorkerRank, data: bytes, _: str) -> None:
         try:
-            self.apply(HeartbeatArrived(rank, fleet.decode_heartbeat(data)))
+            self.apply(Received(rank, fleet.decode_heartbeat(data)))
         except MalformedMessage:
             return
 
@@ -199,4 +187,4 @@ class Index:
         except MalformedMessage:
             return
         self.traffic.on_answer(answer)
-        self.apply(AnswerArrived(rank, answer))
+        self.apply(Received(rank, answer))

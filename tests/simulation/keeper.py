@@ -7,12 +7,10 @@ from collections import Counter
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from indexer.follow.checkpoint import Checkpoint
 from indexer.follow.fold import IndexFold
 from indexer.service.feed import LogPosition
 from indexer.service.retention import KeepingLimits
-from indexer.service.snapshot_keeper import SnapshotKeeper
-from indexer.service.snapshot_store import SnapshotStore
+from indexer.service.snapshots import Snapshots
 from kv_runtime.event_log import LogStreamState, NoSuchObject
 from tests.simulation.broker import EVENTS, Broker
 from tests.simulation.connection import Operation, Talk
@@ -93,27 +91,24 @@ class Keeper:
     """What one life of an index does for snapshots; `place` is how far it has read the events."""
 
     def __init__(self, fold: IndexFold, place: Place, clock: ProcessClock, setup: LogSetup) -> None:
-        self._fold, self._place, self._clock = fold, place, clock
+        self._place = place
         limits = KeepingLimits(period_s=setup.snapshot_period_s, log_bytes_max=setup.bytes_max or 1 << 30)
         log = cast("EventLog", _Log())
-        self._store = SnapshotStore(log, BUCKET_BYTES_MAX)
-        self._keeper = SnapshotKeeper(fold, cast("IndexFeed", place), self._store, log, clock, limits)
+        self._snapshots = Snapshots(fold, log, clock, limits, BUCKET_BYTES_MAX)
         self._is_looking = False
         self._restored = 0
 
     @property
     def counts(self) -> Counter[str]:
         """The snapshots that this life wrote and restored."""
-        return Counter(snapshots_written=self._store.written_total, snapshots_restored=self._restored)
+        return Counter(snapshots_written=self._snapshots.statistics().written_total, snapshots_restored=self._restored)
 
     def restore(self, state: LogStreamState) -> Talk:
         """The best snapshot of the stream is restored, if there is one, and the place is the one that it covers."""
-        yield from self._store.restore(state, self._take).__await__()
-
-    def _take(self, checkpoint: Checkpoint) -> None:
-        self._fold.restore(checkpoint, self._clock.now())
-        self._restored += 1
-        self._place.created, self._place.seq = checkpoint.stream_created, checkpoint.stream_seq
+        covered = yield from self._snapshots.restore(state).__await__()
+        if covered:
+            self._restored += 1
+            self._place.created, self._place.seq = state.created, covered
 
     def look(self) -> Talk:
         """What is due is done, as far as the broker does it; one look at a time."""
@@ -121,6 +116,6 @@ class Keeper:
             return
         self._is_looking = True
         try:
-            yield from self._keeper.check().__await__()
+            yield from self._snapshots.check(cast("IndexFeed", self._place)).__await__()
         finally:
             self._is_looking = False

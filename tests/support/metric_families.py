@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Self
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
-from indexer.service.metrics import index_families, keeper_families
+from indexer.service.metrics import index_families, snapshot_families
 from kv_runtime.event_log.metrics import log_families
 from kv_runtime.http.connection_limit import connection_families
 from kv_runtime.nats_server import nats_server_families
@@ -128,7 +128,7 @@ def _spans() -> Iterator[MadeFamily]:
 
 def _index() -> Iterator[MadeFamily]:
     yield from _of_function(index_families, 2)
-    yield from _of_function(keeper_families)
+    yield from _of_function(snapshot_families)
     yield from _log()
 
 

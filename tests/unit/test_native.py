@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from indexer.native.index import NativeIndex, make_index
+from indexer.native.index import make_index
 from kv_protocol.events import Tier
 from kv_runtime.config.sections import IndexSection
-from tests.contract.indexes import overlaps
 
 INDEX, FOLD = "indexer.native._core", "router.native._fold"
 HIDING = {
@@ -42,13 +41,6 @@ print(*[command.imported().name for command in main.commands.values()])
 
 def ran(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-
-
-def test_the_index_serves() -> None:
-    index = NativeIndex()
-    index.register(3)
-    index.store(3, None, (1, 2), Tier.GPU, 0.0)
-    assert overlaps(index, (1, 2, 9)) == {3: (2, 2, 2, 2)}
 
 
 def test_its_limit_is_that_of_configuration() -> None:

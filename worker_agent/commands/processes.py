@@ -31,7 +31,7 @@ from kv_runtime.supervise import Part, PartGaveUp, run_parts
 from kv_runtime.telemetry import configure_logs
 from kv_runtime.text.chat_template import TextError
 from kv_runtime.text.loading import load_text
-from kv_runtime.tracing.service import opened_event_tracing, opened_tracing
+from kv_runtime.tracing.service import opened_tracing
 from worker_agent.api.app import status_server
 from worker_agent.api.in_flight import SERVICE
 from worker_agent.api.parsers.families import REASONING_PARSERS, TOOL_CALL_PARSERS
@@ -156,8 +156,8 @@ async def run_attached(settings: AttachSettings, stop: asyncio.Event, report: Ca
         cleanup.push_async_callback(log.close)
         context = zmq.asyncio.Context()
         cleanup.callback(context.destroy, linger=0)
-        opened = opened_event_tracing if settings.engine.requests == "direct" else opened_tracing
-        tracing = opened(settings.tracing, os.environ, uuid.uuid4().hex[:16], service=SERVICE)
+        instance, has_requests = uuid.uuid4().hex[:16], settings.engine.requests != "direct"
+        tracing = opened_tracing(settings.tracing, os.environ, instance, service=SERVICE, has_requests=has_requests)
         host = Host(log, context, SystemClock(), FleetGate(settings.nats.fleet_secrets), load_text, tracing)
         worker = AttachedWorker(settings, host, lambda line, _: report(f"streams of {line}; status on {at}"))
         http = status_server(

@@ -11,8 +11,7 @@ from heapq import nsmallest
 
 from typing_extensions import Buffer
 
-from indexer.index.outline import OutlineNode, OutlineOrder, PassedRequest
-from indexer.index.prefix_index import Depths, Hashes, IndexStatistics
+from indexer.index.prefix_index import Depths, Hashes, IndexStatistics, OutlineNode, OutlineOrder, PassedRequest
 from indexer.index.snapshot import seal, unseal
 from kv_protocol.codec import decode_message, pack_u64, unpack_u64
 from kv_protocol.digest import TierDigest, is_in_buckets
@@ -97,20 +96,16 @@ class ReferenceOutline:
         return len(self._nodes)
 
     def find(self, last: int) -> int | None:
-        """Return the node that ends with this block."""
         return self._by_last.get(last)
 
     def child_count(self, node: int | None) -> int:
-        """Return how many children the node has."""
         return len(self._children[node])
 
     def children(self, node: int | None, order_by: OutlineOrder, offset: int, limit: int) -> Sequence[OutlineNode]:
-        """Return the node's children in descending order, equal ones by ascending `first`, from `offset` on."""
         rows, most = [self._nodes[child] for child in self._children[node]], _MOST[order_by]
         return nsmallest(offset + limit, rows, lambda each: (-most(each), each.first))[offset:]
 
     def path(self, node: int, limit: int) -> Sequence[OutlineNode]:
-        """Return the node and those above it, the node first; at most `limit`."""
         found, at = list[OutlineNode](), node if limit else None
         while at is not None and len(found) < limit:
             found.append(self._nodes[at])
@@ -132,7 +127,7 @@ def chain_from(forest: Forest, sequence_hash: int, limit: int) -> list[int]:
 
 
 class ReferenceIndex(ReferenceTree):
-    """A `PrefixIndex`. `memory_bytes_max` is in bytes; 0: no limit."""
+    """A `PrefixIndex`, whose methods are described there. `memory_bytes_max` is in bytes; 0: no limit."""
 
     def __init__(
         self, *, parked_blocks_max: int = 65_536, parked_ttl_s: float = 5.0, memory_bytes_max: int = 0
@@ -142,23 +137,19 @@ class ReferenceIndex(ReferenceTree):
     # ------------------------------------------------------------------------------------------------- changes
 
     def register(self, rank: int, capacity_blocks: int = 0) -> None:
-        """Add `rank` without blocks, unless it is known; memory is allocated when it is needed."""
         del capacity_blocks
         if rank not in self._ranks:
             self._admit(rank)
 
     def store(self, rank: int, parent: int | None, sequence_hashes: Hashes, tier: Tier, now_s: float) -> None:
-        """Add these blocks of `rank` on `tier`; a block is parked while its parent is unknown."""
         self._check_known(rank)
         self._store(rank, parent, _numbers(sequence_hashes), tier, now_s)
 
     def remove(self, rank: int, sequence_hashes: Hashes, tier: Tier) -> None:
-        """Remove these blocks of `rank` on `tier`, in any order."""
         self._check_known(rank)
         self._remove(rank, _numbers(sequence_hashes), tier)
 
     def clear(self, rank: int, tier: Tier | None = None) -> None:
-        """Remove all blocks of `rank` on `tier` (None: on all tiers), parked ones too."""
         self._check_known(rank)
         for on_tier in TIERS if tier is None else (tier,):
             self._clear(rank, on_tier)
@@ -166,20 +157,17 @@ class ReferenceIndex(ReferenceTree):
             self._overfull.discard(rank)
 
     def drop(self, rank: int) -> None:
-        """Remove `rank`; no effect if it is unknown."""
         if rank in self._ranks:
             self.clear(rank)
             del self._ranks[rank]
 
     def load(self, rank: int, chunks: Iterable[BlockColumns], now_s: float) -> None:
-        """Replace the blocks of `rank` by those of `chunks`, parents first; a bad chunk changes nothing."""
         self._check_known(rank)
         rows = [block for columns in chunks for block in columns.blocks()]
         self.clear(rank)
         self._hold_rows(rank, rows, now_s)
 
     def repair(self, rank: int, buckets: bytes, chunks: Iterable[BlockColumns], now_s: float) -> None:
-        """Replace the blocks of `rank` in `buckets` by those of `chunks`; drop its parked blocks."""
         self._check_known(rank)
         rows = [block for columns in chunks for block in columns.blocks()]
         for tier in TIERS:
@@ -194,7 +182,6 @@ class ReferenceIndex(ReferenceTree):
         self._refuse(rank, sum(not is_attached for is_attached in attached))
 
     def apply_batch(self, rank: int, message: bytes, now_s: float) -> int:
-        """Apply the events of a message of canonical batches; return for how many blocks there was no memory."""
         self._check_known(rank)
         return sum([self._apply(rank, batch.event, now_s) for batch in decode_message(message)])
 
@@ -208,7 +195,6 @@ class ReferenceIndex(ReferenceTree):
         return 0
 
     def expire(self, now_s: float) -> set[int]:
-        """Drop blocks that were parked too long; return the ranks that lost some, for a resync."""
         return self._parked.expire(now_s)
 
     def _check_known(self, rank: int) -> None:
@@ -240,7 +226,6 @@ class ReferenceIndex(ReferenceTree):
         return {rank: (found[0], found[1], found[2], found[3]) for rank, found in depths.items()}
 
     def match(self, sequence_hashes: Hashes, out: Buffer, ranks: bytes | None = None) -> int:
-        """Write the depths of every rank to `out`, or of the columns' `ranks`; return the largest depth of any rank."""
         rows = memoryview(out).cast("B").cast("i")
         found, columns = self._overlaps(_numbers(sequence_hashes)), len(rows) // len(TIERS)
         rows[:] = memoryview(bytes(rows.nbytes)).cast("i")
@@ -251,52 +236,41 @@ class ReferenceIndex(ReferenceTree):
         return max((depths[-1] for depths in found.values()), default=0)
 
     def digest(self, rank: int, tier: Tier) -> TierDigest:
-        """Return the digest of the blocks of `rank` on `tier`."""
         return self._ranks[rank].digests[tier].of_tier(tier)
 
     def bucket_digests(self, rank: int, tier: Tier) -> tuple[int, ...]:
-        """Return the digest by the top byte of the sequence hashes: 256 numbers (u64), whose sum is the digest."""
         return self._ranks[rank].digests[tier].buckets
 
     def dump(self, rank: int, chunk_blocks: int = CHUNK_BLOCKS_MAX) -> Iterator[BlockColumns]:
-        """Yield the blocks of `rank`, parents first, in chunks; the index must not change meanwhile."""
         held = self._ranks[rank].held
         parents = {sequence_hash: self._nodes[sequence_hash].parent for sequence_hash in held}
         rows = (HeldBlock(each, parents[each], held[each]) for each in parents_first(parents))
         return block_columns(rows, chunk_blocks)
 
     def snapshot(self) -> bytes:
-        """Return the state of all ranks with parked blocks, without counters."""
         return seal(write_body(saved(self._nodes, self._ranks, self._parked)))
 
     def restore(self, data: Buffer, now_s: float) -> None:
-        """Replace the state by a snapshot's; parked blocks wait from now."""
         self._become(read_body(unseal(data)), now_s)
 
     def children(self, sequence_hash: int | None) -> list[int]:
-        """Return the children of a block (None: blocks without a known parent), ascending; none for an unknown one."""
         return children_of(self._nodes, sequence_hash)
 
     def holders(self, sequence_hash: int) -> dict[int, int]:
-        """Return the holders of a block: rank -> bits of tiers; empty for an unknown one."""
         node = self._nodes.get(sequence_hash)
         return {} if node is None else node.holder_bits()
 
     def outline(self, requests: Sequence[PassedRequest] = ()) -> ReferenceOutline:
-        """Return the shape of the index, with these requests' heat."""
         return ReferenceOutline(self._nodes, requests)
 
     def chain(self, sequence_hash: int, limit: int) -> bytes:
-        """Return the blocks from this one on up to a fork, at most `limit`, as packed u64s; none for an unknown one."""
         found = chain_from(self._nodes, sequence_hash, limit)
         return pack_u64(found)
 
     def overfull(self) -> set[int]:
-        """Return the overfull ranks."""
         return set(self._overfull)
 
     def structure(self) -> dict[str, int]:
-        """Return the number of internal objects by kind; all 0 when nothing is held or parked."""
         return {
             "nodes": len(self._nodes),
             "holdings": self._holdings,
@@ -305,7 +279,6 @@ class ReferenceIndex(ReferenceTree):
         }
 
     def statistics(self) -> IndexStatistics:
-        """Return the present state and the counts."""
         return IndexStatistics(
             ranks=len(self._ranks),
             nodes=len(self._nodes),
@@ -321,7 +294,6 @@ class ReferenceIndex(ReferenceTree):
         )
 
     def self_check(self) -> list[str]:
-        """Return nothing: what this index keeps twice shows where its answers differ from the native index's."""
         return []
 
 

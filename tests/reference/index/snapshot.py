@@ -73,130 +73,93 @@ def read_body(body: memoryview) -> Snapshot:
 
 class _BodyReader:
     def __init__(self, body: memoryview) -> None:
-        self._body = body
-        self._at = 0
-        self._ranks: dict[int, None] = {}
+        self._body, self._at = body, 0
+        self._ranks: list[int] = []
         self._sets: list[Holders] = [()]
         self._hashes: set[int] = set()
-        self._parents: set[int] = set()
 
     def snapshot(self) -> Snapshot:
         """Decode all of the body."""
-        self._ranks = dict.fromkeys(self._read_ranks())
-        self._sets += [self._read_set() for _ in range(self._count(_U32, 2 * _U32.size, "sets"))]
-        runs = self._read_runs()
-        parked = self._read_parked()
-        if self._at != len(self._body):
-            raise self._refusal(self._at, f"{len(self._body) - self._at} bytes after the last parked block")
-        return Snapshot(tuple(self._ranks), runs, parked)
+        for _ in range(self._count(_U32, _U32.size)):
+            at, (rank,) = self._at, self._read(_U32)
+            self._expect(max(self._ranks, default=-1) < rank <= RANK_MAX, at, "a rank beyond 4095, or not ascending")
+            self._ranks.append(rank)
+        for _ in range(self._count(_U32, 2 * _U32.size)):
+            self._sets.append(self._read_set())
+        runs, parked = self._read_runs(), self._read_parked()
+        self._expect(self._at == len(self._body), self._at, "bytes after the last parked block")
+        return Snapshot(self._ranks, runs, parked)
 
     @staticmethod
-    def _refusal(at: int, reason: str) -> MalformedMessage:
-        return MalformedMessage(HEAD_BYTES + at, reason)
+    def _expect(is_so: object, at: int, otherwise: str) -> None:
+        if not is_so:
+            raise MalformedMessage(HEAD_BYTES + at, otherwise)
 
-    def _read(self, fields: struct.Struct, what: str) -> tuple[int, ...]:
-        left = len(self._body) - self._at
-        if left < fields.size:
-            raise self._refusal(self._at, f"{left} bytes left, {what} need {fields.size}")
-        values = fields.unpack_from(self._body, self._at)
+    def _read(self, fields: struct.Struct) -> tuple[int, ...]:
+        self._expect(len(self._body) - self._at >= fields.size, self._at, "the body is cut")
         self._at += fields.size
-        return values
+        return fields.unpack_from(self._body, self._at - fields.size)
 
-    def _count(self, field: struct.Struct, bytes_each: int, what: str) -> int:
+    def _count(self, field: struct.Struct, bytes_each: int) -> int:
         """Read a count of items of at least `bytes_each` each."""
-        at = self._at
-        (count,) = self._read(field, f"the count of {what}")
-        if count * bytes_each > len(self._body) - self._at:
-            raise self._refusal(at, f"{count} {what}, only {len(self._body) - self._at} bytes follow")
+        at, (count,) = self._at, self._read(field)
+        self._expect(count * bytes_each <= len(self._body) - self._at, at, "a count of more than follows")
         return count
 
-    def _read_ranks(self) -> list[int]:
-        ranks: list[int] = []
-        for _ in range(self._count(_U32, _U32.size, "ranks")):
-            at = self._at
-            (rank,) = self._read(_U32, "a rank")
-            if rank > RANK_MAX or (ranks and rank <= ranks[-1]):
-                raise self._refusal(at, f"rank {rank}, allowed 0..{RANK_MAX}, ascending")
-            ranks.append(rank)
-        return ranks
-
     def _read_set(self) -> Holders:
-        at, members = self._at, self._count(_U32, _U32.size, "members")
-        if not members:
-            raise self._refusal(at, "a set without members")
+        at, members = self._at, self._count(_U32, _U32.size)
+        self._expect(members, at, "a set without members")
         holders: list[tuple[int, int]] = []
         for _ in range(members):
-            at = self._at
-            (member,) = self._read(_U32, "a member")
+            at, (member,) = self._at, self._read(_U32)
             rank, bits = member >> 4, member & 15
-            if not bits or (holders and rank <= holders[-1][0]):
-                raise self._refusal(at, f"member {member:#x}, allowed with a tier, by rank ascending")
-            self._check_rank(rank, at)
+            is_next = bits and (not holders or rank > holders[-1][0])
+            self._expect(is_next, at, "a member without a tier, or not by rank ascending")
+            self._expect(rank in self._ranks, at, "a rank that is not one of the ranks")
             holders.append((rank, bits))
         return tuple(holders)
-
-    def _check_rank(self, rank: int, at: int) -> None:
-        if rank not in self._ranks:
-            raise self._refusal(at, f"rank {rank} is not one of the {len(self._ranks)} ranks")
 
     def _read_runs(self) -> list[SavedRun]:
         runs: list[SavedRun] = []
         ends: dict[int, int] = {}  # last block of a run without holders -> offset of the run
-        for _ in range(self._count(_U64, _RUN.size + 8, "runs")):
+        for _ in range(self._count(_U64, _RUN.size + 8)):
             at = self._at
-            run = self._read_run()
-            runs.append(run)
+            runs.append(run := self._read_run())
             if not run.holders:
                 ends[run.hashes[-1]] = at
+        parents = {run.parent for run in runs}
         for block, at in ends.items():
-            if block not in self._parents:
-                raise self._refusal(at, "no rank holds the last block of the run, and no block follows it")
+            self._expect(block in parents, at, "a run that no rank holds, and no block follows")
         return runs
 
     def _read_run(self) -> SavedRun:
         at = self._at
-        flags, parent, number, last_stored_s, n = self._read(_RUN, "the fields of a run")
-        if flags not in (0, _HAS_PARENT, _PARENT_UNKNOWN):
-            raise self._refusal(at, f"flags {flags:#x}, allowed 0, 1 or 2")
-        if parent and not flags & _HAS_PARENT:
-            raise self._refusal(at + 1, f"parent {parent} of a run without a known one")
-        if flags & _HAS_PARENT and parent not in self._hashes:
-            raise self._refusal(at + 1, f"parent {parent} is in no run before")
-        if number >= len(self._sets):
-            raise self._refusal(at + 9, f"set {number}, there are {len(self._sets) - 1}")
-        if not math.isfinite(last_stored_s):
-            raise self._refusal(at + 13, f"last_stored_s is {last_stored_s}")
-        hashes = self._read_hashes(n)
-        if flags & _HAS_PARENT:
-            self._parents.add(parent)
-        known = flags != _PARENT_UNKNOWN
-        return SavedRun(parent if flags & _HAS_PARENT else None, known, self._sets[number], last_stored_s, hashes)
-
-    def _read_hashes(self, n: int) -> tuple[int, ...]:
+        flags, parent, number, last_stored_s, n = self._read(_RUN)
+        self._expect(flags in (0, _HAS_PARENT, _PARENT_UNKNOWN), at, "flags beyond 2")
+        is_known = parent in self._hashes if flags == _HAS_PARENT else not parent
+        self._expect(is_known, at + 1, "a parent that is in no run before, or of a run without a known one")
+        self._expect(number < len(self._sets), at + 9, "a set that there is not")
+        self._expect(math.isfinite(last_stored_s), at + 13, "last_stored_s is no number")
         at, left = self._at, len(self._body) - self._at
-        if not 1 <= n <= left // 8:
-            raise self._refusal(at - _U32.size, f"n is {n} blocks, allowed 1 or more, {left // 8} follow")
+        self._expect(1 <= n <= left // 8, at - _U32.size, "no blocks, or more than follow")
         self._at += 8 * n
         hashes = unpack_u64(self._body[at : self._at])
         for index, sequence_hash in enumerate(hashes):
-            if sequence_hash in self._hashes:
-                raise self._refusal(at + 8 * index, f"sequence hash {sequence_hash} stands twice")
+            self._expect(sequence_hash not in self._hashes, at + 8 * index, "a sequence hash that stands twice")
             self._hashes.add(sequence_hash)
-        return hashes
+        known = parent if flags == _HAS_PARENT else None
+        return SavedRun(known, flags != _PARENT_UNKNOWN, self._sets[number], last_stored_s, hashes)
 
     def _read_parked(self) -> list[SavedParked]:
         parked: list[SavedParked] = []
         seen: set[tuple[int, int, int]] = set()
-        for _ in range(self._count(_U32, _PARKED.size, "parked blocks")):
+        for _ in range(self._count(_U32, _PARKED.size)):
             at = self._at
-            rank, tier, parent, sequence_hash = self._read(_PARKED, "a parked block")
-            self._check_rank(rank, at)
-            if tier >= len(TIERS):
-                raise self._refusal(at + 4, f"tier {tier}, allowed 0..{len(TIERS) - 1}")
-            if parent in self._hashes:
-                raise self._refusal(at + 5, f"parent {parent} of a parked block is in a run")
-            if (rank, tier, sequence_hash) in seen:
-                raise self._refusal(at, f"sequence hash {sequence_hash} is parked twice")
+            rank, tier, parent, sequence_hash = self._read(_PARKED)
+            self._expect(rank in self._ranks, at, "a rank that is not one of the ranks")
+            self._expect(tier < len(TIERS), at + 4, "a tier beyond 3")
+            self._expect(parent not in self._hashes, at + 5, "the parent of a parked block is in a run")
+            self._expect((rank, tier, sequence_hash) not in seen, at, "a block that is parked twice")
             seen.add((rank, tier, sequence_hash))
             parked.append(SavedParked(rank, TIERS[tier], parent, sequence_hash))
         return parked

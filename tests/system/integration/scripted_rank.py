@@ -3,7 +3,6 @@
 import asyncio
 from random import Random
 
-from indexer.follow.inputs import Question
 from kv_protocol import codec, fleet, recovery, subjects
 from kv_protocol.digest import SetDigest
 from kv_protocol.events import Batch, Cleared, Event, Removed, Stored, Tier
@@ -116,7 +115,7 @@ class ToldWorker:
 
     async def beat(self) -> None:
         for rank, life in self._lives.items():
-            await self._log.announce(subjects.heartbeat(MODEL, rank), fleet.encode(life.beat().heartbeat))
+            await self._log.announce(subjects.heartbeat(MODEL, rank), fleet.encode(life.heartbeat()))
 
     async def flush(self, rank: WorkerRank, batches: int = 1) -> tuple[int, str, bytes]:
         """Publish batches in one message; return what the log took: place, subject, message."""
@@ -132,5 +131,5 @@ class ToldWorker:
 
     async def _answer(self, message: LogMessage) -> None:
         rank = subjects.rank_of(message.subject)
-        for part in self._lives[rank].answer(Question(rank, recovery.decode_recover_request(message.data))):
-            await self._log.announce(message.reply, recovery.encode(part.answer))
+        for part in self._lives[rank].parts(recovery.decode_recover_request(message.data)):
+            await self._log.announce(message.reply, recovery.encode(part))

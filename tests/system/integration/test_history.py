@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 import pytest
 import pytest_asyncio
 
+from indexer.follow.checkpoint import RankState
 from indexer.follow.fold import IndexFold
-from indexer.follow.inputs import MessageArrived, read_message
-from indexer.follow.rank_state import RankState
+from indexer.follow.inputs import Received, read_message
 from indexer.index.prefix_index import PrefixIndex
 from indexer.native.index import NativeIndex
-from indexer.service import snapshot_keeper as keeper
-from indexer.service import wall_time
+from indexer.service import snapshots, wall_time
 from indexer.service.history import AvailableMoment, NotRetained, moment_at, seq_at
 from indexer.service.retention import SnapshotName
 from kv_protocol import subjects
@@ -90,7 +89,7 @@ async def tell(log: EventLog, index: Index, messages: int) -> Told:
 @asynccontextmanager
 async def telling(store: Path, messages: int) -> AsyncIterator[Told]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(keeper, "LOOK_S", 0.1)
+        patch.setattr(snapshots, "LOOK_S", 0.1)
         async with running_broker(store) as broker, connected(broker.url) as log:
             async with running_index(broker.url, nats=OFTEN) as index:
                 told = await tell(log, index, messages)
@@ -148,7 +147,7 @@ async def compared(told: Told, positions: Sequence[int], make: Callable[[], Pref
     scratch, folded, differ, noted = IndexFold(make()), 0, [], 0
     for position in positions:
         for subject, data in told.messages[folded:position]:
-            scratch.apply(MessageArrived(subjects.rank_of(subject), read_message(data)), 0.0)
+            scratch.apply(Received(subjects.rank_of(subject), read_message(data)), 0.0)
         folded = position
         moment = await moment_at(told.log, position, IndexFold(make()))
         apart = {rank for rank, notes in moment.notes().items() if notes}
@@ -181,7 +180,7 @@ async def test_only_the_log_behind_the_newest_snapshot_before_it_is_read(told: T
         moment = await moment_at(told.log, after.stream_seq - 1, IndexFold(native()))
         assert (moment.snapshot, moment.messages_read) == (str(before), after.stream_seq - 1 - before.stream_seq)
     first = await moment_at(told.log, names[0].stream_seq - 1, IndexFold(native()))
-    assert (first.snapshot, first.messages_read, first.rank_checkpoints) == ("", names[0].stream_seq - 1, {})
+    assert (first.snapshot, first.messages_read) == ("", names[0].stream_seq - 1)
 
 
 # ---------------------------------------------------------------- what is not kept is said

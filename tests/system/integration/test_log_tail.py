@@ -8,7 +8,7 @@ import pytest
 from indexer.service import log_tail
 from indexer.service.history import AvailableMoment, NotRetained
 from indexer.service.log_lines import EventLine, FleetLine, Line
-from indexer.service.log_tail import LogTail, TailFilter, TailStart
+from indexer.service.log_tail import TailFilter, TailStart
 from kv_protocol import fleet, subjects
 from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import Part
@@ -24,7 +24,7 @@ EVERYTHING = TailFilter()
 @asynccontextmanager
 async def tailing(log: EventLog, start: TailStart, wanted: TailFilter = EVERYTHING) -> AsyncIterator[list[Line]]:
     lines: list[Line] = []
-    await LogTail(log, ManualClock(wall_ns=77), wanted, lines.append).begin(start)
+    await log_tail.follow(log, ManualClock(wall_ns=77), wanted, start, lines.append)
     async with at_work(Part("event-log", log.run)):
         yield lines
 

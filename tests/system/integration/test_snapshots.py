@@ -12,7 +12,7 @@ from indexer.commands.http import index_app
 from indexer.embedded import EmbeddedIndex
 from indexer.follow.checkpoint import decode_checkpoint, encode_checkpoint
 from indexer.follow.fold import RankView
-from indexer.service import snapshot_keeper as keeper
+from indexer.service import snapshots
 from indexer.service.retention import SnapshotName
 from kv_protocol import subjects
 from kv_runtime.config.sections import IndexSection
@@ -30,8 +30,8 @@ OFTEN = NATS.model_copy(update={"snapshot_period_s": 1.0})
 
 @pytest.fixture(autouse=True)
 def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper, "LOOK_S", 0.1)
-    monkeypatch.setattr(keeper, "OFF_S", 2.0)
+    monkeypatch.setattr(snapshots, "LOOK_S", 0.1)
+    monkeypatch.setattr(snapshots, "OFF_S", 2.0)
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from indexer.service.index_client import IndexClient
 from indexer.service.verification import LISTEN_S, FleetRoll, Mirrors, MirrorSilent, Verification
 from kv_protocol import fleet, recovery, subjects
 from kv_protocol.fleet import WorkerLeft
+from kv_protocol.fleet_gate import FleetGate
 from kv_protocol.ids import WorkerRank
 from kv_protocol.recovery import HeldBlock
 from kv_runtime.clock import SystemClock
@@ -196,7 +197,7 @@ async def test_what_is_no_answer_is_said(log: EventLog) -> None:
 
 async def called(log: EventLog, *beating: ScriptedRank) -> Mapping[WorkerRank, str]:
     clock = ManualClock()
-    roll = FleetRoll(log, clock)
+    roll = FleetRoll(log, clock, FleetGate())
     async with asyncio.TaskGroup() as group:
         calling = group.create_task(roll.call(5.0))
         await eventually(lambda: clock.sleepers)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence, Sized
 from random import Random
 
 from indexer.follow.fold import IndexFold
-from indexer.follow.inputs import AnswerArrived, Fact, HeartbeatArrived, MessageArrived, Question, read_message
+from indexer.follow.inputs import Fact, Question, Received, read_message
 from kv_protocol import codec
 from kv_protocol.digest import SetDigest, bucket_table, differing_buckets, is_in_buckets
 from kv_protocol.events import TIERS, Batch, Cleared, Event, Removed, Stored, Tier
@@ -25,19 +25,23 @@ def told(fold: IndexFold, *facts: Fact, now_s: float = 0) -> list[Question]:
     return [question for fact in facts for question in fold.apply(fact, now_s)]
 
 
-def arrived(rank: WorkerRank, *batches: Batch) -> MessageArrived:
-    return MessageArrived(rank, read_message(codec.encode_message(batches)))
+def unreadable(rank: WorkerRank) -> Received:
+    return Received(rank, None)
 
 
-def batch(rank: WorkerRank, seq: int, event: Event, epoch: int = EPOCH) -> MessageArrived:
+def arrived(rank: WorkerRank, *batches: Batch) -> Received:
+    return Received(rank, read_message(codec.encode_message(batches)))
+
+
+def batch(rank: WorkerRank, seq: int, event: Event, epoch: int = EPOCH) -> Received:
     return arrived(rank, Batch(epoch, seq, event))
 
 
 def pulse(
     rank: WorkerRank, last_seq: int, *gpu: int, epoch: int = EPOCH, host: Sequence[int] = (), stale: str = ""
-) -> HeartbeatArrived:
+) -> Received:
     tiers = (SetDigest(gpu).of_tier(Tier.GPU), SetDigest(host).of_tier(Tier.HOST))
-    return HeartbeatArrived(rank, Heartbeat(instance="i", epoch=epoch, last_seq=last_seq, tiers=tiers, stale=stale))
+    return Received(rank, Heartbeat(instance="i", epoch=epoch, last_seq=last_seq, tiers=tiers, stale=stale))
 
 
 def stale(fold: IndexFold, *ranks: WorkerRank) -> list[str]:
@@ -104,15 +108,17 @@ class Life:
     def digests(self) -> list[SetDigest]:
         return [SetDigest(block for block, (_, bits) in self.held.items() if bits >> tier & 1) for tier in TIERS]
 
-    def beat(self) -> HeartbeatArrived:
+    def beat(self) -> Received:
+        return Received(self.rank, self.heartbeat())
+
+    def heartbeat(self) -> Heartbeat:
         tiers = tuple(digest.of_tier(tier) for tier, digest in zip(TIERS, self.digests(), strict=True))
-        heartbeat = Heartbeat(instance="i", epoch=self.epoch, last_seq=self.seq, tiers=tiers)
-        return HeartbeatArrived(self.rank, heartbeat)
+        return Heartbeat(instance="i", epoch=self.epoch, last_seq=self.seq, tiers=tiers)
 
-    def answer(self, question: Question) -> list[AnswerArrived]:
-        return [AnswerArrived(self.rank, part) for part in self._parts(question.request)]
+    def answer(self, question: Question) -> list[Received]:
+        return [Received(self.rank, part) for part in self.parts(question.request)]
 
-    def _parts(self, request: RecoverRequest) -> list[Answer]:
+    def parts(self, request: RecoverRequest) -> list[Answer]:
         """Return the repair, the replay or the dump that is asked for."""
         number, tail = request.request_id, [batch for batch in self.ring if batch.seq > request.after_seq]
         if request.epoch == self.epoch and request.buckets:

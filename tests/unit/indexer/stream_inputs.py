@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from indexer.follow.follower import FollowerLimits, StreamFollower
 from indexer.follow.inputs import ApplyEvent, Effect, RepairBuckets
-from indexer.follow.question import OpenQuestion
+from indexer.follow.question import Wants
 from indexer.follow.status import FollowerCounts
 from kv_protocol import codec
 from kv_protocol.digest import BUCKET_SET_BYTES, SetDigest, TierDigest
@@ -19,6 +19,13 @@ LIMITS = FollowerLimits(gap_s=0.0, behind_s=2.0, answer_s=2.0, backoff_max_s=8.0
 FAR = 1 << 21
 FIRST_BUCKET = b"\x01" + bytes(BUCKET_SET_BYTES - 1)
 """The bucket of all small hashes."""
+
+
+class OpenQuestion(NamedTuple):
+    """A question that is sent."""
+
+    request_id: int
+    wants: Wants | None
 
 
 class Refused(NamedTuple):
@@ -103,7 +110,11 @@ def give(
     """Return what the stream wants done and asked, of which everything is done, and asked at once."""
     effects: list[Effect | OpenQuestion] = [*_given(follower, one, now_s)]
     follower.prove(digest_of or holds(), now_s)
-    return [*effects, follower.begin_question(now_s)] if follower.question.is_due(now_s) else effects
+    return [*effects, begun(follower, now_s)] if follower.question.is_due(now_s) else effects
+
+
+def begun(follower: StreamFollower, now_s: float) -> OpenQuestion:
+    return OpenQuestion(follower.question.begin(follower.position[1], now_s), follower.question.wants)
 
 
 def _given(follower: StreamFollower, one: Input, now_s: float) -> Sequence[Effect]:

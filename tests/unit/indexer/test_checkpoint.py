@@ -10,11 +10,17 @@ import pytest
 from xxhash import xxh3_64_intdigest
 
 from indexer.commands.dump import state_lines
-from indexer.follow.checkpoint import Checkpoint, RankCheckpoint, decode_checkpoint, encode_checkpoint
-from indexer.follow.fold import IndexFold
-from indexer.follow.inputs import BytesRefused, HeartbeatArrived, LogLost, Question, WorkerGone
-from indexer.follow.question import RECOVERIES_MAX
-from indexer.follow.rank_state import RankState, decode_state, encode_state
+from indexer.follow.checkpoint import (
+    Checkpoint,
+    RankCheckpoint,
+    RankState,
+    decode_checkpoint,
+    decode_state,
+    encode_checkpoint,
+    encode_state,
+)
+from indexer.follow.fold import RECOVERIES_MAX, IndexFold
+from indexer.follow.inputs import LogConnected, Question, Received, WorkerGone
 from indexer.native.index import NativeIndex
 from kv_protocol.digest import SetDigest
 from kv_protocol.errors import MalformedMessage
@@ -23,7 +29,7 @@ from kv_protocol.fleet import Heartbeat
 from kv_protocol.ids import WorkerRank
 from kv_protocol.recovery import HeldBlock, RecoverRequest
 from tests.reference.index.index import ReferenceIndex
-from tests.unit.indexer.life import Life, arrived, told
+from tests.unit.indexer.life import Life, arrived, told, unreadable
 
 A0, A1, B0, C0 = WorkerRank("a", 0), WorkerRank("a", 1), WorkerRank("b", 0), WorkerRank("c", 0)
 CREATED, SEQ, WALL_NS = "2026-01-02T03:04:05Z", 77, 1_767_322_245_000_000_000
@@ -122,14 +128,14 @@ def test_what_is_wrong_with_a_checkpoint_is_named(data: bytes, reason: str) -> N
 
 def test_a_rank_without_a_place_is_one_of_which_nothing_was_heard() -> None:
     fold = IndexFold(NativeIndex())
-    told(fold, BytesRefused(A0))
+    told(fold, unreadable(A0))
     other = restored(fold)
     assert places(other) == {A0: (0, 0, "never_heard")}
 
 
 def test_the_life_of_a_worker_is_known_over_a_checkpoint() -> None:
     fold = IndexFold(NativeIndex())
-    told(fold, HeartbeatArrived(A0, Heartbeat(instance="second", epoch=7, last_seq=0)))
+    told(fold, Received(A0, Heartbeat(instance="second", epoch=7, last_seq=0)))
     other = restored(fold)
     told(other, WorkerGone("a", "first"))
     assert other.ranks() == [A0]
@@ -163,7 +169,7 @@ def test_a_rank_advanced_by_an_answer_is_ahead_of_the_log_until_the_log_reaches_
     life = lived(fold, A0, 3)
     lived(fold, B0, 3)
     later = [life.batch() for _ in range(3)]
-    (question,) = told(fold, BytesRefused(A0))
+    (question,) = told(fold, unreadable(A0))
     told(fold, *life.answer(question))
     assert fold.off_log() == [A0]
     (saved,) = [place for place in fold.checkpoint(CREATED, SEQ, WALL_NS).ranks if place.worker_id == "a"]
@@ -180,10 +186,10 @@ def test_a_rank_advanced_by_an_answer_is_ahead_of_the_log_until_the_log_reaches_
 def test_a_fold_that_is_restored_asks_nothing_that_it_wanted_before() -> None:
     fold = IndexFold(NativeIndex())
     empty = fold.checkpoint(CREATED, SEQ, WALL_NS)
-    wanted = told(fold, *(BytesRefused(WorkerRank("w", at)) for at in range(RECOVERIES_MAX + 1)))
+    wanted = told(fold, *(unreadable(WorkerRank("w", at)) for at in range(RECOVERIES_MAX + 1)))
     assert len(wanted) == RECOVERIES_MAX, "one more waits for its turn"
     fold.restore(empty, 1.0)
-    assert told(fold, BytesRefused(A0), now_s=1.0) == [Question(A0, RecoverRequest(RECOVERIES_MAX + 1))]
+    assert told(fold, unreadable(A0), now_s=1.0) == [Question(A0, RecoverRequest(RECOVERIES_MAX + 1))]
 
 
 def fold() -> IndexFold:
@@ -212,7 +218,7 @@ def test_a_fold_tells_a_rank_s_place_blocks_and_digests() -> None:
 
 def test_while_the_log_is_away_a_state_says_so() -> None:
     away = fold()
-    away.apply(LogLost(), 1.0)
+    away.apply(LogConnected(False), 1.0)
     told = away.state(A0)
     assert told is not None
     assert told.stale == "log_away"

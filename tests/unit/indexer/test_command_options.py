@@ -18,9 +18,7 @@ TOO_LARGE = str(1 << 64)
     ("typed", "words"),
     [
         ("verify --timeout-s 0", "Invalid value for '--timeout-s': 0.0 is not in the range 0.1<=x<=600"),
-        ("verify --timeout-s nan", "Invalid value for '--timeout-s': found 'nan', allowed 0.1..600"),
-        ("tail --since x", "Invalid value for '--since': found 'x', allowed 0..1e+09"),
-        ("tail --since nan", "Invalid value for '--since': found 'nan', allowed 0..1e+09"),
+        ("tail --since x", "Invalid value for '--since': 'x' is not a valid float range"),
         ("verify --examples -1", "Invalid value for '--examples': -1 is not in the range"),
         ("tail --rank w0", "Invalid value for '--rank': found 'w0', allowed worker/dp_rank, as w0/0"),
         ("tail --rank W0/0", "Invalid value for '--rank': found 'W0/0'"),

@@ -4,8 +4,8 @@ from random import Random
 
 import pytest
 
+from indexer.follow.checkpoint import RankState
 from indexer.follow.question import AnsweredState
-from indexer.follow.rank_state import RankState
 from indexer.service.difference import RankVerdict, compare
 from kv_protocol import codec
 from kv_protocol.digest import SetDigest

@@ -7,15 +7,7 @@ import pytest
 
 from indexer.follow.fold import TICK_S, IndexFold, RankView
 from indexer.follow.follower import FollowerLimits
-from indexer.follow.inputs import (
-    AnswerArrived,
-    BytesRefused,
-    HeartbeatArrived,
-    LogFound,
-    LogLost,
-    Question,
-    WorkerGone,
-)
+from indexer.follow.inputs import LogConnected, Question, Received, WorkerGone
 from indexer.index.slots import RANKS_MAX
 from indexer.native.index import NativeIndex
 from kv_protocol.digest import SetDigest, bucket_table
@@ -26,7 +18,7 @@ from kv_protocol.recovery import HeldBlock, RecoverRequest
 from kv_protocol.splitmix import splitmix64
 from tests.dumped import dump_chunks
 from tests.support.amount import examples
-from tests.unit.indexer.life import EPOCH, Life, arrived, batch, pulse, told
+from tests.unit.indexer.life import EPOCH, Life, arrived, batch, pulse, told, unreadable
 
 A0, A1, B0, C0 = WorkerRank("a", 0), WorkerRank("a", 1), WorkerRank("b", 0), WorkerRank("c", 0)
 LATER = 22
@@ -47,9 +39,9 @@ def path(first: int = 0, last: int = len(PATH), tier: Tier = Tier.GPU) -> Stored
 
 def dump(
     rank: WorkerRank, request_id: int, last_seq: int, blocks: Iterable[HeldBlock] = (), epoch: int = EPOCH
-) -> AnswerArrived:
+) -> Received:
     (chunk,) = dump_chunks(request_id, epoch, last_seq, blocks)
-    return AnswerArrived(rank, chunk)
+    return Received(rank, chunk)
 
 
 def asks_repair(rank: WorkerRank, request_id: int, after_seq: int, *gpu: int, host: Sequence[int] = ()) -> Question:
@@ -121,7 +113,7 @@ def test_a_restart_forgets_the_former_life_of_that_rank_alone(fold: IndexFold) -
 
 
 def test_what_is_wrong_with_a_rank_is_in_its_view(fold: IndexFold) -> None:
-    told(fold, batch(A0, 1, path()), pulse(A0, 1, *PATH, stale="engine event not read"), pulse(B0, 4), BytesRefused(C0))
+    told(fold, batch(A0, 1, path()), pulse(A0, 1, *PATH, stale="engine event not read"), pulse(B0, 4), unreadable(C0))
     assert [view.stale for view in fold.overlap(PATH, [A0, A1, B0, C0])] == [
         "source",
         "never_heard",
@@ -135,16 +127,16 @@ def test_what_is_wrong_with_a_rank_is_in_its_view(fold: IndexFold) -> None:
 
 def test_bytes_that_could_not_be_read_make_the_rank_stale_and_ask(fold: IndexFold) -> None:
     told(fold, batch(A0, 1, path()), batch(B0, 1, path()))
-    assert told(fold, BytesRefused(A0)) == [asks_repair(A0, 1, 1, *PATH)]
+    assert told(fold, unreadable(A0)) == [asks_repair(A0, 1, 1, *PATH)]
     assert [view.stale for view in fold.overlap(PATH, [A0, B0])] == ["resyncing", ""]
-    assert told(fold, BytesRefused(A0), BytesRefused(B0)) == [asks_repair(B0, 2, 1, *PATH)]
+    assert told(fold, unreadable(A0), unreadable(B0)) == [asks_repair(B0, 2, 1, *PATH)]
     assert fold.statistics().refused_messages_total == 3
     told(fold, dump(A0, 1, 1), pulse(A0, 1))
-    assert told(fold, BytesRefused(A0)) == [asks_repair(A0, 3, 1)]
+    assert told(fold, unreadable(A0)) == [asks_repair(A0, 3, 1)]
 
 
 def test_bytes_refused_of_a_rank_never_heard_of_are_asked_about(fold: IndexFold) -> None:
-    assert told(fold, BytesRefused(A0)) == [Question(A0, RecoverRequest(1))]
+    assert told(fold, unreadable(A0)) == [Question(A0, RecoverRequest(1))]
     told(fold, dump(A0, 1, 7, [HeldBlock(PATH[0], None, 1)]))
     assert fold.overlap(PATH, [A0]) == [RankView((1, 1, 1, 1), EPOCH, 7, "")]
 
@@ -213,10 +205,10 @@ def test_events_from_the_log_are_no_sign_of_life(fold: IndexFold) -> None:
 
 def test_no_worker_is_forgotten_while_the_log_is_lost(fold: IndexFold) -> None:
     told(fold, pulse(A0, 0), batch(A0, 1, path()))
-    told(fold, LogLost(), now_s=1)
+    told(fold, LogConnected(False), now_s=1)
     assert fold.tick(1000.0) == []
     assert depths(fold, A0) == [(6, 6, 6, 6)]
-    told(fold, LogFound(), now_s=1000.0)
+    told(fold, LogConnected(True), now_s=1000.0)
     for passed_s in (1.0, 2.0, 3.0, 4.0, GONE_S - 0.1):
         fold.tick(1000.0 + passed_s)
     assert fold.ranks() == [A0]
@@ -242,8 +234,8 @@ def test_a_dump_is_a_sign_of_life(fold: IndexFold) -> None:
 
 
 def test_a_worker_with_heartbeats_after_the_reconnection_stays(fold: IndexFold) -> None:
-    told(fold, pulse(A0, 0), batch(A0, 1, path()), LogLost())
-    told(fold, LogFound(), now_s=1000.0)
+    told(fold, pulse(A0, 0), batch(A0, 1, path()), LogConnected(False))
+    told(fold, LogConnected(True), now_s=1000.0)
     assert told(fold, pulse(A0, 1, *PATH), now_s=1004.0) == []
     assert fold.tick(1008.9) == []
     assert fold.overlap(PATH, [A0]) == [RankView((6, 6, 6, 6), EPOCH, 1, "")]
@@ -273,7 +265,7 @@ def test_the_late_last_word_of_a_former_life_forgets_no_living_one(fold: IndexFo
 
 def test_the_late_pulse_of_a_dead_life_does_not_name_the_living_one(fold: IndexFold) -> None:
     for epoch, instance in ((1, "former"), (2, "living"), (1, "former")):
-        told(fold, HeartbeatArrived(A0, Heartbeat(instance=instance, epoch=epoch, last_seq=0)))
+        told(fold, Received(A0, Heartbeat(instance=instance, epoch=epoch, last_seq=0)))
     told(fold, WorkerGone("a", "former"))
     assert A0 in fold.ranks()
     told(fold, WorkerGone("a", "living"))
@@ -286,7 +278,7 @@ def test_a_rank_whose_life_is_not_known_yet_leaves_with_its_worker(fold: IndexFo
 
 
 def test_a_late_dump_for_a_worker_that_left_brings_nothing_back(fold: IndexFold) -> None:
-    told(fold, BytesRefused(A0), WorkerGone("a"))
+    told(fold, unreadable(A0), WorkerGone("a"))
     assert told(fold, dump(A0, 1, 3, [HeldBlock(PATH[0], None, 1)])) == []
     assert (depths(fold, A0), fold.statistics().index.nodes) == ([(0, 0, 0, 0)], 0)
 
@@ -328,7 +320,7 @@ def test_ranks_come_and_go_without_end_and_nothing_stays_behind(fold: IndexFold)
 def test_ranks_beyond_the_bound_are_refused_and_counted_until_there_is_room(fold: IndexFold) -> None:
     ranks = [WorkerRank(f"w{at}", 0) for at in range(RANKS_MAX)]
     told(fold, *(pulse(rank, 0) for rank in ranks))
-    assert told(fold, pulse(A0, 0), batch(A0, 2, path()), BytesRefused(A0)) == []
+    assert told(fold, pulse(A0, 0), batch(A0, 2, path()), unreadable(A0)) == []
     assert (len(fold.ranks()), fold.statistics().refused_rank_facts_total) == (RANKS_MAX, 3)
     assert fold.overlap(PATH, [A0]) == [RankView((0, 0, 0, 0), 0, 0, "refused")]
     told(fold, batch(ranks[-1], 1, path()))

@@ -8,17 +8,7 @@ import pytest
 
 from indexer.follow.fold import IndexFold
 from indexer.follow.follower import FollowerLimits
-from indexer.follow.inputs import (
-    AnswerArrived,
-    BytesRefused,
-    Fact,
-    LogFound,
-    LogLost,
-    MessageArrived,
-    Question,
-    WorkerGone,
-    read_message,
-)
+from indexer.follow.inputs import Fact, LogConnected, Question, Received, WorkerGone, read_message
 from indexer.index.prefix_index import IndexStatistics
 from indexer.index.slots import REFUSED_NAMED_MAX
 from indexer.native.index import NativeIndex
@@ -31,7 +21,7 @@ from tests.dumped import dump_chunks
 from tests.reference.index.index import ReferenceIndex
 from tests.reference.index.tree import HOLDING_BYTES, NODE_BYTES, RANK_BYTES
 from tests.support.amount import examples
-from tests.unit.indexer.life import EPOCH, Life, batch, pulse, stale, told
+from tests.unit.indexer.life import EPOCH, Life, batch, pulse, stale, told, unreadable
 
 A0, B0, C0 = WorkerRank("a", 0), WorkerRank("b", 0), WorkerRank("c", 0)
 BLOCK_BYTES = NODE_BYTES + HOLDING_BYTES
@@ -57,22 +47,20 @@ class Eager(ReferenceIndex):
 
 def make_fold(kind: type[ReferenceIndex] = ReferenceIndex, *, gone_s: float = 1e9) -> IndexFold:
     index = kind(memory_bytes_max=MEMORY_BYTES, parked_ttl_s=PARKED_TTL_S)
-    return IndexFold(
-        index, FollowerLimits(gap_s=0.0, behind_s=2.0, answer_s=2.0), gone_s=gone_s, memory_bytes_max=MEMORY_BYTES
-    )
+    return IndexFold(index, FollowerLimits(gap_s=0.0, behind_s=2.0, answer_s=2.0), gone_s=gone_s)
 
 
 def stored(blocks: tuple[int, ...], first: int = 0) -> Stored:
     return Stored(blocks[first:], blocks[first - 1] if first else None, first)
 
 
-def dump(rank: WorkerRank, request_id: int, last_seq: int, held: Iterable[int]) -> AnswerArrived:
+def dump(rank: WorkerRank, request_id: int, last_seq: int, held: Iterable[int]) -> Received:
     rows, parent = [], None
     for block in held:
         rows.append(HeldBlock(block, parent, 1))
         parent = block
     (chunk,) = dump_chunks(request_id, EPOCH, last_seq, rows)
-    return AnswerArrived(rank, chunk)
+    return Received(rank, chunk)
 
 
 def crowded(kind: type[ReferenceIndex] = ReferenceIndex, *, gone_s: float = 1e9) -> IndexFold:
@@ -173,7 +161,7 @@ def test_what_was_proven_whole_is_not_when_the_next_blocks_are_refused(*, seqs_i
     assert stale(fold, B0) == [""], "there was room for one"
     more = Batch(EPOCH, 4, stored(B, 101))
     message = read_message(codec.encode_message([more] if seqs_in_a_row else [more, more]))
-    assert told(fold, MessageArrived(B0, message)) == []
+    assert told(fold, Received(B0, message)) == []
     assert (stale(fold, B0), fold.overlap(B, [B0])[0].overlap_blocks[0]) == (["overfull"], 101)
 
 
@@ -191,7 +179,7 @@ def turn(life: Life, step: int) -> list[Batch]:
 @pytest.mark.parametrize("seed", range(examples(5, least=2)))
 def test_whatever_was_refused_all_is_known_soon_after_there_is_room(seed: int) -> None:
     random = Random(seed)
-    fold = IndexFold(NativeIndex(memory_bytes_max=ROOM_BYTES, parked_ttl_s=PARKED_TTL_S), memory_bytes_max=ROOM_BYTES)
+    fold = IndexFold(NativeIndex(memory_bytes_max=ROOM_BYTES, parked_ttl_s=PARKED_TTL_S))
     lives = {rank: Life(rank, random, blocks_max=ROOM_BLOCKS) for rank in (A0, B0, C0)}
     was_overfull: set[WorkerRank] = set()
     for step in range(160):
@@ -199,7 +187,7 @@ def test_whatever_was_refused_all_is_known_soon_after_there_is_room(seed: int) -
         questions: list[Question] = []
         for rank, life in lives.items():
             if batches := turn(life, step):
-                questions += fold.apply(MessageArrived(rank, read_message(codec.encode_message(batches))), now_s)
+                questions += fold.apply(Received(rank, read_message(codec.encode_message(batches))), now_s)
             if step % 4 == 0:
                 questions += fold.apply(life.beat(), now_s)
         for question in [*questions, *fold.tick(now_s)]:
@@ -236,7 +224,7 @@ def test_a_refused_rank_whose_worker_left_is_named_no_more() -> None:
 
 def test_bytes_of_a_refused_rank_that_could_not_be_read_are_counted_as_such() -> None:
     fold = crowded()
-    told(fold, BytesRefused(C0))
+    told(fold, unreadable(C0))
     assert (fold.statistics().refused_messages_total, fold.statistics().refused_rank_facts_total) == (1, 1)
 
 
@@ -260,9 +248,9 @@ def test_a_refused_rank_that_is_not_heard_again_is_named_no_more() -> None:
 
 def test_while_the_log_is_away_or_the_process_asleep_the_silence_of_a_refused_rank_says_nothing() -> None:
     fold = crowded(gone_s=5.0)
-    assert beaten(fold, 0.0, 1.0, pulse(C0, 0), LogLost())
+    assert beaten(fold, 0.0, 1.0, pulse(C0, 0), LogConnected(False))
     assert beaten(fold, 1.0, 20.0)
-    assert beaten(fold, 20.0, 24.5, LogFound())
+    assert beaten(fold, 20.0, 24.5, LogConnected(True))
     assert beaten(fold, 124.5, 129.0)
     assert not beaten(fold, 129.0, 130.0)
 

@@ -9,16 +9,7 @@ from hypothesis import strategies as st
 
 from indexer.follow.fold import IndexFold
 from indexer.follow.follower import FollowerLimits, StreamFollower
-from indexer.follow.inputs import (
-    AnswerArrived,
-    BatchSpan,
-    BytesRefused,
-    Fact,
-    MessageArrived,
-    Question,
-    message_span,
-    read_message,
-)
+from indexer.follow.inputs import BatchSpan, Fact, Question, Received, message_span, read_message
 from indexer.native.index import NativeIndex
 from kv_protocol import codec
 from kv_protocol.digest import SetDigest, bucket_table
@@ -30,7 +21,7 @@ from kv_protocol.splitmix import splitmix64
 from tests.dumped import dump_chunks
 from tests.reference.index.index import ReferenceIndex
 from tests.support.amount import examples
-from tests.unit.indexer.life import Life, arrived, told
+from tests.unit.indexer.life import Life, arrived, told, unreadable
 
 A0, B0 = WorkerRank("a", 0), WorkerRank("b", 0)
 LIMITS = FollowerLimits(gap_s=0.0, behind_s=2.0, answer_s=2.0, early_batches_max=16)
@@ -42,10 +33,10 @@ def path(seq: int, first: int, last: int, epoch: int = 7) -> Batch:
     return Batch(epoch, seq, Stored(PATH[first:last], PATH[first - 1] if first else None, first))
 
 
-def decoded(*batches: Batch, rank: WorkerRank = A0) -> MessageArrived:
+def decoded(*batches: Batch, rank: WorkerRank = A0) -> Received:
     """Return the message as one that the fold has to decode."""
-    message = arrived(rank, *batches).message
-    return MessageArrived(rank, msgspec.structs.replace(message, span=None))
+    message = read_message(codec.encode_message(batches))
+    return Received(rank, msgspec.structs.replace(message, span=None))
 
 
 class Recording(ReferenceIndex):
@@ -123,7 +114,7 @@ def test_what_the_index_refuses_is_as_bytes_that_cannot_be_read() -> None:
     view = fold.overlap((), [A0])[0]
     assert (view.seq, view.stale, fold.statistics().refused_messages_total) == (1, "resyncing", 1)
     (chunk,) = dump_chunks(1, 7, 2, [HeldBlock(PATH[0], None, 1), HeldBlock(PATH[1], PATH[0], 1)])
-    assert told(fold, AnswerArrived(A0, chunk)) == []
+    assert told(fold, Received(A0, chunk)) == []
     assert (depth(fold), fold.overlap((), [A0])[0].stale) == (2, "")
 
 
@@ -161,10 +152,10 @@ class TwoWays:
         try:
             message = read_message(data)
         except MalformedMessage:
-            self.tell(BytesRefused(rank), now_s)
+            self.tell(unreadable(rank), now_s)
             return
-        one = self.whole.apply(MessageArrived(rank, message), now_s)
-        other = self.single.apply(MessageArrived(rank, msgspec.structs.replace(message, span=None)), now_s)
+        one = self.whole.apply(Received(rank, message), now_s)
+        other = self.single.apply(Received(rank, msgspec.structs.replace(message, span=None)), now_s)
         self.compare(one, other)
 
     def tick(self, now_s: float) -> None:

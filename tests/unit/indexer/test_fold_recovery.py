@@ -6,18 +6,9 @@ from random import Random
 import msgspec
 import pytest
 
-from indexer.follow.fold import IndexFold
+from indexer.follow.fold import RECOVERIES_MAX, IndexFold
 from indexer.follow.follower import FollowerLimits
-from indexer.follow.inputs import (
-    AnswerArrived,
-    BytesRefused,
-    HeartbeatArrived,
-    LogFound,
-    LogLost,
-    Question,
-    WorkerGone,
-)
-from indexer.follow.question import RECOVERIES_MAX
+from indexer.follow.inputs import LogConnected, Question, Received, WorkerGone
 from indexer.native.index import NativeIndex
 from kv_protocol.events import Batch, Stored
 from kv_protocol.fleet import Heartbeat
@@ -25,7 +16,7 @@ from kv_protocol.ids import WorkerRank
 from kv_protocol.recovery import DumpChunk, ReplayChunk
 from kv_protocol.splitmix import splitmix64
 from tests.dumped import dump_chunks
-from tests.unit.indexer.life import Life, arrived, stale, told
+from tests.unit.indexer.life import Life, arrived, stale, told, unreadable
 
 A0, B0 = WorkerRank("a", 0), WorkerRank("b", 0)
 PARENT, CHILD = splitmix64(1), splitmix64(2)
@@ -55,7 +46,7 @@ def spoilt(batch: Batch) -> Batch:
 
 def refused(fold: IndexFold, ranks: Sequence[WorkerRank], now_s: float = 0) -> list[WorkerRank]:
     """Return the ranks that are asked after bytes of all these ranks could not be read."""
-    return [question.rank for question in told(fold, *map(BytesRefused, ranks), now_s=now_s)]
+    return [question.rank for question in told(fold, *map(unreadable, ranks), now_s=now_s)]
 
 
 def asked(questions: list[Question]) -> list[WorkerRank]:
@@ -71,7 +62,7 @@ def test_a_hole_is_filled_by_a_replay(fold: IndexFold) -> None:
     (question,) = told(fold, arrived(A0, life.batch(), life.batch()))
     assert (question.request.epoch, question.request.after_seq, question.request.buckets) == (life.epoch, 20, b"")
     answer = life.answer(question)
-    assert isinstance(answer[0].answer, ReplayChunk)
+    assert isinstance(answer[0].content, ReplayChunk)
     assert told(fold, *answer) == []
     assert (stale(fold, A0), set(fold.held(A0))) == ([""], set(life.rows()))
     assert fold.statistics().streams[A0].counts.replays == 1
@@ -82,7 +73,7 @@ def test_a_hole_that_is_too_old_for_a_replay_is_filled_by_a_dump(fold: IndexFold
     batches = [life.batch() for _ in range(30)]
     (question,) = told(fold, arrived(A0, batches[-1]))
     answer = life.answer(question)
-    assert isinstance(answer[0].answer, DumpChunk)
+    assert isinstance(answer[0].content, DumpChunk)
     assert told(fold, *answer) == []
     assert (stale(fold, A0), set(fold.held(A0))) == ([""], set(life.rows()))
     assert fold.statistics().streams[A0].counts.resyncs == 1
@@ -97,8 +88,8 @@ def test_a_set_that_went_wrong_in_silence_is_repaired_where_it_is_wrong(fold: In
     assert len(question.request.buckets) == 8192
     told(fold, arrived(A0, life.batch()))
     answer = life.answer(question)
-    assert isinstance(answer[0].answer, DumpChunk)
-    assert 0 < int.from_bytes(answer[0].answer.buckets).bit_count() <= 12
+    assert isinstance(answer[0].content, DumpChunk)
+    assert 0 < int.from_bytes(answer[0].content.buckets).bit_count() <= 12
     assert told(fold, *answer) == []
     assert told(fold, life.beat()) == []
     assert (stale(fold, A0), set(fold.held(A0))) == ([""], set(life.rows()))
@@ -109,7 +100,7 @@ def test_a_set_that_went_wrong_in_silence_is_repaired_where_it_is_wrong(fold: In
 def test_nothing_is_applied_between_the_question_for_a_repair_and_its_answer(fold: IndexFold) -> None:
     life = lived(fold, 20)
     before = set(fold.held(A0))
-    (question,) = told(fold, BytesRefused(A0))
+    (question,) = told(fold, unreadable(A0))
     answer = life.answer(question)
     later = [life.batch() for _ in range(5)]
     told(fold, *(arrived(A0, batch) for batch in later))
@@ -121,12 +112,12 @@ def test_nothing_is_applied_between_the_question_for_a_repair_and_its_answer(fol
 def test_a_question_that_another_rank_made_untrue_is_not_answered_by_a_repair(fold: IndexFold) -> None:
     """A parked block finds its parent, which another rank stores: held now, and unknown to the question."""
     told(fold, arrived(A0, Batch(7, 1, Stored((CHILD,), PARENT, 1))))
-    (question,) = told(fold, BytesRefused(A0))
+    (question,) = told(fold, unreadable(A0))
     assert fold.held(A0) == []
     told(fold, arrived(B0, Batch(7, 1, Stored((PARENT,)))))
     assert [block.sequence_hash for block in fold.held(A0)] == [CHILD]
     nothing_differs = dump_chunks(question.request.request_id, 7, 2, [], buckets=bytes(32))
-    assert told(fold, *(AnswerArrived(A0, chunk) for chunk in nothing_differs)) == []
+    assert told(fold, *(Received(A0, chunk) for chunk in nothing_differs)) == []
     assert stale(fold, A0) == ["resyncing"]
     (again,) = fold.tick(2.0)
     assert (again.rank, again.request.epoch, again.request.buckets) == (A0, 0, b"")
@@ -134,8 +125,8 @@ def test_a_question_that_another_rank_made_untrue_is_not_answered_by_a_repair(fo
 
 def test_what_a_repair_leaves_out_waits_for_no_parent(fold: IndexFold) -> None:
     told(fold, arrived(A0, Batch(7, 1, Stored((CHILD,), PARENT, 1))))
-    (question,) = told(fold, BytesRefused(A0))
-    told(fold, *(AnswerArrived(A0, chunk) for chunk in dump_chunks(1, 7, 2, [], buckets=bytes(32))))
+    (question,) = told(fold, unreadable(A0))
+    told(fold, *(Received(A0, chunk) for chunk in dump_chunks(1, 7, 2, [], buckets=bytes(32))))
     assert question.request.request_id == 1
     told(fold, arrived(B0, Batch(7, 1, Stored((PARENT,)))))
     assert (fold.held(A0), stale(fold, A0)) == ([], [""])
@@ -152,7 +143,7 @@ def crowd(fold: IndexFold, count: int) -> dict[WorkerRank, Life]:
 def test_so_many_are_asked_at_once_and_no_more_and_the_others_in_their_turn(fold: IndexFold) -> None:
     lives = crowd(fold, RECOVERIES_MAX + 3)
     ranks = list(lives)
-    questions = told(fold, *map(BytesRefused, ranks))
+    questions = told(fold, *map(unreadable, ranks))
     assert asked(questions) == ranks[:RECOVERIES_MAX]
     for at in range(3):
         assert asked(told(fold, *lives[ranks[at]].answer(questions[at]))) == [ranks[RECOVERIES_MAX + at]]
@@ -175,7 +166,7 @@ def test_a_stream_that_needs_no_answer_any_more_frees_its_place(fold: IndexFold)
 def test_a_waiting_rank_that_leaves_is_not_asked_nor_the_rank_in_its_slot(fold: IndexFold) -> None:
     lives = crowd(fold, RECOVERIES_MAX + 2)
     ranks = list(lives)
-    questions = told(fold, *map(BytesRefused, ranks))
+    questions = told(fold, *map(unreadable, ranks))
     told(fold, WorkerGone(ranks[-2].worker_id))
     assert told(fold, Life(A0, Random(1)).beat()) == []
     assert asked(told(fold, *lives[ranks[0]].answer(questions[0]))) == [ranks[-1]]
@@ -188,19 +179,19 @@ def test_a_waiting_rank_that_leaves_is_not_asked_nor_the_rank_in_its_slot(fold: 
 def test_while_the_log_is_away_only_current_and_late_ranks_are_marked_log_away(fold: IndexFold) -> None:
     ranks = list(crowd(fold, 2))
     ahead = Heartbeat(instance="i", epoch=7, last_seq=9)
-    told(fold, HeartbeatArrived(ranks[1], ahead), BytesRefused(B0), LogLost())
+    told(fold, Received(ranks[1], ahead), unreadable(B0), LogConnected(False))
     assert stale(fold, *ranks, B0, A0) == ["log_away", "log_away", "resyncing", "never_heard"]
     assert [stream.stale for stream in fold.statistics().streams.values()] == ["log_away", "log_away", "resyncing"]
-    told(fold, LogFound(), now_s=1.0)
+    told(fold, LogConnected(True), now_s=1.0)
     assert stale(fold, *ranks, B0) == ["", "behind", "resyncing"]
 
 
 def test_while_the_log_is_away_no_rank_is_asked_or_late(fold: IndexFold) -> None:
     life = lived(fold, 3)
     late = life.batch()
-    told(fold, life.beat(), LogLost())
+    told(fold, life.beat(), LogConnected(False))
     assert [refused(fold, [B0], now_s) + asked(fold.tick(now_s)) for now_s in (0.5, 5.0, 50.0)] == [[]] * 3
-    assert asked(told(fold, LogFound(), now_s=50.0)) == [B0]
+    assert asked(told(fold, LogConnected(True), now_s=50.0)) == [B0]
     assert stale(fold, A0) == ["behind"]
     assert [asked(fold.tick(now_s)) for now_s in (50.9, 51.9, 52.0)] == [[], [], [A0, B0]]
     assert fold.statistics().streams[A0].counts.heals == 0
@@ -210,6 +201,6 @@ def test_while_the_log_is_away_no_rank_is_asked_or_late(fold: IndexFold) -> None
 
 def test_an_outage_is_no_time_to_heal(fold: IndexFold) -> None:
     lived(fold, 3)
-    told(fold, LogLost(), now_s=1.0)
-    told(fold, LogFound(), now_s=100.0)
+    told(fold, LogConnected(False), now_s=1.0)
+    told(fold, LogConnected(True), now_s=100.0)
     assert fold.statistics().streams[A0].counts.heals == 0

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from indexer.follow.follower import StreamFollower
 from indexer.follow.inputs import Effect, RepairBuckets, ReplaceAll
-from indexer.follow.question import OpenQuestion
 from indexer.follow.status import StaleReason, is_blind, without_log
 from kv_protocol.digest import TierDigest
 from kv_protocol.events import TIERS, Tier
@@ -32,10 +31,12 @@ from tests.unit.indexer.stream_inputs import (
     THIRD,
     TICK,
     Input,
+    OpenQuestion,
     after,
     answer,
     applied,
     batch,
+    begun,
     columns,
     counts,
     dump,
@@ -369,7 +370,7 @@ def test_room_again_is_one_question_for_all(before: Sequence[Input]) -> None:
     follower.want_dump(2)
     asked = give(follower, TICK, 2)
     follower.want_dump(2)
-    assert [asked, give(follower, TICK, 2)] == [[dump(follower.begin_question(2).request_id - 1)], []]
+    assert [asked, give(follower, TICK, 2)] == [[dump(begun(follower, 2).request_id - 1)], []]
 
 
 # ------------------------------------------------------------------------------------------------- one in flight

@@ -7,8 +7,8 @@ import pytest
 
 from indexer.follow.follower import AHEAD_MAX, StreamFollower
 from indexer.follow.inputs import ReplaceAll
-from indexer.follow.kept_batches import ReorderBuffer
 from indexer.follow.question import WHOLE_ANSWER_S
+from indexer.follow.received import ReorderBuffer
 from kv_protocol.events import Batch, Cleared, Stored
 from kv_protocol.recovery import DumpChunk, ReplayChunk
 from tests.unit.indexer.stream_inputs import (

@@ -4,35 +4,26 @@ import pytest
 
 from indexer.follow.checkpoint import Checkpoint, RankCheckpoint
 from indexer.follow.fold import IndexFold
-from indexer.follow.inputs import BytesRefused, MessageArrived
+from indexer.follow.inputs import Received
 from indexer.service.history import Moment
 from kv_protocol.events import Batch, Stored
 from kv_protocol.ids import WorkerRank
 from tests.reference.index.index import ReferenceIndex
-from tests.unit.indexer.life import arrived
+from tests.unit.indexer.life import arrived, unreadable
 
 A0 = WorkerRank("a", 0)
-NAME = "00000000000000000009-00000000000000000001"
 
 
 def empty() -> IndexFold:
     return IndexFold(ReferenceIndex(parked_blocks_max=10, parked_ttl_s=5.0))
 
 
-def batch(seq: int, epoch: int = 7) -> MessageArrived:
+def batch(seq: int, epoch: int = 7) -> Received:
     return arrived(A0, Batch(epoch, seq, Stored((seq,))))
 
 
 def moment(fold: IndexFold, *rank_checkpoints: RankCheckpoint) -> Moment:
-    snapshot = NAME if rank_checkpoints else ""
-    return Moment(
-        fold,
-        10,
-        1,
-        snapshot,
-        {checkpoint.rank: checkpoint for checkpoint in rank_checkpoints},
-        1,
-    )
+    return Moment(fold, 10, 1, Checkpoint("2026", 9, 1, rank_checkpoints, b"") if rank_checkpoints else None)
 
 
 def restored(seq: int, logged_seq: int, stale: str = "") -> Moment:
@@ -53,7 +44,7 @@ def test_of_a_rank_whose_batches_are_all_there_nothing_is_said() -> None:
 
 
 def test_a_hole_in_the_log_is_said_and_unreadable_bytes_are() -> None:
-    for fact in (batch(3), BytesRefused(A0)):
+    for fact in (batch(3), unreadable(A0)):
         fold = empty()
         fold.apply(batch(1), 0.0)
         fold.apply(fact, 0.0)

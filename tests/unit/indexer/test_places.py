@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from indexer.follow.fold import IndexFold
-from indexer.follow.inputs import BytesRefused, HeartbeatArrived, WorkerCame, WorkerGone
+from indexer.follow.inputs import Received, WorkerCame, WorkerGone
 from indexer.index.slots import RANKS_MAX, RankSlots
 from indexer.native.index import NativeIndex
 from kv_protocol.fleet import Heartbeat
@@ -71,7 +71,7 @@ def test_of_workers_without_end_the_newest_are_remembered() -> None:
 
 def test_what_a_worker_says_when_it_comes_is_its_ranks_capacity() -> None:
     fold = IndexFold(index := Recording())
-    facts = WorkerCame("a", 5000), HeartbeatArrived(A0, PULSE), BytesRefused(B0), WorkerCame("b", 40), WorkerGone("a")
+    facts = WorkerCame("a", 5000), Received(A0, PULSE), Received(B0, None), WorkerCame("b", 40), WorkerGone("a")
     for fact in facts:
         fold.apply(fact, 0.0)
     assert index.news() == [(0, 5000), (1, 0), (1, 40)]
@@ -79,7 +79,7 @@ def test_what_a_worker_says_when_it_comes_is_its_ranks_capacity() -> None:
 
 def test_a_former_instance_that_leaves_late_takes_no_capacity_of_the_living_one() -> None:
     fold = IndexFold(index := Recording())
-    came, pulse = WorkerCame("a", 500, PULSE.instance), HeartbeatArrived(A0, PULSE)
+    came, pulse = WorkerCame("a", 500, PULSE.instance), Received(A0, PULSE)
     for fact in (came, WorkerGone("a", "former"), pulse, WorkerGone("a", PULSE.instance), pulse):
         fold.apply(fact, 0.0)
     assert index.news() == [(0, 500), (0, 0)]
@@ -88,7 +88,7 @@ def test_a_former_instance_that_leaves_late_takes_no_capacity_of_the_living_one(
 def test_the_native_index_makes_room_for_it() -> None:
     def sizes() -> Iterator[int]:
         fold = IndexFold(index := NativeIndex())
-        for fact in (HeartbeatArrived(A0, PULSE), WorkerCame("a", 1_000_000)):
+        for fact in (Received(A0, PULSE), WorkerCame("a", 1_000_000)):
             fold.apply(fact, 0.0)
             yield index.statistics().memory_bytes
 

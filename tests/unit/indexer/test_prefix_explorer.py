@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from indexer.follow.fold import IndexFold
-from indexer.index.outline import PassedRequest
+from indexer.index.prefix_index import PassedRequest
 from indexer.native.index import NativeIndex
 from indexer.service import prefix_explorer
 from indexer.service.prefix_explorer import PrefixExplorer, TreePage, TreeQuery

@@ -9,8 +9,15 @@ import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from kv_runtime.text.chat_messages import TextError
-from kv_runtime.text.encoder_check import TEXTS, check_texts, first_difference
-from kv_runtime.text.encoders import IDS_MAX, FastEncoder, HfEncoder, choose_encoder
+from kv_runtime.text.encoders import (
+    IDS_MAX,
+    TEXTS,
+    FastEncoder,
+    HfEncoder,
+    check_texts,
+    choose_encoder,
+    first_difference,
+)
 from kv_runtime.text.loading import load_text
 from kv_runtime.text.tokenizer_model import TokenizerText
 from tests.unit.kv_runtime.model_files import LLAMA_MARKS, LLAMA_TEMPLATE, llama_like, qwen_like, write_model
@@ -44,20 +51,9 @@ def test_either_encoder_gives_the_ids_of_tokenizers(kind: Callable[[], Tokenizer
         assert encoder.pack(text, add_special_tokens=specials) == expected
 
 
-class Planted:
-    """The truth, but for one thing."""
-
-    def __init__(self, tokenizer: Tokenizer, change: Callable[[str, list[int]], list[int]]) -> None:
-        self._tokenizer = tokenizer
-        self._change = change
-
-    def pack(self, text: str, *, add_special_tokens: bool) -> bytes:
-        return packed(self._change(text, self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids))
-
-
 def test_what_is_equal_differs_nowhere() -> None:
     tokenizer = llama_like()
-    assert first_difference(tokenizer, Planted(tokenizer, lambda _, ids: ids)) == ""
+    assert first_difference(tokenizer, HfEncoder(tokenizer, "").pack) == ""
 
 
 def test_the_check_has_every_added_token() -> None:
@@ -102,17 +98,7 @@ def test_tokenizers_that_are_wanted_are_not_compared() -> None:
     assert choose_encoder(llama_like(), b"not looked at", "hf").reason == "configured"
 
 
-class Unkept:
-    """A library that keeps no segments."""
-
-    def enable_segment_cache(self, max_bytes: int) -> None:
-        raise AssertionError(max_bytes)
-
-    def segment_cache_stats(self) -> None:
-        return None
-
-
-class Failing(Unkept):
+class Failing:
     """A library that runs into its limits."""
 
     def encode_batch_flat(self, inputs: list[str], add_special_tokens: bool = False) -> tuple[bytes, bytes]:
@@ -130,7 +116,7 @@ def panicking() -> Tokenizer:
 PANIC = "a" * 100
 
 
-class Panicking(Unkept):
+class Panicking:
     """A fast library that panics."""
 
     def encode_batch_flat(self, inputs: list[str], add_special_tokens: bool = False) -> tuple[bytes, bytes]:
@@ -143,7 +129,7 @@ def test_a_text_at_which_the_fast_one_fails_or_panics_gets_the_ids_of_tokenizers
     library: Failing | Panicking,
 ) -> None:
     tokenizer = llama_like()
-    encoder = FastEncoder(library, HfEncoder(tokenizer, ""), "")
+    encoder = FastEncoder(tokenizer, library, "")
     expected = packed(tokenizer.encode(PANIC, add_special_tokens=False).ids)
     assert (encoder.pack(PANIC, add_special_tokens=False), encoder.failures) == (expected, 1)
 

@@ -203,16 +203,6 @@ async def test_the_handler_of_a_client_that_is_gone_is_cancelled(how: str) -> No
                 await asyncio.sleep(0)
 
 
-@pytest.mark.parametrize("version", [b"0.9", b"2.0"])
-async def test_another_version_of_http_is_refused_and_its_connection_ends(server: Served, version: bytes) -> None:
-    answer = await server.raw((GET % b"/v1/echo").replace(b"1.1", version))
-    head, _, body = answer.partition(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.0 505 ")
-    assert (
-        json.loads(body)["error"]["message"] == f"version: found HTTP/{version.decode()}, allowed HTTP/1.1 and HTTP/1.0"
-    )
-
-
 # ---------------------------------------------------------------- Expect
 
 

@@ -47,13 +47,6 @@ async def publish(url: str, payload: bytes = b"x", answer_s: float = 5.0) -> int
         await client.close()
 
 
-async def test_its_payloads_are_bounded() -> None:
-    async with EmbeddedNats(port=0) as server:
-        client = await nats.connect(server.url)
-        assert client.max_payload == MAX_PAYLOAD_BYTES
-        await client.close()
-
-
 async def test_stop_leaves_neither_process_nor_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     async with EmbeddedNats(port=0) as server:
@@ -117,8 +110,8 @@ async def test_one_that_ends_is_started_again_on_its_port_with_its_store(tmp_pat
         for killed_before in range(2):
             assert await publish(url) == 1 + killed_before
             os.kill(server.pid, signal.SIGKILL)
-            await until(lambda restarts=1 + killed_before: server.statistics() == (True, restarts))  # type: ignore[misc]
-    assert (server.url, server.statistics()) == (url, (False, 2))
+            await until(lambda restarts=1 + killed_before: (server.is_up, server.restarts_total) == (True, restarts))  # type: ignore[misc]
+    assert (server.url, (server.is_up, server.restarts_total)) == (url, (False, 2))
 
 
 async def test_one_that_cannot_be_started_again_is_tried_again(tmp_path: Path) -> None:
@@ -128,12 +121,12 @@ async def test_one_that_cannot_be_started_again_is_tried_again(tmp_path: Path) -
             with socket.socket() as other:
                 other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 os.kill(server.pid, signal.SIGKILL)
-                await until(lambda: not server.statistics().is_up)
+                await until(lambda: not server.is_up)
                 other.bind(("127.0.0.1", port_of(server)))
                 other.listen()
                 await until(lambda: any(line["event"] == "nats_server_not_started" for line in log))
-                assert server.statistics() == (False, 0)
-            await until(lambda: server.statistics() == (True, 1))
+                assert (server.is_up, server.restarts_total) == (False, 0)
+            await until(lambda: (server.is_up, server.restarts_total) == (True, 1))
     events = [(line["event"], line.get("exit_status")) for line in log]
     assert events[0] == ("nats_server_ended", -9)
     assert events[-1] == ("nats_server_started_again", None)
@@ -168,9 +161,9 @@ async def test_one_whose_disk_was_full_is_started_again_once_there_is_space(tmp_
             while not any(each["event"] == "nats_server_disk_full" for each in logs):
                 with suppress(TimeoutError):
                     await publish(server.url, b"x" * 8192, answer_s=0.1)
-            assert server.statistics() == (True, 0)
+            assert (server.is_up, server.restarts_total) == (True, 0)
             (disk / "other").unlink()
-            await until(lambda: server.statistics() == (True, 1))
+            await until(lambda: (server.is_up, server.restarts_total) == (True, 1))
             assert await publish(server.url) > 1
 
 
@@ -178,11 +171,16 @@ def environment_of(pid: int) -> bytes:
     return Path(f"/proc/{pid}/environ").read_bytes()
 
 
-async def test_it_gets_no_secret_of_our_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_its_payloads_are_bounded_and_it_gets_no_secret_of_our_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("KVROUTER_CONTROL__TOKEN", "secret")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     async with EmbeddedNats(port=0) as server:
         assert b"secret" not in environment_of(server.pid)
+        client = await nats.connect(server.url)
+        assert client.max_payload == MAX_PAYLOAD_BYTES
+        await client.close()
 
 
 async def test_watching_ends_with_stop_and_the_server_stays_up() -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from kv_runtime.files import replace_file
 from kv_runtime.main_thread import ThreadCall, run_beside
-from kv_runtime.process import install_signals, print_json, print_lines, run_process
+from kv_runtime.process import print_json, print_lines, run_process, signals_set
 from kv_runtime.supervise import Part, run_parts
 
 
@@ -50,12 +50,9 @@ def test_json_is_printed_in_ascii(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_a_signal_sets_stop(number: signal.Signals) -> None:
     stop = asyncio.Event()
-    undo = install_signals(stop)
-    try:
+    with signals_set(stop):
         signal.raise_signal(number)
         await stop.wait()
-    finally:
-        undo()
 
 
 async def test_a_second_signal_cancels_the_caller_and_gives_the_signals_back() -> None:
@@ -63,11 +60,11 @@ async def test_a_second_signal_cancels_the_caller_and_gives_the_signals_back() -
     stop = asyncio.Event()
 
     async def main() -> None:
-        install_signals(stop)
-        signal.raise_signal(signal.SIGTERM)
-        await stop.wait()
-        signal.raise_signal(signal.SIGTERM)
-        await asyncio.Event().wait()
+        with signals_set(stop):
+            signal.raise_signal(signal.SIGTERM)
+            await stop.wait()
+            signal.raise_signal(signal.SIGTERM)
+            await asyncio.Event().wait()
 
     async with asyncio.TaskGroup() as group:
         running = group.create_task(main())

@@ -259,26 +259,25 @@ def test_a_pattern_that_is_none_is_the_files_fault(tmp_path: Path) -> None:
     assert refused(tmp_path).field == str(tmp_path / "tekken.json")
 
 
-def test_added_tokens_of_one_name_are_refused(tmp_path: Path) -> None:
-    write_kimi(tmp_path, BYTES, ["[BOS]", "[BOS]"])
+@pytest.mark.parametrize(
+    ("names", "decoder", "file", "found"),
+    [
+        (["[BOS]", "[BOS]"], {}, "tiktoken.model: added tokens", "[BOS]"),
+        ((), {"255": {"content": "[BOS]"}}, "tokenizer_config.json: added_tokens_decoder", 255),
+        ((), 7, "tokenizer_config.json", "Expected `object`, got `int` - at `$.added_tokens_decoder`"),
+    ],
+)
+def test_added_tokens_that_may_not_be_are_named(
+    tmp_path: Path, names: list[str], decoder: object, file: str, found: object
+) -> None:
+    write_kimi(tmp_path, BYTES, names, **({} if names else {"added_tokens_decoder": decoder}))
     error = refused(tmp_path)
-    assert (error.field, error.found) == (f"{tmp_path / 'tiktoken.model'}: added tokens", "[BOS]")
-
-
-def test_an_added_token_with_the_id_of_a_rank_is_refused(tmp_path: Path) -> None:
-    write_kimi(tmp_path, BYTES, added_tokens_decoder={"255": {"content": "[BOS]"}})
-    error = refused(tmp_path)
-    assert (error.field, error.found) == (f"{tmp_path / 'tokenizer_config.json'}: added_tokens_decoder", 255)
+    assert (error.field, error.found) == (f"{tmp_path}/{file}", found)
 
 
 def test_a_token_of_the_name_of_an_added_token_is_never_encoded(tmp_path: Path) -> None:
     text = load_text(write_kimi(tmp_path, [*BYTES, b"[B", b"OS]", b"[BOS]"], ["[BOS]"]))
     assert text.encode("[BOS][B") == [259, 256]
-
-
-def test_a_tokenizer_config_that_names_added_tokens_otherwise_is_refused(tmp_path: Path) -> None:
-    write_kimi(tmp_path, BYTES, added_tokens_decoder=7)
-    assert refused(tmp_path).found == "Expected `object`, got `int` - at `$.added_tokens_decoder`"
 
 
 @pytest.mark.parametrize("name", ["tokenizer.model", "vocab.json", "tiktoken.model"])

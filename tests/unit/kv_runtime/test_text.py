@@ -133,6 +133,8 @@ def test_a_chat_cannot_both_be_continued_and_begin_an_answer(write: Write) -> No
         ({"role": "user", "content": [{"type": "image_url"}]}, "messages[1].content[0].type", '"text"'),
         ({"role": "user", "content": [{"type": "text"}]}, "messages[1].content[0].text", "a string"),
         ({"role": "user", "content": "a\ud800"}, "messages[1].content", "text without lone surrogates"),
+        ({"role": "assistant", "tool_calls": "weather"}, "messages[1].tool_calls", ""),
+        ({"role": "assistant", "tool_calls": ["weather"]}, "messages[1].tool_calls[0].function", ""),
     ],
 )
 def test_a_message_that_is_not_allowed_is_named(text: Text, message: object, field: str, allowed: str) -> None:
@@ -273,7 +275,6 @@ def test_text_may_be_cut_before_tokens_that_nothing_takes_away(
     ("template", "found"),
     [
         ("{{ raise_exception('no system, please') }}", "no system, please"),
-        ("{{ strftime_now('%9999999d') }}", "strftime_now: found '%9999999d', allowed a form without large widths"),
         ("{{ messages[0].content + 7 }}", 'can only concatenate str (not "int") to str'),
         ("{{ ''.__class__.__mro__ }}", "access to attribute '__class__' of 'str' object is unsafe."),
     ],
@@ -281,14 +282,6 @@ def test_text_may_be_cut_before_tokens_that_nothing_takes_away(
 def test_what_the_template_refuses_is_the_chats_fault(write: Write, template: str, found: str) -> None:
     error = refused(lambda: load_text(write(template=template)).encode_chat([USER]))
     assert (error.field, error.found) == ("messages", found)
-
-
-@pytest.mark.parametrize(
-    ("calls", "field"), [("weather", "messages[0].tool_calls"), (["weather"], "messages[0].tool_calls[0].function")]
-)
-def test_a_call_that_is_not_allowed_is_named(write: Write, calls: object, field: str) -> None:
-    message = {"role": "assistant", "content": None, "tool_calls": calls}
-    assert refused(lambda: load_text(write()).encode_chat([message])).field == field
 
 
 @pytest.mark.parametrize("model", ["meta-llama/Llama-3.1-8B-Instruct", "/nowhere", "", "bytes"])
@@ -303,7 +296,15 @@ def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
     assert (error.field, error.found) == (str(tmp_path / "tokenizer.json"), "No such file or directory")
 
 
-@pytest.mark.parametrize(("name", "data"), [("tokenizer.json", "{}"), ("tokenizer_config.json", "{")])
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("tokenizer.json", "{}"),
+        ("tokenizer_config.json", "{"),
+        ("tokenizer_config.json", '{"a":' * 200_000 + "1" + "}" * 200_000),
+    ],
+    ids=["tokenizer", "configuration", "nested too deeply"],
+)
 def test_a_broken_file_is_named(write: Write, tmp_path: Path, name: str, data: str) -> None:
     write()
     (tmp_path / name).write_text(data)
@@ -320,12 +321,6 @@ def test_a_broken_file_is_named(write: Write, tmp_path: Path, name: str, data: s
 )
 def test_what_is_no_template_is_named(write: Write, tmp_path: Path, config: object, field: str) -> None:
     assert refused(lambda: load_text(write(config=config))).field == str(tmp_path / field)
-
-
-def test_a_configuration_that_is_nested_too_deeply_is_named(write: Write) -> None:
-    path = Path(write()) / "tokenizer_config.json"
-    path.write_text('{"a":' * 200_000 + "1" + "}" * 200_000)
-    assert refused(lambda: load_text(str(path.parent))).field == str(path)
 
 
 @pytest.mark.parametrize(

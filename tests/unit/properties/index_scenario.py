@@ -9,8 +9,7 @@ from random import Random
 
 import pytest
 
-from indexer.index.outline import PassedRequest
-from indexer.index.prefix_index import PrefixIndex
+from indexer.index.prefix_index import PassedRequest, PrefixIndex
 from kv_protocol.codec import encode_message, split_message
 from kv_protocol.digest import BUCKET_SET_BYTES, is_in_buckets
 from kv_protocol.errors import MalformedMessage

@@ -7,8 +7,7 @@ from random import Random
 
 import msgspec
 
-from indexer.index.outline import PassedRequest
-from indexer.index.prefix_index import Hashes, PrefixIndex
+from indexer.index.prefix_index import Hashes, PassedRequest, PrefixIndex
 from kv_protocol.codec import pack_u64, unpack_u64
 from kv_protocol.events import TIERS, Removed, Stored, Tier
 from kv_protocol.recovery import HeldBlock

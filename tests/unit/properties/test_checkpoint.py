@@ -9,13 +9,13 @@ import pytest
 from indexer.follow.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
 from indexer.follow.fold import IndexFold, RankView
 from indexer.follow.follower import FollowerLimits
-from indexer.follow.inputs import AnswerArrived, BytesRefused, Fact, MessageArrived, Question, read_message
+from indexer.follow.inputs import Fact, Question, Received, read_message
 from indexer.native.index import NativeIndex
 from kv_protocol import codec
 from kv_protocol.ids import WorkerRank
 from kv_protocol.recovery import HeldBlock
 from tests.support.amount import examples
-from tests.unit.indexer.life import Life
+from tests.unit.indexer.life import Life, unreadable
 
 RANKS = [WorkerRank("a", 0), WorkerRank("a", 1), WorkerRank("b", 0)]
 STEPS, QUIET_STEPS, STEP_S = 120, 80, 0.25
@@ -27,10 +27,10 @@ class Input(NamedTuple):
     """What every reader receives: facts, and what the consolidators would answer then."""
 
     facts: list[Fact]
-    answers: dict[WorkerRank, Callable[[Question], list[AnswerArrived]]]
+    answers: dict[WorkerRank, Callable[[Question], list[Received]]]
 
 
-def recorded(life: Life) -> Callable[[Question], list[AnswerArrived]]:
+def recorded(life: Life) -> Callable[[Question], list[Received]]:
     """Return a function that answers as the life would now, whatever happens to the life later."""
     now = Life(life.rank, Random(0))
     now.epoch, now.seq, now.held, now.ring = life.epoch, life.seq, dict(life.held), list(life.ring)
@@ -52,7 +52,7 @@ def history(seed: int, *, has_faults: bool) -> tuple[list[Input], dict[WorkerRan
                 fault = random.random() if has_faults else 1.0
                 if fault < 0.05:
                     continue
-                facts.append(BytesRefused(rank) if fault < 0.08 else MessageArrived(rank, read_message(data)))
+                facts.append(unreadable(rank) if fault < 0.08 else Received(rank, read_message(data)))
             if step % 4 == 3:
                 facts.append(life.beat())
         inputs.append(Input(facts, {rank: recorded(life) for rank, life in lives.items()}))

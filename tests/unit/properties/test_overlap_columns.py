@@ -7,16 +7,7 @@ from hypothesis.errors import NoSuchExample
 
 from indexer.follow.fold import IndexFold, RankView
 from indexer.follow.follower import FollowerLimits
-from indexer.follow.inputs import (
-    AnswerArrived,
-    BytesRefused,
-    Fact,
-    HeartbeatArrived,
-    LogFound,
-    LogLost,
-    WorkerCame,
-    WorkerGone,
-)
+from indexer.follow.inputs import Fact, LogConnected, Received, WorkerCame, WorkerGone
 from indexer.index.overlap_columns import StatusColumnsCache
 from indexer.native.index import NativeIndex
 from kv_protocol.codec import pack_u64
@@ -26,7 +17,7 @@ from kv_protocol.ids import WorkerRank
 from kv_protocol.splitmix import splitmix64
 from tests.dumped import dump_chunks
 from tests.support.amount import examples
-from tests.unit.indexer.life import arrived
+from tests.unit.indexer.life import arrived, unreadable
 
 RANKS = tuple(WorkerRank(worker_id, dp_rank) for worker_id in ("a", "b") for dp_rank in (0, 1))
 SEEN = (RANKS, RANKS[::-1], RANKS[1:3], (WorkerRank("stranger", 0), *RANKS), ())
@@ -55,26 +46,24 @@ events = st.one_of(
 facts: st.SearchStrategy[Fact] = st.one_of(
     st.builds(lambda rank, epoch, seq, event: arrived(rank, Batch(epoch, seq, event)), ranks, epochs, numbers, events),
     st.builds(
-        lambda rank, epoch, seq, stale: HeartbeatArrived(
-            rank, Heartbeat(instance="i", epoch=epoch, last_seq=seq, stale=stale)
-        ),
+        lambda rank, epoch, seq, stale: Received(rank, Heartbeat(instance="i", epoch=epoch, last_seq=seq, stale=stale)),
         ranks,
         epochs,
         numbers,
         st.sampled_from(("", "overflow")),
     ),
     st.builds(
-        lambda rank, request_id, epoch, seq: AnswerArrived(rank, dump_chunks(request_id, epoch, seq, ())[0]),
+        lambda rank, request_id, epoch, seq: Received(rank, dump_chunks(request_id, epoch, seq, ())[0]),
         ranks,
         numbers,
         epochs,
         numbers,
     ),
-    st.builds(BytesRefused, ranks),
+    st.builds(unreadable, ranks),
     st.builds(WorkerCame, st.sampled_from(("a", "b")), st.sampled_from((0, 10))),
     st.builds(WorkerGone, st.sampled_from(("a", "b"))),
-    st.just(LogLost()),
-    st.just(LogFound()),
+    st.just(LogConnected(False)),
+    st.just(LogConnected(True)),
 )
 Step = tuple[Fact | None, float]
 steps: st.SearchStrategy[list[Step]] = st.lists(
@@ -142,7 +131,7 @@ def test_however_many_tuples_are_asked_for_a_bounded_number_is_remembered() -> N
     cache = StatusColumnsCache(lambda _: 0, lambda _: (0, 0, ""))
     for number in range(1000):
         cache.of((WorkerRank(f"w{number}", 0),))
-    assert (len(cache), len(cache.fresh)) == (64, 64)
+    assert len(cache) == 64
 
 
 @pytest.mark.planted

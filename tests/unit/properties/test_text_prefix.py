@@ -11,6 +11,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from kv_runtime.text.byte_model import ByteText
 from kv_runtime.text.chat_template import ChatTemplate, Message
+from kv_runtime.text.encoders import HfEncoder
 from kv_runtime.text.model import Text
 from kv_runtime.text.tokenizer_model import TokenizerText
 from tests.support.amount import examples
@@ -42,7 +43,8 @@ def awkward_tokenizer() -> Tokenizer:
 
 
 def tokenizer_text() -> TokenizerText:
-    return TokenizerText(awkward_tokenizer(), "", ChatTemplate({"default": TEMPLATE}, {}))
+    tokenizer = awkward_tokenizer()
+    return TokenizerText(tokenizer, "", ChatTemplate({"default": TEMPLATE}, {}), HfEncoder(tokenizer, ""))
 
 
 TOKENIZER_TEXT = tokenizer_text()

@@ -16,7 +16,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from indexer.follow.fold import FoldStatistics, IndexFold
-from indexer.follow.inputs import HeartbeatArrived
+from indexer.follow.inputs import Received
 from indexer.service.prefix_explorer import HeatSource, PrefixExplorer, UsesSource
 from indexer.service.routes import index_routes
 from kv_protocol import fleet
@@ -45,7 +45,7 @@ class NeverThere:
     def __init__(self, *heard: WorkerRank) -> None:
         self._fold = IndexFold(ReferenceIndex())
         for each in heard:
-            self._fold.apply(HeartbeatArrived(each, Heartbeat(instance="i", epoch=1, last_seq=0)), 0.0)
+            self._fold.apply(Received(each, Heartbeat(instance="i", epoch=1, last_seq=0)), 0.0)
 
     def statistics(self) -> FoldStatistics:
         """Return the figures that people read."""

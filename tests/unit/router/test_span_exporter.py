@@ -61,7 +61,7 @@ async def test_spans_for_a_collector_that_is_away_are_dropped_counted_and_named_
     await answered_requests(exporter, 2)
     with capture_logs() as logged:
         await flushed(exporter)
-    assert exporter.counts() == (0, {"queue_full": 0, "not_sent": 2 * SPANS, "stopped": 0})
+    assert (exporter.sent, exporter.dropped) == (0, {"queue_full": 0, "not_sent": 2 * SPANS, "stopped": 0})
     (line,) = [line for line in logged if line["event"] == "spans_not_sent"]
     assert line["spans"] == SPANS
     assert line["reason"]
@@ -72,7 +72,7 @@ async def test_spans_that_a_collector_refuses_are_dropped_with_its_status() -> N
         exporter = exporter_to(sink.url)
         await answered_requests(exporter, 1)
         await flushed(exporter)
-    assert exporter.counts().dropped["not_sent"] == SPANS
+    assert exporter.dropped["not_sent"] == SPANS
     assert "400" in next(line["reason"] for line in logged if line["event"] == "spans_not_sent")
 
 
@@ -84,11 +84,11 @@ async def test_a_collector_that_does_not_answer_delays_no_request_and_costs_span
         thread = asyncio.ensure_future(asyncio.to_thread(exporter.work, stop))
         await asyncio.to_thread(sink.entered.wait)
         await answered_requests(exporter, 4)  # two may wait
-        assert exporter.counts() == (0, {"queue_full": 2 * SPANS, "not_sent": 0, "stopped": 0})
+        assert (exporter.sent, exporter.dropped) == (0, {"queue_full": 2 * SPANS, "not_sent": 0, "stopped": 0})
         sink.answers.set()
         stop.set()
         await thread
-    assert exporter.counts().sent == len(sink.spans) == 3 * SPANS
+    assert exporter.sent == len(sink.spans) == 3 * SPANS
 
 
 def test_requests_that_wait_are_sent_together() -> None:
@@ -108,7 +108,7 @@ def test_what_cannot_be_sent_in_the_time_of_a_stop_is_dropped(monkeypatch: pytes
     exporter.put(TRACE)
     stop.set()
     exporter.work(stop)
-    assert (sender.batches, exporter.counts().dropped["stopped"]) == ([], 1)
+    assert (sender.batches, exporter.dropped["stopped"]) == ([], 1)
 
 
 # ---------------------------------------------------------------- how it is opened

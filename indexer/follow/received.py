@@ -1,4 +1,6 @@
-"""Compares the claims of a stream's heartbeats with its cursor, the seq of the last batch that was applied.
+"""What a stream's follower keeps of what it received: claims of heartbeats, epochs, and batches that came early.
+
+Claims of heartbeats are compared with the stream's cursor, the seq of the last batch that was applied.
 
 claim.seq is                               meaning
 ----------------------------------------   --------------------------------------------------------------------------
@@ -7,18 +9,25 @@ equal to it, now or once it gets there     the claim's digests can be compared w
 below it, for less than `late_s`           the heartbeats may be late: nothing happens
 below it as it was `late_s` ago            no heartbeat is that late: the index is *beyond* what its source sent
 
-Which epoch of a rank's stream is followed, and what may change it.
-
 A log that is read from its beginning has batches of old epochs; heartbeats and answers prove which epoch is current.
 After the first such proof, only proofs change the epoch. A replaced epoch is *retired*. Its heartbeats count again when
 the current epoch was not proven for `silent_s`: otherwise a late heartbeat of the old epoch would look like a restart.
 A batch of an epoch without a proof has *outrun* its heartbeat.
+
+Early batches are kept by seq; beyond the bounds the lowest seqs are dropped first. The batch with the highest seq
+always stays: it proves that a batch before it is missing. Each is kept with the id of the newest question at its
+arrival: an answer covers all batches that came before its question. One that came before the question and has a higher
+seq than the answer was never published.
 """
 
 from collections import deque
+from collections.abc import Iterator
 from typing import NamedTuple
 
+from sortedcontainers import SortedDict
+
 from kv_protocol.digest import TierDigest
+from kv_protocol.events import Batch, Cleared
 
 RETIRED_MAX = 16
 
@@ -142,3 +151,65 @@ class EpochTracker:
             self._retired.append(former)
         if epoch in self._retired:
             self._retired.remove(epoch)
+
+
+class _EarlyBatch(NamedTuple):
+    batch: Batch
+    request_id: int
+
+    @property
+    def blocks(self) -> int:
+        event = self.batch.event
+        return 0 if isinstance(event, Cleared) else len(event.sequence_hashes)
+
+
+class ReorderBuffer:
+    """The early batches of one epoch, at most so many, with so many blocks in all."""
+
+    def __init__(self, batches_max: int, blocks_max: int) -> None:
+        self._batches_max, self._blocks_max = batches_max, blocks_max
+        self._blocks = 0
+        self._batches: SortedDict[int, _EarlyBatch] = SortedDict()
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def keep(self, batch: Batch, request_id: int) -> int:
+        """Add a batch; return how many were dropped, the lowest seqs first."""
+        self._take(batch.seq)
+        early = self._batches[batch.seq] = _EarlyBatch(batch, request_id)
+        self._blocks += early.blocks
+        lost = 0
+        while len(self._batches) > 1 and (len(self._batches) > self._batches_max or self._blocks > self._blocks_max):
+            self._take(self._batches.peekitem(0)[0])
+            lost += 1
+        return lost
+
+    def _take(self, seq: int) -> _EarlyBatch | None:
+        early: _EarlyBatch | None = self._batches.pop(seq, None)
+        self._blocks -= 0 if early is None else early.blocks
+        return early
+
+    def following(self, seq: int) -> Iterator[Batch]:
+        """Remove and yield the batches that follow each other from `seq + 1` on."""
+        while (early := self._take(seq := seq + 1)) is not None:
+            yield early.batch
+
+    def drop_up_to(self, seq: int) -> int:
+        """Drop the batches up to `seq`; return how many there were."""
+        return self._drop(list(self._batches.irange(maximum=seq)))
+
+    def drop_untrue(self, answered_seq: int, request_id: int) -> int:
+        """Drop batches that came before a question, but are above its answer's last seq; return how many there were."""
+        above = self._batches.irange(minimum=answered_seq + 1)
+        return self._drop([each for each in above if self._batches[each].request_id < request_id])
+
+    def _drop(self, seqs: list[int]) -> int:
+        for seq in seqs:
+            self._take(seq)
+        return len(seqs)
+
+    def clear(self) -> None:
+        """Drop all."""
+        self._batches.clear()
+        self._blocks = 0
