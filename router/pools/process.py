@@ -29,8 +29,7 @@ from router.http.heads import HOP_BY_HOP
 from router.http.plane import HttpPlane
 from router.http.sites import CORS_HEADERS
 from router.metrics.state import http_families, prompt_families
-from router.pools.config import PoolsConfig
-from router.pools.selection import PoolGroup
+from router.pools.config import LiveLimits, PoolGroup, PoolsConfig
 from router.pools.served import Identity, PoolAttempt, Pools, PoolService
 from router.pools.state import PoolsLive
 from router.pools.watch import PoolMetrics, PoolWatch
@@ -88,12 +87,14 @@ def pool_control(service: PoolService, registry: CollectorRegistry, *, token: st
 
 
 def _pools_of(service: PoolService, group: PoolGroup) -> list[dict[str, object]]:
+    limits, settings = set(LiveLimits.model_fields), service.config.pools
     return [
         {
             "pool": index,
             "priority": group.priorities[index],
             **msgspec.structs.asdict(service.live.statuses[name]),
-            **msgspec.structs.asdict(service.config.pools[name]),
+            **settings[name].model_dump(exclude=limits),
+            "limits": settings[name].model_dump(include=limits),
         }
         for index, name in enumerate(group.namespaces)
     ]
@@ -105,8 +106,7 @@ class PoolsProcess:
     def __init__(self, config: PoolsConfig, identity: Identity, settings: RouterSettings, text: str) -> None:
         """`text` is the tokenizer: without one lengths are estimated. Raises `TextError` if there is no such one."""
         self._settings, self._clock, self._registry = settings, SystemClock(), new_registry()
-        urls = {name: tuple(each.url for each in pool.routers) for name, pool in config.pools.items()}
-        self.live = PoolsLive(urls, {name: pool.limits for name, pool in config.pools.items()})
+        self.live = PoolsLive(config.pools)
         metrics = PoolMetrics(config.groups, self.live)
         watch = self._watch = PoolWatch(config, identity.models, self.live, metrics, self._clock)
         loaded = load_text(text, settings.tokens.encoder) if text else None

@@ -58,8 +58,8 @@ from router.http.heads import HOP_BY_HOP, Headers
 from router.http.limits import CONNECT_S
 from router.http.refusals import Refusal, RequestRejected
 from router.http.upstreams import Upstreams
-from router.pools.config import PoolsConfig
-from router.pools.selection import PoolGroup, PoolPhase, PoolSequence, SelectionInput, Targets, plan, select
+from router.pools.config import PoolGroup, PoolPhase, PoolsConfig
+from router.pools.selection import PoolSequence, SelectionInput, Targets, plan, select
 from router.pools.watch import PoolWatch
 from router.prompt.chains import EncodedPrompt
 from router.prompt.prompts import ModelPrompts
@@ -214,7 +214,7 @@ def _isl(service: PoolService, inbound: Inbound, prompt: EncodedPrompt | None) -
     if count is not None:
         return count, "tokens"
     text_bytes = len(inbound.messages if isinstance(inbound, ChatInbound) else _prompt(inbound))
-    return math.ceil(text_bytes / service.config.characters_per_token), "estimate"
+    return math.ceil(text_bytes / service.config.own.characters_per_token), "estimate"
 
 
 def _count_of_ids(inbound: Inbound) -> int | None:

@@ -24,31 +24,13 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from router.pools.config import PoolSettings, Target
+
 Fitness = Literal["fit", "strained", "down"]
 FITNESSES: tuple[Fitness, ...] = ("fit", "strained", "down")
 Cause = Literal["unhealthy", "queue", "ttft", "itl"]
 CAUSES: tuple[Cause, ...] = ("unhealthy", "queue", "ttft", "itl")
-Target = Literal["ttft", "itl"]
 TARGETS: tuple[Target, ...] = ("ttft", "itl")
-
-
-class LiveLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits that decide when a pool stops being fit, and when it is fit again. A bound that is None is not checked."""
-
-    failures_max: int = 2
-    successes_min: int = 2
-    queue_requests_max: int | None = 64
-    queue_release_ratio: float = 0.5
-    ttft_bound_ms: float | None = None
-    itl_bound_ms: float | None = None
-    attainment_min_ratio: float = 0.9
-    attainment_release_ratio: float = 0.95
-    window_requests_min: int = 20
-    hold_s: float = 30.0
-
-    def bound_ms(self, target: Target) -> float | None:
-        """Return the target's bound in milliseconds: for an answer's beginning, or for the time between its tokens."""
-        return self.ttft_bound_ms if target == "ttft" else self.itl_bound_ms
 
 
 class Attained(NamedTuple):
@@ -147,9 +129,9 @@ class _Window:
 class _Pool:
     """The state of one pool, with its limits."""
 
-    def __init__(self, namespace: str, urls: Iterable[str], limits: LiveLimits) -> None:
+    def __init__(self, namespace: str, limits: PoolSettings) -> None:
         self._namespace, self._limits = namespace, limits
-        self._routers = {url: _PoolRouter() for url in urls}
+        self._routers = {each.url: _PoolRouter() for each in limits.routers}
         self._windows = {target: _Window() for target in TARGETS if limits.bound_ms(target) is not None}
         self._queue_long = False
 
@@ -271,9 +253,8 @@ class _Pool:
 class PoolsLive:
     """All pools. Unknown routers are a defect of the caller."""
 
-    def __init__(self, routers: dict[str, tuple[str, ...]], limits: dict[str, LiveLimits]) -> None:
-        """`routers`: each pool's routers, by address; `limits` of each pool."""
-        self._pools = {name: _Pool(name, urls, limits[name]) for name, urls in routers.items()}
+    def __init__(self, pools: Mapping[str, PoolSettings]) -> None:
+        self._pools = {name: _Pool(name, settings) for name, settings in pools.items()}
         self.statuses = {name: pool.status() for name, pool in self._pools.items()}
         """The present status of each pool."""
 

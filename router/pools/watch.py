@@ -24,19 +24,17 @@ from kv_runtime.clock import Clock
 from kv_runtime.supervise import TaskSet, until
 from kv_runtime.telemetry import Family, by_name, counter, gauge
 from router.doctor.pages import OK, HttpAsker, PageUnreadable, decoded, not_ready, samples
-from router.pools.config import PoolsConfig, PoolSettings, RouterAddress
-from router.pools.selection import PoolGroup, PoolSequence
+from router.pools.config import LiveLimits, PoolGroup, PoolsConfig, PoolSettings, RouterAddress, Target
+from router.pools.selection import PoolSequence
 from router.pools.state import (
     CAUSES,
     FITNESSES,
     TARGETS,
     Change,
-    LiveLimits,
     Looked,
     PoolsLive,
     PoolStatus,
     Queue,
-    Target,
     attained,
 )
 
@@ -185,21 +183,21 @@ class PoolWatch:
             async with TaskSet(len(self._routers)) as probes:
                 for name, pool, router in self._routers:
                     probes.spawn(self._look_at(session, name, pool, router))
-            await self._clock.sleep(self._config.look_period_s)
+            await self._clock.sleep(self._config.own.look_period_s)
 
     async def _look_at(
         self, session: aiohttp.ClientSession, namespace: str, pool: PoolSettings, router: RouterAddress
     ) -> None:
         look = Looked(answered=False)
         try:
-            async with asyncio.timeout(self._config.look_timeout_s):
+            async with asyncio.timeout(self._config.own.look_timeout_s):
                 look = Looked(await self._unfit(session, router))
                 if router.control_url:
                     busy = await self._busyness(session, router, pool)
                     look = busy._replace(reason=look.reason)
         except TimeoutError:
             if not look.answered:
-                look = look._replace(reason=f"no answer within {self._config.look_timeout_s:g} s")
+                look = look._replace(reason=f"no answer within {self._config.own.look_timeout_s:g} s")
         except PageUnreadable as error:
             look = look._replace(reason=str(error))
         outcome = "unreachable" if not look.answered else "not_ready" if look.reason else "ready"
@@ -215,14 +213,14 @@ class PoolWatch:
 
     async def _busyness(self, session: aiohttp.ClientSession, router: RouterAddress, pool: PoolSettings) -> Looked:
         try:
-            return busyness(await self._get(session, f"{router.control_url}/metrics"), pool.limits)
+            return busyness(await self._get(session, f"{router.control_url}/metrics"), pool)
         except PageUnreadable as error:
             _log.debug("pool_metrics_unknown", url=router.control_url, reason=str(error))
             return Looked()
 
     async def _get(self, session: aiohttp.ClientSession, url: str, *, also: int = OK) -> bytes:
         """Return the body of an answer of status 200, or `also`; raise `PageUnreadable`."""
-        reply = await HttpAsker(session, self._config.look_timeout_s, _PAGE_BYTES_MAX).get(url)
+        reply = await HttpAsker(session, self._config.own.look_timeout_s, _PAGE_BYTES_MAX).get(url)
         if reply.problem or reply.status not in (OK, also):
             raise PageUnreadable(f"{url}: {reply.problem or f'status {reply.status}'}")
         return reply.body

@@ -8,9 +8,7 @@ import pytest
 
 from kv_protocol.errors import FOUND_CHARACTERS_MAX
 from kv_runtime.config.loading import ConfigurationError
-from router.pools.config import PoolsConfig, PoolSettings, RouterAddress, read_config
-from router.pools.selection import Axis, Override
-from router.pools.state import LiveLimits
+from router.pools.config import Axis, Override, PoolsConfig, PoolSettings, RouterAddress, read_config
 from tests.support.paths import ROOT
 
 CONFIGS = ROOT / "configs" / "pools"
@@ -192,7 +190,7 @@ def test_disagg_is_the_mode_and_priorities_follow_the_pools_where_nothing_is_sai
 def test_overrides_are_read_in_their_order() -> None:
     rules = [RULE, {"min_priority": -4, "max_priority": -4, "target_pool": 1}]
     group = read_config(changed(AGG, f"{A}/priority_overrides", rules)).groups[0]
-    assert group.overrides == (Override(1, 2, 0), Override(-4, -4, 1))
+    assert group.overrides == tuple(Override.model_validate(rule) for rule in rules)
 
 
 def test_names_without_units_are_read_with_a_warning_and_the_newer_ones_win() -> None:
@@ -227,7 +225,7 @@ def test_a_key_without_a_value_is_as_not_given() -> None:
     pools = {"namespaces": {"a0": {"routers": routers, "config": None}}}
     config = read_config(AGG | {A: strategy, "enable_priority_retry": None, "pools": pools})
     assert config.groups == read_config(AGG).groups
-    assert config.pools["a0"].routers == (RouterAddress("http://a"), RouterAddress("http://b"))
+    assert config.pools["a0"].routers == (RouterAddress(url="http://a"), RouterAddress(url="http://b"))
 
 
 def test_the_pools_places_and_limits() -> None:
@@ -242,22 +240,19 @@ def test_the_pools_places_and_limits() -> None:
         "look_period_s": 0.5,
     }
     config = read_config(changed(AGG, "pools", own))
-    common = LiveLimits(queue_requests_max=8, itl_bound_ms=50.0, hold_s=5.0)
+    router = RouterAddress(url="http://a:1", control_url="http://a:2")
     assert config.pools == {
-        "a0": PoolSettings(
-            routers=(RouterAddress("http://a:1", "http://a:2"),),
-            limits=msgspec.structs.replace(common, ttft_bound_ms=100.0),
-        ),
-        "a1": PoolSettings(config="slow.yaml", limits=msgspec.structs.replace(common, queue_requests_max=None)),
+        "a0": PoolSettings(routers=(router,), queue_requests_max=8, ttft_bound_ms=100, itl_bound_ms=50, hold_s=5),
+        "a1": PoolSettings(config="slow.yaml", queue_requests_max=None, itl_bound_ms=50, hold_s=5),
     }
-    assert config.look_period_s == 0.5
+    assert config.own.look_period_s == 0.5
 
 
 def test_places_that_are_given_stand_instead_of_the_files() -> None:
     own = {"namespaces": {"a0": {"config": "fast.yaml", "hold_s": 5}}}
-    given = PoolSettings(routers=(RouterAddress("http://b:1"),))
+    given = PoolSettings(routers=(RouterAddress(url="http://b:1"),))
     config = read_config(changed(AGG, "pools", own), {"a0": given})
-    assert config.pools["a0"] == PoolSettings(routers=given.routers, limits=LiveLimits(hold_s=5.0))
+    assert config.pools["a0"] == PoolSettings(routers=given.routers, hold_s=5)
     with pytest.raises(ConfigurationError, match=r"namespaces\.x: found 'x', allowed a pool's namespace: a0, a1"):
         read_config(AGG, {"x": given})
 
