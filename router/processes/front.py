@@ -15,12 +15,12 @@
 | GET /v1/processes | names, ids and restarts of the processes |
 | GET /health, /live | this process lives |
 | GET /ready | whether any process is ready |
-| GET /metrics | all families of all processes (`metrics.py`) |
+| GET /metrics | all families of all processes, each once (`merged`) |
 | all others | of the first process that serves: each knows the fleet, the index and, by the ledger, all requests |
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from http import HTTPStatus
 from typing import Any
@@ -31,19 +31,19 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
-from prometheus_client.registry import Collector
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 from yarl import URL
 
 from kv_protocol.errors import UNDECODABLE
 from kv_runtime.http.answers import error_response, json_response
-from kv_runtime.telemetry import Family
+from kv_runtime.telemetry import Family, Projection
 from router.attribution.report import SavingsReport
 from router.attribution.report import merged as merged_reports
 from router.control_plane import control_app
 from router.drain.routes import WAIT_S_MAX
 from router.live.routes import TrendsPage, list_limit, merged_trends
-from router.processes.metrics import ProcessState, merged, parsed, process_families
-from router.processes.supervisor import Answer, Links
+from router.processes.supervisor import Answer, Links, ProcessState, process_families
 from router.shadows.service import pooled_page
 
 _Body = dict[str, Any]
@@ -52,6 +52,29 @@ _TOKENS = "handover_tokens"
 _DECISIONS = b"\nevent: decisions\n"
 _EVENT_END = b"\n\n"
 _CONNECT_AGAIN_S = 1.0
+SUMMED = frozenset(
+    f"kvrouter_{name}"
+    for name in (
+        "approximate_blocks",
+        "attached_engines",
+        "encoder_cache_bytes",
+        "encoder_cache_segments",
+        "http_connections",
+        "http_connections_max",
+        "inflight_requests",
+        "journal_unpublished_records",
+        "log_unconfirmed_messages",
+        "picker_body_bytes",
+        "picker_streams",
+        "prompts_waiting_bytes",
+        "queued_requests",
+        "queued_tokens",
+        "recent_prompts_bytes",
+    )
+)
+"""Gauges of which each process has a part of the whole."""
+LEAST = frozenset({"kvrouter_log_connected", "kvrouter_rank_fit"})
+"""Gauges of which the whole is as its worst process is."""
 _NOT_PASSED_ON = frozenset({"Connection", "Content-Length", "Date", "Keep-Alive", "Server", "Transfer-Encoding"})
 
 
@@ -229,20 +252,39 @@ class Front:
 
     async def _metrics(self, request: web.Request) -> web.Response:
         answers = await self._links.all("GET", "/metrics")
-        own = list(self._registry.collect())
-        found = merged([own, *(parsed(answer.body.decode()) for answer in answers.values() if answer.is_ok)])
+        pages = [answer.body.decode() for answer in answers.values() if answer.is_ok]
+        found = merged([self._registry.collect(), *map(text_string_to_metric_families, pages)])
         encoder, content_type = choose_encoder(request.headers.get("Accept", ""))
-        return web.Response(body=encoder(_Families(found)), headers={"Content-Type": content_type})
+        body = encoder(Projection(CollectorRegistry(), lambda: found))
+        return web.Response(body=body, headers={"Content-Type": content_type})
 
 
-class _Families(Collector):
-    """A collector of these families."""
+def merged(processes: Iterable[Iterable[Metric]]) -> list[Metric]:
+    """Return the families of all processes, each once, in the order in which they are found first.
 
-    def __init__(self, families: list[Metric]) -> None:
-        self._families = families
+    Counters, histograms, summaries and gauges of `SUMMED` are summed. Of gauges of `LEAST` it is the least, of others
+    the greatest: all processes know the same, some a moment later than others.
+    """
+    families = dict[str, Metric]()
+    samples = dict[str, dict[tuple[str, tuple[tuple[str, str], ...]], Sample]]()
+    for process in processes:
+        for family in process:
+            known = families.setdefault(family.name, family)
+            own = samples.setdefault(family.name, {})
+            for sample in family.samples:
+                key = (sample.name, tuple(sorted(sample.labels.items())))
+                before = own.get(key)
+                value = sample.value if before is None else _value_of(known, before.value, sample.value)
+                own[key] = Sample(sample.name, sample.labels, value)
+    for name, family in families.items():
+        family.samples = list(samples[name].values())
+    return list(families.values())
 
-    def collect(self) -> list[Metric]:
-        return self._families
+
+def _value_of(family: Metric, one: float, other: float) -> float:
+    if family.type != "gauge" or family.name in SUMMED:
+        return one + other
+    return min(one, other) if family.name in LEAST else max(one, other)
 
 
 async def _health(_: web.Request) -> web.Response:
