@@ -9,8 +9,7 @@ from typing import NamedTuple
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.queue.admission import RequestQueue
-from router.queue.waiting import FairShare, Place, QueueLimits, QueuePolicy
+from router.queue.waiting import FairShare, Place, QueueLimits, QueuePolicy, RequestQueue
 from tests.support.amount import examples
 from tests.unit.router.samples import route
 

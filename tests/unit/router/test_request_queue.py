@@ -6,8 +6,7 @@ import pytest
 
 from kv_protocol.decided import RouteRequest
 from router.http.refusals import Refusal
-from router.queue.admission import RequestQueue
-from router.queue.waiting import KINDS_MAX, OTHERS, Place, QueueLimits
+from router.queue.waiting import KINDS_MAX, OTHERS, Place, QueueLimits, RequestQueue
 from tests.unit.router.samples import route
 
 
