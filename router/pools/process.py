@@ -31,8 +31,7 @@ from router.http.sites import CORS_HEADERS
 from router.metrics.state import http_families, prompt_families
 from router.pools.config import LiveLimits, PoolGroup, PoolsConfig
 from router.pools.served import Identity, PoolAttempt, Pools, PoolService
-from router.pools.state import PoolsLive
-from router.pools.watch import PoolMetrics, PoolWatch
+from router.pools.watch import PoolWatch
 from router.prompt.prompts import ModelPrompts
 from router.request.replies import Replies, answer, refusal_of, refuse
 from router.request.request import Request
@@ -92,7 +91,7 @@ def _pools_of(service: PoolService, group: PoolGroup) -> list[dict[str, object]]
         {
             "pool": index,
             "priority": group.priorities[index],
-            **msgspec.structs.asdict(service.live.statuses[name]),
+            **msgspec.structs.asdict(service.pools[name].status),
             **settings[name].model_dump(exclude=limits),
             "limits": settings[name].model_dump(include=limits),
         }
@@ -106,9 +105,7 @@ class PoolsProcess:
     def __init__(self, config: PoolsConfig, identity: Identity, settings: RouterSettings, text: str) -> None:
         """`text` is the tokenizer: without one lengths are estimated. Raises `TextError` if there is no such one."""
         self._settings, self._clock, self._registry = settings, SystemClock(), new_registry()
-        self.live = PoolsLive(config.pools)
-        metrics = PoolMetrics(config.groups, self.live)
-        watch = self._watch = PoolWatch(config, identity.models, self.live, metrics, self._clock)
+        watch = self.watch = PoolWatch(config, identity.models, self._clock)
         loaded = load_text(text, settings.tokens.encoder) if text else None
         prompts = self._prompts = None if loaded is None else ModelPrompts(loaded, settings.tokens.limits())
         self.data = HttpPlane(
@@ -123,7 +120,7 @@ class PoolsProcess:
         self._endpoints = pool_endpoints(service)
         app = pool_control(service, self._registry, token=settings.control.token.get_secret_value())
         self.control = settings.control.server(app)
-        Projection(self._registry, metrics.families)
+        Projection(self._registry, watch.metrics.families)
         Projection(self._registry, lambda: http_families(self.data))
         if prompts is not None:
             Projection(self._registry, lambda: prompt_families(prompts))
@@ -143,7 +140,7 @@ class PoolsProcess:
             Part("pools-data-plane", self.data.run, 0, self.data.in_progress),
             Part("credentials", self.data.credentials.run, 1),
             Part("pools-control-plane", self.control.run, 1),
-            Part("pool-watch", self._watch.run, 1),
+            Part("pool-watch", self.watch.run, 1),
             Part("loop-lag", LoopLag(self._registry, self._clock).run, 1),
             *self._service.bodies.pool.parts(1),
             *([] if self._prompts is None else self._prompts.pool.parts(1)),

@@ -109,7 +109,7 @@ class PoolService:
         prompts: ModelPrompts | None,
     ) -> None:
         """`prompts`: None without a tokenizer: lengths are then estimated."""
-        self.config, self.identity, self.live, self.metrics = config, identity, watch.live, watch.metrics
+        self.config, self.identity, self.pools, self.metrics = config, identity, watch.pools, watch.metrics
         self.upstreams, self.prompts = upstreams, prompts
         self.bodies = BodyParser(settings.data.body_limits())
         self.route_request = partial(route_request, lambda: uuid.uuid4().hex)
@@ -136,14 +136,14 @@ class PoolService:
 
     def _plan(self, group: PoolGroup, selection_input: SelectionInput) -> PoolSequence:
         selection = select(group, selection_input, self.identity.defaults)
-        statuses = [self.live.statuses[name] for name in group.namespaces]
+        statuses = [self.pools[name].status for name in group.namespaces]
         return plan(group, selection, statuses, retry=self.config.retry)
 
     def readiness(self) -> Readiness:
         """Return whether requests can be served now; `reasons` names phases without a pool that is up, and why."""
         reasons = []
         for group in self.config.groups:
-            statuses = [self.live.statuses[name] for name in group.namespaces]
+            statuses = [self.pools[name].status for name in group.namespaces]
             if all(each.fitness == "down" for each in statuses):
                 unfit = (f"{each.namespace}: {'; '.join(each.reasons)}" for each in statuses)
                 reasons.append(f"no {group.phase} pool is up: {' | '.join(unfit)}")
@@ -151,7 +151,7 @@ class PoolService:
 
     def routers(self, namespace: str) -> tuple[str, ...]:
         """Return a pool's routers that are up, all if none is; each comes first in its turn."""
-        urls = self.live.statuses[namespace].routers_up
+        urls = self.pools[namespace].status.routers_up
         if not urls:
             urls = tuple(each.url for each in self.config.pools[namespace].routers)
         self._requests[namespace] += 1
@@ -355,7 +355,7 @@ class Pools(Destination[PoolAttempt], RequestRecords[PoolAttempt]):
 
     def lost(self, attempt: PoolAttempt, quiet_s: float, *, begun: bool) -> str:  # noqa: ARG002 - as of `Destination`
         """Return why the router's answer is not awaited before it began: it is silent."""
-        is_silent = not begun and self._service.live.is_silent(attempt.namespace, attempt.url)
+        is_silent = not begun and self._service.pools[attempt.namespace].is_silent(attempt.url)
         return "the router is silent" if is_silent else ""
 
     def settle(self, request: Request[PoolAttempt], attempt: PoolAttempt, outcome: OutcomeName) -> None:  # noqa: ARG002

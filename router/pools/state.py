@@ -1,4 +1,4 @@
-"""The state of pools, as a fold: `looked` and `attempt_failed` of observations, `tick` for the passing of time.
+"""The state of a pool, as a fold: `looked` and `attempt_failed` of observations, `tick` for the passing of time.
 
 A pool is
 
@@ -92,15 +92,6 @@ class PoolStatus(msgspec.Struct, frozen=True, kw_only=True):
     itl_ratio: float | None
 
 
-class Change(NamedTuple):
-    """A pool's fitness changed."""
-
-    namespace: str
-    before: Fitness
-    after: Fitness
-    reasons: tuple[str, ...]
-
-
 class _PoolRouter:
     """One router of a pool."""
 
@@ -126,16 +117,18 @@ class _Window:
         self.judged_s = 0.0
 
 
-class _Pool:
-    """The state of one pool, with its limits."""
+class PoolState:
+    """The state of one pool, of which `status` is always the present one. Unknown routers are a caller's defect."""
 
     def __init__(self, namespace: str, limits: PoolSettings) -> None:
         self._namespace, self._limits = namespace, limits
         self._routers = {each.url: _PoolRouter() for each in limits.routers}
         self._windows = {target: _Window() for target in TARGETS if limits.bound_ms(target) is not None}
         self._queue_long = False
+        self.status = self._present()
 
     def looked(self, url: str, look: Looked, now_s: float) -> None:
+        """Fold the result of a probe in."""
         router = self._routers[url]
         router.answered = look.answered
         if look.reason:
@@ -148,12 +141,16 @@ class _Pool:
         for target, window in self._windows.items():
             self._add(router, target, look.attained.get(target))
             self._judge(window, now_s)
+        self.status = self._present()
 
     def attempt_failed(self, url: str, reason: str) -> None:
+        """A request could not connect to a router."""
         self._failed(self._routers[url], reason, at_once=False)
         self._judge_queue()
+        self.status = self._present()
 
     def tick(self, now_s: float) -> None:
+        """Apply the passing of time."""
         for router in self._routers.values():
             if router.queue is not None and now_s - router.queue_s >= self._limits.hold_s:
                 router.queue = None
@@ -162,6 +159,7 @@ class _Pool:
             if window.slow and now_s - window.judged_s >= self._limits.hold_s:
                 window.slow, window.ratio = False, None
                 window.within = window.total = 0.0
+        self.status = self._present()
 
     def _ready(self, router: _PoolRouter) -> None:
         router.failures = 0
@@ -177,7 +175,7 @@ class _Pool:
             router.up = False
 
     def _judge_queue(self) -> None:
-        bound, queued = self._limits.queue_requests_max, self.queued_requests
+        bound, queued = self._limits.queue_requests_max, self._queued_requests
         if bound is None or queued is None:
             self._queue_long = False
         elif queued > bound:
@@ -209,11 +207,12 @@ class _Pool:
         window.slow = window.ratio < least
 
     def is_silent(self, url: str) -> bool:
+        """Return whether a router is not up and answers no probe: requests there wait in vain."""
         router = self._routers[url]
         return router.up is False and not router.answered
 
     @property
-    def queued_requests(self) -> int | None:
+    def _queued_requests(self) -> int | None:
         """Requests that wait in all routers that are up and state it, and in the engines, which they share.
 
         None: no router states it.
@@ -223,7 +222,7 @@ class _Pool:
             return None
         return sum(queue.router for queue in queues) + max(queue.engines for queue in queues)
 
-    def status(self) -> PoolStatus:
+    def _present(self) -> PoolStatus:
         up = tuple(url for url, each in self._routers.items() if each.up is not False)
         why_down = "; ".join(f"{url}: {each.reason}" for url, each in self._routers.items())
         found = dict(self._strains()) if up else {"unhealthy": why_down}
@@ -234,7 +233,7 @@ class _Pool:
             causes=tuple(cause for cause in CAUSES if cause in found),
             reasons=tuple(found[cause] for cause in CAUSES if cause in found),
             routers_up=up,
-            queued_requests=self.queued_requests,
+            queued_requests=self._queued_requests,
             ttft_ratio=ratios.get("ttft"),
             itl_ratio=ratios.get("itl"),
         )
@@ -243,46 +242,8 @@ class _Pool:
         limits = self._limits
         if self._queue_long:
             allowed = f"{limits.queue_requests_max} at most, then {limits.queue_release_ratio:g} of that"
-            yield "queue", f"queue: {self.queued_requests} requests wait, allowed {allowed}"
+            yield "queue", f"queue: {self._queued_requests} requests wait, allowed {allowed}"
         for target, window in self._windows.items():
             if window.slow and window.ratio is not None:
                 bound = f"{limits.bound_ms(target):g} ms"
                 yield target, f"{target}: {window.ratio:.0%} within {bound}, allowed {limits.attainment_min_ratio:.0%}"
-
-
-class PoolsLive:
-    """All pools. Unknown routers are a defect of the caller."""
-
-    def __init__(self, pools: Mapping[str, PoolSettings]) -> None:
-        self._pools = {name: _Pool(name, settings) for name, settings in pools.items()}
-        self.statuses = {name: pool.status() for name, pool in self._pools.items()}
-        """The present status of each pool."""
-
-    def looked(self, namespace: str, url: str, look: Looked, now_s: float) -> tuple[Change, ...]:
-        """Fold the result of a probe in; return the changes of fitness."""
-        self._pools[namespace].looked(url, look, now_s)
-        return self._changes((namespace,))
-
-    def attempt_failed(self, namespace: str, url: str, reason: str) -> tuple[Change, ...]:
-        """A request could not connect to a router; return the changes of fitness."""
-        self._pools[namespace].attempt_failed(url, reason)
-        return self._changes((namespace,))
-
-    def tick(self, now_s: float) -> tuple[Change, ...]:
-        """Apply the passing of time; return the changes of fitness."""
-        for pool in self._pools.values():
-            pool.tick(now_s)
-        return self._changes(self._pools)
-
-    def is_silent(self, namespace: str, url: str) -> bool:
-        """Return whether a router is not up and answers no probe: requests there wait in vain."""
-        return self._pools[namespace].is_silent(url)
-
-    def _changes(self, namespaces: Iterable[str]) -> tuple[Change, ...]:
-        changes = []
-        for name in namespaces:
-            before, after = self.statuses[name], self._pools[name].status()
-            self.statuses[name] = after
-            if before.fitness != after.fitness:
-                changes.append(Change(name, before.fitness, after.fitness, after.reasons))
-        return tuple(changes)

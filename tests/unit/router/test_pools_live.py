@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from router.doctor.pages import PageUnreadable, not_ready
 from router.pools.config import Axis, LiveLimits, PoolGroup, PoolSettings, RouterAddress
 from router.pools.selection import SelectionInput, Targets, plan, preference, select
-from router.pools.state import Attained, Change, Looked, PoolsLive, PoolStatus, Queue, attained
+from router.pools.state import Attained, Looked, PoolState, PoolStatus, Queue, attained
 from router.pools.watch import busyness, not_serving
 
 PAGE = b"""# HELP kvrouter_queued_requests Requests that wait for room in the fleet
@@ -41,16 +41,16 @@ def pool(limits: LiveLimits, *urls: str) -> PoolSettings:
 
 @dataclass
 class World:
-    """One pool, and its two routers, as looks see them."""
+    """One pool, its two routers as looks see them, and each fitness that it had."""
 
     limits: LiveLimits = LIMITS
     urls: tuple[str, ...] = ("http://a", "http://b")
     now_s: float = 0.0
-    live: PoolsLive = field(init=False)
-    changes: list[Change] = field(default_factory=list)
+    state: PoolState = field(init=False)
+    fitnesses: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.live = PoolsLive({"p": pool(self.limits, *self.urls)})
+        self.state = PoolState("p", pool(self.limits, *self.urls))
 
     def look(
         self,
@@ -63,25 +63,26 @@ class World:
     ) -> None:
         queue = None if queued is None else Queue(queued, waiting)
         look = Looked("" if ready else "refused", queue=queue, attained={"ttft": Attained(*ttft)} if ttft else {})
-        self.changes.extend(self.live.looked("p", url, look, self.now_s))
+        self.state.looked(url, look, self.now_s)
+        self.fitnesses.append(self.now().fitness)
 
     def fail(self, url: str) -> None:
-        self.changes.extend(self.live.attempt_failed("p", url, "no connection"))
+        self.state.attempt_failed(url, "no connection")
 
     def wait(self, seconds: float) -> None:
         self.now_s += seconds
-        self.changes.extend(self.live.tick(self.now_s))
+        self.state.tick(self.now_s)
 
     def now(self) -> PoolStatus:
-        return self.live.statuses["p"]
+        return self.state.status
 
 
 def test_a_router_is_silent_once_it_is_down_without_an_answer_and_not_where_it_says_that_it_is_not_ready() -> None:
-    live = PoolsLive({"p": pool(LiveLimits(), "http://a")})
+    state = PoolState("p", pool(LiveLimits(), "http://a"))
 
     def is_silent_after(*, ready: bool, answered: bool) -> bool:
-        live.looked("p", "http://a", Looked("" if ready else "x", answered), 0.0)
-        return live.is_silent("p", "http://a")
+        state.looked("http://a", Looked("" if ready else "x", answered), 0.0)
+        return state.is_silent("http://a")
 
     assert not is_silent_after(ready=True, answered=True)
     assert [is_silent_after(ready=False, answered=False) for _ in range(LiveLimits().failures_max)][-1]
@@ -92,23 +93,10 @@ def test_the_first_look_decides_alone_and_later_ones_take_two_in_a_row() -> None
     world = World(urls=("http://a",))
     assert (world.now().fitness, world.now().routers_up) == ("fit", ("http://a",)), "before the first look"
     world.look("http://a", ready=False)
-    assert (world.now().fitness, world.now().causes, world.now().reasons) == (
-        "down", ("unhealthy",), ("http://a: refused",),
-    )  # fmt: skip
-    world.look("http://a")
-    assert world.now().fitness == "down"
-    world.look("http://a", ready=False)
-    world.look("http://a")
-    assert world.now().fitness == "down"
-    world.look("http://a")
-    assert world.now().fitness == "fit"
-    world.look("http://a", ready=False)
-    assert world.now().fitness == "fit"
-    world.look("http://a", ready=False)
-    assert world.now().fitness == "down"
-    assert [(change.before, change.after) for change in world.changes] == [
-        ("fit", "down"), ("down", "fit"), ("fit", "down"),
-    ]  # fmt: skip
+    assert (world.now().causes, world.now().reasons) == (("unhealthy",), ("http://a: refused",))
+    for ready in (True, False, True, True, False, False):
+        world.look("http://a", ready=ready)
+    assert world.fitnesses == ["down", "down", "down", "down", "fit", "fit", "down"]
 
 
 def test_a_pool_is_down_only_when_none_of_its_routers_is_up() -> None:
@@ -251,12 +239,11 @@ def test_all_pools_are_in_the_order_and_the_peers_retries_are_its_beginning(
 
 
 def standing(name: str, fitness: str) -> PoolStatus:
-    live = PoolsLive({name: pool(LiveLimits(queue_requests_max=1), "http://u")})
+    state = PoolState(name, pool(LiveLimits(queue_requests_max=1), "http://u"))
     queued, ready = (2 if fitness == "strained" else 0), fitness != "down"
-    live.looked(name, "http://u", Looked("" if ready else "x", queue=Queue(queued)), 0.0)
-    found = live.statuses[name]
-    assert found.fitness == fitness
-    return found
+    state.looked("http://u", Looked("" if ready else "x", queue=Queue(queued)), 0.0)
+    assert state.status.fitness == fitness
+    return state.status
 
 
 def order(fitnesses: str, *, retry: bool, target: float = 2.0) -> tuple[list[int], list[int]]:
