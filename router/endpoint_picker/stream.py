@@ -49,11 +49,7 @@ _CLIENT_ERROR = 400
 _JSON = (b"content-type", b"application/json")
 _DONE = b"data: [DONE]"
 _EVENT_END = re.compile(rb"\n\r?\n")
-_READ: tuple[BodyMode, ...] = ("buffered", "full_duplex")
-_NAMES: dict[BodyMode, str] = {
-    "none": "NONE", "streamed": "STREAMED", "buffered": "BUFFERED", "buffered_partial": "BUFFERED_PARTIAL",
-    "full_duplex": "FULL_DUPLEX_STREAMED", "grpc": "GRPC",
-}  # fmt: skip
+_READ: tuple[BodyMode, ...] = ("buffered", "full_duplex_streamed")
 _TOO_SLOW = refusals.invalid("request: not complete in time", "body", "timeout", 408)
 _TOO_MUCH = refusals.unavailable("data.bodies_bytes_max: no room for the body; try again", "overloaded")
 
@@ -295,7 +291,7 @@ class GatewayStream:
             self._end()
 
     def _answer_body(self, data: bytes, *, is_last: bool) -> None:
-        is_duplex = self._answer_mode == "full_duplex"
+        is_duplex = self._answer_mode == "full_duplex_streamed"
         self._replies.append(
             wire.chunk_reply("response", data, is_last=is_last) if is_duplex else wire.body_reply("response")
         )
@@ -333,7 +329,7 @@ class _Placed(Exchange, eq=False):
 
 
 def _unread(mode: BodyMode) -> Refusal:
-    message = f"the gateway's request_body_mode: found {_NAMES[mode]}, allowed BUFFERED or FULL_DUPLEX_STREAMED"
+    message = f"the gateway's request_body_mode: found {mode.upper()}, allowed BUFFERED or FULL_DUPLEX_STREAMED"
     return Refusal(500, message, "server_error", code="gateway_body_mode", outcome="failed")
 
 

@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError
 
 from router.http.heads import Headers
 
-BodyMode = Literal["none", "streamed", "buffered", "buffered_partial", "full_duplex", "grpc"]
+BodyMode = Literal["none", "streamed", "buffered", "buffered_partial", "full_duplex_streamed", "grpc"]
 """How the gateway sends a body. Source: Envoy's API, `ProcessingMode.BodySendMode`."""
 Side = Literal["request", "response"]
 Lines = tuple[tuple[bytes, bytes], ...]
@@ -267,7 +267,7 @@ def body_reply(
 
 
 def chunk_reply(side: Side, data: bytes, *, is_last: bool) -> Any:  # noqa: ANN401
-    """Pass a part of a body of mode full_duplex on."""
+    """Pass a part of a body of mode full_duplex_streamed on."""
     message = _Response()
     chunk = getattr(message, f"{side}_body").response.body_mutation.streamed_response
     chunk.body, chunk.end_of_stream = data, is_last

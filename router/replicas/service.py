@@ -14,6 +14,7 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from operator import add
 
 import structlog
@@ -55,6 +56,7 @@ _NEWS: dict[str, Callable[..., LeaseEvent]] = {
 }
 """The events that `built.Leases.news` names."""
 
+_slug = lru_cache(MODELS_MAX)(subjects.model_slug)
 _log = structlog.get_logger("router")
 
 
@@ -69,7 +71,6 @@ class Replicas:
         """The wall time identifies this run of the router."""
         routing.records.append(self.record)
         self._replications: dict[str, Replication] = {}
-        self._of_model: dict[str, Replication] = {}
         self._of_lease: dict[str, Replication] = {}
         self._outgoing: deque[tuple[str, bytes]] = deque()
         self._news = asyncio.Event()
@@ -115,15 +116,7 @@ class Replicas:
 
     def _of_worker(self, worker_id: str) -> Replication | None:
         worker = self._routing.state.fleet.worker(worker_id)
-        if worker is None:
-            return None
-        model = worker.registration.model
-        known = self._of_model.get(model)
-        if known is None:
-            known = self._replication(subjects.model_slug(model))
-            if known is not None:
-                self._of_model[model] = known
-        return known
+        return None if worker is None else self._replication(_slug(worker.registration.model))
 
     def _replication(self, slug: str) -> Replication | None:
         known = self._replications.get(slug)

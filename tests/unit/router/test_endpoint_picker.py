@@ -17,7 +17,7 @@ from tests.unit.router.samples import registered
 BODY = b'{"model": "m"}'
 HEAD = ((b"x-dp-rank", b"0"),), ("authorization", "x-kv-continuable"), "10.0.0.1:80"
 STREAM = "text/event-stream; charset=utf-8"
-MODES = ("none", "streamed", "buffered", "buffered_partial", "full_duplex", "grpc")
+MODES = ("none", "streamed", "buffered", "buffered_partial", "full_duplex_streamed", "grpc")
 
 
 class Heard:
@@ -123,7 +123,7 @@ async def test_a_changed_body_replaces_a_buffered_one() -> None:
     assert await found.body(b"{}", is_last=False) == [wire.body_reply("request", *HEAD, BODY)]
 
 
-@pytest.mark.parametrize(("mode", "is_whole"), [("buffered", True), ("full_duplex", False)])
+@pytest.mark.parametrize(("mode", "is_whole"), [("buffered", True), ("full_duplex_streamed", False)])
 async def test_a_buffered_body_comes_as_one_message(mode: str, is_whole: bool) -> None:
     found = Dialogue()
     assert (found.stream.pause_max_s() or 0.0) <= 5.0, "the head did not come"
@@ -135,7 +135,7 @@ async def test_a_buffered_body_comes_as_one_message(mode: str, is_whole: bool) -
 @pytest.mark.parametrize("size", [0, 1, CHUNK_BYTES_MAX, CHUNK_BYTES_MAX + 1, 3 * CHUNK_BYTES_MAX])
 async def test_nothing_of_a_full_duplex_request_is_passed_on_before_the_decision(size: int, has_trailers: bool) -> None:
     found, body = Dialogue(), bytes(size)
-    assert await found.request(("full_duplex", "full_duplex")) == []
+    assert await found.request(("full_duplex_streamed", "full_duplex_streamed")) == []
     assert await found.body(body[:1], is_last=False) == []
     replies = await found.body(body[1:], is_last=not has_trailers)
     if has_trailers:
@@ -167,7 +167,7 @@ async def test_a_body_that_comes_in_another_mode_is_refused_by_its_name(mode: st
 
 async def test_a_body_beyond_the_bound_is_refused_once_and_nothing_more_is_said() -> None:
     found = Dialogue(bytes_max=10)
-    await found.request(("full_duplex", "none"))
+    await found.request(("full_duplex_streamed", "none"))
     assert await found.body(bytes(10), is_last=False) == []
     (reply,) = await found.body(b"x", is_last=False)
     answer = reply.immediate_response
@@ -209,7 +209,7 @@ async def test_a_stream_that_is_closed_once_its_answer_is_over_gives_no_request_
 async def test_a_streams_events_are_counted_behind_the_first_bytes_however_they_are_cut() -> None:
     text = b"data: 1\n\n" + b"data: 2\n\n" * 3 + b"data: [DONE]\n\n"
     for cut in range(10, len(text)):
-        found = await placed(("buffered", "full_duplex"))
+        found = await placed(("buffered", "full_duplex_streamed"))
         assert await found.answer(200, STREAM) == [wire.head_reply("response", ((b"x-a", b"b"),))]
         assert await found.chunks(text[:9], text[9:cut], text[cut:]) == ["first", "more", "more", (text, 3)], cut
 
@@ -221,7 +221,7 @@ async def test_an_answer_that_is_no_stream_is_told_at_its_end() -> None:
 
 
 async def test_trailers_end_an_answer() -> None:
-    found = await placed(("buffered", "full_duplex"))
+    found = await placed(("buffered", "full_duplex_streamed"))
     await found.answer()
     assert await found.chunks(b"x", is_last=False) == []
     assert await found.say(response_trailers={}) == [wire.trailers_reply("response")]
@@ -259,7 +259,7 @@ def test_a_head_is_decoded_with_what_the_gateway_offers() -> None:
     subset["x-gateway-destination-endpoint-subset"] = ["1.1.1.1:1", "2.2.2.2:2"]
     headers = {b"x-a": b"1, 2", b"x-text": "日本".encode(), b"raw": b"\xff", b"host": b"h"}
     offered = ("1.1.1.1:1", "2.2.2.2:2")
-    expected = wire.RequestCame("POST", "/v1/route", "a=b", headers, False, ("full_duplex", "grpc"), offered)
+    expected = wire.RequestCame("POST", "/v1/route", "a=b", headers, False, ("full_duplex_streamed", "grpc"), offered)
     assert wire.request_came(request) == expected
     subset["x-gateway-destination-endpoint-subset"] = "1.1.1.1:1, 2.2.2.2:2"
     assert wire.request_came(request) == expected
