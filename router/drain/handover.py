@@ -32,8 +32,8 @@ from kv_runtime.supervise import TaskSet, TaskSetFull
 from kv_runtime.telemetry import Family, by_name, counter, gauge
 from router.decision.state import RouterState
 from router.decision.verdict import Verdict
-from router.drain.warming import HotPrefix, PromptHolding, Warming, hot_prefixes, wish_of
-from router.prompt.chains import RecentPrompt, RecentPrompts
+from router.drain.warming import HotPrefix, PromptHolding, Warming, hot_prefixes
+from router.prompt.chains import EncodedPrompt, RecentPrompt, RecentPrompts
 from router.request.serving import Serving
 
 SHOWN_MAX = 32
@@ -232,81 +232,71 @@ class Handover:
             for _ in range(self._warmers):
                 warmers.spawn(self._warm_in_turn(run, waiting))
 
-    async def _listed(self, run: HandoverRun) -> deque[tuple[HotPrefix, RecentPrompt]]:
-        recents, holdings = list[RecentPrompt](), list[PromptHolding]()
-        names = {*run.registration.served_names, *run.registration.loras}
-        hashing = Hashing(run.registration.block_size, run.registration.hash_scheme)
+    async def _listed(self, run: HandoverRun) -> deque[HotPrefix]:
+        holdings, registration, status = list[PromptHolding](), run.registration, run.status
+        names = {*registration.served_names, *registration.loras}
+        hashing = Hashing(registration.block_size, registration.hash_scheme)
         for recent in self._recent.newest_first():
             if recent.model not in names or recent.prompt.hashing != hashing:
                 continue
-            if not len(recents) % _LOOKED_AT:
+            if not len(holdings) % _LOOKED_AT:
                 await self._clock.sleep(0)
-            verdict = self._warming.decide(self._route(run, recent))
+            verdict = self._warming.decide(self._route(run, recent, recent.prompt))
             if verdict is not None:
-                recents.append(recent)
                 holdings.append(_holding(recent, verdict, run))
-        budget_tokens = run.status.budget_tokens - run.status.spent_tokens
+        budget_tokens = status.budget_tokens - status.spent_tokens
         found = hot_prefixes(
-            holdings, self._clock.now(), block_size=run.registration.block_size, budget_tokens=budget_tokens
+            holdings, self._clock.now(), block_size=registration.block_size, budget_tokens=budget_tokens
         )
-        run.status.prompts = len(holdings)
-        run.status.listed += len(found)
-        run.status.prefixes += [
-            _shown(each, recents[each.prompt]) for each in found[: SHOWN_MAX - len(run.status.prefixes)]
-        ]
-        return deque((each, recents[each.prompt]) for each in found)
+        status.prompts = len(holdings)
+        status.listed += len(found)
+        status.prefixes += [_shown(each) for each in found[: SHOWN_MAX - len(status.prefixes)]]
+        return deque(found)
 
-    def _route(self, run: HandoverRun, recent: RecentPrompt) -> RouteRequest:
+    def _route(self, run: HandoverRun, recent: RecentPrompt, prompt: EncodedPrompt) -> RouteRequest:
+        """Return the request to compute `prompt`, the recent one or its beginning, at another worker."""
         return RouteRequest(
             decision_id=self._serving.new_id(),
             request_id=f"handover-{run.registration.worker_id}",
             model=recent.model,
-            isl_tokens=recent.prompt.token_count,
-            block_size=recent.prompt.hashing.block_size,
-            hash_scheme=recent.prompt.hashing.scheme,
-            sequence_hashes=recent.prompt.sequence_hashes,
+            isl_tokens=prompt.token_count,
+            block_size=prompt.hashing.block_size,
+            hash_scheme=prompt.hashing.scheme,
+            sequence_hashes=prompt.sequence_hashes,
             max_tokens=1,
             lora=recent.lora,
             tried=run.registration.ranks,
             phase=_PHASES[run.registration.role],
         )
 
-    async def _warm_in_turn(self, run: HandoverRun, waiting: deque[tuple[HotPrefix, RecentPrompt]]) -> None:
+    async def _warm_in_turn(self, run: HandoverRun, waiting: deque[HotPrefix]) -> None:
         while waiting:
             at = run.status.listed - len(waiting)
-            prefix, recent = waiting.popleft()
-            outcome, worker, reason = await self._warmed(run, prefix, recent)
+            outcome, worker, reason = await self._warmed(run, waiting.popleft())
             run.settle(at, outcome, worker, reason)
             self._outcomes[outcome] += 1
             await self._clock.sleep(0)
 
-    async def _warmed(
-        self, run: HandoverRun, prefix: HotPrefix, recent: RecentPrompt
-    ) -> tuple[WarmingOutcome, str, str]:
+    async def _warmed(self, run: HandoverRun, prefix: HotPrefix) -> tuple[WarmingOutcome, str, str]:
         """Return the outcome of a prefix, the chosen worker, and why it was not warmed."""
-        left_s = run.left_s(self._clock.now())
+        left_s, status, recent = run.left_s(self._clock.now()), run.status, prefix.holding.recent
         if left_s <= 0:
             return "skipped", "", "the time is over"
-        wish = wish_of(recent, prefix.blocks, self._route(run, recent))
-        verdict = self._warming.decide(wish.route)
+        prompt = recent.prompt.beginning(prefix.blocks)
+        verdict = self._warming.decide(self._route(run, recent, prompt))
         if verdict is None:
             return "skipped", "", "no rank is eligible"
-        worker = str(verdict.winner)
+        worker, left_tokens = str(verdict.winner), status.budget_tokens - status.spent_tokens
         tokens = max(0, prefix.blocks - verdict.expected_blocks) * run.registration.block_size
         if not tokens:
             return "skipped", worker, "it is held there"
-        if run.status.spent_tokens + tokens > run.status.budget_tokens:
-            return (
-                "skipped",
-                worker,
-                f"{tokens} tokens, of which {run.status.budget_tokens - run.status.spent_tokens} are left",
-            )
-        run.status.spent_tokens += tokens
+        if tokens > left_tokens:
+            return "skipped", worker, f"{tokens} tokens, of which {left_tokens} are left"
+        status.spent_tokens += tokens
         self._spent_tokens += tokens
-        fault = await self._warming.compute(wish, verdict, left_s)
-        if fault:
+        if fault := await self._warming.compute(recent, prompt, verdict, left_s):
             return "failed", worker, fault
-        run.warmed.update(memoryview(wish.route.sequence_hashes).cast("Q")[-1:])
+        run.warmed.update(memoryview(prompt.sequence_hashes).cast("Q")[-1:])
         return "warmed", worker, ""
 
     # ------------------------------------------------------------------------------------------- figures
@@ -333,10 +323,17 @@ def _holding(recent: RecentPrompt, verdict: Verdict, run: HandoverRun) -> Prompt
     own = [depth for rank, depth in zip(verdict.ranks, verdict.overlap[0].tolist(), strict=True) if rank in ranks]
     others = verdict.expected[verdict.rank_indices].tolist()
     elsewhere = max((run.warmed_blocks(recent.prompt.sequence_hashes), *others))
-    return PromptHolding(recent.prompt.sequence_hashes, recent.received_s, max(own, default=0), elsewhere)
+    return PromptHolding(recent, max(own, default=0), elsewhere)
 
 
-def _shown(prefix: HotPrefix, recent: RecentPrompt) -> PrefixStatus:
-    facts = prefix._asdict()
-    del facts["prompt"]
-    return PrefixStatus(model=recent.model, tokens=prefix.blocks * recent.prompt.hashing.block_size, **facts)
+def _shown(prefix: HotPrefix) -> PrefixStatus:
+    recent, held_blocks, elsewhere_blocks = prefix.holding
+    return PrefixStatus(
+        model=recent.model,
+        tokens=prefix.blocks * recent.prompt.hashing.block_size,
+        blocks=prefix.blocks,
+        new_blocks=prefix.new_blocks,
+        heat=prefix.heat,
+        held_blocks=held_blocks,
+        elsewhere_blocks=elsewhere_blocks,
+    )

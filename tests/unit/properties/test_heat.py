@@ -37,13 +37,8 @@ class World(NamedTuple):
     def prompts(self) -> list[PromptHolding]:
         """Return them as an index and a clock would tell."""
         return [
-            PromptHolding(
-                pack_u64([_hash(part) for part in _prefixes(path)]),
-                received_s,
-                _depth(path, self.held),
-                _depth(path, self.elsewhere),
-            )
-            for path, received_s in self.asked
+            PromptHolding(_recent(at, path, received_s), _depth(path, self.held), _depth(path, self.elsewhere))
+            for at, (path, received_s) in enumerate(self.asked)
         ]
 
     def heat(self) -> dict[Path, float]:
@@ -58,6 +53,12 @@ class World(NamedTuple):
 
 def _prefixes(path: Path) -> Iterator[Path]:
     return (path[:end] for end in range(1, len(path) + 1))
+
+
+def _recent(at: int, path: Path, received_s: float) -> RecentPrompt:
+    """Return the prompt of this path; its model says at which place it was asked."""
+    hashes = pack_u64([_hash(part) for part in _prefixes(path)])
+    return RecentPrompt(str(at), "", "", EncodedPrompt(b"", 0, Hashing(BLOCK_SIZE), hashes), received_s)
 
 
 def _hash(part: Path) -> int:
@@ -87,12 +88,16 @@ def listed(world: World, listing: Listing = hot_prefixes, **changed: Any) -> lis
     return listing(world.prompts(), NOW_S, **told)
 
 
+def _path(world: World, prefix: HotPrefix) -> Path:
+    return world.asked[int(prefix.holding.recent.model)][0][: prefix.blocks]
+
+
 def faults(world: World, found: list[HotPrefix]) -> list[str]:
     """Return which rules a list breaks."""
     heat, broken, seen = world.heat(), [], set[Path]()
     values = []
     for prefix in found:
-        path = world.asked[prefix.prompt][0][: prefix.blocks]
+        path = _path(world, prefix)
         new = [part for part in _prefixes(path) if part not in world.elsewhere and part not in seen]
         if not set(new) <= world.held:
             broken.append("the worker does not hold it")
@@ -103,7 +108,7 @@ def faults(world: World, found: list[HotPrefix]) -> list[str]:
             broken.append("the heat is not the sum of its new blocks'")
         values.append(total / max(1, len(new)))
         seen.update(new)
-    paths = [world.asked[prefix.prompt][0][: prefix.blocks] for prefix in found]
+    paths = [_path(world, prefix) for prefix in found]
     if any(path[: len(other)] == other for path in paths for other in paths if path is not other):
         broken.append("what another prefix begins with is listed too")
     if any(later > earlier * (1 + 1e-9) for earlier, later in pairwise(values)):
@@ -129,8 +134,7 @@ def test_with_enough_tokens_every_exclusive_block_is_listed(world: World) -> Non
 
 
 def _each_on_its_own(prompts: list[PromptHolding], now_s: float, **told: Any) -> list[HotPrefix]:
-    apart = [(at, hot_prefixes([prompt], now_s, **told)) for at, prompt in enumerate(prompts)]
-    found = [each._replace(prompt=at) for at, of_one in apart for each in of_one]
+    found = [each for prompt in prompts for each in hot_prefixes([prompt], now_s, **told)]
     return sorted(found, key=lambda prefix: -prefix.heat / prefix.new_blocks)
 
 
