@@ -14,7 +14,6 @@ import msgspec
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
-from kv_protocol.openai.endpoints import PATHS
 from kv_runtime.clock import SystemClock
 from kv_runtime.http.access import require_token
 from kv_runtime.http.answers import json_response, life_routes, openai_errors
@@ -23,51 +22,15 @@ from kv_runtime.supervise import Part
 from kv_runtime.telemetry import LoopLag, Projection, new_registry
 from kv_runtime.text.loading import load_text
 from router.config import RouterSettings
-from router.http import refusals
-from router.http.exchange import Exchange
 from router.http.heads import HOP_BY_HOP
 from router.http.plane import HttpPlane
 from router.http.sites import CORS_HEADERS
 from router.metrics.state import http_families, prompt_families
 from router.pools.config import LiveLimits, PoolGroup, PoolsConfig
-from router.pools.served import Identity, PoolAttempt, Pools, PoolService
+from router.pools.served import Identity, PoolService
 from router.pools.watch import PoolWatch
 from router.prompt.prompts import ModelPrompts
-from router.request.replies import Replies, answer, refusal_of, refuse
-from router.request.request import Request
-
-
-def pool_endpoints(service: PoolService) -> Replies:
-    """Return the data plane's service."""
-
-    def serve(exchange: Exchange) -> None:
-        metrics, most = service.metrics, service.inflight_max
-        if metrics.inflight >= most:
-            message = f"queue.inflight_requests_max: {most} requests are being served; try again"
-            refuse(exchange, refusals.unavailable(message, "overloaded"))
-        else:
-            metrics.inflight += 1
-            pools = Pools(service)
-            request = Request(exchange, pools, pools)
-            request.run(request.live())
-
-    def explain(exchange: Exchange) -> None:
-        pools = Pools(service)
-        request = Request(exchange, pools, pools)
-        request.explain(_explain(request, pools))
-
-    posts = {"/v1/chat/completions": serve, "/v1/completions": serve, "/v1/pools/select": explain}
-    return Replies(posts, lambda: service.identity.models, service.readiness)
-
-
-async def _explain(request: Request[PoolAttempt], pools: Pools) -> None:
-    """Answer with the pools that the request would be sent to, and why."""
-    try:
-        await pools.read(request)
-    except Exception as error:  # noqa: BLE001 - the edge: whatever it was, the client gets an answer
-        refuse(request.exchange, refusal_of(error, request))
-    else:
-        answer(request.exchange, pools.selected())
+from router.request.replies import Replies
 
 
 def pool_control(service: PoolService, registry: CollectorRegistry, *, token: str) -> web.Application:
@@ -108,25 +71,24 @@ class PoolsProcess:
         watch = self.watch = PoolWatch(config, identity.models, self._clock)
         loaded = load_text(text, settings.tokens.encoder) if text else None
         prompts = self._prompts = None if loaded is None else ModelPrompts(loaded, settings.tokens.limits())
+        service = self._service = PoolService(config, identity, settings, watch, prompts)
+        posts = {"/v1/chat/completions": service.serve, "/v1/completions": service.serve}
+        posts["/v1/pools/select"] = service.explain
+        replies, data = Replies(posts, lambda: identity.models, service.readiness), settings.data
         self.data = HttpPlane(
-            self._serve,
-            settings.data.limits(),
-            posts=dict.fromkeys(PATHS.values(), self._serve),
-            sites=settings.data.sites(),
-            credentials=settings.data.credentials(self._clock),
+            replies,
+            data.limits(),
+            posts=replies.posts,
+            sites=data.sites(),
+            credentials=data.credentials(self._clock),
             not_passed_on=HOP_BY_HOP | CORS_HEADERS | {b"x-request-id"},
         )
-        service = self._service = PoolService(config, identity, settings, watch, self.data.upstreams, prompts)
-        self._endpoints = pool_endpoints(service)
         app = pool_control(service, self._registry, token=settings.control.token.get_secret_value())
         self.control = settings.control.server(app)
         Projection(self._registry, watch.metrics.families)
         Projection(self._registry, lambda: http_families(self.data))
         if prompts is not None:
             Projection(self._registry, lambda: prompt_families(prompts))
-
-    def _serve(self, exchange: Exchange) -> None:
-        self._endpoints(exchange)
 
     async def start(self) -> None:
         """Bind the addresses of both planes; raises `PortUsed`."""
