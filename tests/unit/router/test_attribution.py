@@ -108,17 +108,13 @@ def test_reported_reuse_is_compared_with_a_candidate_drawn_evenly() -> None:
     assert total.foregone_tokens == 0
 
 
-def test_without_a_report_the_prediction_counts() -> None:
+def test_without_a_report_the_prediction_counts_and_a_report_of_more_than_the_prompt_counts_as_the_prompt() -> None:
     sent = Requests(w0=8, w1=2)
     sent.send()
     assert (sent.total.reused_tokens, sent.total.reported_tokens) == (8 * BLOCK_SIZE, 0)
     assert sent.total.baseline_tokens == 5 * BLOCK_SIZE
-
-
-def test_a_report_of_more_than_the_prompt_counts_as_the_prompt() -> None:
-    sent = Requests(w0=8, w1=2)
     sent.send(cached=10**9)
-    assert sent.total.reused_tokens == ISL
+    assert sent.total.reused_tokens == 8 * BLOCK_SIZE + ISL
 
 
 def test_a_fleet_of_one_saves_nothing_by_routing() -> None:
@@ -340,13 +336,6 @@ def test_a_removal_is_shared_in_proportion_to_new_blocks() -> None:
     seen.placed("b", 100, 3)
     seen.evictions.settle()
     assert seen.of == {"a": 4.5, "b": 1.5}
-
-
-def test_a_request_is_charged_at_most_its_new_blocks() -> None:
-    seen = Charges((100, 50), (101, 50))
-    seen.placed("a", 99, 9)
-    seen.evictions.settle()
-    assert (seen.of["a"], seen.removals.total) == (9.0, 100)
 
 
 @pytest.mark.parametrize(

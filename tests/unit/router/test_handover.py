@@ -170,20 +170,13 @@ async def test_what_costs_more_than_is_left_is_skipped() -> None:
         assert told.prefixes[0].reason == "64 tokens, of which 32 are left"
 
 
-async def test_a_worker_that_fails_is_not_replaced_by_another() -> None:
-    async with draining(answers(500), answers(500), answers(500)) as found:
+@pytest.mark.parametrize(("status", "reason"), [(500, "first_byte: status 500"), (400, "status 400")])
+async def test_a_worker_that_does_not_compute_a_prompt_is_not_replaced_by_another(status: int, reason: str) -> None:
+    async with draining(answers(500), answers(status), answers(status)) as found:
         found.recent.add(asked(1))
         told = await found.drain()
-        assert (told.warmed, told.failed) == (0, 1)
-        assert told.prefixes[0].reason == "first_byte: status 500"
+        assert (told.warmed, told.failed, told.prefixes[0].reason) == (0, 1, reason)
         assert len(found.bodies("w1")) + len(found.bodies("w2")) == 1
-
-
-async def test_a_worker_that_refuses_a_prompt_has_not_computed_it() -> None:
-    async with draining(answers(500), answers(400)) as found:
-        found.recent.add(asked(1))
-        told = await found.drain()
-        assert (told.failed, told.prefixes[0].reason) == (1, "status 400")
 
 
 async def test_a_warming_that_takes_too_long_is_given_up_and_counts_against_no_worker() -> None:
@@ -276,16 +269,17 @@ async def test_a_decode_worker_that_does_not_fetch_changes_nothing(decodes: Scri
         assert (await found.drain()).warmed == 1
 
 
-async def test_a_decode_worker_hands_nothing_over() -> None:
-    async with draining(answers(500), answers(500), roles=("decode", "decode")) as found:
+@pytest.mark.parametrize(
+    ("role", "mode", "reason"),
+    [
+        ("decode", "kv", "role decode: prompts are computed elsewhere"),
+        ("aggregated", "round-robin", "policy.mode round-robin reads no overlap"),
+    ],
+)
+async def test_without_overlap_and_by_a_decode_worker_nothing_is_handed_over(role: str, mode: Any, reason: str) -> None:
+    async with draining(answers(500), answers(500), roles=(role, role), policy=Policy(mode=mode)) as found:
         found.recent.add(asked(1))
-        assert (await found.drain()).reason == "role decode: prompts are computed elsewhere"
-
-
-async def test_a_mode_that_reads_no_overlap_hands_nothing_over() -> None:
-    async with draining(answers(500), answers(500), policy=Policy(mode="round-robin")) as found:
-        found.recent.add(asked(1))
-        assert (await found.drain()).reason == "policy.mode round-robin reads no overlap"
+        assert (await found.drain()).reason == reason
 
 
 async def test_without_another_worker_nothing_is_listed() -> None:

@@ -244,7 +244,7 @@ def test_a_full_queue_takes_no_more_decisions_and_counts_them() -> None:
 
 
 def test_a_slice_lets_the_event_loop_have_its_turn() -> None:
-    watched = Watched(takes_s=1.0, budget_us=10_000)
+    watched = Watched(takes_s=1.0)
     watched.take(300)
     assert watched.shadows.evaluate_slice()
 
@@ -281,9 +281,8 @@ def test_a_shadow_that_is_no_policy_is_named(policies: list[dict[str, Any]], fou
 
 
 def test_two_shadows_of_one_name_are_refused() -> None:
-    same = {"name": "a", "policy": {"mode": "kv"}}
     with pytest.raises(ValueError, match="each name once"):
-        section(policies=[same, same])
+        section(policies=2 * [{"name": "a", "policy": {"mode": "kv"}}])
 
 
 def test_another_routers_report_has_only_names_that_a_terminal_may_show() -> None:
