@@ -91,10 +91,11 @@ async def test_the_last_error_is_what_the_client_sees() -> None:
         assert told["message"].startswith("pool p0 failed: connect: ")
 
 
-@pytest.mark.parametrize("status", [400, 404, 429])
-async def test_what_the_client_did_wrong_is_not_asked_of_another_pool(status: int) -> None:
-    async with pools(agg(0, 1), p0=OK, p1=error(status)) as (running, routers):
-        assert (await running.post(request(1)))[0] == status
+async def test_what_the_client_did_wrong_is_not_asked_of_another_pool() -> None:
+    async with pools(agg(0, 1), p0=OK, p1=OK) as (running, routers):
+        for status in (400, 404, 429):
+            routers["p1"].answer = error(status)
+            assert (await running.post(request(1)))[0] == status
         assert not routers["p0"].asked
 
 
