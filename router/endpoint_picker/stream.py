@@ -253,10 +253,9 @@ class GatewayStream:
         raise AssertionError(f"{len(data)} bytes for a gateway's client")
 
     def finish(self) -> None:
-        """Never called."""
+        """Never called: the gateway ends the answer of its client."""
 
-    def cut(self) -> None:
-        """Never called."""
+    cut = finish
 
     # ------------------------------------------------------------------------------------------- the answer
 

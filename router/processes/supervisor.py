@@ -64,7 +64,7 @@ class Links:
         self.silent_total = dict.fromkeys(names, 0)
         """Calls that a process did not answer."""
         self.session: aiohttp.ClientSession
-        """For calls to `url`."""
+        """For calls to `urls`."""
 
     def serving(self) -> list[tuple[str, str]]:
         """Return name and address of each process that serves, in the order of `names`."""

@@ -40,7 +40,7 @@ from kv_runtime.supervise import until
 from kv_runtime.telemetry import Family, RateLimitedLog, by_name, counter, gauge
 from router.decision.routing import Routing
 from router.replicas.peer import Skew
-from router.replicas.replication import Apply, Effect, Event, Replication
+from router.replicas.replication import Apply, Counted, Effect, Replication
 
 TICK_S = 0.1
 FLUSH_S = 0.005
@@ -188,9 +188,9 @@ class Replicas:
         self.refused_total += 1
         self._refusals.warning("message_refused", key=message.subject, subject=message.subject, reason=reason)
 
-    def counts(self) -> Counter[Event]:
+    def counts(self) -> Counter[Counted]:
         """Return what was counted, over all models."""
-        return sum((each.counts for each in self._replications.values()), Counter[Event]())
+        return sum((each.counts for each in self._replications.values()), Counter[Counted]())
 
     def skew(self) -> dict[str, Skew]:
         """Return each router's skew, over all models."""
