@@ -94,11 +94,9 @@ class LiveLimits(Section):
     failures_max: Whole = Field(2, ge=1, le=100)
     successes_min: Whole = Field(2, ge=1, le=100)
     queue_requests_max: QueueBound = 64
-    queue_release_ratio: Number = Field(0.5, ge=0, le=1)
     ttft_bound_ms: LatencyBound = None
     itl_bound_ms: LatencyBound = None
     attainment_min_ratio: Number = Field(0.9, ge=0, le=1)
-    attainment_release_ratio: Number = Field(0.95, ge=0, le=1)
     window_requests_min: Whole = Field(20, ge=1, le=1_000_000)
     hold_s: Number = Field(30.0, ge=0.1, le=86_400)
 
@@ -136,27 +134,16 @@ class PoolsSection(LiveLimits):
     ) -> dict[str, PoolSettings]:
         """Return the pools of these names; `given` pools replace those of the configuration, but for their limits."""
         pools, allowed = dict[str, PoolSettings](), ", ".join(dict.fromkeys(names))
-        common = self.model_copy(update=_limits(self, self, "pools", problems))
         others = sorted({*self.namespaces, *given} - {*names})
         problems += [
             f"pools.namespaces.{each}: found {each!r}, allowed a pool's namespace: {allowed}" for each in others
         ]
         for name in names:
             own = self.namespaces.get(name, PoolSettings())
-            place, limits = given.get(name, own), _limits(own, common, f"pools.namespaces.{name}", problems)
-            pools[name] = own.model_copy(update={**limits, "routers": place.routers, "config": place.config})
+            common = {limit: getattr(self, limit) for limit in LiveLimits.model_fields.keys() - own.model_fields_set}
+            place = given.get(name, own)
+            pools[name] = own.model_copy(update={**common, "routers": place.routers, "config": place.config})
         return pools
-
-
-def _limits(own: LiveLimits, common: LiveLimits, path: str, problems: list[str]) -> dict[str, Any]:
-    """Return the limits that `own` states, the others from `common`; add what does not fit to `problems`."""
-    given = own.model_fields_set
-    found = {name: getattr(own if name in given else common, name) for name in LiveLimits.model_fields}
-    least, release = found["attainment_min_ratio"], found["attainment_release_ratio"]
-    if release < least and "attainment_release_ratio" in given:
-        words = f"found {release:g}, allowed attainment_min_ratio at least, which is {least:g}"
-        problems.append(f"{path}.attainment_release_ratio: {words}")
-    return {**found, "attainment_release_ratio": max(least, release)}
 
 
 class Override(Section):

@@ -11,8 +11,8 @@ A pool is
 | what | begins | ends |
 |---|---|---|
 | a router is not up | `failures_max` probes or attempts in a row fail | `successes_min` probes in a row find it ready |
-| queue | above the bound, routers and engines together | at `queue_release_ratio` of it; `hold_s` without a figure |
-| ttft, itl | a window has too few answers in time | one has `attainment_release_ratio`; `hold_s` without a window |
+| queue | above the bound, routers and engines together | at half of it; `hold_s` without a figure |
+| ttft, itl | a window has too few answers in time | one has half as many that are late; `hold_s` without a window |
 
 A window is `window_requests_min` answers, or more. The first probe of a router decides at once. A pool that is passed
 over gives no answers to judge: after `hold_s` it is tried again. Counts are those of routers since their start; a
@@ -180,7 +180,7 @@ class PoolState:
             self._queue_long = False
         elif queued > bound:
             self._queue_long = True
-        elif queued <= bound * self._limits.queue_release_ratio:
+        elif queued <= bound / 2:
             self._queue_long = False
 
     def _add(self, router: _PoolRouter, target: Target, seen: Attained | None) -> None:
@@ -203,8 +203,8 @@ class PoolState:
         window.ratio = min(1.0, window.within / window.total)
         window.within = window.total = 0.0
         window.judged_s = now_s
-        least = limits.attainment_release_ratio if window.slow else limits.attainment_min_ratio
-        window.slow = window.ratio < least
+        least = limits.attainment_min_ratio
+        window.slow = window.ratio < ((1 + least) / 2 if window.slow else least)
 
     def is_silent(self, url: str) -> bool:
         """Return whether a router is not up and answers no probe: requests there wait in vain."""
@@ -241,7 +241,7 @@ class PoolState:
     def _strains(self) -> Iterable[tuple[Cause, str]]:
         limits = self._limits
         if self._queue_long:
-            allowed = f"{limits.queue_requests_max} at most, then {limits.queue_release_ratio:g} of that"
+            allowed = f"{limits.queue_requests_max} at most, then half of that"
             yield "queue", f"queue: {self._queued_requests} requests wait, allowed {allowed}"
         for target, window in self._windows.items():
             if window.slow and window.ratio is not None:

@@ -128,8 +128,6 @@ RULE = {"min_priority": 1, "max_priority": 2, "target_pool": 0}
         (AGG, "pools", {"look_period_s": 0}, "pools.look_period_s: found 0, allowed 0.01 or more"),
         (AGG, "pools", {"queue_requests_max": -1},
          "pools.queue_requests_max: found -1, allowed 0 or more"),
-        (AGG, "pools", {"attainment_min_ratio": 0.9, "attainment_release_ratio": 0.8},
-         "pools.attainment_release_ratio: found 0.8, allowed attainment_min_ratio at least, which is 0.9"),
     ],
 )  # fmt: skip
 def test_a_value_that_may_not_be_is_told_by_path_found_and_allowed(

@@ -127,7 +127,7 @@ def test_a_long_queue_strains_a_pool_until_it_is_half_as_long_as_it_may_be() -> 
     assert (world.now().fitness, world.now().queued_requests) == ("fit", 10)
     world.look("http://b", queued=5)
     assert (world.now().fitness, world.now().causes) == ("strained", ("queue",))
-    assert world.now().reasons == ("queue: 11 requests wait, allowed 10 at most, then 0.5 of that",)
+    assert world.now().reasons == ("queue: 11 requests wait, allowed 10 at most, then half of that",)
     world.look("http://a", queued=1)
     assert world.now().fitness == "strained"
     world.look("http://b", queued=4)
