@@ -30,7 +30,7 @@ def read(records: list[JournalRecord], since_ns: int | None = None, until_ns: in
     for record in records:
         savings.take("router-1", first, JournalMessage(version=1, life=1, first=first, records=(record,)))
         first += record.count if isinstance(record, Lost) else 1
-    return report_of(savings.attribution, "router", "", "", not_repeated=savings.not_repeated)
+    return report_of(savings.attribution, not_repeated=savings.not_repeated)
 
 
 @given(st.integers(0, 2**32), st.sampled_from(sorted(POLICIES)))

@@ -22,7 +22,6 @@ from router.attribution.report import (
     AttributionLimits,
     Figures,
     merged,
-    not_counted,
     report_of,
     report_page,
     report_text,
@@ -178,7 +177,7 @@ def test_decisions_without_an_outcome_are_bounded_and_the_oldest_are_dropped() -
     found = built.Attribution(*AttributionLimits(pending_max=3))
     for number in range(5):
         found.decided(sent.routing.decide(route(decision_id=f"d{number}")))
-    counted = not_counted(found)
+    counted = report_of(found).not_counted
     assert (counted["pending"], counted["dropped"]) == (3, 2)
     found.ended("d1", is_ok=True, cached_tokens=None)
     found.ended("d2", is_ok=True, cached_tokens=None)
@@ -301,7 +300,7 @@ def test_a_report_without_requests_is_one() -> None:
     report = Requests(w0=1).savings.report()
     assert report_text(report)[1] == "0 requests answered, with 0 prompt tokens"
     assert merged([report], 64) == report
-    assert report_of(built.Attribution(*AttributionLimits()), "journal", "", "").by["tenant"].rows == ()
+    assert report_of(built.Attribution(*AttributionLimits())).by["tenant"].rows == ()
 
 
 def answered(held_blocks: int, outcome: OutcomeKnown) -> built.Placement:
