@@ -20,6 +20,7 @@ A router knows only its own clients' prompts: each router may be asked to drain 
 import asyncio
 from collections import Counter, deque
 from collections.abc import Iterator
+from itertools import islice
 from typing import Literal
 
 import msgspec
@@ -58,7 +59,7 @@ _PHASES: dict[str, RequestPhase] = {"aggregated": "whole", "prefill": "prefill"}
 _log = structlog.get_logger("router")
 
 
-class PrefixStatus(msgspec.Struct, frozen=True, kw_only=True):
+class PrefixStatus(msgspec.Struct):
     """A prefix of the list, and its outcome, empty until it is known; `reason` says why it was not warmed."""
 
     model: str
@@ -109,13 +110,6 @@ class HandoverRun:
         blocks = enumerate(memoryview(chain).cast("Q"), 1) if self.warmed else ()
         return max((count for count, block in blocks if block in self.warmed), default=0)
 
-    def settle(self, at: int, outcome: WarmingOutcome, worker: str, reason: str) -> None:
-        """Set the outcome of the prefix at an index of the list."""
-        setattr(self.status, outcome, getattr(self.status, outcome) + 1)
-        if at < SHOWN_MAX:
-            shown = self.status.prefixes
-            shown[at] = msgspec.structs.replace(shown[at], outcome=outcome, worker=worker, reason=reason)
-
     def status_at(self, now_s: float) -> HandoverStatus:
         """Return the present status."""
         if self.status.state != "over":
@@ -156,11 +150,8 @@ class Handover:
         Raises:
             TaskSetFull: too many hand-overs are running.
         """
-        if any(
-            run.registration.instance == registration.instance
-            for run in self._running
-            if run.registration.worker_id == registration.worker_id
-        ):
+        known = self._runs.get(registration.worker_id)
+        if known in self._running and known.registration.instance == registration.instance:
             return
         if self._tasks is None:
             raise TaskSetFull(0)
@@ -232,7 +223,7 @@ class Handover:
             for _ in range(self._warmers):
                 warmers.spawn(self._warm_in_turn(run, waiting))
 
-    async def _listed(self, run: HandoverRun) -> deque[HotPrefix]:
+    async def _listed(self, run: HandoverRun) -> deque[tuple[HotPrefix, PrefixStatus]]:
         holdings, registration, status = list[PromptHolding](), run.registration, run.status
         names = {*registration.served_names, *registration.loras}
         hashing = Hashing(registration.block_size, registration.hash_scheme)
@@ -250,8 +241,9 @@ class Handover:
         )
         status.prompts = len(holdings)
         status.listed += len(found)
-        status.prefixes += [_shown(each) for each in found[: SHOWN_MAX - len(status.prefixes)]]
-        return deque(found)
+        listed = deque((each, _status_of(each)) for each in found)
+        status.prefixes += [shown for _, shown in islice(listed, SHOWN_MAX - len(status.prefixes))]
+        return listed
 
     def _route(self, run: HandoverRun, recent: RecentPrompt, prompt: EncodedPrompt) -> RouteRequest:
         """Return the request to compute `prompt`, the recent one or its beginning, at another worker."""
@@ -269,11 +261,12 @@ class Handover:
             phase=_PHASES[run.registration.role],
         )
 
-    async def _warm_in_turn(self, run: HandoverRun, waiting: deque[HotPrefix]) -> None:
+    async def _warm_in_turn(self, run: HandoverRun, waiting: deque[tuple[HotPrefix, PrefixStatus]]) -> None:
         while waiting:
-            at = run.status.listed - len(waiting)
-            outcome, worker, reason = await self._warmed(run, waiting.popleft())
-            run.settle(at, outcome, worker, reason)
+            prefix, shown = waiting.popleft()
+            outcome, shown.worker, shown.reason = await self._warmed(run, prefix)
+            shown.outcome = outcome
+            setattr(run.status, outcome, getattr(run.status, outcome) + 1)
             self._outcomes[outcome] += 1
             await self._clock.sleep(0)
 
@@ -326,14 +319,8 @@ def _holding(recent: RecentPrompt, verdict: Verdict, run: HandoverRun) -> Prompt
     return PromptHolding(recent, max(own, default=0), elsewhere)
 
 
-def _shown(prefix: HotPrefix) -> PrefixStatus:
-    recent, held_blocks, elsewhere_blocks = prefix.holding
-    return PrefixStatus(
-        model=recent.model,
-        tokens=prefix.blocks * recent.prompt.hashing.block_size,
-        blocks=prefix.blocks,
-        new_blocks=prefix.new_blocks,
-        heat=prefix.heat,
-        held_blocks=held_blocks,
-        elsewhere_blocks=elsewhere_blocks,
-    )
+def _status_of(prefix: HotPrefix) -> PrefixStatus:
+    holding, blocks, new_blocks, heat = prefix
+    recent, held_blocks, elsewhere_blocks = holding
+    tokens = blocks * recent.prompt.hashing.block_size
+    return PrefixStatus(recent.model, tokens, blocks, new_blocks, heat, held_blocks, elsewhere_blocks)
