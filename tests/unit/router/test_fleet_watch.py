@@ -11,7 +11,6 @@ from kv_protocol.journal import (
     AttemptEnded,
     AttemptOutcome,
     FleetApplied,
-    JournalRecord,
     LogConnection,
     TrustMoved,
     WorkerHeard,
@@ -97,30 +96,26 @@ def test_of_many_ranks_that_change_at_once_some_have_a_line_each_and_the_others_
 # ------------------------------------------------------------------------------------------------- the journal
 
 
-class Journal:
-    """A recorder that keeps the records of trust."""
-
-    def __init__(self) -> None:
-        self.moved = list[TrustMoved]()
-
-    def record(self, what: JournalRecord) -> None:
-        """Keep it, if it is one."""
-        if isinstance(what, TrustMoved):
-            self.moved.append(what)
+def moves(bench: Bench) -> list[TrustMoved]:
+    """Return a list to which the journal's records of trust are added from now on."""
+    found = list[TrustMoved]()
+    bench.routing.records.append(lambda what: found.append(what) if isinstance(what, TrustMoved) else None)
+    return found
 
 
 def test_every_change_is_a_record_of_the_journal_with_its_reason() -> None:
-    journal = Journal()
-    looks(*watched(recorder=journal), ["", "log_away", "log_away", "", ""])
-    assert [(each.was, each.was_reason, each.trust, each.reason, each.requests) for each in journal.moved] == [
+    bench, watch = watched()
+    moved = moves(bench)
+    looks(bench, watch, ["", "log_away", "log_away", "", ""])
+    assert [(each.was, each.was_reason, each.trust, each.reason, each.requests) for each in moved] == [
         ("EXACT", "", "DEGRADED", "event log away", 0),
         ("DEGRADED", "event log away", "EXACT", "", 0),
     ]
 
 
 def test_a_change_by_what_requests_show_has_the_evidence() -> None:
-    journal = Journal()
-    bench, watch = watched(holds=2, recorder=journal)
+    bench, watch = watched(holds=2)
+    moved = moves(bench)
     for _ in range(ENOUGH):  # each is reported to have reused nothing
         verdict = bench.routing.decide(route())
         bench.routing.take(verdict).end("ok")
@@ -128,7 +123,7 @@ def test_a_change_by_what_requests_show_has_the_evidence() -> None:
     with capture_logs():
         watch.look()
         watch.look()
-    (record,) = journal.moved
+    (record,) = moved
     assert (record.trust, record.reason, record.was) == ("DEGRADED", "overpredicted", "EXACT")
     assert (record.requests, record.overpredicted, record.underpredicted) == (ENOUGH, ENOUGH, 0)
     assert record.newest_decision == "d-1"
