@@ -10,7 +10,7 @@
 | the gateway sends bodies | request | answer |
 |---|---|---|
 | buffered | the head is passed on at once; header lines and the destination in the reply to the body | one message |
-| full_duplex | nothing is passed on before the decision; the body is sent back in chunks | each chunk is sent back |
+| full_duplex_streamed | nothing is passed on before the decision; the body is sent back in chunks | each chunk is sent back |
 | streamed | refused: by then a worker has the head | each chunk is acknowledged |
 | none | refused, unless the request has no body | the answer ends, for the router, with its head |
 
