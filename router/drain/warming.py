@@ -1,6 +1,6 @@
 """Which prefixes a leaving worker should hand over: those that only it holds, the hottest first.
 
-    weight of a prompt    2 ** -(its age / `half_life_s`)
+    weight of a prompt    2 ** -(its age / `HALF_LIFE_S`)
     heat of a block       the sum of the weights of the prompts that have it
     exclusive             the worker's ranks hold the block on the GPU, and no other eligible rank does
     bought                the hottest blocks that the budget pays for: each costs `block_size` tokens
@@ -89,14 +89,13 @@ def hot_prefixes(
     *,
     block_size: int,
     budget_tokens: int,
-    half_life_s: float = HALF_LIFE_S,
 ) -> list[HotPrefix]:
     """Return the prefixes to hand over, in this order; their new blocks cost no more than the budget."""
     selected = _looked_at(prompts)
     if not selected:
         return []
     lengths = [each.exclusive_blocks for each in selected]
-    weights = [2.0 ** -(max(0.0, now_s - each.recent.received_s) / half_life_s) for each in selected]
+    weights = [2.0 ** -(max(0.0, now_s - each.recent.received_s) / HALF_LIFE_S) for each in selected]
     hashes = np.concatenate([_exclusive_hashes(each) for each in selected])
     _, first, block_numbers = np.unique(hashes, return_index=True, return_inverse=True)
     heat = np.bincount(block_numbers, weights=np.repeat(weights, lengths)).astype(np.float64)

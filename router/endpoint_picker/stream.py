@@ -10,7 +10,7 @@
 | the gateway sends bodies | request | answer |
 |---|---|---|
 | buffered | the head is passed on at once; header lines and the destination in the reply to the body | one message |
-| full_duplex_streamed | nothing is passed on before the decision; the body is sent back in chunks | each chunk is sent back |
+| full_duplex_streamed | nothing is passed on before the decision; then the body, in chunks | each chunk is sent back |
 | streamed | refused: by then a worker has the head | each chunk is acknowledged |
 | none | refused, unless the request has no body | the answer ends, for the router, with its head |
 
@@ -199,7 +199,7 @@ class GatewayStream:
         if head.path not in _PATHS or head.method != "POST":
             picker.replies(exchange)
             return
-        allowed = picker.addresses.now().allowed(head.subset)
+        allowed = picker.addresses().allowed(head.subset)
         gateway = Gateway(allowed, partial(alternatives, count=picker.settings.fallbacks))
         self._request = picker.serving.serve(exchange, gateway=gateway)
 
@@ -271,7 +271,7 @@ class GatewayStream:
         request = self._request
         if head.served and request is not None:
             self._is_moving = True
-            worker_id = self._picker.addresses.now().workers.get(head.served)
+            worker_id = self._picker.addresses().workers.get(head.served)
             if worker_id is not None and request.served_elsewhere(worker_id):
                 self._picker.statistics.moved += 1
             self._is_moving = False

@@ -10,13 +10,12 @@ from hypothesis import strategies as st
 
 from kv_protocol.codec import pack_u64
 from kv_protocol.hashing import Hashing
-from router.drain.warming import HotPrefix, PromptHolding, hot_prefixes
+from router.drain.warming import HALF_LIFE_S, HotPrefix, PromptHolding, hot_prefixes
 from router.prompt.chains import ENTRY_BYTES, TOKEN_BYTES, EncodedPrompt, RecentPrompt, RecentPrompts
 from tests.support.amount import examples
 
 BLOCK_SIZE = 4
-NOW_S = 1000.0
-HALF_LIFE_S = 10.0
+NOW_S = 10_000.0
 ENOUGH_TOKENS = 10_000
 
 Path = tuple[int, ...]
@@ -70,18 +69,18 @@ def _depth(path: Path, held: frozenset[Path]) -> int:
 @st.composite
 def worlds(draw: st.DrawFn) -> World:
     paths = draw(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6).map(tuple), min_size=1, max_size=8))
-    ages_s = draw(st.lists(st.sampled_from([0.0, 5.0, 10.0, 40.0]), min_size=len(paths), max_size=len(paths)))
+    half_lives = draw(st.lists(st.sampled_from([0.0, 0.5, 1.0, 4.0]), min_size=len(paths), max_size=len(paths)))
 
     def some() -> frozenset[Path]:
         cuts = [draw(st.integers(0, len(path))) for path in paths]
         return frozenset(part for path, cut in zip(paths, cuts, strict=True) for part in _prefixes(path[:cut]))
 
-    asked = [(path, NOW_S - age_s) for path, age_s in zip(paths, ages_s, strict=True)]
+    asked = [(path, NOW_S - age * HALF_LIFE_S) for path, age in zip(paths, half_lives, strict=True)]
     return World(asked, some(), some(), draw(st.integers(0, 60)))
 
 
 def listed(world: World, **changed: Any) -> list[HotPrefix]:
-    told = {"block_size": BLOCK_SIZE, "budget_tokens": world.budget_tokens, "half_life_s": HALF_LIFE_S} | changed
+    told = {"block_size": BLOCK_SIZE, "budget_tokens": world.budget_tokens} | changed
     return hot_prefixes(world.prompts(), NOW_S, **told)
 
 

@@ -57,7 +57,7 @@ class Dialogue:
         self._serve = serve or self.place
         self.picker = SimpleNamespace(
             limits=HttpLimits(body_bytes_max=bytes_max, body_s=5.0),
-            addresses=SimpleNamespace(now=lambda: FleetAddresses({}, is_complete=True)),
+            addresses=lambda: FleetAddresses({}, is_complete=True),
             settings=SimpleNamespace(fallbacks=0),
             serving=SimpleNamespace(serve=self._begin),
             account=lambda _more: True,
