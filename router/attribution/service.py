@@ -48,13 +48,10 @@ class ReportSection(Section):
 class Savings:
     """Has a core sum up what its decisions save, and serves that as report and metrics."""
 
-    def __init__(
-        self, settings: ReportSection, core: built.Core, clock: Clock, limits: AttributionLimits | None = None
-    ) -> None:
-        """`limits`: others than those of the settings."""
+    def __init__(self, settings: ReportSection, core: built.Core, clock: Clock) -> None:
         self._settings, self._clock = settings, clock
         self._since = iso(clock.wall_ns())
-        self.attribution = core.attribution = built.Attribution(*(limits or settings.limits()))
+        self.attribution = core.attribution = built.Attribution(*settings.limits())
 
     def report(self) -> SavingsReport:
         """Return the report as of now."""

@@ -339,7 +339,7 @@ def _group(read: _PoolsFile, phase: PoolPhase, problems: list[str], warnings: li
         namespaces=namespaces,
         priorities=priorities,
         axes=axes,
-        mapping=_frozen(getattr(strategy, mapping)),
+        mapping=getattr(strategy, mapping),
         overrides=strategy.priority_overrides,
     )
 
@@ -355,7 +355,3 @@ def _misfits(found: object, path: str, axes: tuple[Axis, ...], count: int) -> It
     else:
         for at, inner in enumerate(found):
             yield from _misfits(inner, f"{path}.{at}", axes[1:], count)
-
-
-def _frozen(found: list[Any]) -> PoolMapping:
-    return tuple(_frozen(each) if isinstance(each, list) else each for each in found)

@@ -52,7 +52,7 @@ from router.decision.plan import first_plan
 from router.decision.routing import Readiness
 from router.http import refusals
 from router.http.exchange import CallLimits, Exchange, OutboundCall
-from router.http.heads import HOP_BY_HOP, Headers
+from router.http.heads import HOP_BY_HOP
 from router.http.limits import CONNECT_S
 from router.http.refusals import Refusal, RequestRejected
 from router.pools.config import PoolGroup, PoolPhase, PoolsConfig
@@ -110,8 +110,9 @@ class PoolService:
         self.attempt_failed = watch.attempt_failed
         self._inflight_max = settings.queue.inflight_requests_max
         limits = settings.failures
-        self._streamed = CallLimits(CONNECT_S, limits.first_byte_s, limits.between_bytes_s, limits.total_s)
-        self._buffered = CallLimits(CONNECT_S, limits.whole_s, limits.between_bytes_s, limits.total_s)
+        self.streamed = CallLimits(CONNECT_S, limits.first_byte_s, limits.between_bytes_s, limits.total_s)
+        self.buffered = CallLimits(CONNECT_S, limits.whole_s, limits.between_bytes_s, limits.total_s)
+        """The time limits for a router's answer."""
         self.reads_isl = any(group.reads_isl for group in config.groups)
         """Whether any grid reads the prompt's length."""
         self._requests: Counter[str] = Counter()
@@ -132,10 +133,6 @@ class PoolService:
         pools = Pools(self)
         request = Request(exchange, pools, pools)
         request.explain(pools.explain(request))
-
-    def call_limits(self, *, streamed: bool) -> CallLimits:
-        """Return the time limits for a router's answer."""
-        return self._streamed if streamed else self._buffered
 
     def plans(self, selection_input: SelectionInput, *, one_token: bool) -> tuple[PoolSequence, ...]:
         """Return the pools to try now, in order, for each phase in turn; for `one_token` only the last phase."""
@@ -166,13 +163,6 @@ class PoolService:
         self._requests[namespace] += 1
         first = self._requests[namespace] % len(urls)
         return urls[first:] + urls[:first]
-
-
-def sent_on(headers: Headers, request_id: str, *, to_prefill: bool = False) -> bytes:
-    """Return the header lines of a call to a router: the client's, except those of its connection."""
-    left_out = _NOT_SENT_ON | _OF_A_DECODE_WORKER if to_prefill else _NOT_SENT_ON
-    lines = b"".join(b"%b: %b\r\n" % (name, value) for name, value in headers.items() if name not in left_out)
-    return b"content-type: application/json\r\nx-request-id: %b\r\n%b" % (request_id.encode(), lines)
 
 
 class PoolQuestion(msgspec.Struct, frozen=True, kw_only=True):
@@ -329,10 +319,14 @@ class Pools(Destination[PoolAttempt], RequestRecords[PoolAttempt]):
         elif handoff is not None:
             text = decode_body(text, handoff.params, handoff.prompt_ids)
         sent = text if isinstance(text, bytes) and not body.images else body.with_images(text)
-        headers = sent_on(request.exchange.headers, self._question.request_id, to_prefill=to_prefill)
-        limits = self._service.call_limits(streamed=bool(request.inbound.stream) and not to_prefill)
+        left_out = _NOT_SENT_ON | _OF_A_DECODE_WORKER if to_prefill else _NOT_SENT_ON
+        given = request.exchange.headers.items()
+        lines = b"".join(b"%b: %b\r\n" % (name, value) for name, value in given if name not in left_out)
+        own = b"content-type: application/json\r\nx-request-id: %b\r\n" % self._question.request_id.encode()
+        streamed = request.inbound.stream and not to_prefill
         attempt.lines = self._lines(request, attempt)
-        return OutboundCall(attempt.url, request.inbound.path, headers, sent, limits)
+        limits = self._service.streamed if streamed else self._service.buffered
+        return OutboundCall(attempt.url, request.inbound.path, own + lines, sent, limits)
 
     def _lines(self, request: Request[PoolAttempt], attempt: PoolAttempt) -> bytes:
         """Return the header lines that say which pools served the request."""

@@ -11,6 +11,7 @@ from kv_protocol.journal import JournalMessage, JournalRecord, Lost
 from router.attribution.journal import JournalSavings
 from router.attribution.report import AttributionLimits, SavingsReport, report_of
 from router.attribution.service import ReportSection, Savings
+from router.native import built
 from tests.support.amount import examples
 from tests.unit.properties.router_life import POLICIES, Life
 
@@ -19,7 +20,8 @@ LIMITS = AttributionLimits(rows_max=2, family_blocks=2)
 
 def lived(seed: int, policy: str, checkpoint_every: int = 0) -> tuple[SavingsReport, list[JournalRecord]]:
     life = Life(seed, POLICIES[policy])
-    savings = Savings(ReportSection(), life.state.core, life.clock, limits=LIMITS)
+    savings = Savings(ReportSection(), life.state.core, life.clock)
+    savings.attribution = life.state.core.attribution = built.Attribution(*LIMITS)
     records = asyncio.run(life.run(checkpoint_every))
     return savings.report(), records
 

@@ -46,8 +46,9 @@ class Requests:
     ) -> None:
         self.clock, self.state = ManualClock(now_s=100.0), state()
         settings = settings or ReportSection()
+        self.savings = Savings(settings, self.state.core, self.clock)
         limits = settings.limits()._replace(rows_max=rows_max)
-        self.savings = Savings(settings, self.state.core, self.clock, limits=limits)
+        self.savings.attribution = self.state.core.attribution = built.Attribution(*limits)
         index = FakeIndex()
         index.held = {rank(f"{name}/0"): blocks for name, blocks in holds.items()}
         self.routing = Routing(self.state, index, self.clock, policy or Policy(), seed=1, lease_s=8.0, decisions_max=9)

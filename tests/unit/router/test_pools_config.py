@@ -236,10 +236,10 @@ def sample(name: str) -> PoolsConfig:
 
 def test_the_peers_samples_read_as_they_are() -> None:
     agg, disagg = sample("local-agg.json"), sample("disagg-2p1d.json")
-    assert agg.groups[0].mapping == ((0,), (1,))
+    assert agg.groups[0].mapping == [[0], [1]]
     assert [(group.phase, len(group.namespaces), group.mapping) for group in disagg.groups] == [
-        ("prefill", 2, ((0, 1), (0, 1))),
-        ("decode", 1, ((0, 0), (0, 0))),
+        ("prefill", 2, [[0, 1], [0, 1]]),
+        ("decode", 1, [[0, 0], [0, 0]]),
     ]
 
 
