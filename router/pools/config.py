@@ -100,9 +100,11 @@ class LiveLimits(Section):
     window_requests_min: Whole = Field(20, ge=1, le=1_000_000)
     hold_s: Number = Field(30.0, ge=0.1, le=86_400)
 
-    def bound_ms(self, target: Target) -> float | None:
-        """Return the target's bound in milliseconds: for an answer's beginning, or for the time between its tokens."""
-        return self.ttft_bound_ms if target == "ttft" else self.itl_bound_ms
+    @property
+    def bounds_ms(self) -> dict[Target, float]:
+        """The bounds that are checked: for an answer's beginning, and for the time between its tokens."""
+        bounds: dict[Target, float | None] = {"ttft": self.ttft_bound_ms, "itl": self.itl_bound_ms}
+        return {target: bound for target, bound in bounds.items() if bound is not None}
 
 
 class PoolSettings(LiveLimits):

@@ -30,7 +30,6 @@ Fitness = Literal["fit", "strained", "down"]
 FITNESSES: tuple[Fitness, ...] = ("fit", "strained", "down")
 Cause = Literal["unhealthy", "queue", "ttft", "itl"]
 CAUSES: tuple[Cause, ...] = ("unhealthy", "queue", "ttft", "itl")
-TARGETS: tuple[Target, ...] = ("ttft", "itl")
 
 
 class Attained(NamedTuple):
@@ -123,7 +122,7 @@ class PoolState:
     def __init__(self, namespace: str, limits: PoolSettings) -> None:
         self._namespace, self._limits = namespace, limits
         self._routers = {each.url: _PoolRouter() for each in limits.routers}
-        self._windows = {target: _Window() for target in TARGETS if limits.bound_ms(target) is not None}
+        self._windows = {target: _Window() for target in limits.bounds_ms}
         self._queue_long = False
         self.status = self._present()
 
@@ -245,5 +244,5 @@ class PoolState:
             yield "queue", f"queue: {self._queued_requests} requests wait, allowed {allowed}"
         for target, window in self._windows.items():
             if window.slow and window.ratio is not None:
-                bound = f"{limits.bound_ms(target):g} ms"
+                bound = f"{limits.bounds_ms[target]:g} ms"
                 yield target, f"{target}: {window.ratio:.0%} within {bound}, allowed {limits.attainment_min_ratio:.0%}"

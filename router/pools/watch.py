@@ -29,7 +29,6 @@ from router.pools.selection import PoolSequence
 from router.pools.state import (
     CAUSES,
     FITNESSES,
-    TARGETS,
     Fitness,
     Looked,
     PoolState,
@@ -146,8 +145,8 @@ def busyness(page: bytes, limits: LiveLimits) -> Looked:
             else:
                 buckets[target][float(sample.labels["le"])] += sample.value
         queue = Queue(int(waiting[_QUEUED]), int(waiting[_WAITING])) if _QUEUED in waiting else None
-        bounds = {target: bound_ms for target in TARGETS if (bound_ms := limits.bound_ms(target)) is not None}
-        found = {each: attained(buckets[each], bound / _MS_PER_S) for each, bound in bounds.items() if buckets[each]}
+        bounds = limits.bounds_ms.items()
+        found = {each: attained(buckets[each], bound / _MS_PER_S) for each, bound in bounds if buckets[each]}
         return Looked(queue=queue, attained=found)
     except (ValueError, LookupError, OverflowError) as error:
         raise PageUnreadable(f"/metrics: {error}") from error
