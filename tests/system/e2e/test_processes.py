@@ -107,12 +107,15 @@ class Fleet:
 
     async def pid(self, name: str) -> int:
         """Return the process's id once it runs."""
-        async with asyncio.timeout(WAIT_S):
-            while True:
-                for each in (await self.control("/v1/processes"))["processes"]:
-                    if each["name"] == name and each["is_up"]:
-                        return int(each["pid"])
-                await SystemClock().sleep(0.05)
+        found = list[int]()
+
+        async def is_up() -> bool:
+            processes = (await self.control("/v1/processes"))["processes"]
+            found.extend(int(each["pid"]) for each in processes if each["name"] == name and each["is_up"])
+            return bool(found)
+
+        await self.until(is_up)
+        return found[-1]
 
     async def until(self, holds: Callable[[], Awaitable[bool]]) -> None:
         """Return once it holds; a control plane that is away does not count."""

@@ -233,11 +233,14 @@ async def test_a_prompt_is_asked_for_under_its_own_name_and_salt() -> None:
         assert (body["model"], body["cache_salt"]) == ("adapter", "s")
 
 
-async def test_prompts_of_other_models_and_of_other_block_sizes_are_left_out() -> None:
+async def test_prompts_of_other_models_and_block_sizes_are_left_out_and_all_without_another_worker() -> None:
     async with draining(answers(500), answers(500)) as found:
         found.recent.add(replace(asked(1), model="another"))
         other = asked(2)
         found.recent.add(replace(other, prompt=replace(other.prompt, hashing=Hashing(BLOCK_SIZE * 2))))
+        assert (await found.drain()).prompts == 0
+    async with draining(answers(500)) as found:
+        found.recent.add(asked(1))
         assert (await found.drain()).prompts == 0
 
 
@@ -261,10 +264,9 @@ async def test_prefill_workers_are_warmed_and_what_they_hold_for_a_decode_worker
         assert decoder.fetched == [1]
 
 
-@pytest.mark.parametrize("decodes", [answers(500), answers(400)])
-async def test_a_decode_worker_that_does_not_fetch_changes_nothing(decodes: Script) -> None:
+async def test_a_decode_worker_that_does_not_fetch_changes_nothing() -> None:
     roles = ("prefill", "prefill", "decode")
-    async with draining(answers(500), RoleWorker("prefill"), decodes, roles=roles) as found:
+    async with draining(answers(500), RoleWorker("prefill"), answers(500), roles=roles) as found:
         found.recent.add(asked(1))
         assert (await found.drain()).warmed == 1
 
@@ -280,13 +282,6 @@ async def test_without_overlap_and_by_a_decode_worker_nothing_is_handed_over(rol
     async with draining(answers(500), answers(500), roles=(role, role), policy=Policy(mode=mode)) as found:
         found.recent.add(asked(1))
         assert (await found.drain()).reason == reason
-
-
-async def test_without_another_worker_nothing_is_listed() -> None:
-    async with draining(answers(500)) as found:
-        found.recent.add(asked(1))
-        told = await found.drain()
-        assert (told.prompts, told.listed) == (0, 0)
 
 
 async def test_what_a_running_request_had_asked_is_handed_over_once_it_is_over() -> None:
