@@ -262,7 +262,10 @@ _FILES = {mode: _file_of(*phases) for mode, phases in _PHASES.items()}
 
 
 class PoolsConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The complete configuration. `groups`: prefill and decode, or agg; `pools` has all their namespaces."""
+    """The complete configuration. `groups`: prefill and decode, or agg; `pools` has all their namespaces.
+
+    `own` is the object `pools` of the JSON.
+    """
 
     mode: Literal["disagg", "agg"]
     retry: bool

@@ -101,7 +101,8 @@ class Replicas:
     def tell(self, event: LeaseEvent) -> None:
         """Send an event of an own lease with the next messages."""
         if isinstance(event, Routed):
-            replication = self._of_worker(event.worker_id)
+            worker = self._routing.state.fleet.worker(event.worker_id)
+            replication = None if worker is None else self._replication(_slug(worker.registration.model))
             if replication is not None:
                 self._of_lease[event.lease_id] = replication
         elif isinstance(event, ENDINGS):
@@ -113,10 +114,6 @@ class Replicas:
         elif isinstance(event, Expired):  # perhaps of another router's lease
             for each in self._replications.values():
                 each.ended(event.lease_id)
-
-    def _of_worker(self, worker_id: str) -> Replication | None:
-        worker = self._routing.state.fleet.worker(worker_id)
-        return None if worker is None else self._replication(_slug(worker.registration.model))
 
     def _replication(self, slug: str) -> Replication | None:
         known = self._replications.get(slug)
