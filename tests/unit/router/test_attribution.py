@@ -112,20 +112,18 @@ def test_a_worse_choice_than_the_mean_is_a_negative_saving_and_is_foregone() -> 
     assert sent.total.routing_tokens == (requests - 1 - 1) * 3 * BLOCK_SIZE
 
 
-def test_seconds_are_of_the_tokens_and_of_their_pairs_by_the_reference_engine_until_something_is_learnt() -> None:
-    sent = Requests(w0=8, w1=2)
+@pytest.mark.parametrize("factor", [None, 3.0])
+def test_seconds_are_of_the_tokens_and_of_their_pairs_by_the_reference_engine_until_a_rate_is_learnt(
+    factor: float | None,
+) -> None:
+    sent, times = Requests(w0=8, w1=2), factor or 1.0
+    if factor is not None:
+        learnt = LearntRates(MODEL, prefill=factor, decode=1.0, output_tokens=9.0, answers=50)
+        sent.routing.apply(RatesRestored(now_s=100.0, models=(learnt,)))
     sent.send()
-    assert sent.total.saved_s == pytest.approx(seconds(8 * BLOCK_SIZE))
-    assert sent.total.baseline_s == pytest.approx((seconds(8 * BLOCK_SIZE) + seconds(2 * BLOCK_SIZE)) / 2)
-    assert sent.total.learnt_s == 0.0
-
-
-def test_a_learnt_rate_scales_the_seconds() -> None:
-    sent = Requests(w0=8, w1=2)
-    learnt = LearntRates(MODEL, prefill=3.0, decode=1.0, output_tokens=9.0, answers=50)
-    sent.routing.apply(RatesRestored(now_s=100.0, models=(learnt,)))
-    sent.send()
-    assert sent.total.saved_s == sent.total.learnt_s == pytest.approx(3 * seconds(8 * BLOCK_SIZE))
+    assert sent.total.saved_s == pytest.approx(times * seconds(8 * BLOCK_SIZE))
+    assert sent.total.baseline_s == pytest.approx(times * (seconds(8 * BLOCK_SIZE) + seconds(2 * BLOCK_SIZE)) / 2)
+    assert sent.total.learnt_s == (0.0 if factor is None else sent.total.saved_s)
 
 
 def test_a_mode_that_reads_no_overlap_claims_no_saving_by_routing() -> None:
