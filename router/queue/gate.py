@@ -11,7 +11,7 @@ A request that is admitted, at once or later, is decided, and its work promised 
 next one is looked at: its headroom depends on it. So a queued request is placed by the index and the load at the time
 of its admission.
 
-Headroom is what the threshold leaves (`headroom.py`), and, if the policy's `unmet` is `queue`, a rank that is predicted
+Headroom is what the threshold leaves (`Headroom`), and, if the policy's `unmet` is `queue`, a rank that is predicted
 to meet the request's targets.
 """
 
