@@ -80,7 +80,6 @@ class GatewayStream:
         self.is_answered = False
         """The gateway gets an answer for its client, after which it sends nothing more: the stream ends."""
         self._is_moving = self._is_told = False
-        self._gathered = 0
         self._began_s = perf_counter()
 
     async def replies(self, kind: str, message: Any) -> list[Any]:  # noqa: ANN401 - a class made from numbers
@@ -131,7 +130,7 @@ class GatewayStream:
         state, self._state = self._state, "over"
         if self._exchange is not None and state != "over":
             self._exchange.leave()
-        self._picker.account(-self._gathered)
+        self._picker.account(-len(self._body) - len(self._complete))
         self._said("left")
 
     def _said(self, outcome: Outcome) -> None:
@@ -159,7 +158,9 @@ class GatewayStream:
         if head.is_last:
             self._begin()
         elif self._request_mode not in _READ:
-            self._refuse(_unread(self._request_mode))
+            found = self._request_mode.upper()
+            message = f"the gateway's request_body_mode: found {found}, allowed BUFFERED or FULL_DUPLEX_STREAMED"
+            self._refuse(Refusal(500, message, "server_error", code="gateway_body_mode", outcome="failed"))
         elif self._request_mode == "buffered":
             self._replies.append(wire.head_reply("request"))
 
@@ -172,7 +173,6 @@ class GatewayStream:
             self._refuse(refusals.invalid(message, "body", "body_too_large", 413))
             return
         self._body += data
-        self._gathered += len(data)
         if not self._picker.account(len(data)):
             self._refuse(_TOO_MUCH)
         elif is_last or self._request_mode == "buffered":
@@ -338,11 +338,6 @@ class _Placed(Exchange, eq=False):
             self.client.place(call, watcher)
         else:
             watcher.on_gone(0)
-
-
-def _unread(mode: BodyMode) -> Refusal:
-    message = f"the gateway's request_body_mode: found {mode.upper()}, allowed BUFFERED or FULL_DUPLEX_STREAMED"
-    return Refusal(500, message, "server_error", code="gateway_body_mode", outcome="failed")
 
 
 def _lines(lines: bytes) -> Lines:
