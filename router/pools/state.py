@@ -91,29 +91,29 @@ class PoolStatus(msgspec.Struct, frozen=True, kw_only=True):
     itl_ratio: float | None
 
 
-class _PoolRouter:
+class _PoolRouter(msgspec.Struct):
     """One router of a pool."""
 
-    def __init__(self) -> None:
-        self.up: bool | None = None
-        """None: not probed yet."""
-        self.answered = True
-        self.reason = ""
-        self.failures = self.successes = 0
-        self.queue: Queue | None = None
-        self.queue_s = 0.0
-        """When that was stated."""
-        self.attained: dict[Target, Attained] = {}
+    up: bool | None = None
+    """None: not probed yet."""
+    answered: bool = True
+    reason: str = ""
+    failures: int = 0
+    successes: int = 0
+    queue: Queue | None = None
+    queue_s: float = 0.0
+    """When that was stated."""
+    attained: dict[Target, Attained] = {}
 
 
-class _Window:
+class _Window(msgspec.Struct):
     """Answers of a pool against one bound, until there are enough of them for a judgement."""
 
-    def __init__(self) -> None:
-        self.within = self.total = 0.0
-        self.ratio: float | None = None
-        self.slow = False
-        self.judged_s = 0.0
+    within: float = 0.0
+    total: float = 0.0
+    ratio: float | None = None
+    slow: bool = False
+    judged_s: float = 0.0
 
 
 class PoolState:

@@ -45,6 +45,7 @@ Varghese, "Efficient fair queuing using deficit round robin", SIGCOMM 1995.
 import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from operator import attrgetter, itemgetter
 from typing import Literal
 
@@ -70,13 +71,11 @@ RATE_HALF_LIFE_S = 10.0
 _UNBOUNDED = 1 << 62
 
 
+@dataclass(slots=True)
 class _Share:
-    __slots__ = ("deficit_tokens", "is_at_its_turn", "quantum_tokens")
-
-    def __init__(self, quantum_tokens: float) -> None:
-        self.quantum_tokens = quantum_tokens
-        self.deficit_tokens = 0.0
-        self.is_at_its_turn = False  # it has this round's quantum, and is first in the ring
+    quantum_tokens: float
+    deficit_tokens: float = 0.0
+    is_at_its_turn: bool = False  # it has this round's quantum, and is first in the ring
 
     def rounds(self, cost_tokens: int) -> int:
         """Return how many quanta it needs, at least one, to cover the cost."""
@@ -234,13 +233,12 @@ class ModelQueue:
         return next((place for _, place in firsts if has_headroom(place)), None)
 
 
+@dataclass(slots=True)
 class _Sum:
     """Waiting requests and tokens of one tenant, or of all."""
 
-    __slots__ = ("requests", "tokens")
-
-    def __init__(self) -> None:
-        self.requests = self.tokens = 0
+    requests: int = 0
+    tokens: int = 0
 
     def add(self, requests: int, tokens: int) -> None:
         self.requests += requests
