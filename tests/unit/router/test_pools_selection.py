@@ -111,11 +111,10 @@ def drawn_request(draw: random.Random, group: PoolGroup) -> tuple[SelectionInput
     return asked, defaults
 
 
-def compared(count: int) -> tuple[set[tuple[Any, ...]], Counter[str]]:
-    """Return what was reached and how often by `count` random requests; raise where one goes elsewhere."""
+def test_ten_thousand_random_requests_go_where_the_formula_says() -> None:
     draw = random.Random(8)
-    reached, counts = set(), Counter[str]()
-    for number in range(count):
+    reached, counts = set[tuple[Any, ...]](), Counter[str]()
+    for number in range(10_000):
         group = drawn_group(draw)
         asked, defaults = drawn_request(draw, group)
         found = select(group, asked, defaults)
@@ -126,11 +125,6 @@ def compared(count: int) -> tuple[set[tuple[Any, ...]], Counter[str]]:
         reached.add((found.phase, len(group.axes), *(each.origin for each in found.coordinates)))
         counts["overridden"] += found.override is not None
         counts["clamped"] += any(each.clamped for each in found.coordinates)
-    return reached, counts
-
-
-def test_ten_thousand_random_requests_go_where_the_formula_says() -> None:
-    reached, counts = compared(10_000)
     assert len(reached) >= 30, "every phase, with values of every origin"
     assert counts["overridden"] > 1000
     assert counts["clamped"] > 1000
