@@ -11,7 +11,7 @@ Dynamo's queue (`--router-queue-threshold`, `--router-queue-policy`; off by defa
 others do, or while every worker has more than threshold x max_num_batched_tokens of uncached prompts before their
 first token. When a first token comes or a request ends, requests are placed until that is so again, among all
 workers. fcfs: in the order of arrival; wspt: the fewest tokens first that no worker held when the request came. Our
-queue with one tenant has the same rule (`router/queue/admission.py`). The threshold here is 1, one batch a worker.
+queue with one tenant has the same rule (`router/queue/waiting.py`). The threshold here is 1, one batch a worker.
 Not theirs: what workers hold is read anew when a request is placed, there only if it has waited for 10 s. Source:
 ai-dynamo 1.6.1, help texts of the flags (`dynamo/common/configuration/groups/kv_router_args.py`, which allows no
 lcfs); ai-dynamo/dynamo, `lib/kv-router/src/scheduling/queue.rs` at 00067c3 and

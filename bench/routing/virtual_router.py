@@ -132,7 +132,7 @@ RecorderOf = Callable[[RouterState, VirtualClock], Watcher]
 
 
 class VirtualQueue(NamedTuple):
-    """The router's queue (`router/queue/admission.py`) without a bound; threshold None: no request waits."""
+    """The router's queue (`router/queue/waiting.py`) without a bound; threshold None: no request waits."""
 
     threshold: float | None = None
     policy: QueuePolicy = "fcfs"

@@ -17,6 +17,8 @@ removal without placements near it is charged to none. Clears are no removals.
 from bisect import bisect_left, bisect_right
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
+from dataclasses import dataclass
+from operator import attrgetter
 from typing import Generic, TypeVar
 
 from kv_protocol.codec import decode_message
@@ -39,6 +41,7 @@ PLACED_MAX = 100_000
 """Placements that wait for removals. At this number those up to the median second are charged and forgotten; all are
 forgotten if they came within `AFTER_S`."""
 _NS_PER_S = 1_000_000_000
+_SECOND = attrgetter("second")
 
 
 class Removals:
@@ -76,13 +79,13 @@ def count_removals(removals: Removals, subject: str, time_ns: int, data: bytes) 
             removals.add(rank, time_ns // _NS_PER_S, len(event.sequence_hashes))
 
 
+@dataclass(slots=True)
 class _Placed(Generic[Placement]):
     """A placement, its second, and its new blocks that are not charged yet."""
 
-    __slots__ = ("left", "placement", "second")
-
-    def __init__(self, second: int, placement: Placement, new_blocks: int) -> None:
-        self.second, self.placement, self.left = second, placement, float(new_blocks)
+    second: int
+    placement: Placement
+    left: float
 
 
 class Evictions(Generic[Placement]):
@@ -98,7 +101,7 @@ class Evictions(Generic[Placement]):
 
     def placed(self, rank: WorkerRank, second: int, placement: Placement, new_blocks: int) -> None:
         """A request came to the rank at that second, and needed room for so many blocks."""
-        self._placed.setdefault(rank, []).append(_Placed(second, placement, new_blocks))
+        self._placed.setdefault(rank, []).append(_Placed(second, placement, float(new_blocks)))
         self._count += 1
         if self._count >= self._placed_max:
             seconds = sorted(each.second for placed in self._placed.values() for each in placed)
@@ -110,7 +113,7 @@ class Evictions(Generic[Placement]):
     def settle(self, until: int | None = None) -> None:
         """Charge the removals up to a second, None: all; forget the placements that no later one can be charged to."""
         for rank, placed in self._placed.items():
-            placed.sort(key=_second)
+            placed.sort(key=_SECOND)
             removals = self._unsettled.get(rank)
             if removals is None:
                 removals = self._unsettled[rank] = deque(self._removals.of(rank))
@@ -123,8 +126,8 @@ class Evictions(Generic[Placement]):
         self._count = sum(map(len, self._placed.values()))
 
     def _share(self, placed: list[_Placed[Placement]], second: int, blocks: int) -> None:
-        first = bisect_left(placed, second - AFTER_S, key=_second)
-        behind = bisect_right(placed, second + BEFORE_S, key=_second)
+        first = bisect_left(placed, second - AFTER_S, key=_SECOND)
+        behind = bisect_right(placed, second + BEFORE_S, key=_SECOND)
         near = [each for each in placed[first:behind] if each.left > 0]
         new_blocks = sum(each.left for each in near)
         if not new_blocks:
@@ -134,10 +137,6 @@ class Evictions(Generic[Placement]):
             charged = each.left * part
             each.left -= charged
             self._charge(each.placement, charged)
-
-
-def _second(placed: _Placed[Placement]) -> int:
-    return placed.second
 
 
 def new_blocks(placement: built.Placement, outcome: OutcomeKnown) -> int:

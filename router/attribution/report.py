@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from html import escape
 from itertools import groupby
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self, TypeVar
 
 import msgspec
 
@@ -58,16 +58,6 @@ class AttributionLimits(NamedTuple):
     rows_max: int = ROWS_MAX
     family_blocks: int = 4
     pending_max: int = 65_536
-
-
-def not_counted(found: built.Attribution, not_repeated: int = 0) -> dict[str, int]:
-    """Return the number of decisions that are in no sum, by cause.
-
-    `not_repeated`: those of a journal that lacks records before them, so that their candidates are not known.
-    """
-    not_answered, unseen, dropped, pending = found.not_counted()
-    causes = {"not_answered": not_answered, "unseen": unseen, "dropped": dropped, "not_repeated": not_repeated}
-    return {**causes, "pending": pending}
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,6 +112,9 @@ class Row(Figures, frozen=True, kw_only=True):
     title: str = ""
 
 
+F = TypeVar("F", bound=Figures)
+
+
 class Rows(msgspec.Struct, frozen=True, kw_only=True):
     """The names with most requests, and all else together; a name without a row had `absent_requests_max` at most."""
 
@@ -144,18 +137,18 @@ class SavingsReport(msgspec.Struct, frozen=True, kw_only=True):
     """Blocks that ranks removed from their GPUs in the period, whatever caused it; None where `evicted_blocks` is."""
 
 
-def _figures(sums: tuple[float, ...], *, has_evictions: bool) -> dict[str, Any]:
-    """Return the fields of the core's sums, and what follows from them."""
+def _figures(kind: type[F], sums: tuple[float, ...], *, has_evictions: bool, **named: Any) -> F:  # noqa: ANN401
+    """Return the core's sums, and what follows from them."""
     found: dict[str, Any] = dict(zip(_OF_CORE, sums, strict=True))
     found["routing_tokens"] = found["reused_tokens"] - found["baseline_tokens"]
     found["routing_s"] = found["saved_s"] - found["baseline_s"]
     found["evicted_blocks"] = round(found["evicted_blocks"], _DIGITS) if has_evictions else None
-    return found
+    return kind(**found, **named)
 
 
 def total(found: built.Attribution, *, has_evictions: bool = False) -> Figures:
     """Return the present sums of all requests."""
-    return Figures(**_figures(found.total(), has_evictions=has_evictions))
+    return _figures(Figures, found.total(), has_evictions=has_evictions)
 
 
 def top_rows(
@@ -167,33 +160,36 @@ def top_rows(
 ) -> Rows:
     """Return the present sums by name, those with most requests first; `titles` are other names of them."""
     top, other, absent_max = found.top(DIMENSIONS.index(dimension))
-    names = titles or {}
-    rows = [
-        Row(
-            name=name,
-            missed_requests_max=missed,
-            title=names.get(name, ""),
-            **_figures(sums, has_evictions=has_evictions),
-        )
-        for name, missed, sums in top
-    ]
-    rows.sort(key=lambda row: (-row.requests, row.name))
-    rest = Figures(**_figures(other, has_evictions=has_evictions))
-    return Rows(rows=tuple(rows), other=rest, absent_requests_max=absent_max)
+    rows = list[Row]()
+    for name, missed, sums in top:
+        title = (titles or {}).get(name, "")
+        own = {"name": name, "missed_requests_max": missed, "title": title}
+        rows.append(_figures(Row, sums, has_evictions=has_evictions, **own))
+    rest = _figures(Figures, other, has_evictions=has_evictions)
+    return Rows(rows=_by_requests(rows), other=rest, absent_requests_max=absent_max)
+
+
+def _by_requests(rows: Iterable[Row]) -> tuple[Row, ...]:
+    return tuple(sorted(rows, key=lambda row: (-row.requests, row.name)))
 
 
 def report_of(
     found: built.Attribution,
-    source: Source,
-    since: str,
-    until: str,
+    source: Source = "router",
+    since: str = "",
+    until: str = "",
     titles: Mapping[str, str] | None = None,
     *,
     not_repeated: int = 0,
     removed_blocks: int | None = None,
 ) -> SavingsReport:
-    """Return the present report; `titles` names prefix families by their hash."""
+    """Return the present report; `titles` names prefix families by their hash.
+
+    `not_repeated`: decisions of a journal that lacks records before them, so that their candidates are not known.
+    """
     has_evictions = removed_blocks is not None
+    not_answered, unseen, dropped, pending = found.not_counted()
+    causes = {"not_answered": not_answered, "unseen": unseen, "dropped": dropped, "not_repeated": not_repeated}
     return SavingsReport(
         source=source,
         since=since,
@@ -203,7 +199,7 @@ def report_of(
             each: top_rows(found, each, titles if each == "prefix" else None, has_evictions=has_evictions)
             for each in DIMENSIONS
         },
-        not_counted=not_counted(found, not_repeated),
+        not_counted={**causes, "pending": pending},
         removed_blocks=removed_blocks,
     )
 
@@ -235,11 +231,11 @@ def _merged_rows(parts: list[Rows], rows_max: int) -> Rows:
         missed += sum(row.missed_requests_max for row, _ in found)
         row = reduce(Row.plus, [row for row, _ in found])
         rows.append(msgspec.structs.replace(row, missed_requests_max=missed))
-    rows.sort(key=lambda row: (-row.requests, row.name))
-    kept, cut = rows[:rows_max], rows[rows_max:]
+    ordered = _by_requests(rows)
+    kept, cut = ordered[:rows_max], ordered[rows_max:]
     absent_max = max([absent_max, *(row.requests + row.missed_requests_max for row in cut)])
     other = _sum([*(part.other for part in parts), *cut])
-    return Rows(rows=tuple(kept), other=other, absent_requests_max=absent_max)
+    return Rows(rows=kept, other=other, absent_requests_max=absent_max)
 
 
 def _sum(figures: Iterable[Figures]) -> Figures:

@@ -16,16 +16,7 @@ from kv_runtime.clock import Clock
 from kv_runtime.config.sections import Section
 from kv_runtime.http.answers import json_response
 from kv_runtime.telemetry import Family, Sample, by_name, counter
-from router.attribution.report import (
-    DIMENSIONS,
-    AttributionLimits,
-    Figures,
-    SavingsReport,
-    not_counted,
-    report_of,
-    top_rows,
-    total,
-)
+from router.attribution.report import AttributionLimits, Figures, SavingsReport, report_of
 from router.native import built
 
 _LIMITS = AttributionLimits()
@@ -57,13 +48,10 @@ class ReportSection(Section):
 class Savings:
     """Has a core sum up what its decisions save, and serves that as report and metrics."""
 
-    def __init__(
-        self, settings: ReportSection, core: built.Core, clock: Clock, limits: AttributionLimits | None = None
-    ) -> None:
-        """`limits`: others than those of the settings."""
+    def __init__(self, settings: ReportSection, core: built.Core, clock: Clock) -> None:
         self._settings, self._clock = settings, clock
         self._since = iso(clock.wall_ns())
-        self.attribution = core.attribution = built.Attribution(*(limits or settings.limits()))
+        self.attribution = core.attribution = built.Attribution(*settings.limits())
 
     def report(self) -> SavingsReport:
         """Return the report as of now."""
@@ -85,10 +73,10 @@ def iso(wall_ns: int) -> str:
 
 def savings_families(found: built.Attribution, process: str = "") -> Iterator[Family]:
     """Yield the sums by name and process; `by="all"` is the total, which has no process."""
-    named: list[tuple[tuple[str, ...], Figures]] = [(("all", "", ""), total(found))]
-    for dimension in DIMENSIONS:
-        named += [((dimension, row.name, process), row) for row in top_rows(found, dimension).rows[:SHOWN_MAX]]
-
+    report = report_of(found)
+    named: list[tuple[tuple[str, ...], Figures]] = [(("all", "", ""), report.total)]
+    for dimension, top in report.by.items():
+        named += [((dimension, row.name, process), row) for row in top.rows[:SHOWN_MAX]]
     labels = ("by", "name", "process")
     for name, meaning, field in (
         ("requests", "Requests that were answered, of those with an encoded prompt", "requests"),
@@ -112,5 +100,5 @@ def savings_families(found: built.Attribution, process: str = "") -> Iterator[Fa
             rows += [((*at, of_it), of_part), ((*at, rest), getattr(sums, whole) - of_part)]
         yield counter(f"savings_{name}", meaning, (*labels, label), rows)
     meaning = "Decisions that are in none of these sums, by reason; another may have answered the request"
-    counts = {reason: count for reason, count in not_counted(found).items() if reason != "pending"}
+    counts = {reason: count for reason, count in report.not_counted.items() if reason != "pending"}
     yield counter("savings_not_counted", meaning, ("reason",), by_name((), counts))

@@ -155,7 +155,7 @@ def _pool(given: str) -> tuple[str, PoolSettings]:
     if not name or len(urls) > 2 or not all(map(is_url, urls)):  # noqa: PLR2004 - data and control plane
         allowed = "NAMESPACE=URL, NAMESPACE=URL,CONTROL_URL or NAMESPACE=FILE"
         raise ConfigurationError([f"--pool: found {without_user(repr(given))}, allowed {allowed}"])
-    return name, PoolSettings(routers=(RouterAddress(*(url.rstrip("/") for url in urls)),))
+    return name, PoolSettings(routers=(RouterAddress(url=urls[0], control_url="".join(urls[1:])),))
 
 
 async def _serve(
@@ -198,5 +198,7 @@ async def _open_own_routers(
             settings = load_settings(RouterSettings, file=Path(pool.config), flags=flags)
             found[pool.config] = await opened(settings, stop, cleanup)
         router = found[pool.config]
-        pools[name] = replace(pool, routers=(RouterAddress(router.data_url, router.control_url),))
+        pools[name] = pool.model_copy(
+            update={"routers": (RouterAddress(url=router.data_url, control_url=router.control_url),)}
+        )
     return replace(config, pools=pools), found

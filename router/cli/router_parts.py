@@ -54,7 +54,7 @@ from router.metrics.state import (
     state_families,
 )
 from router.planner.service import Planner, planner_families
-from router.processes.metrics import ProcessState, process_families
+from router.processes.supervisor import ProcessState, process_families
 from router.prompt.chains import RecentPrompts
 from router.prompt.engine_parity import EngineParity
 from router.prompt.prompts import ModelPrompts

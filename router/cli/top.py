@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import click
 import msgspec
+from prometheus_client.parser import text_string_to_metric_families as parsed
 
 from kv_runtime.clock import SystemClock
 from kv_runtime.process import print_lines
@@ -18,7 +19,6 @@ from router.cli.options import ControlPages, NothingRead, asked, with_source
 from router.config import RouterSettings
 from router.decision.report import Outcome
 from router.doctor.pages import WorkerRow, Workers
-from router.processes.metrics import parsed
 
 DECISIONS = 100
 """How many of the newest decisions are asked for: of these are latencies and hit rates."""

@@ -20,6 +20,7 @@ A router knows only its own clients' prompts: each router may be asked to drain 
 import asyncio
 from collections import Counter, deque
 from collections.abc import Iterator
+from itertools import islice
 from typing import Literal
 
 import msgspec
@@ -32,8 +33,8 @@ from kv_runtime.supervise import TaskSet, TaskSetFull
 from kv_runtime.telemetry import Family, by_name, counter, gauge
 from router.decision.state import RouterState
 from router.decision.verdict import Verdict
-from router.drain.warming import HotPrefix, PromptHolding, Warming, hot_prefixes, wish_of
-from router.prompt.chains import RecentPrompt, RecentPrompts
+from router.drain.warming import HotPrefix, PromptHolding, Warming, hot_prefixes
+from router.prompt.chains import EncodedPrompt, RecentPrompt, RecentPrompts
 from router.request.serving import Serving
 
 SHOWN_MAX = 32
@@ -58,7 +59,7 @@ _PHASES: dict[str, RequestPhase] = {"aggregated": "whole", "prefill": "prefill"}
 _log = structlog.get_logger("router")
 
 
-class PrefixStatus(msgspec.Struct, frozen=True, kw_only=True):
+class PrefixStatus(msgspec.Struct):
     """A prefix of the list, and its outcome, empty until it is known; `reason` says why it was not warmed."""
 
     model: str
@@ -109,13 +110,6 @@ class HandoverRun:
         blocks = enumerate(memoryview(chain).cast("Q"), 1) if self.warmed else ()
         return max((count for count, block in blocks if block in self.warmed), default=0)
 
-    def settle(self, at: int, outcome: WarmingOutcome, worker: str, reason: str) -> None:
-        """Set the outcome of the prefix at an index of the list."""
-        setattr(self.status, outcome, getattr(self.status, outcome) + 1)
-        if at < SHOWN_MAX:
-            shown = self.status.prefixes
-            shown[at] = msgspec.structs.replace(shown[at], outcome=outcome, worker=worker, reason=reason)
-
     def status_at(self, now_s: float) -> HandoverStatus:
         """Return the present status."""
         if self.status.state != "over":
@@ -156,11 +150,8 @@ class Handover:
         Raises:
             TaskSetFull: too many hand-overs are running.
         """
-        if any(
-            run.registration.instance == registration.instance
-            for run in self._running
-            if run.registration.worker_id == registration.worker_id
-        ):
+        known = self._runs.get(registration.worker_id)
+        if known in self._running and known.registration.instance == registration.instance:
             return
         if self._tasks is None:
             raise TaskSetFull(0)
@@ -232,81 +223,73 @@ class Handover:
             for _ in range(self._warmers):
                 warmers.spawn(self._warm_in_turn(run, waiting))
 
-    async def _listed(self, run: HandoverRun) -> deque[tuple[HotPrefix, RecentPrompt]]:
-        recents, holdings = list[RecentPrompt](), list[PromptHolding]()
-        names = {*run.registration.served_names, *run.registration.loras}
-        hashing = Hashing(run.registration.block_size, run.registration.hash_scheme)
+    async def _listed(self, run: HandoverRun) -> deque[tuple[HotPrefix, PrefixStatus]]:
+        holdings, registration, status = list[PromptHolding](), run.registration, run.status
+        names = {*registration.served_names, *registration.loras}
+        hashing = Hashing(registration.block_size, registration.hash_scheme)
         for recent in self._recent.newest_first():
             if recent.model not in names or recent.prompt.hashing != hashing:
                 continue
-            if not len(recents) % _LOOKED_AT:
+            if not len(holdings) % _LOOKED_AT:
                 await self._clock.sleep(0)
-            verdict = self._warming.decide(self._route(run, recent))
+            verdict = self._warming.decide(self._route(run, recent, recent.prompt))
             if verdict is not None:
-                recents.append(recent)
                 holdings.append(_holding(recent, verdict, run))
-        budget_tokens = run.status.budget_tokens - run.status.spent_tokens
+        budget_tokens = status.budget_tokens - status.spent_tokens
         found = hot_prefixes(
-            holdings, self._clock.now(), block_size=run.registration.block_size, budget_tokens=budget_tokens
+            holdings, self._clock.now(), block_size=registration.block_size, budget_tokens=budget_tokens
         )
-        run.status.prompts = len(holdings)
-        run.status.listed += len(found)
-        run.status.prefixes += [
-            _shown(each, recents[each.prompt]) for each in found[: SHOWN_MAX - len(run.status.prefixes)]
-        ]
-        return deque((each, recents[each.prompt]) for each in found)
+        status.prompts = len(holdings)
+        status.listed += len(found)
+        listed = deque((each, _status_of(each)) for each in found)
+        status.prefixes += [shown for _, shown in islice(listed, SHOWN_MAX - len(status.prefixes))]
+        return listed
 
-    def _route(self, run: HandoverRun, recent: RecentPrompt) -> RouteRequest:
+    def _route(self, run: HandoverRun, recent: RecentPrompt, prompt: EncodedPrompt) -> RouteRequest:
+        """Return the request to compute `prompt`, the recent one or its beginning, at another worker."""
         return RouteRequest(
             decision_id=self._serving.new_id(),
             request_id=f"handover-{run.registration.worker_id}",
             model=recent.model,
-            isl_tokens=recent.prompt.token_count,
-            block_size=recent.prompt.hashing.block_size,
-            hash_scheme=recent.prompt.hashing.scheme,
-            sequence_hashes=recent.prompt.sequence_hashes,
+            isl_tokens=prompt.token_count,
+            block_size=prompt.hashing.block_size,
+            hash_scheme=prompt.hashing.scheme,
+            sequence_hashes=prompt.sequence_hashes,
             max_tokens=1,
             lora=recent.lora,
             tried=run.registration.ranks,
             phase=_PHASES[run.registration.role],
         )
 
-    async def _warm_in_turn(self, run: HandoverRun, waiting: deque[tuple[HotPrefix, RecentPrompt]]) -> None:
+    async def _warm_in_turn(self, run: HandoverRun, waiting: deque[tuple[HotPrefix, PrefixStatus]]) -> None:
         while waiting:
-            at = run.status.listed - len(waiting)
-            prefix, recent = waiting.popleft()
-            outcome, worker, reason = await self._warmed(run, prefix, recent)
-            run.settle(at, outcome, worker, reason)
+            prefix, shown = waiting.popleft()
+            outcome, shown.worker, shown.reason = await self._warmed(run, prefix)
+            shown.outcome = outcome
+            setattr(run.status, outcome, getattr(run.status, outcome) + 1)
             self._outcomes[outcome] += 1
             await self._clock.sleep(0)
 
-    async def _warmed(
-        self, run: HandoverRun, prefix: HotPrefix, recent: RecentPrompt
-    ) -> tuple[WarmingOutcome, str, str]:
+    async def _warmed(self, run: HandoverRun, prefix: HotPrefix) -> tuple[WarmingOutcome, str, str]:
         """Return the outcome of a prefix, the chosen worker, and why it was not warmed."""
-        left_s = run.left_s(self._clock.now())
+        left_s, status, recent = run.left_s(self._clock.now()), run.status, prefix.holding.recent
         if left_s <= 0:
             return "skipped", "", "the time is over"
-        wish = wish_of(recent, prefix.blocks, self._route(run, recent))
-        verdict = self._warming.decide(wish.route)
+        prompt = recent.prompt.beginning(prefix.blocks)
+        verdict = self._warming.decide(self._route(run, recent, prompt))
         if verdict is None:
             return "skipped", "", "no rank is eligible"
-        worker = str(verdict.winner)
+        worker, left_tokens = str(verdict.winner), status.budget_tokens - status.spent_tokens
         tokens = max(0, prefix.blocks - verdict.expected_blocks) * run.registration.block_size
         if not tokens:
             return "skipped", worker, "it is held there"
-        if run.status.spent_tokens + tokens > run.status.budget_tokens:
-            return (
-                "skipped",
-                worker,
-                f"{tokens} tokens, of which {run.status.budget_tokens - run.status.spent_tokens} are left",
-            )
-        run.status.spent_tokens += tokens
+        if tokens > left_tokens:
+            return "skipped", worker, f"{tokens} tokens, of which {left_tokens} are left"
+        status.spent_tokens += tokens
         self._spent_tokens += tokens
-        fault = await self._warming.compute(wish, verdict, left_s)
-        if fault:
+        if fault := await self._warming.compute(recent, prompt, verdict, left_s):
             return "failed", worker, fault
-        run.warmed.update(memoryview(wish.route.sequence_hashes).cast("Q")[-1:])
+        run.warmed.update(memoryview(prompt.sequence_hashes).cast("Q")[-1:])
         return "warmed", worker, ""
 
     # ------------------------------------------------------------------------------------------- figures
@@ -333,10 +316,11 @@ def _holding(recent: RecentPrompt, verdict: Verdict, run: HandoverRun) -> Prompt
     own = [depth for rank, depth in zip(verdict.ranks, verdict.overlap[0].tolist(), strict=True) if rank in ranks]
     others = verdict.expected[verdict.rank_indices].tolist()
     elsewhere = max((run.warmed_blocks(recent.prompt.sequence_hashes), *others))
-    return PromptHolding(recent.prompt.sequence_hashes, recent.received_s, max(own, default=0), elsewhere)
+    return PromptHolding(recent, max(own, default=0), elsewhere)
 
 
-def _shown(prefix: HotPrefix, recent: RecentPrompt) -> PrefixStatus:
-    facts = prefix._asdict()
-    del facts["prompt"]
-    return PrefixStatus(model=recent.model, tokens=prefix.blocks * recent.prompt.hashing.block_size, **facts)
+def _status_of(prefix: HotPrefix) -> PrefixStatus:
+    holding, blocks, new_blocks, heat = prefix
+    recent, held_blocks, elsewhere_blocks = holding
+    tokens = blocks * recent.prompt.hashing.block_size
+    return PrefixStatus(recent.model, tokens, blocks, new_blocks, heat, held_blocks, elsewhere_blocks)

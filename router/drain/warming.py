@@ -1,6 +1,6 @@
 """Which prefixes a leaving worker should hand over: those that only it holds, the hottest first.
 
-    weight of a prompt    2 ** -(its age / `half_life_s`)
+    weight of a prompt    2 ** -(its age / `HALF_LIFE_S`)
     heat of a block       the sum of the weights of the prompts that have it
     exclusive             the worker's ranks hold the block on the GPU, and no other eligible rank does
     bought                the hottest blocks that the budget pays for: each costs `block_size` tokens
@@ -30,7 +30,6 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
-from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from kv_protocol.decided import RouteRequest
@@ -62,24 +61,26 @@ _GIVEN_UP = "local: given up: it took too long, or the router stops"
 class PromptHolding(NamedTuple):
     """A requested prompt, and how many of its leading blocks lie on GPUs: at the worker, at the best other rank."""
 
-    sequence_hashes: bytes
-    received_s: float
+    recent: RecentPrompt
     held_blocks: int
     elsewhere_blocks: int
 
+    @property
+    def exclusive_blocks(self) -> int:
+        """How many blocks behind those that lie elsewhere only the worker holds."""
+        return min(self.held_blocks, block_count(self.recent.prompt.sequence_hashes)) - self.elsewhere_blocks
+
 
 class HotPrefix(NamedTuple):
-    """The first `blocks` blocks of a prompt, which is given by its index in the input.
+    """The first `blocks` blocks of a prompt.
 
     `new_blocks` of them are held only by the worker, and in no prefix listed before; `heat` is theirs.
     """
 
-    prompt: int
+    holding: PromptHolding
     blocks: int
     new_blocks: int
     heat: float
-    held_blocks: int
-    elsewhere_blocks: int
 
 
 def hot_prefixes(
@@ -88,47 +89,38 @@ def hot_prefixes(
     *,
     block_size: int,
     budget_tokens: int,
-    half_life_s: float = HALF_LIFE_S,
 ) -> list[HotPrefix]:
     """Return the prefixes to hand over, in this order; their new blocks cost no more than the budget."""
-    selected, lengths = _looked_at(prompts)
+    selected = _looked_at(prompts)
     if not selected:
         return []
-    weights = [2.0 ** -(max(0.0, now_s - prompts[at].received_s) / half_life_s) for at in selected]
-    hashes = np.concatenate([_exclusive_hashes(prompts[at]) for at in selected])
+    lengths = [each.exclusive_blocks for each in selected]
+    weights = [2.0 ** -(max(0.0, now_s - each.recent.received_s) / HALF_LIFE_S) for each in selected]
+    hashes = np.concatenate([_exclusive_hashes(each) for each in selected])
     _, first, block_numbers = np.unique(hashes, return_index=True, return_inverse=True)
     heat = np.bincount(block_numbers, weights=np.repeat(weights, lengths)).astype(np.float64)
     is_bought = np.zeros(len(heat), dtype=np.bool_)
     is_bought[np.lexsort((first, -heat))[: budget_tokens // block_size]] = True
     runs = [_leading(of_one, is_bought) for of_one in np.split(block_numbers, np.cumsum(lengths)[:-1])]
-    longest = _longest(runs, len(heat))
-    return [_prefix(prompts, selected[at], len(runs[at]), heat[new]) for at, new in _by_value(longest, heat)]
+    return [
+        HotPrefix(selected[at], selected[at].elsewhere_blocks + len(runs[at]), len(new), float(heat[new].sum()))
+        for at, new in _by_value(_longest(runs, len(heat)), heat)
+    ]
 
 
-def _prefix(prompts: Sequence[PromptHolding], at: int, blocks: int, heat: NDArray[np.float64]) -> HotPrefix:
-    held, elsewhere = prompts[at].held_blocks, prompts[at].elsewhere_blocks
-    return HotPrefix(at, elsewhere + blocks, len(heat), float(heat.sum()), held, elsewhere)
+def _looked_at(prompts: Sequence[PromptHolding]) -> list[PromptHolding]:
+    """Return the prompts with blocks that only the worker holds, newest first, within `BLOCKS_MAX`."""
+    selected, remaining = list[PromptHolding](), BLOCKS_MAX
+    for each in sorted(prompts, key=lambda each: -each.recent.received_s):
+        if 0 < each.exclusive_blocks <= remaining:
+            selected.append(each)
+            remaining -= each.exclusive_blocks
+    return selected
 
 
-def _looked_at(prompts: Sequence[PromptHolding]) -> tuple[list[int], list[int]]:
-    """Return the prompts with blocks that only the worker holds, newest first, and how many blocks."""
-    selected, lengths, remaining = list[int](), list[int](), BLOCKS_MAX
-    for at in sorted(range(len(prompts)), key=lambda at: -prompts[at].received_s):
-        blocks = _exclusive_blocks(prompts[at])
-        if blocks > 0 and blocks <= remaining:
-            selected.append(at)
-            lengths.append(blocks)
-            remaining -= blocks
-    return selected, lengths
-
-
-def _exclusive_blocks(prompt: PromptHolding) -> int:
-    return min(prompt.held_blocks, block_count(prompt.sequence_hashes)) - prompt.elsewhere_blocks
-
-
-def _exclusive_hashes(prompt: PromptHolding) -> NDArray[np.uint64]:
-    offset = prompt.elsewhere_blocks * BLOCK_BYTES
-    return np.frombuffer(prompt.sequence_hashes, dtype=_HASH, count=_exclusive_blocks(prompt), offset=offset)
+def _exclusive_hashes(holding: PromptHolding) -> NDArray[np.uint64]:
+    hashes, offset = holding.recent.prompt.sequence_hashes, holding.elsewhere_blocks * BLOCK_BYTES
+    return np.frombuffer(hashes, dtype=_HASH, count=holding.exclusive_blocks, offset=offset)
 
 
 def _leading(block_numbers: _BlockNumbers, is_bought: NDArray[np.bool_]) -> _BlockNumbers:
@@ -169,27 +161,6 @@ def _by_value(runs: Sequence[_BlockNumbers], heat: NDArray[np.float64]) -> list[
     return listed
 
 
-class Wish(NamedTuple):
-    """A prompt to be computed, as a request of its own: its routing fields, and its body for a worker."""
-
-    route: RouteRequest
-    body: bytes
-    prompt: EncodedPrompt
-
-
-def wish_of(recent: RecentPrompt, blocks: int, route: RouteRequest) -> Wish:
-    """Return the first `blocks` blocks of a prompt as a request; `route` has its id and the excluded ranks."""
-    prompt = recent.prompt.beginning(blocks)
-    fields = {
-        "model": recent.model,
-        "prompt": unpack_tokens(prompt.ids),
-        "max_tokens": 1 if route.phase == "whole" else 2,
-        **({"cache_salt": recent.salt} if recent.salt else {}),
-    }
-    body = msgspec.json.encode(fields)
-    return Wish(replace(route, isl_tokens=prompt.token_count, sequence_hashes=prompt.sequence_hashes), body, prompt)
-
-
 class Warming:
     """Has workers compute prompts."""
 
@@ -203,11 +174,20 @@ class Warming:
         except (NoEligibleWorker, WorkerNotNamed):
             return None
 
-    async def compute(self, wish: Wish, verdict: Verdict, within_s: float) -> str:
-        """Send the prompt to the winner and await its answer; return why it was not computed, empty if it was."""
+    async def compute(self, recent: RecentPrompt, prompt: EncodedPrompt, verdict: Verdict, within_s: float) -> str:
+        """Send `prompt`, the beginning of a recent one, to the winner of `verdict`, and await its answer.
+
+        Return why it was not computed, empty if it was.
+        """
+        fields = {
+            "model": recent.model,
+            "prompt": unpack_tokens(prompt.ids),
+            "max_tokens": 1 if verdict.request.phase == "whole" else 2,
+            **({"cache_salt": recent.salt} if recent.salt else {}),
+        }
         client = BufferedResponse(self._upstreams)
-        exchange = Exchange(client, "POST", COMPLETIONS, "", {}, wish.body, 0.0)
-        cache = _Cache(wish, verdict, self._serving, self.decide)
+        exchange = Exchange(client, "POST", COMPLETIONS, "", {}, msgspec.json.encode(fields), 0.0)
+        cache = _Cache(prompt, verdict, self._serving, self.decide)
         request = Request(exchange, cache, cache, verdict.policy)
         request.run(request.live())
         try:
@@ -224,22 +204,25 @@ class _Cache(Destination[RankAttempt], RequestRecords[RankAttempt]):
     """Where one prompt goes; `over` is set at its end."""
 
     def __init__(
-        self, wish: Wish, verdict: Verdict, serving: Serving, decide: Callable[[RouteRequest], Verdict | None]
+        self,
+        prompt: EncodedPrompt,
+        verdict: Verdict,
+        serving: Serving,
+        decide: Callable[[RouteRequest], Verdict | None],
     ) -> None:
         """`verdict` is the decision for the first worker; `decide` chooses the one that fetches its KV."""
-        self._wish, self._serving, self._decide = wish, serving, decide
-        self._verdict: Verdict | None = verdict
+        self._prompt, self._verdict, self._serving, self._decide = prompt, verdict, serving, decide
         self.over = asyncio.Event()
         self.fault = _GIVEN_UP
         """Why the first worker did not compute the prompt; empty if it did."""
 
     async def read(self, request: FleetRequest) -> None:
-        """Set the wish's body, prompt and route, and a plan with one try at each phase."""
-        exchange, wish = request.exchange, self._wish
+        """Set body, prompt and route, and a plan with one try at each phase."""
+        exchange, route = request.exchange, self._verdict.request
         read = await request.later(self._serving.bodies.read(exchange.path, exchange.body))
         request.body, request.inbound = read
-        request.prompt, request.route, request.first_route = wish.prompt, wish.route, wish.route
-        request.plan = first_plan(wish.route.phase, retry_limit=0, falls_back=False)
+        request.prompt, request.route, request.first_route = self._prompt, route, route
+        request.plan = first_plan(route.phase, retry_limit=0, falls_back=False)
 
     def routed(self, request: FleetRequest, pinned: str | None = None) -> None:
         """Set the route to the decode worker."""
@@ -247,7 +230,8 @@ class _Cache(Destination[RankAttempt], RequestRecords[RankAttempt]):
 
     def choose(self, request: FleetRequest) -> RankAttempt:
         """Book the work at the first worker, or at one that fetches its KV; raise `RequestRejected`."""
-        verdict, self._verdict = self._verdict or self._decide(request.route), None
+        is_first = request.route is self._verdict.request
+        verdict = self._verdict if is_first else self._decide(request.route)
         if verdict is None:
             raise RequestRejected(unavailable("no rank is eligible", "no_eligible_worker"))
         attempt = RankAttempt(verdict)

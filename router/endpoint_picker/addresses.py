@@ -12,7 +12,6 @@ from urllib.parse import urlsplit
 
 from kv_protocol.fleet import WorkerRegistered
 from router.decision.verdict import Verdict
-from router.fleet.registry import Fleet
 
 _PORTS = {"http": 80, "https": 443}
 
@@ -55,22 +54,6 @@ def addresses_of(registrations: Iterable[WorkerRegistered]) -> FleetAddresses:
         if endpoint is not None:
             workers[endpoint] = registration.worker_id
     return FleetAddresses(workers, is_complete=len(workers) == count)
-
-
-class Addresses:
-    """The endpoints of the fleet's workers."""
-
-    def __init__(self, fleet: Fleet) -> None:
-        self._fleet = fleet
-        self._changes = -1
-        self._known: FleetAddresses
-
-    def now(self) -> FleetAddresses:
-        """Return the present ones."""
-        if self._changes != self._fleet.changes:
-            self._changes = self._fleet.changes
-            self._known = addresses_of([worker.registration for worker in self._fleet.workers()])
-        return self._known
 
 
 def alternatives(verdict: Verdict, count: int) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from kv_runtime.http.acceptor import PortUsed
 from kv_runtime.telemetry import RateLimitedLog
 from router.config import PickerSection
 from router.endpoint_picker import wire
-from router.endpoint_picker.addresses import Addresses
+from router.endpoint_picker.addresses import FleetAddresses, addresses_of
 from router.endpoint_picker.stream import GatewayStream
 from router.endpoint_picker.wire import HEALTH, MESSAGES, PROCESSOR
 from router.http.credentials import Credentials, ServerTls
@@ -53,7 +53,7 @@ class EndpointPicker:
         """
         self.serving, self.replies, self.settings, self.limits = serving, replies, settings, limits
         self._credentials = credentials
-        self.addresses = Addresses(serving.routing.state.fleet)
+        self._fleet_changes, self._addresses = -1, FleetAddresses({}, is_complete=True)
         self.port = 0
         self._shares_port, self._streams_max = shares_port, streams_max
         self.statistics = PickerStatistics()
@@ -106,6 +106,14 @@ class EndpointPicker:
         return {"picked requests": self.statistics.streams}
 
     # ------------------------------------------------------------------------------------------- called by streams
+
+    def addresses(self) -> FleetAddresses:
+        """Return the present endpoints of the fleet's workers."""
+        fleet = self.serving.routing.state.fleet
+        if self._fleet_changes != fleet.changes:
+            self._fleet_changes = fleet.changes
+            self._addresses = addresses_of([worker.registration for worker in fleet.workers()])
+        return self._addresses
 
     def account(self, more: int) -> bool:
         """Count `more` bytes of bodies in memory, negative once they are freed; return whether they fit."""

@@ -10,7 +10,7 @@
 | the gateway sends bodies | request | answer |
 |---|---|---|
 | buffered | the head is passed on at once; header lines and the destination in the reply to the body | one message |
-| full_duplex | nothing is passed on before the decision; the body is sent back in chunks | each chunk is sent back |
+| full_duplex_streamed | nothing is passed on before the decision; then the body, in chunks | each chunk is sent back |
 | streamed | refused: by then a worker has the head | each chunk is acknowledged |
 | none | refused, unless the request has no body | the answer ends, for the router, with its head |
 
@@ -18,7 +18,6 @@ Source: `envoy/service/ext_proc/v3/external_processor.proto` of Envoy 1.40; docs
 """
 
 import asyncio
-import re
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal
@@ -29,7 +28,10 @@ from router.endpoint_picker.addresses import alternatives, endpoint_of
 from router.endpoint_picker.wire import AnswerCame, BodyMode, Lines, MessageRefused, RequestCame
 from router.http import refusals
 from router.http.exchange import Exchange, HeaderLines, OutboundCall, ResponseHandler
+from router.http.framing import AnswerBody
+from router.http.heads import UNTIL_CLOSE
 from router.http.refusals import Refusal
+from router.http.relay import DONE
 from router.metrics.state import Outcome
 from router.request.destination import Gateway
 
@@ -40,20 +42,13 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES_MAX = 64 << 10
 """Parts in which a request's body is sent back."""
-TAIL_BYTES = 4096
 _STREAM = b"text/event-stream"
 _PATHS = frozenset(PATHS.values())
 _NOT_OURS = ("authorization", "x-dp-rank", "x-kv-continuable")
 """Headers that a worker gets from the router alone, or not at all."""
 _CLIENT_ERROR = 400
 _JSON = (b"content-type", b"application/json")
-_DONE = b"data: [DONE]"
-_EVENT_END = re.compile(rb"\n\r?\n")
-_READ: tuple[BodyMode, ...] = ("buffered", "full_duplex")
-_NAMES: dict[BodyMode, str] = {
-    "none": "NONE", "streamed": "STREAMED", "buffered": "BUFFERED", "buffered_partial": "BUFFERED_PARTIAL",
-    "full_duplex": "FULL_DUPLEX_STREAMED", "grpc": "GRPC",
-}  # fmt: skip
+_READ: tuple[BodyMode, ...] = ("buffered", "full_duplex_streamed")
 _TOO_SLOW = refusals.invalid("request: not complete in time", "body", "timeout", 408)
 _TOO_MUCH = refusals.unavailable("data.bodies_bytes_max: no room for the body; try again", "overloaded")
 
@@ -73,7 +68,9 @@ class GatewayStream:
         self._body = bytearray()
         self._complete = b""  # the body, which the router has too: once in memory
         self._trailers = False
-        self._tally = AnswerTally()
+        self._is_stream = False
+        self._token_mark = b""
+        self._answer: AnswerBody
         self._exchange: Exchange | None = None
         self._request: FleetRequest | None = None
         self._handler: ResponseHandler | None = None
@@ -83,7 +80,6 @@ class GatewayStream:
         self.is_answered = False
         """The gateway gets an answer for its client, after which it sends nothing more: the stream ends."""
         self._is_moving = self._is_told = False
-        self._gathered = 0
         self._began_s = perf_counter()
 
     async def replies(self, kind: str, message: Any) -> list[Any]:  # noqa: ANN401 - a class made from numbers
@@ -134,7 +130,7 @@ class GatewayStream:
         state, self._state = self._state, "over"
         if self._exchange is not None and state != "over":
             self._exchange.leave()
-        self._picker.account(-self._gathered)
+        self._picker.account(-len(self._body) - len(self._complete))
         self._said("left")
 
     def _said(self, outcome: Outcome) -> None:
@@ -162,7 +158,9 @@ class GatewayStream:
         if head.is_last:
             self._begin()
         elif self._request_mode not in _READ:
-            self._refuse(_unread(self._request_mode))
+            found = self._request_mode.upper()
+            message = f"the gateway's request_body_mode: found {found}, allowed BUFFERED or FULL_DUPLEX_STREAMED"
+            self._refuse(Refusal(500, message, "server_error", code="gateway_body_mode", outcome="failed"))
         elif self._request_mode == "buffered":
             self._replies.append(wire.head_reply("request"))
 
@@ -175,7 +173,6 @@ class GatewayStream:
             self._refuse(refusals.invalid(message, "body", "body_too_large", 413))
             return
         self._body += data
-        self._gathered += len(data)
         if not self._picker.account(len(data)):
             self._refuse(_TOO_MUCH)
         elif is_last or self._request_mode == "buffered":
@@ -202,7 +199,7 @@ class GatewayStream:
         if head.path not in _PATHS or head.method != "POST":
             picker.replies(exchange)
             return
-        allowed = picker.addresses.now().allowed(head.subset)
+        allowed = picker.addresses().allowed(head.subset)
         gateway = Gateway(allowed, partial(alternatives, count=picker.settings.fallbacks))
         self._request = picker.serving.serve(exchange, gateway=gateway)
 
@@ -213,7 +210,7 @@ class GatewayStream:
         if self._state != "placing":
             return
         self._state = "sent"
-        self._tally.token_mark = call.token_mark
+        self._token_mark = call.token_mark
         urls = (call.base_url, *call.alternatives)
         destination = ",".join(endpoint for each in urls if (endpoint := endpoint_of(each)) is not None)
         lines = _lines(call.headers)
@@ -256,10 +253,9 @@ class GatewayStream:
         raise AssertionError(f"{len(data)} bytes for a gateway's client")
 
     def finish(self) -> None:
-        """Never called."""
+        """Never called: the gateway ends the answer of its client."""
 
-    def cut(self) -> None:
-        """Never called."""
+    cut = finish
 
     # ------------------------------------------------------------------------------------------- the answer
 
@@ -268,11 +264,14 @@ class GatewayStream:
             self._replies.append(wire.head_reply("response"))
             return
         self._state = "judging"
-        self._tally.is_stream = head.headers.get(b"content-type", b"")[: len(_STREAM)].lower() == _STREAM
+        self._is_stream = head.headers.get(b"content-type", b"")[: len(_STREAM)].lower() == _STREAM
+        self._answer = AnswerBody(UNTIL_CLOSE, self._token_mark)
+        if self._is_stream:
+            self._answer.pass_on(False, 0, None, ())  # noqa: FBT003 - as it is, without chunks
         request = self._request
         if head.served and request is not None:
             self._is_moving = True
-            worker_id = self._picker.addresses.now().workers.get(head.served)
+            worker_id = self._picker.addresses().workers.get(head.served)
             if worker_id is not None and request.served_elsewhere(worker_id):
                 self._picker.statistics.moved += 1
             self._is_moving = False
@@ -280,7 +279,7 @@ class GatewayStream:
             self._accept(b"", head)
         elif head.failure:
             handler.on_failed("connect", head.failure, False)  # noqa: FBT003 - a callback's fact
-        elif (lines := handler.on_head(head.status, head.headers, self._tally.is_stream)) is None:
+        elif (lines := handler.on_head(head.status, head.headers, self._is_stream)) is None:
             handler.on_dropped()
         else:
             self._accept(lines, head)
@@ -290,22 +289,27 @@ class GatewayStream:
         self._state = "answer"
         self._replies.append(wire.head_reply("response", _lines(lines)))
         if head.is_last or self._answer_mode in (None, "none"):
-            if self._tally.is_stream and self._handler is not None:
+            if self._is_stream and self._handler is not None:
                 self._handler.on_first_byte()
             self._end()
 
     def _answer_body(self, data: bytes, *, is_last: bool) -> None:
-        is_duplex = self._answer_mode == "full_duplex"
+        is_duplex = self._answer_mode == "full_duplex_streamed"
         self._replies.append(
             wire.chunk_reply("response", data, is_last=is_last) if is_duplex else wire.body_reply("response")
         )
         if self._state != "answer":
             return
-        handler, tally = self._handler, self._tally
+        handler, answer = self._handler, self._answer
         if data:
-            is_first = tally.add(data)
-            if tally.is_stream and handler is not None:
-                (handler.on_first_byte if is_first else handler.on_bytes)()
+            is_first = not answer.has_begun
+            answer.feed(data)
+            if self._is_stream:
+                answer.take_events()
+                if handler is not None:
+                    (handler.on_first_byte if is_first else handler.on_bytes)()
+            if not self._is_stream or answer.size > CHUNK_BYTES_MAX:
+                answer.take(answer.size)
         if is_last or self._answer_mode == "buffered":
             self._end()
 
@@ -316,7 +320,11 @@ class GatewayStream:
         self._state = "over"
         handler, self._handler = self._handler, None
         if handler is not None:
-            handler.on_end(*self._tally.end())
+            self._answer.take(self._answer.size)
+            later_events = self._answer.later
+            if later_events and not self._token_mark:
+                later_events -= self._answer.tail.rstrip().endswith(DONE)
+            handler.on_end(self._answer.tail, later_events)
             if self._exchange is not None:
                 self._exchange.close()
 
@@ -332,46 +340,7 @@ class _Placed(Exchange, eq=False):
             watcher.on_gone(0)
 
 
-def _unread(mode: BodyMode) -> Refusal:
-    message = f"the gateway's request_body_mode: found {_NAMES[mode]}, allowed BUFFERED or FULL_DUPLEX_STREAMED"
-    return Refusal(500, message, "server_error", code="gateway_body_mode", outcome="failed")
-
-
 def _lines(lines: bytes) -> Lines:
     """Return header lines, each ended by CRLF, as names and values."""
     parted = (line.partition(b": ") for line in lines.split(b"\r\n") if line)
     return tuple((name, value) for name, _, value in parted)
-
-
-class AnswerTally:
-    """What of an answer's body counts: its end, and its events behind the first bytes."""
-
-    __slots__ = ("_later_events", "_tail", "has_begun", "is_stream", "token_mark")
-
-    def __init__(self) -> None:
-        self._tail = b""
-        self._later_events = 0
-        self.is_stream = self.has_begun = False
-        self.token_mark = b""
-
-    def add(self, data: bytes) -> bool:
-        """Count more bytes; return whether they are the first."""
-        before, is_first = self._tail, not self.has_begun
-        self.has_begun = True
-        if self.is_stream and not is_first:
-            self._later_events += self._ends(before[-self._overlap :] + data) - self._ends(before[-self._overlap :])
-        self._tail = (before + data)[-TAIL_BYTES:]
-        return is_first
-
-    @property
-    def _overlap(self) -> int:
-        """Bytes of an end that may precede new bytes."""
-        return max(2, len(self.token_mark) - 1)
-
-    def _ends(self, data: bytes) -> int:
-        return data.count(self.token_mark) if self.token_mark else len(_EVENT_END.findall(data))
-
-    def end(self) -> tuple[bytes, int]:
-        """Return the end of the answer, and its later events, as of `ResponseHandler.on_end`."""
-        has_mark = not self.token_mark and self._later_events > 0 and self._tail.rstrip().endswith(_DONE)
-        return self._tail, self._later_events - has_mark

@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
 WRITE_S = 60.0
 MODELS_MAX = 1024
-_BYTES_MAX = 1 << 20
 _log = structlog.get_logger("router")
 TICK_S = 1.0
 ACQUAINTED_S = 2 * HEARTBEAT_PERIOD_S
@@ -82,14 +81,12 @@ class RatesStore:
             _log.info("rates_restored", path=str(self._path), models=len(models))
 
     def _read(self) -> tuple[LearntRates, ...]:
-        if self._path is None or not self._path.exists():
+        if self._path is None:
             return ()
         try:
-            with self._path.open("rb") as file:
-                data = file.read(_BYTES_MAX + 1)
-            if len(data) > _BYTES_MAX:
-                raise msgspec.ValidationError(f"found over {_BYTES_MAX} bytes")
-            return msgspec.json.decode(data, type=_Stored).models
+            return msgspec.json.decode(self._path.read_bytes(), type=_Stored).models
+        except FileNotFoundError:
+            return ()
         except (OSError, *UNDECODABLE) as error:
             _log.warning("rates_not_restored", path=str(self._path), reason=str(error))
             return ()

@@ -18,7 +18,7 @@ from router.fleet.breakers import BREAKER_STATES
 from router.fleet.trust import PARITY_FIELDS, TRUST_STATES
 from router.http.plane import HttpPlane
 from router.prompt.prompts import ModelPrompts
-from router.queue.admission import RequestQueue
+from router.queue.waiting import RequestQueue
 
 Outcome = Literal["placed", "answered", "refused", "left"]
 """A worker was named; the picker answered itself; it answered with an error; the gateway gave up before that."""

@@ -62,16 +62,20 @@ class ServiceTimes(NamedTuple):
     times: tuple[tuple[float, int], ...]
 
     @property
+    def requests(self) -> int:
+        """How many requests there are."""
+        return sum(count for _, count in self.times)
+
+    @property
     def mean_s(self) -> float:
         """The mean; 0 without requests."""
-        count = sum(count for _, count in self.times)
-        return sum(seconds * count for seconds, count in self.times) / count if count else 0.0
+        return sum(seconds * count for seconds, count in self.times) / max(1, self.requests)
 
     @property
     def variation_squared(self) -> float:
         """Variance / mean^2; 0 if nothing takes time."""
-        mean, count = self.mean_s, sum(count for _, count in self.times)
-        return sum(count * (seconds - mean) ** 2 for seconds, count in self.times) / count / mean**2 if mean else 0.0
+        mean, requests = self.mean_s, self.requests
+        return sum(count * (seconds / mean - 1) ** 2 for seconds, count in self.times) / requests if mean else 0.0
 
 
 def delayed_share(servers: int, offered: float) -> float:
@@ -86,7 +90,7 @@ def delayed_share(servers: int, offered: float) -> float:
 
 def begun_and_served_within(times: ServiceTimes, servers: int, rate_per_s: float, within_s: float) -> float:
     """Return the share of requests whose wait and service end within so many seconds; 0 if they are too many."""
-    mean_s, count = times.mean_s, sum(count for _, count in times.times)
+    mean_s, count = times.mean_s, times.requests
     offered = rate_per_s * mean_s
     if offered >= servers:
         return 0.0
@@ -263,18 +267,13 @@ class _GroupModel:
         return _Sequences(fixed_s, each_s, max(0, min(limits)))
 
     def _unknown(self) -> tuple[Unknown, ...]:
-        rates, found = self._rates, list[Unknown]()
-        if self._prefills and rates.prefill_factor is None:
-            found.append("prefill_factor")
-        if self._decodes and rates.decode_factor is None:
-            found.append("decode_factor")
-        if self._decodes and rates.output_tokens is None:
-            found.append("output_tokens")
-        return tuple(found)
+        needed: dict[Unknown, bool] = {
+            "prefill_factor": self._prefills, "decode_factor": self._decodes, "output_tokens": self._decodes
+        }  # fmt: skip
+        return tuple(name for name, is_needed in needed.items() if is_needed and getattr(self._rates, name) is None)
 
     def plan(self) -> GroupPlan:
-        now = self._size.workers
-        unknown = self._unknown()
+        now, unknown = self._size.workers, self._unknown()
         advised, reason, unreachable = self._advice(is_unknown=bool(unknown))
         return GroupPlan(
             self._group,
@@ -309,15 +308,12 @@ class _GroupModel:
 
     def _failing(self, workers: int) -> tuple[Limit, ...]:
         """Return the limits that this number of workers breaks."""
-        found, wanted = self._predict(workers), self._objectives
-        failing = list[Limit]()
-        if found.utilisation_ratio is not None and found.utilisation_ratio > UTILISATION_MAX:
-            failing.append("utilisation")
-        if found.ttft_within_ratio is not None and found.ttft_within_ratio < wanted.kept_ratio:
-            failing.append("ttft")
-        if found.itl_within_ratio is not None and found.itl_within_ratio < wanted.kept_ratio:
-            failing.append("itl")
-        return tuple(failing)
+        found = self._predict(workers)
+        shares: dict[Limit, float | None] = {"ttft": found.ttft_within_ratio, "itl": found.itl_within_ratio}
+        late: list[Limit] = [
+            name for name, share in shares.items() if share is not None and share < self._objectives.kept_ratio
+        ]
+        return ("utilisation", *late) if (found.utilisation_ratio or 0.0) > UTILISATION_MAX else tuple(late)
 
     def _capacity(self) -> Capacity:
         ranks, p, sequences = self._size.ranks_per_worker, self._rates.prefill_factor, self._sequences

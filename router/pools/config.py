@@ -29,21 +29,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec.structs import replace
 from pydantic import AfterValidator, ConfigDict, Field, StrictBool, ValidationError, create_model, model_validator
 
 from kv_protocol.errors import FOUND_CHARACTERS_MAX, shortened
 from kv_runtime.config.loading import ConfigurationError
 from kv_runtime.config.sections import Section
 from kv_runtime.config.words import allowed
-from router.pools.selection import TOKEN_AXES, Axis, AxisName, Override, PoolGroup, PoolPhase
-from router.pools.selection import Mapping as PoolMapping
-from router.pools.state import LiveLimits
 
-_LIMITS = LiveLimits()
-Whole = Annotated[int, Field(strict=True)]
-Number = Annotated[float, Field(strict=True)]
-"""Of JSON: neither text nor true is one."""
+PoolPhase = Literal["prefill", "decode", "agg"]
+AxisName = Literal["isl", "context_length", "ttft_ms", "itl_ms"]
+Target = Literal["ttft", "itl"]
+TOKEN_AXES: frozenset[AxisName] = frozenset({"isl", "context_length"})
 _AXES: dict[PoolPhase, tuple[AxisName, ...]] = {
     "prefill": ("isl", "ttft_ms"), "decode": ("context_length", "itl_ms"), "agg": ("isl", "ttft_ms", "itl_ms")
 }  # fmt: skip
@@ -58,27 +54,18 @@ def _keys(axis: AxisName) -> tuple[str, str, str]:
 
 _ISL_KEYS = _keys("isl")
 
+Whole = Annotated[int, Field(strict=True)]
+Number = Annotated[float, Field(strict=True)]
+"""Of JSON: neither text nor true is one."""
 Count = Annotated[Whole, Field(ge=1, le=256)]
 Names = tuple[Annotated[str, Field(min_length=1)], ...]
 Tokens = Annotated[Whole, Field(ge=-(10**12), le=10**12)]
 Milliseconds = Annotated[Number, Field(ge=-1e12, le=1e12)]
 Cells = Annotated[Whole, Field(ge=1, le=1024)]
 Priority = Annotated[Whole, Field(ge=-(1 << 62), le=1 << 62)]
-
-
-class RouterAddress(msgspec.Struct, frozen=True):
-    """The address of a pool's router: its data plane, and its control plane (empty: not probed)."""
-
-    url: str
-    control_url: str = ""
-
-
-class PoolSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """A pool's routers, or the configuration file of one in this process; neither: not configured yet."""
-
-    routers: tuple[RouterAddress, ...] = ()
-    config: str = ""
-    limits: LiveLimits = LiveLimits()
+_UNBOUNDED = AfterValidator(lambda found: found or None)
+QueueBound = Annotated[Annotated[Whole, Field(ge=0, le=1 << 30)] | None, _UNBOUNDED]
+LatencyBound = Annotated[Annotated[Number, Field(ge=0, le=3.6e6)] | None, _UNBOUNDED]
 
 
 def is_url(found: object) -> bool:
@@ -94,48 +81,40 @@ def _address(found: str) -> str:
     return found.rstrip("/")
 
 
-Address = Annotated[str, AfterValidator(_address)]
+class RouterAddress(Section):
+    """The address of a pool's router: its data plane, and its control plane (empty: not probed)."""
 
-
-class _AddressSection(Section):
-    url: Address
+    url: Annotated[str, AfterValidator(_address)]
     control_url: Annotated[str, AfterValidator(lambda found: found and _address(found))] = ""
 
 
-class _LimitsSection(Section):
-    """Fields of `LiveLimits`; a bound of 0 is not checked."""
+class LiveLimits(Section):
+    """Limits that decide when a pool stops being fit, and when it is fit again. A bound of 0 is None: not checked."""
 
-    failures_max: Whole = Field(_LIMITS.failures_max, ge=1, le=100)
-    successes_min: Whole = Field(_LIMITS.successes_min, ge=1, le=100)
-    queue_requests_max: Whole = Field(_LIMITS.queue_requests_max or 0, ge=0, le=1 << 30)
-    queue_release_ratio: Number = Field(_LIMITS.queue_release_ratio, ge=0, le=1)
-    ttft_bound_ms: Number = Field(0.0, ge=0, le=3.6e6)
-    itl_bound_ms: Number = Field(0.0, ge=0, le=3.6e6)
-    attainment_min_ratio: Number = Field(_LIMITS.attainment_min_ratio, ge=0, le=1)
-    attainment_release_ratio: Number = Field(_LIMITS.attainment_release_ratio, ge=0, le=1)
-    window_requests_min: Whole = Field(_LIMITS.window_requests_min, ge=1, le=1_000_000)
-    hold_s: Number = Field(_LIMITS.hold_s, ge=0.1, le=86_400)
+    failures_max: Whole = Field(2, ge=1, le=100)
+    successes_min: Whole = Field(2, ge=1, le=100)
+    queue_requests_max: QueueBound = 64
+    ttft_bound_ms: LatencyBound = None
+    itl_bound_ms: LatencyBound = None
+    attainment_min_ratio: Number = Field(0.9, ge=0, le=1)
+    window_requests_min: Whole = Field(20, ge=1, le=1_000_000)
+    hold_s: Number = Field(30.0, ge=0.1, le=86_400)
 
-    def limits(self, common: LiveLimits, path: str, problems: list[str]) -> LiveLimits:
-        """Return the given limits, the others from `common`."""
-        given: dict[str, Any] = self.model_dump(include=set(LiveLimits.__struct_fields__), exclude_unset=True)
-        for bound in ("queue_requests_max", "ttft_bound_ms", "itl_bound_ms"):
-            if bound in given:
-                given[bound] = given[bound] or None
-        found = replace(common, **given)
-        least, release = found.attainment_min_ratio, found.attainment_release_ratio
-        if release < least and "attainment_release_ratio" in given:
-            words = f"found {release:g}, allowed attainment_min_ratio at least, which is {least:g}"
-            problems.append(f"{path}.attainment_release_ratio: {words}")
-        return replace(found, attainment_release_ratio=max(least, release))
+    @property
+    def bounds_ms(self) -> dict[Target, float]:
+        """The bounds that are checked: for an answer's beginning, and for the time between its tokens."""
+        bounds: dict[Target, float | None] = {"ttft": self.ttft_bound_ms, "itl": self.itl_bound_ms}
+        return {target: bound for target, bound in bounds.items() if bound is not None}
 
 
-class _PoolSection(_LimitsSection):
-    routers: tuple[_AddressSection, ...] = Field((), max_length=16)
+class PoolSettings(LiveLimits):
+    """A pool's limits, and its routers, or the file of one in this process; neither: it has no place yet."""
+
+    routers: tuple[RouterAddress, ...] = Field((), max_length=16)
     config: str = ""
 
     @model_validator(mode="after")
-    def _is_in_one_place(self) -> "_PoolSection":
+    def _is_in_one_place(self) -> "PoolSettings":
         if self.routers and self.config:
             raise ValueError("allowed either routers or config")
         urls = {each.url for each in self.routers}
@@ -144,10 +123,10 @@ class _PoolSection(_LimitsSection):
         return self
 
 
-class OwnSection(_LimitsSection):
+class PoolsSection(LiveLimits):
     """The object `pools`."""
 
-    namespaces: dict[str, _PoolSection] = Field({})
+    namespaces: dict[str, PoolSettings] = Field({})
     look_period_s: Number = Field(1.0, ge=0.01, le=3600)
     look_timeout_s: Number = Field(2.0, ge=0.01, le=60)
     characters_per_token: Number = Field(4.0, ge=0.1, le=100)
@@ -156,26 +135,65 @@ class OwnSection(_LimitsSection):
         self, names: Sequence[str], given: Mapping[str, PoolSettings], problems: list[str]
     ) -> dict[str, PoolSettings]:
         """Return the pools of these names; `given` pools replace those of the configuration, but for their limits."""
-        common, allowed = self.limits(_LIMITS, "pools", problems), ", ".join(dict.fromkeys(names))
+        pools, allowed = dict[str, PoolSettings](), ", ".join(dict.fromkeys(names))
         others = sorted({*self.namespaces, *given} - {*names})
         problems += [
             f"pools.namespaces.{each}: found {each!r}, allowed a pool's namespace: {allowed}" for each in others
         ]
-        pools = {}
         for name in names:
-            own = self.namespaces.get(name, _PoolSection())
-            routers = tuple(RouterAddress(each.url, each.control_url) for each in own.routers)
-            pool = given.get(name, PoolSettings(routers=routers, config=own.config))
-            pools[name] = replace(pool, limits=own.limits(common, f"pools.namespaces.{name}", problems))
+            own = self.namespaces.get(name, PoolSettings())
+            common = {limit: getattr(self, limit) for limit in LiveLimits.model_fields.keys() - own.model_fields_set}
+            place = given.get(name, own)
+            pools[name] = own.model_copy(update={**common, "routers": place.routers, "config": place.config})
         return pools
 
 
-class OverrideSection(Section):
-    """A rule of priorities."""
+class Override(Section):
+    """Requests of these priorities, both ends included, go to `target_pool`, whatever the grid says."""
 
     min_priority: Priority
     max_priority: Priority
     target_pool: Whole = Field(ge=0)
+
+
+PoolMapping = Sequence["int | PoolMapping"]
+"""Pool indices, nested as deep as there are axes."""
+
+
+class Axis(msgspec.Struct, frozen=True):
+    """One dimension of a grid, in tokens or milliseconds: `least` < `most`, `resolution` cells."""
+
+    name: AxisName
+    least: float
+    most: float
+    resolution: int
+
+    @property
+    def step(self) -> float:
+        """The width of a cell."""
+        return (self.most - self.least) / self.resolution
+
+    @property
+    def midpoint(self) -> float:
+        """Replacement of an absent value."""
+        total = self.least + self.most
+        return total // 2 if self.name in TOKEN_AXES else total / 2
+
+
+class PoolGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """The pools of one phase, by index: namespaces, priorities (smaller is faster), and the rules of selection."""
+
+    phase: PoolPhase
+    namespaces: tuple[str, ...]
+    priorities: tuple[int, ...]
+    axes: tuple[Axis, ...]
+    mapping: PoolMapping
+    overrides: tuple[Override, ...] = ()
+
+    @property
+    def reads_isl(self) -> bool:
+        """Whether the prompt's length is used."""
+        return any(axis.name in TOKEN_AXES for axis in self.axes)
 
 
 class _Strategy(Section):
@@ -183,7 +201,7 @@ class _Strategy(Section):
 
     model_config = ConfigDict(extra="allow")
 
-    priority_overrides: tuple[OverrideSection, ...] = ()
+    priority_overrides: tuple[Override, ...] = ()
 
     @model_validator(mode="before")
     @classmethod
@@ -226,7 +244,7 @@ class _PoolsFile(Section):
 
     mode: Literal["disagg", "agg"] = "disagg"
     enable_priority_retry: StrictBool = False
-    pools: OwnSection = OwnSection()
+    pools: PoolsSection = PoolsSection()
 
 
 def _file_of(*phases: PoolPhase) -> type[_PoolsFile]:
@@ -244,15 +262,16 @@ _FILES = {mode: _file_of(*phases) for mode, phases in _PHASES.items()}
 
 
 class PoolsConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The complete configuration. `groups`: prefill and decode, or agg; `pools` has all their namespaces."""
+    """The complete configuration. `groups`: prefill and decode, or agg; `pools` has all their namespaces.
+
+    `own` is the object `pools` of the JSON.
+    """
 
     mode: Literal["disagg", "agg"]
     retry: bool
     groups: tuple[PoolGroup, ...]
     pools: dict[str, PoolSettings]
-    look_period_s: float
-    look_timeout_s: float
-    characters_per_token: float
+    own: PoolsSection
     warnings: tuple[str, ...] = ()
 
 
@@ -277,9 +296,7 @@ def read_config(data: Any, given: Mapping[str, PoolSettings] | None = None) -> P
         retry=read.enable_priority_retry,
         groups=tuple(groups),
         pools=pools,
-        look_period_s=read.pools.look_period_s,
-        look_timeout_s=read.pools.look_timeout_s,
-        characters_per_token=read.pools.characters_per_token,
+        own=read.pools,
         warnings=(*warnings, *(f"{key} has no effect" for key in read.model_extra or ())),
     )
 
@@ -322,14 +339,13 @@ def _group(read: _PoolsFile, phase: PoolPhase, problems: list[str], warnings: li
             found.append(f"priority_overrides.{at}: found {rule}, allowed min <= max, pool 0..{count - 1}")
     problems += [f"{key}.{each}" for each in found]
     warnings += [f"{key}.{each}" for each in strategy.warnings()]
-    overrides = tuple(Override(**rule.model_dump()) for rule in strategy.priority_overrides)
     return PoolGroup(
         phase=phase,
         namespaces=namespaces,
         priorities=priorities,
         axes=axes,
-        mapping=_frozen(getattr(strategy, mapping)),
-        overrides=overrides,
+        mapping=getattr(strategy, mapping),
+        overrides=strategy.priority_overrides,
     )
 
 
@@ -344,7 +360,3 @@ def _misfits(found: object, path: str, axes: tuple[Axis, ...], count: int) -> It
     else:
         for at, inner in enumerate(found):
             yield from _misfits(inner, f"{path}.{at}", axes[1:], count)
-
-
-def _frozen(found: list[Any]) -> PoolMapping:
-    return tuple(_frozen(each) if isinstance(each, list) else each for each in found)

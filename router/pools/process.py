@@ -14,7 +14,6 @@ import msgspec
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
-from kv_protocol.openai.endpoints import PATHS
 from kv_runtime.clock import SystemClock
 from kv_runtime.http.access import require_token
 from kv_runtime.http.answers import json_response, life_routes, openai_errors
@@ -23,53 +22,15 @@ from kv_runtime.supervise import Part
 from kv_runtime.telemetry import LoopLag, Projection, new_registry
 from kv_runtime.text.loading import load_text
 from router.config import RouterSettings
-from router.http import refusals
-from router.http.exchange import Exchange
 from router.http.heads import HOP_BY_HOP
 from router.http.plane import HttpPlane
 from router.http.sites import CORS_HEADERS
 from router.metrics.state import http_families, prompt_families
-from router.pools.config import PoolsConfig
-from router.pools.selection import PoolGroup
-from router.pools.served import Identity, PoolAttempt, Pools, PoolService
-from router.pools.state import PoolsLive
-from router.pools.watch import PoolMetrics, PoolWatch
+from router.pools.config import LiveLimits, PoolGroup, PoolsConfig
+from router.pools.served import Identity, PoolService
+from router.pools.watch import PoolWatch
 from router.prompt.prompts import ModelPrompts
-from router.request.replies import Replies, answer, refusal_of, refuse
-from router.request.request import Request
-
-
-def pool_endpoints(service: PoolService) -> Replies:
-    """Return the data plane's service."""
-
-    def serve(exchange: Exchange) -> None:
-        metrics, most = service.metrics, service.inflight_max
-        if metrics.inflight >= most:
-            message = f"queue.inflight_requests_max: {most} requests are being served; try again"
-            refuse(exchange, refusals.unavailable(message, "overloaded"))
-        else:
-            metrics.inflight += 1
-            pools = Pools(service)
-            request = Request(exchange, pools, pools)
-            request.run(request.live())
-
-    def explain(exchange: Exchange) -> None:
-        pools = Pools(service)
-        request = Request(exchange, pools, pools)
-        request.explain(_explain(request, pools))
-
-    posts = {"/v1/chat/completions": serve, "/v1/completions": serve, "/v1/pools/select": explain}
-    return Replies(posts, lambda: service.identity.models, service.readiness)
-
-
-async def _explain(request: Request[PoolAttempt], pools: Pools) -> None:
-    """Answer with the pools that the request would be sent to, and why."""
-    try:
-        await pools.read(request)
-    except Exception as error:  # noqa: BLE001 - the edge: whatever it was, the client gets an answer
-        refuse(request.exchange, refusal_of(error, request))
-    else:
-        answer(request.exchange, pools.selected())
+from router.request.replies import Replies
 
 
 def pool_control(service: PoolService, registry: CollectorRegistry, *, token: str) -> web.Application:
@@ -88,12 +49,14 @@ def pool_control(service: PoolService, registry: CollectorRegistry, *, token: st
 
 
 def _pools_of(service: PoolService, group: PoolGroup) -> list[dict[str, object]]:
+    limits, settings = set(LiveLimits.model_fields), service.config.pools
     return [
         {
             "pool": index,
             "priority": group.priorities[index],
-            **msgspec.structs.asdict(service.live.statuses[name]),
-            **msgspec.structs.asdict(service.config.pools[name]),
+            **msgspec.structs.asdict(service.pools[name].status),
+            **settings[name].model_dump(exclude=limits),
+            "limits": settings[name].model_dump(include=limits),
         }
         for index, name in enumerate(group.namespaces)
     ]
@@ -105,31 +68,27 @@ class PoolsProcess:
     def __init__(self, config: PoolsConfig, identity: Identity, settings: RouterSettings, text: str) -> None:
         """`text` is the tokenizer: without one lengths are estimated. Raises `TextError` if there is no such one."""
         self._settings, self._clock, self._registry = settings, SystemClock(), new_registry()
-        urls = {name: tuple(each.url for each in pool.routers) for name, pool in config.pools.items()}
-        self.live = PoolsLive(urls, {name: pool.limits for name, pool in config.pools.items()})
-        metrics = PoolMetrics(config.groups, self.live)
-        watch = self._watch = PoolWatch(config, identity.models, self.live, metrics, self._clock)
+        watch = self.watch = PoolWatch(config, identity.models, self._clock)
         loaded = load_text(text, settings.tokens.encoder) if text else None
         prompts = self._prompts = None if loaded is None else ModelPrompts(loaded, settings.tokens.limits())
+        service = self._service = PoolService(config, identity, settings, watch, prompts)
+        posts = {"/v1/chat/completions": service.serve, "/v1/completions": service.serve}
+        posts["/v1/pools/select"] = service.explain
+        replies, data = Replies(posts, lambda: identity.models, service.readiness), settings.data
         self.data = HttpPlane(
-            self._serve,
-            settings.data.limits(),
-            posts=dict.fromkeys(PATHS.values(), self._serve),
-            sites=settings.data.sites(),
-            credentials=settings.data.credentials(self._clock),
+            replies,
+            data.limits(),
+            posts=replies.posts,
+            sites=data.sites(),
+            credentials=data.credentials(self._clock),
             not_passed_on=HOP_BY_HOP | CORS_HEADERS | {b"x-request-id"},
         )
-        service = self._service = PoolService(config, identity, settings, watch, self.data.upstreams, prompts)
-        self._endpoints = pool_endpoints(service)
         app = pool_control(service, self._registry, token=settings.control.token.get_secret_value())
         self.control = settings.control.server(app)
-        Projection(self._registry, metrics.families)
+        Projection(self._registry, watch.metrics.families)
         Projection(self._registry, lambda: http_families(self.data))
         if prompts is not None:
             Projection(self._registry, lambda: prompt_families(prompts))
-
-    def _serve(self, exchange: Exchange) -> None:
-        self._endpoints(exchange)
 
     async def start(self) -> None:
         """Bind the addresses of both planes; raises `PortUsed`."""
@@ -143,7 +102,7 @@ class PoolsProcess:
             Part("pools-data-plane", self.data.run, 0, self.data.in_progress),
             Part("credentials", self.data.credentials.run, 1),
             Part("pools-control-plane", self.control.run, 1),
-            Part("pool-watch", self._watch.run, 1),
+            Part("pool-watch", self.watch.run, 1),
             Part("loop-lag", LoopLag(self._registry, self._clock).run, 1),
             *self._service.bodies.pool.parts(1),
             *([] if self._prompts is None else self._prompts.pool.parts(1)),

@@ -33,60 +33,11 @@ from typing import Literal
 
 import msgspec
 
+from router.pools.config import TOKEN_AXES, Axis, AxisName, Override, PoolGroup, PoolMapping, PoolPhase
 from router.pools.state import FITNESSES, Cause, Fitness, PoolStatus
 
 Place = Literal["selected", "faster", "other"]
-PoolPhase = Literal["prefill", "decode", "agg"]
-AxisName = Literal["isl", "context_length", "ttft_ms", "itl_ms"]
 Origin = Literal["request", "default", "midpoint"]
-TOKEN_AXES: frozenset[AxisName] = frozenset({"isl", "context_length"})
-
-Mapping = Sequence["int | Mapping"]
-"""Pool indices, nested as deep as there are axes."""
-
-
-class Axis(msgspec.Struct, frozen=True):
-    """One dimension of a grid, in tokens or milliseconds: `least` < `most`, `resolution` cells."""
-
-    name: AxisName
-    least: float
-    most: float
-    resolution: int
-
-    @property
-    def step(self) -> float:
-        """The width of a cell."""
-        return (self.most - self.least) / self.resolution
-
-    @property
-    def midpoint(self) -> float:
-        """Replacement of an absent value."""
-        total = self.least + self.most
-        return total // 2 if self.name in TOKEN_AXES else total / 2
-
-
-class Override(msgspec.Struct, frozen=True):
-    """Requests of these priorities, both ends included, go to `target_pool`, whatever the grid says."""
-
-    min_priority: int
-    max_priority: int
-    target_pool: int
-
-
-class PoolGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """The pools of one phase, by index: namespaces, priorities (smaller is faster), and the rules of selection."""
-
-    phase: PoolPhase
-    namespaces: tuple[str, ...]
-    priorities: tuple[int, ...]
-    axes: tuple[Axis, ...]
-    mapping: Mapping
-    overrides: tuple[Override, ...] = ()
-
-    @property
-    def reads_isl(self) -> bool:
-        """Whether the prompt's length is used."""
-        return any(axis.name in TOKEN_AXES for axis in self.axes)
 
 
 class Targets(msgspec.Struct, frozen=True):
@@ -151,20 +102,18 @@ def _coordinate(axis: Axis, selection_input: SelectionInput, defaults: Targets) 
 
 
 def _value(axis: Axis, selection_input: SelectionInput, defaults: Targets) -> tuple[float, Origin]:
-    default: float | None = None
-    if axis.name == "ttft_ms":
-        given, default = selection_input.targets.ttft_ms, defaults.ttft_ms
-    elif axis.name == "itl_ms":
-        given, default = selection_input.targets.itl_ms, defaults.itl_ms
+    given: float | None
+    if axis.name in TOKEN_AXES:
+        given, default = selection_input.isl_tokens, None
     else:
-        given = selection_input.isl_tokens
+        given, default = getattr(selection_input.targets, axis.name), getattr(defaults, axis.name)
     if given is not None:
         return given, "request"
     return (axis.midpoint, "midpoint") if default is None else (default, "default")
 
 
-def _cell(mapping: Mapping, coordinates: tuple[Coordinate, ...]) -> int:
-    at: int | Mapping = mapping
+def _cell(mapping: PoolMapping, coordinates: tuple[Coordinate, ...]) -> int:
+    at: int | PoolMapping = mapping
     for each in coordinates:
         assert not isinstance(at, int), "validated: as deep as there are axes"
         at = at[each.index]
@@ -208,26 +157,21 @@ def preference(selected: int, priorities: Sequence[int]) -> tuple[int, ...]:
 
 def plan(group: PoolGroup, selection: Selection, statuses: Sequence[PoolStatus], *, retry: bool) -> PoolSequence:
     """Return the pools in the order of trial; `statuses` are those of the group's pools, by index."""
-    selected = selection.pool
-    preferred = preference(selected, group.priorities)
-    candidates = tuple(_candidate(group, selected, pool, statuses[pool]) for pool in preferred)
+    selected, own = selection.pool, group.priorities[selection.pool]
+    candidates = tuple(
+        PoolCandidate(
+            pool=pool,
+            namespace=group.namespaces[pool],
+            place="selected" if pool == selected else "faster" if group.priorities[pool] < own else "other",
+            fitness=statuses[pool].fitness,
+            causes=statuses[pool].causes,
+            reasons=statuses[pool].reasons,
+        )
+        for pool in preference(selected, group.priorities)
+    )
     order = sorted(candidates, key=lambda each: FITNESSES.index(each.fitness))
     return PoolSequence(
         selection=selection,
         order=tuple(order if retry else order[:1]),
         passed_over=candidates[: candidates.index(order[0])],
-    )
-
-
-def _candidate(group: PoolGroup, selected: int, pool: int, status: PoolStatus) -> PoolCandidate:
-    place: Place = "selected" if pool == selected else "other"
-    if group.priorities[pool] < group.priorities[selected]:
-        place = "faster"
-    return PoolCandidate(
-        pool=pool,
-        namespace=group.namespaces[pool],
-        place=place,
-        fitness=status.fitness,
-        causes=status.causes,
-        reasons=status.reasons,
     )

@@ -42,8 +42,6 @@ import msgspec
 import structlog
 from msgspec.structs import replace
 
-from kv_protocol.body_limits import Body
-from kv_protocol.decided import RouteRequest
 from kv_protocol.hashing import Hashing
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import OutcomeName
@@ -53,26 +51,24 @@ from router.config import RouterSettings
 from router.decision.plan import first_plan
 from router.decision.routing import Readiness
 from router.http import refusals
-from router.http.exchange import CallLimits, OutboundCall
-from router.http.heads import HOP_BY_HOP, Headers
+from router.http.exchange import CallLimits, Exchange, OutboundCall
+from router.http.heads import HOP_BY_HOP
 from router.http.limits import CONNECT_S
 from router.http.refusals import Refusal, RequestRejected
-from router.http.upstreams import Upstreams
-from router.pools.config import PoolsConfig
-from router.pools.selection import PoolGroup, PoolPhase, PoolSequence, SelectionInput, Targets, plan, select
+from router.pools.config import PoolGroup, PoolPhase, PoolsConfig
+from router.pools.selection import PoolSequence, SelectionInput, Targets, plan, select
+from router.pools.state import PoolStatus
 from router.pools.watch import PoolWatch
-from router.prompt.chains import EncodedPrompt
 from router.prompt.prompts import ModelPrompts
 from router.request.attempt import REDIRECTS, SERVER_FAULT, Attempt
 from router.request.destination import Destination, RequestRecords
 from router.request.handoff import CONTEXT_AND_GENERATION, decode_body, prefill_body
 from router.request.reading import BodyParser
+from router.request.replies import answer, refusal_of, refuse
 from router.request.request import Request
 from router.request.route_request import route_request
 
 if TYPE_CHECKING:
-    import asyncio
-
     from kv_protocol.decided import RequestPhase
 
 _NOT_SENT_ON = HOP_BY_HOP | {b"host", b"accept-encoding", b"content-type", b"expect", b"origin", b"x-request-id"}
@@ -105,45 +101,55 @@ class PoolService:
         identity: Identity,
         settings: RouterSettings,
         watch: PoolWatch,
-        upstreams: Upstreams,
         prompts: ModelPrompts | None,
     ) -> None:
         """`prompts`: None without a tokenizer: lengths are then estimated."""
-        self.config, self.identity, self.live, self.metrics = config, identity, watch.live, watch.metrics
-        self.upstreams, self.prompts = upstreams, prompts
-        self.bodies = BodyParser(settings.data.body_limits())
+        self.config, self.identity, self.pools, self.metrics = config, identity, watch.pools, watch.metrics
+        self.prompts, self.bodies = prompts, BodyParser(settings.data.body_limits())
         self.route_request = partial(route_request, lambda: uuid.uuid4().hex)
         self.attempt_failed = watch.attempt_failed
-        self.inflight_max = settings.queue.inflight_requests_max
+        self._inflight_max = settings.queue.inflight_requests_max
         limits = settings.failures
-        self._streamed = CallLimits(CONNECT_S, limits.first_byte_s, limits.between_bytes_s, limits.total_s)
-        self._buffered = CallLimits(CONNECT_S, limits.whole_s, limits.between_bytes_s, limits.total_s)
+        self.streamed = CallLimits(CONNECT_S, limits.first_byte_s, limits.between_bytes_s, limits.total_s)
+        self.buffered = CallLimits(CONNECT_S, limits.whole_s, limits.between_bytes_s, limits.total_s)
+        """The time limits for a router's answer."""
+        self.reads_isl = any(group.reads_isl for group in config.groups)
+        """Whether any grid reads the prompt's length."""
         self._requests: Counter[str] = Counter()
 
-    @property
-    def reads_isl(self) -> bool:
-        """Whether any grid reads the prompt's length."""
-        return any(group.reads_isl for group in self.config.groups)
+    def serve(self, exchange: Exchange) -> None:
+        """Serve a request, or refuse it for want of capacity."""
+        if self.metrics.inflight >= self._inflight_max:
+            message = f"queue.inflight_requests_max: {self._inflight_max} requests are being served; try again"
+            refuse(exchange, refusals.unavailable(message, "overloaded"))
+            return
+        self.metrics.inflight += 1
+        pools = Pools(self)
+        request = Request(exchange, pools, pools)
+        request.run(request.live())
 
-    def call_limits(self, *, streamed: bool) -> CallLimits:
-        """Return the time limits for a router's answer."""
-        return self._streamed if streamed else self._buffered
+    def explain(self, exchange: Exchange) -> None:
+        """Answer with the pools that a request would be sent to, and why."""
+        pools = Pools(self)
+        request = Request(exchange, pools, pools)
+        request.explain(pools.explain(request))
 
     def plans(self, selection_input: SelectionInput, *, one_token: bool) -> tuple[PoolSequence, ...]:
         """Return the pools to try now, in order, for each phase in turn; for `one_token` only the last phase."""
-        groups = self.config.groups[-1:] if one_token else self.config.groups
-        return tuple(self._plan(group, selection_input) for group in groups)
+        groups, defaults, retry = self.config.groups, self.identity.defaults, self.config.retry
+        return tuple(
+            plan(group, select(group, selection_input, defaults), self._statuses(group), retry=retry)
+            for group in (groups[-1:] if one_token else groups)
+        )
 
-    def _plan(self, group: PoolGroup, selection_input: SelectionInput) -> PoolSequence:
-        selection = select(group, selection_input, self.identity.defaults)
-        statuses = [self.live.statuses[name] for name in group.namespaces]
-        return plan(group, selection, statuses, retry=self.config.retry)
+    def _statuses(self, group: PoolGroup) -> list[PoolStatus]:
+        return [self.pools[name].status for name in group.namespaces]
 
     def readiness(self) -> Readiness:
         """Return whether requests can be served now; `reasons` names phases without a pool that is up, and why."""
         reasons = []
         for group in self.config.groups:
-            statuses = [self.live.statuses[name] for name in group.namespaces]
+            statuses = self._statuses(group)
             if all(each.fitness == "down" for each in statuses):
                 unfit = (f"{each.namespace}: {'; '.join(each.reasons)}" for each in statuses)
                 reasons.append(f"no {group.phase} pool is up: {' | '.join(unfit)}")
@@ -151,19 +157,12 @@ class PoolService:
 
     def routers(self, namespace: str) -> tuple[str, ...]:
         """Return a pool's routers that are up, all if none is; each comes first in its turn."""
-        urls = self.live.statuses[namespace].routers_up
+        urls = self.pools[namespace].status.routers_up
         if not urls:
             urls = tuple(each.url for each in self.config.pools[namespace].routers)
         self._requests[namespace] += 1
         first = self._requests[namespace] % len(urls)
         return urls[first:] + urls[:first]
-
-
-def sent_on(headers: Headers, request_id: str, *, to_prefill: bool = False) -> bytes:
-    """Return the header lines of a call to a router: the client's, except those of its connection."""
-    left_out = _NOT_SENT_ON | _OF_A_DECODE_WORKER if to_prefill else _NOT_SENT_ON
-    lines = b"".join(b"%b: %b\r\n" % (name, value) for name, value in headers.items() if name not in left_out)
-    return b"content-type: application/json\r\nx-request-id: %b\r\n%b" % (request_id.encode(), lines)
 
 
 class PoolQuestion(msgspec.Struct, frozen=True, kw_only=True):
@@ -173,48 +172,6 @@ class PoolQuestion(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     asked: SelectionInput
     isl_origin: IslOrigin
-
-
-def prompt_of(
-    service: PoolService, inbound: Inbound, body: Body
-) -> "EncodedPrompt | asyncio.Future[EncodedPrompt] | None":
-    """Return the prompt, now or later; None if its length is not read, is known, or has to be estimated.
-
-    Raises:
-        RequestInvalid, TextError, EncodersBusy, RequestRejected: pools do not serve the request.
-    """
-    if inbound.endpoint not in DEFAULT_ENDPOINTS:
-        raise RequestInvalid("input", inbound.endpoint, "messages or prompt: pools serve chats and completions")
-    models = service.identity.models
-    if inbound.model not in models:
-        raise RequestRejected(refusals.unknown_model(inbound.model, models))
-    if not service.reads_isl or service.prompts is None or _count_of_ids(inbound) is not None:
-        return None
-    return service.prompts.prompt(body, inbound, _HASHING)
-
-
-def pool_question(
-    service: PoolService, inbound: Inbound, headers: Headers, prompt: EncodedPrompt | None
-) -> tuple[RouteRequest, PoolQuestion]:
-    """Return the request's fields, and the input of the grids; raise `RequestInvalid`."""
-    isl_tokens, isl_origin = _isl(service, inbound, prompt)
-    route = service.route_request(inbound, headers, _HASHING)
-    is_prioritised = b"x-request-priority" in headers or inbound.priority is not None
-    has_priority = is_prioritised or inbound.extension.hints.priority is not None
-    asked = SelectionInput(isl_tokens, _targets(route), route.priority if has_priority else None)
-    return route, PoolQuestion(request_id=route.request_id, model=inbound.model, asked=asked, isl_origin=isl_origin)
-
-
-def _isl(service: PoolService, inbound: Inbound, prompt: EncodedPrompt | None) -> tuple[int | None, IslOrigin]:
-    if not service.reads_isl:
-        return None, "unread"
-    if prompt is not None:
-        return prompt.token_count, "estimate" if prompt.unrendered else "tokens"
-    count = _count_of_ids(inbound)
-    if count is not None:
-        return count, "tokens"
-    text_bytes = len(inbound.messages if isinstance(inbound, ChatInbound) else _prompt(inbound))
-    return math.ceil(text_bytes / service.config.characters_per_token), "estimate"
 
 
 def _count_of_ids(inbound: Inbound) -> int | None:
@@ -227,14 +184,8 @@ def _count_of_ids(inbound: Inbound) -> int | None:
     return len(given) // _ID_BYTES if given else None
 
 
-def _prompt(inbound: Inbound) -> msgspec.Raw:
-    assert isinstance(inbound, CompletionInbound), "a request is of one of two endpoints"
-    return inbound.prompt
-
-
-def _targets(route: RouteRequest) -> Targets:
-    ttft_s, itl_s = route.ttft_target_s, route.itl_target_s
-    return Targets(None if ttft_s is None else ttft_s * _MS_PER_S, None if itl_s is None else itl_s * _MS_PER_S)
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * _MS_PER_S
 
 
 class PoolAttempt(Attempt):
@@ -283,29 +234,60 @@ class Pools(Destination[PoolAttempt], RequestRecords[PoolAttempt]):
     # ------------------------------------------------------------------------------------------- until it is sent
 
     async def read(self, request: Request[PoolAttempt]) -> None:
-        """Set the request's body, prompt and plan, and select the pools; raise `RequestInvalid`.
+        """Set the request's body, prompt and plan, and select the pools.
 
         The prompt is None if its length is not read, is known, or has to be estimated.
+
+        Raises:
+            RequestInvalid, TextError, EncodersBusy, RequestRejected: pools do not serve the request.
         """
         service, exchange = self._service, request.exchange
         read = await request.later(service.bodies.read(exchange.path, exchange.body))
-        request.body, request.inbound = body, inbound = read
-        request.model = inbound.model
-        made = prompt_of(service, inbound, body)
-        prompt = request.prompt = None
-        if made is not None:
-            request.prompt = prompt = await request.later(made)
-        request.route, self._question = pool_question(service, inbound, exchange.headers, prompt)
-        self._sequences = service.plans(self._question.asked, one_token=inbound.limit_tokens == 1)
+        request.body, request.inbound = read
+        inbound = request.inbound
+        request.model, request.prompt = inbound.model, None
+        if inbound.endpoint not in DEFAULT_ENDPOINTS:
+            raise RequestInvalid("input", inbound.endpoint, "messages or prompt: pools serve chats and completions")
+        if inbound.model not in service.identity.models:
+            raise RequestRejected(refusals.unknown_model(inbound.model, service.identity.models))
+        isl_tokens, isl_origin = await self._isl(request)
+        route = request.route = service.route_request(inbound, exchange.headers, _HASHING)
+        given = (exchange.headers.get(b"x-request-priority"), inbound.priority, inbound.extension.hints.priority)
+        targets = Targets(_ms(route.ttft_target_s), _ms(route.itl_target_s))
+        asked = SelectionInput(isl_tokens, targets, None if given == (None, None, None) else route.priority)
+        self._question = PoolQuestion(
+            request_id=route.request_id, model=inbound.model, asked=asked, isl_origin=isl_origin
+        )
+        self._sequences = service.plans(asked, one_token=inbound.limit_tokens == 1)
         phase: RequestPhase = "whole" if service.config.mode == "agg" else "alone"
         if len(self._sequences) > 1:
             phase = "prefill"
         request.plan = first_plan(phase, retry_limit=0, falls_back=False)
         self.routed(request)
 
-    def selected(self) -> dict[str, object]:
-        """Return what the pools were selected by, and the pools, for people."""
-        return {"question": self._question, "phases": self._sequences}
+    async def _isl(self, request: Request[PoolAttempt]) -> tuple[int | None, IslOrigin]:
+        """Return the prompt's length, if it is read, and how it is known; set the prompt if it has to be encoded."""
+        service, inbound = self._service, request.inbound
+        if not service.reads_isl:
+            return None, "unread"
+        if (count := _count_of_ids(inbound)) is not None:
+            return count, "tokens"
+        if service.prompts is not None:
+            prompt = await request.later(service.prompts.prompt(request.body, inbound, _HASHING))
+            request.prompt = prompt
+            return prompt.token_count, "estimate" if prompt.unrendered else "tokens"
+        assert isinstance(inbound, ChatInbound | CompletionInbound), "of one of two endpoints"
+        text_bytes = len(inbound.messages if isinstance(inbound, ChatInbound) else inbound.prompt)
+        return math.ceil(text_bytes / service.config.own.characters_per_token), "estimate"
+
+    async def explain(self, request: Request[PoolAttempt]) -> None:
+        """Answer with what the pools were selected by, and the pools."""
+        try:
+            await self.read(request)
+        except Exception as error:  # noqa: BLE001 - the edge: whatever it was, the client gets an answer
+            refuse(request.exchange, refusal_of(error, request))
+        else:
+            answer(request.exchange, {"question": self._question, "phases": self._sequences})
 
     def routed(self, request: Request[PoolAttempt], pinned: str | None = None) -> None:  # noqa: ARG002 - no gateway
         """Find the routers of the plan's phase, where it is a new one."""
@@ -337,10 +319,14 @@ class Pools(Destination[PoolAttempt], RequestRecords[PoolAttempt]):
         elif handoff is not None:
             text = decode_body(text, handoff.params, handoff.prompt_ids)
         sent = text if isinstance(text, bytes) and not body.images else body.with_images(text)
-        headers = sent_on(request.exchange.headers, self._question.request_id, to_prefill=to_prefill)
-        limits = self._service.call_limits(streamed=bool(request.inbound.stream) and not to_prefill)
+        left_out = _NOT_SENT_ON | _OF_A_DECODE_WORKER if to_prefill else _NOT_SENT_ON
+        given = request.exchange.headers.items()
+        lines = b"".join(b"%b: %b\r\n" % (name, value) for name, value in given if name not in left_out)
+        own = b"content-type: application/json\r\nx-request-id: %b\r\n" % self._question.request_id.encode()
+        streamed = request.inbound.stream and not to_prefill
         attempt.lines = self._lines(request, attempt)
-        return OutboundCall(attempt.url, request.inbound.path, headers, sent, limits)
+        limits = self._service.streamed if streamed else self._service.buffered
+        return OutboundCall(attempt.url, request.inbound.path, own + lines, sent, limits)
 
     def _lines(self, request: Request[PoolAttempt], attempt: PoolAttempt) -> bytes:
         """Return the header lines that say which pools served the request."""
@@ -355,7 +341,7 @@ class Pools(Destination[PoolAttempt], RequestRecords[PoolAttempt]):
 
     def lost(self, attempt: PoolAttempt, quiet_s: float, *, begun: bool) -> str:  # noqa: ARG002 - as of `Destination`
         """Return why the router's answer is not awaited before it began: it is silent."""
-        is_silent = not begun and self._service.live.is_silent(attempt.namespace, attempt.url)
+        is_silent = not begun and self._service.pools[attempt.namespace].is_silent(attempt.url)
         return "the router is silent" if is_silent else ""
 
     def settle(self, request: Request[PoolAttempt], attempt: PoolAttempt, outcome: OutcomeName) -> None:  # noqa: ARG002

@@ -1,4 +1,4 @@
-"""The state of pools, as a fold: `looked` and `attempt_failed` of observations, `tick` for the passing of time.
+"""The state of a pool, as a fold: `looked` and `attempt_failed` of observations, `tick` for the passing of time.
 
 A pool is
 
@@ -11,8 +11,8 @@ A pool is
 | what | begins | ends |
 |---|---|---|
 | a router is not up | `failures_max` probes or attempts in a row fail | `successes_min` probes in a row find it ready |
-| queue | above the bound, routers and engines together | at `queue_release_ratio` of it; `hold_s` without a figure |
-| ttft, itl | a window has too few answers in time | one has `attainment_release_ratio`; `hold_s` without a window |
+| queue | above the bound, routers and engines together | at half of it; `hold_s` without a figure |
+| ttft, itl | a window has too few answers in time | one has half as many that are late; `hold_s` without a window |
 
 A window is `window_requests_min` answers, or more. The first probe of a router decides at once. A pool that is passed
 over gives no answers to judge: after `hold_s` it is tried again. Counts are those of routers since their start; a
@@ -24,31 +24,12 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from router.pools.config import PoolSettings, Target
+
 Fitness = Literal["fit", "strained", "down"]
 FITNESSES: tuple[Fitness, ...] = ("fit", "strained", "down")
 Cause = Literal["unhealthy", "queue", "ttft", "itl"]
 CAUSES: tuple[Cause, ...] = ("unhealthy", "queue", "ttft", "itl")
-Target = Literal["ttft", "itl"]
-TARGETS: tuple[Target, ...] = ("ttft", "itl")
-
-
-class LiveLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits that decide when a pool stops being fit, and when it is fit again. A bound that is None is not checked."""
-
-    failures_max: int = 2
-    successes_min: int = 2
-    queue_requests_max: int | None = 64
-    queue_release_ratio: float = 0.5
-    ttft_bound_ms: float | None = None
-    itl_bound_ms: float | None = None
-    attainment_min_ratio: float = 0.9
-    attainment_release_ratio: float = 0.95
-    window_requests_min: int = 20
-    hold_s: float = 30.0
-
-    def bound_ms(self, target: Target) -> float | None:
-        """Return the target's bound in milliseconds: for an answer's beginning, or for the time between its tokens."""
-        return self.ttft_bound_ms if target == "ttft" else self.itl_bound_ms
 
 
 class Attained(NamedTuple):
@@ -110,50 +91,43 @@ class PoolStatus(msgspec.Struct, frozen=True, kw_only=True):
     itl_ratio: float | None
 
 
-class Change(NamedTuple):
-    """A pool's fitness changed."""
-
-    namespace: str
-    before: Fitness
-    after: Fitness
-    reasons: tuple[str, ...]
-
-
-class _PoolRouter:
+class _PoolRouter(msgspec.Struct):
     """One router of a pool."""
 
-    def __init__(self) -> None:
-        self.up: bool | None = None
-        """None: not probed yet."""
-        self.answered = True
-        self.reason = ""
-        self.failures = self.successes = 0
-        self.queue: Queue | None = None
-        self.queue_s = 0.0
-        """When that was stated."""
-        self.attained: dict[Target, Attained] = {}
+    up: bool | None = None
+    """None: not probed yet."""
+    answered: bool = True
+    reason: str = ""
+    failures: int = 0
+    successes: int = 0
+    queue: Queue | None = None
+    queue_s: float = 0.0
+    """When that was stated."""
+    attained: dict[Target, Attained] = {}
 
 
-class _Window:
+class _Window(msgspec.Struct):
     """Answers of a pool against one bound, until there are enough of them for a judgement."""
 
-    def __init__(self) -> None:
-        self.within = self.total = 0.0
-        self.ratio: float | None = None
-        self.slow = False
-        self.judged_s = 0.0
+    within: float = 0.0
+    total: float = 0.0
+    ratio: float | None = None
+    slow: bool = False
+    judged_s: float = 0.0
 
 
-class _Pool:
-    """The state of one pool, with its limits."""
+class PoolState:
+    """The state of one pool, of which `status` is always the present one. Unknown routers are a caller's defect."""
 
-    def __init__(self, namespace: str, urls: Iterable[str], limits: LiveLimits) -> None:
+    def __init__(self, namespace: str, limits: PoolSettings) -> None:
         self._namespace, self._limits = namespace, limits
-        self._routers = {url: _PoolRouter() for url in urls}
-        self._windows = {target: _Window() for target in TARGETS if limits.bound_ms(target) is not None}
+        self._routers = {each.url: _PoolRouter() for each in limits.routers}
+        self._windows = {target: _Window() for target in limits.bounds_ms}
         self._queue_long = False
+        self.status = self._present()
 
     def looked(self, url: str, look: Looked, now_s: float) -> None:
+        """Fold the result of a probe in."""
         router = self._routers[url]
         router.answered = look.answered
         if look.reason:
@@ -166,12 +140,16 @@ class _Pool:
         for target, window in self._windows.items():
             self._add(router, target, look.attained.get(target))
             self._judge(window, now_s)
+        self.status = self._present()
 
     def attempt_failed(self, url: str, reason: str) -> None:
+        """A request could not connect to a router."""
         self._failed(self._routers[url], reason, at_once=False)
         self._judge_queue()
+        self.status = self._present()
 
     def tick(self, now_s: float) -> None:
+        """Apply the passing of time."""
         for router in self._routers.values():
             if router.queue is not None and now_s - router.queue_s >= self._limits.hold_s:
                 router.queue = None
@@ -180,6 +158,7 @@ class _Pool:
             if window.slow and now_s - window.judged_s >= self._limits.hold_s:
                 window.slow, window.ratio = False, None
                 window.within = window.total = 0.0
+        self.status = self._present()
 
     def _ready(self, router: _PoolRouter) -> None:
         router.failures = 0
@@ -195,12 +174,12 @@ class _Pool:
             router.up = False
 
     def _judge_queue(self) -> None:
-        bound, queued = self._limits.queue_requests_max, self.queued_requests
+        bound, queued = self._limits.queue_requests_max, self._queued_requests
         if bound is None or queued is None:
             self._queue_long = False
         elif queued > bound:
             self._queue_long = True
-        elif queued <= bound * self._limits.queue_release_ratio:
+        elif queued <= bound / 2:
             self._queue_long = False
 
     def _add(self, router: _PoolRouter, target: Target, seen: Attained | None) -> None:
@@ -223,15 +202,16 @@ class _Pool:
         window.ratio = min(1.0, window.within / window.total)
         window.within = window.total = 0.0
         window.judged_s = now_s
-        least = limits.attainment_release_ratio if window.slow else limits.attainment_min_ratio
-        window.slow = window.ratio < least
+        least = limits.attainment_min_ratio
+        window.slow = window.ratio < ((1 + least) / 2 if window.slow else least)
 
     def is_silent(self, url: str) -> bool:
+        """Return whether a router is not up and answers no probe: requests there wait in vain."""
         router = self._routers[url]
         return router.up is False and not router.answered
 
     @property
-    def queued_requests(self) -> int | None:
+    def _queued_requests(self) -> int | None:
         """Requests that wait in all routers that are up and state it, and in the engines, which they share.
 
         None: no router states it.
@@ -241,7 +221,7 @@ class _Pool:
             return None
         return sum(queue.router for queue in queues) + max(queue.engines for queue in queues)
 
-    def status(self) -> PoolStatus:
+    def _present(self) -> PoolStatus:
         up = tuple(url for url, each in self._routers.items() if each.up is not False)
         why_down = "; ".join(f"{url}: {each.reason}" for url, each in self._routers.items())
         found = dict(self._strains()) if up else {"unhealthy": why_down}
@@ -252,7 +232,7 @@ class _Pool:
             causes=tuple(cause for cause in CAUSES if cause in found),
             reasons=tuple(found[cause] for cause in CAUSES if cause in found),
             routers_up=up,
-            queued_requests=self.queued_requests,
+            queued_requests=self._queued_requests,
             ttft_ratio=ratios.get("ttft"),
             itl_ratio=ratios.get("itl"),
         )
@@ -260,48 +240,9 @@ class _Pool:
     def _strains(self) -> Iterable[tuple[Cause, str]]:
         limits = self._limits
         if self._queue_long:
-            allowed = f"{limits.queue_requests_max} at most, then {limits.queue_release_ratio:g} of that"
-            yield "queue", f"queue: {self.queued_requests} requests wait, allowed {allowed}"
+            allowed = f"{limits.queue_requests_max} at most, then half of that"
+            yield "queue", f"queue: {self._queued_requests} requests wait, allowed {allowed}"
         for target, window in self._windows.items():
             if window.slow and window.ratio is not None:
-                bound = f"{limits.bound_ms(target):g} ms"
+                bound = f"{limits.bounds_ms[target]:g} ms"
                 yield target, f"{target}: {window.ratio:.0%} within {bound}, allowed {limits.attainment_min_ratio:.0%}"
-
-
-class PoolsLive:
-    """All pools. Unknown routers are a defect of the caller."""
-
-    def __init__(self, routers: dict[str, tuple[str, ...]], limits: dict[str, LiveLimits]) -> None:
-        """`routers`: each pool's routers, by address; `limits` of each pool."""
-        self._pools = {name: _Pool(name, urls, limits[name]) for name, urls in routers.items()}
-        self.statuses = {name: pool.status() for name, pool in self._pools.items()}
-        """The present status of each pool."""
-
-    def looked(self, namespace: str, url: str, look: Looked, now_s: float) -> tuple[Change, ...]:
-        """Fold the result of a probe in; return the changes of fitness."""
-        self._pools[namespace].looked(url, look, now_s)
-        return self._changes((namespace,))
-
-    def attempt_failed(self, namespace: str, url: str, reason: str) -> tuple[Change, ...]:
-        """A request could not connect to a router; return the changes of fitness."""
-        self._pools[namespace].attempt_failed(url, reason)
-        return self._changes((namespace,))
-
-    def tick(self, now_s: float) -> tuple[Change, ...]:
-        """Apply the passing of time; return the changes of fitness."""
-        for pool in self._pools.values():
-            pool.tick(now_s)
-        return self._changes(self._pools)
-
-    def is_silent(self, namespace: str, url: str) -> bool:
-        """Return whether a router is not up and answers no probe: requests there wait in vain."""
-        return self._pools[namespace].is_silent(url)
-
-    def _changes(self, namespaces: Iterable[str]) -> tuple[Change, ...]:
-        changes = []
-        for name in namespaces:
-            before, after = self.statuses[name], self._pools[name].status()
-            self.statuses[name] = after
-            if before.fitness != after.fitness:
-                changes.append(Change(name, before.fitness, after.fitness, after.reasons))
-        return tuple(changes)

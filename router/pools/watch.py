@@ -13,7 +13,7 @@ plane does not count against a router: its queue and latencies are unknown then.
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 import aiohttp
 import msgspec
@@ -24,19 +24,16 @@ from kv_runtime.clock import Clock
 from kv_runtime.supervise import TaskSet, until
 from kv_runtime.telemetry import Family, by_name, counter, gauge
 from router.doctor.pages import OK, HttpAsker, PageUnreadable, decoded, not_ready, samples
-from router.pools.config import PoolsConfig, PoolSettings, RouterAddress
-from router.pools.selection import PoolGroup, PoolSequence
+from router.pools.config import LiveLimits, PoolGroup, PoolsConfig, PoolSettings, RouterAddress, Target
+from router.pools.selection import PoolSequence
 from router.pools.state import (
     CAUSES,
     FITNESSES,
-    TARGETS,
-    Change,
-    LiveLimits,
+    Fitness,
     Looked,
-    PoolsLive,
+    PoolState,
     PoolStatus,
     Queue,
-    Target,
     attained,
 )
 
@@ -56,16 +53,16 @@ _log = structlog.get_logger("pools")
 
 
 class PoolMetrics:
-    """Counters, and projections of `live`."""
+    """Counters, and projections of `pools`."""
 
-    def __init__(self, groups: tuple[PoolGroup, ...], live: PoolsLive) -> None:
-        pools = [(group.phase, name) for group in groups for name in dict.fromkeys(group.namespaces)]
-        names = dict.fromkeys(name for _, name in pools)
-        self._live = live
-        self._selections = Counter({(*at, why): 0 for at in pools for why in _WHYS})
-        self.attempts = Counter({(*at, outcome): 0 for at in pools for outcome in ATTEMPT_OUTCOMES})
+    def __init__(self, groups: tuple[PoolGroup, ...], pools: Mapping[str, PoolState]) -> None:
+        phases = [(group.phase, name) for group in groups for name in dict.fromkeys(group.namespaces)]
+        names = dict.fromkeys(name for _, name in phases)
+        self._pools = pools
+        self._selections = Counter({(*at, why): 0 for at in phases for why in _WHYS})
+        self.attempts = Counter({(*at, outcome): 0 for at in phases for outcome in ATTEMPT_OUTCOMES})
         """Attempts of a pool for a phase, by outcome."""
-        self._passed_over = Counter({(*at, cause): 0 for at in pools for cause in CAUSES})
+        self._passed_over = Counter({(*at, cause): 0 for at in phases for cause in CAUSES})
         self.probes = Counter({(name, outcome): 0 for name in names for outcome in LOOK_OUTCOMES})
         """Probes of a pool's routers, by outcome."""
         self._requests = Counter(dict.fromkeys(ATTEMPT_OUTCOMES, 0))
@@ -100,7 +97,7 @@ class PoolMetrics:
             yield counter(name, meaning, labels, counts.items())
         yield counter("pools_requests", "Requests by outcome", ("outcome",), by_name((), self._requests))
         yield gauge("pools_inflight_requests", "Requests being served", rows=[((), self.inflight)])
-        yield from _status_families(self._live.statuses.values())
+        yield from _status_families([each.status for each in self._pools.values()])
 
 
 def _status_families(statuses: Collection[PoolStatus]) -> Iterator[Family]:
@@ -148,21 +145,21 @@ def busyness(page: bytes, limits: LiveLimits) -> Looked:
             else:
                 buckets[target][float(sample.labels["le"])] += sample.value
         queue = Queue(int(waiting[_QUEUED]), int(waiting[_WAITING])) if _QUEUED in waiting else None
-        bounds = {target: bound_ms for target in TARGETS if (bound_ms := limits.bound_ms(target)) is not None}
-        found = {each: attained(buckets[each], bound / _MS_PER_S) for each, bound in bounds.items() if buckets[each]}
+        bounds = limits.bounds_ms.items()
+        found = {each: attained(buckets[each], bound / _MS_PER_S) for each, bound in bounds if buckets[each]}
         return Looked(queue=queue, attained=found)
     except (ValueError, LookupError, OverflowError) as error:
         raise PageUnreadable(f"/metrics: {error}") from error
 
 
 class PoolWatch:
-    """Keeps `live` current while it runs."""
+    """Keeps `pools` current while it runs, and logs how their fitness changes."""
 
-    def __init__(
-        self, config: PoolsConfig, models: tuple[str, ...], live: PoolsLive, metrics: PoolMetrics, clock: Clock
-    ) -> None:
-        self.live, self.metrics = live, metrics
+    def __init__(self, config: PoolsConfig, models: tuple[str, ...], clock: Clock) -> None:
+        self.pools = {name: PoolState(name, settings) for name, settings in config.pools.items()}
+        self.metrics = PoolMetrics(config.groups, self.pools)
         self._config, self._models, self._clock = config, models, clock
+        self._logged: dict[str, Fitness] = dict.fromkeys(self.pools, "fit")
         self._routers = [(name, pool, each) for name, pool in config.pools.items() for each in pool.routers]
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -172,39 +169,45 @@ class PoolWatch:
 
     def attempt_failed(self, namespace: str, url: str, reason: str) -> None:
         """A request could not connect to a router."""
-        self._log_changes(self.live.attempt_failed(namespace, url, reason))
+        self.pools[namespace].attempt_failed(url, reason)
+        self._log_changes()
 
-    def _log_changes(self, changes: tuple[Change, ...]) -> None:
-        """Log these changes of fitness, and those by the passing of time."""
-        for change in (*changes, *self.live.tick(self._clock.now())):
-            say = _log.info if change.after == "fit" else _log.warning
-            say("pool_changed", pool=change.namespace, before=change.before, after=change.after, reasons=change.reasons)
+    def _log_changes(self) -> None:
+        """Apply the passing of time, and log each pool whose fitness has changed."""
+        for name, pool in self.pools.items():
+            pool.tick(self._clock.now())
+            before, after = self._logged[name], pool.status.fitness
+            if before != after:
+                self._logged[name] = after
+                say = _log.info if after == "fit" else _log.warning
+                say("pool_changed", pool=name, before=before, after=after, reasons=pool.status.reasons)
 
     async def _keep_looking(self, session: aiohttp.ClientSession) -> None:
         while True:
             async with TaskSet(len(self._routers)) as probes:
                 for name, pool, router in self._routers:
                     probes.spawn(self._look_at(session, name, pool, router))
-            await self._clock.sleep(self._config.look_period_s)
+            await self._clock.sleep(self._config.own.look_period_s)
 
     async def _look_at(
         self, session: aiohttp.ClientSession, namespace: str, pool: PoolSettings, router: RouterAddress
     ) -> None:
         look = Looked(answered=False)
         try:
-            async with asyncio.timeout(self._config.look_timeout_s):
+            async with asyncio.timeout(self._config.own.look_timeout_s):
                 look = Looked(await self._unfit(session, router))
                 if router.control_url:
                     busy = await self._busyness(session, router, pool)
                     look = busy._replace(reason=look.reason)
         except TimeoutError:
             if not look.answered:
-                look = look._replace(reason=f"no answer within {self._config.look_timeout_s:g} s")
+                look = look._replace(reason=f"no answer within {self._config.own.look_timeout_s:g} s")
         except PageUnreadable as error:
             look = look._replace(reason=str(error))
         outcome = "unreachable" if not look.answered else "not_ready" if look.reason else "ready"
         self.metrics.probes[namespace, outcome] += 1
-        self._log_changes(self.live.looked(namespace, router.url, look, self._clock.now()))
+        self.pools[namespace].looked(router.url, look, self._clock.now())
+        self._log_changes()
 
     async def _unfit(self, session: aiohttp.ClientSession, router: RouterAddress) -> str:
         """Return why requests should not be sent there; empty if they may."""
@@ -215,14 +218,14 @@ class PoolWatch:
 
     async def _busyness(self, session: aiohttp.ClientSession, router: RouterAddress, pool: PoolSettings) -> Looked:
         try:
-            return busyness(await self._get(session, f"{router.control_url}/metrics"), pool.limits)
+            return busyness(await self._get(session, f"{router.control_url}/metrics"), pool)
         except PageUnreadable as error:
             _log.debug("pool_metrics_unknown", url=router.control_url, reason=str(error))
             return Looked()
 
     async def _get(self, session: aiohttp.ClientSession, url: str, *, also: int = OK) -> bytes:
         """Return the body of an answer of status 200, or `also`; raise `PageUnreadable`."""
-        reply = await HttpAsker(session, self._config.look_timeout_s, _PAGE_BYTES_MAX).get(url)
+        reply = await HttpAsker(session, self._config.own.look_timeout_s, _PAGE_BYTES_MAX).get(url)
         if reply.problem or reply.status not in (OK, also):
             raise PageUnreadable(f"{url}: {reply.problem or f'status {reply.status}'}")
         return reply.body

@@ -8,22 +8,22 @@
 | POST, DELETE /v1/workers/{id}/drain | each process hands over what it knows, with its share of the tokens |
 | GET /v1/workers/{id}/drain | draining until all processes have handed over |
 | GET /v1/shadows | the figures of all processes, pooled |
-| PUT, DELETE /v1/shadows | changed in all processes |
+| PUT, DELETE /v1/shadows | changed in the first process, then in the others |
 | GET /v1/workers | of the first process, with the doubts of all: each judges ranks by its own requests |
 | GET /v1/report, /v1/predictions, /v1/trends | the sums of all processes |
 | GET /v1/live | the stream of the first process, with the decisions of all |
 | GET /v1/processes | names, ids and restarts of the processes |
 | GET /health, /live | this process lives |
 | GET /ready | whether any process is ready |
-| GET /metrics | all families of all processes (`metrics.py`) |
+| GET /metrics | all families of all processes, each once (`merged`) |
 | all others | of the first process that serves: each knows the fleet, the index and, by the ledger, all requests |
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import nullcontext, suppress
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Literal
 
 import aiohttp
 import msgspec
@@ -31,19 +31,19 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
-from prometheus_client.registry import Collector
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 from yarl import URL
 
 from kv_protocol.errors import UNDECODABLE
-from kv_runtime.http.answers import error_response, json_response
-from kv_runtime.telemetry import Family
+from kv_runtime.http.answers import Handler, error_response, json_response
+from kv_runtime.telemetry import Family, Projection
 from router.attribution.report import SavingsReport
 from router.attribution.report import merged as merged_reports
 from router.control_plane import control_app
 from router.drain.routes import WAIT_S_MAX
 from router.live.routes import TrendsPage, list_limit, merged_trends
-from router.processes.metrics import ProcessState, merged, parsed, process_families
-from router.processes.supervisor import Answer, Links
+from router.processes.supervisor import Answer, Links, ProcessState, process_families
 from router.shadows.service import pooled_page
 
 _Body = dict[str, Any]
@@ -52,6 +52,29 @@ _TOKENS = "handover_tokens"
 _DECISIONS = b"\nevent: decisions\n"
 _EVENT_END = b"\n\n"
 _CONNECT_AGAIN_S = 1.0
+SUMMED = frozenset(
+    f"kvrouter_{name}"
+    for name in (
+        "approximate_blocks",
+        "attached_engines",
+        "encoder_cache_bytes",
+        "encoder_cache_segments",
+        "http_connections",
+        "http_connections_max",
+        "inflight_requests",
+        "journal_unpublished_records",
+        "log_unconfirmed_messages",
+        "picker_body_bytes",
+        "picker_streams",
+        "prompts_waiting_bytes",
+        "queued_requests",
+        "queued_tokens",
+        "recent_prompts_bytes",
+    )
+)
+"""Gauges of which each process has a part of the whole."""
+LEAST = frozenset({"kvrouter_log_connected", "kvrouter_rank_fit"})
+"""Gauges of which the whole is as its worst process is."""
 _NOT_PASSED_ON = frozenset({"Connection", "Content-Length", "Date", "Keep-Alive", "Server", "Transfer-Encoding"})
 
 
@@ -67,18 +90,16 @@ class Front:
     def app(self, *, token: str) -> web.Application:
         """Return the application that serves the endpoints."""
         drain = "/v1/workers/{id}/drain"
+        policy, shadows = self._changed("policy", bytes), self._changed("shadows", _shadows_of)
         own = [
             web.get("/v1/decisions", self._decisions),
             web.get("/v1/decisions/{id}", self._decision),
-            web.put("/v1/policy", self._change_policy),
-            web.patch("/v1/policy", self._change_policy),
-            web.delete("/v1/policy", self._change_policy),
+            *(web.route(method, "/v1/policy", policy) for method in ("PUT", "PATCH", "DELETE")),
             web.post(drain, self._begin_drain),
             web.get(drain, self._of_all(_drain_of, more_s=WAIT_S_MAX)),
             web.delete(drain, self._end_drain),
             web.get("/v1/shadows", self._of_all(pooled_page)),
-            web.put("/v1/shadows", self._change_shadows),
-            web.delete("/v1/shadows", self._change_shadows),
+            *(web.route(method, "/v1/shadows", shadows) for method in ("PUT", "DELETE")),
             web.get("/v1/workers", self._of_all(doubted_workers)),
             web.get("/v1/report", self._of_all(merged_reports, SavingsReport)),
             web.get("/v1/predictions", self._of_all(predictions_of)),
@@ -158,7 +179,7 @@ class Front:
 
     def _of_all(
         self, together: Callable[[list[Any]], object], kind: type[Any] = _Body, *, more_s: float = 0.0
-    ) -> Callable[[web.Request], Awaitable[web.Response]]:
+    ) -> Handler:
         """Return a handler that merges the processes' answers, as `_together` does."""
 
         async def handle(request: web.Request) -> web.Response:
@@ -167,38 +188,31 @@ class Front:
 
         return handle
 
-    # ---------------------------------------------------------------------------------------------- policy
+    # ---------------------------------------------------------------------------------------------- changes
 
-    async def _change_policy(self, request: web.Request) -> web.Response:
-        async with self._changing:
-            first, *others = self._links.names
-            changed = await self._links.one(first, request.method, request.rel_url.raw_path_qs, await request.read())
-            if changed is None or not changed.is_ok:
+    def _changed(self, kept: Literal["policy", "shadows"], whole: Callable[[bytes], bytes]) -> Handler:
+        """Return a handler that changes the first process, and then sets the same in the others, and in later ones.
+
+        `whole` returns the body that sets what the first one answered.
+        """
+
+        async def handle(request: web.Request) -> web.Response:
+            path = request.rel_url.raw_path_qs
+            async with self._changing:
+                first, *others = self._links.names
+                changed = await self._links.one(first, request.method, path, await request.read())
+                if changed is None or not changed.is_ok:
+                    return _passed_on(changed)
+                body = whole(changed.body)
+                setattr(self, kept, body)
+                answers = {name: await self._links.one(name, "PUT", path, body) for name in others}
+            behind = [name for name, answer in answers.items() if answer is None or not answer.is_ok]
+            if not behind:
                 return _passed_on(changed)
-            self.policy = changed.body
-            answers = [await self._links.one(name, "PUT", request.rel_url.raw_path_qs, changed.body) for name in others]
-        return self._confirmed({first: changed, **dict(zip(others, answers, strict=True))}, _passed_on(changed))
+            message = f"{', '.join(behind)} did not confirm the change, which the others have; send it again"
+            return error_response(503, message, "server_error", code="not_confirmed")
 
-    # ---------------------------------------------------------------------------------------------- shadows
-
-    async def _change_shadows(self, request: web.Request) -> web.Response:
-        async with self._changing:
-            body = b"" if request.method == "DELETE" else await request.read()
-            answers = await self._links.all(request.method, "/v1/shadows", body)
-            response = _together(answers, pooled_page)
-            if not answers or _refusal(answers):
-                return response
-            budget_us = _decode(next(iter(answers.values())).body)["budget_us"]  # the body may lack it
-            self.shadows = msgspec.json.encode({**_decode(body), "budget_us": budget_us}) if body else b""
-        return self._confirmed(answers, response)
-
-    def _confirmed(self, answers: Mapping[str, Answer | None], response: web.Response) -> web.Response:
-        """Return `response`, or an error that names the processes that did not confirm the change."""
-        behind = [name for name in self._links.names if (answer := answers.get(name)) is None or not answer.is_ok]
-        if not behind:
-            return response
-        message = f"{', '.join(behind)} did not confirm the change, which the others have; send it again"
-        return error_response(503, message, "server_error", code="not_confirmed")
+        return handle
 
     # ---------------------------------------------------------------------------------------------- draining
 
@@ -229,20 +243,46 @@ class Front:
 
     async def _metrics(self, request: web.Request) -> web.Response:
         answers = await self._links.all("GET", "/metrics")
-        own = list(self._registry.collect())
-        found = merged([own, *(parsed(answer.body.decode()) for answer in answers.values() if answer.is_ok)])
+        pages = [answer.body.decode() for answer in answers.values() if answer.is_ok]
+        found = merged([self._registry.collect(), *map(text_string_to_metric_families, pages)])
         encoder, content_type = choose_encoder(request.headers.get("Accept", ""))
-        return web.Response(body=encoder(_Families(found)), headers={"Content-Type": content_type})
+        body = encoder(Projection(CollectorRegistry(), lambda: found))
+        return web.Response(body=body, headers={"Content-Type": content_type})
 
 
-class _Families(Collector):
-    """A collector of these families."""
+def merged(processes: Iterable[Iterable[Metric]]) -> list[Metric]:
+    """Return the families of all processes, each once, in the order in which they are found first.
 
-    def __init__(self, families: list[Metric]) -> None:
-        self._families = families
+    Counters, histograms, summaries and gauges of `SUMMED` are summed. Of gauges of `LEAST` it is the least, of others
+    the greatest: all processes know the same, some a moment later than others.
+    """
+    families = dict[str, Metric]()
+    samples = dict[str, dict[tuple[str, tuple[tuple[str, str], ...]], Sample]]()
+    for process in processes:
+        for family in process:
+            known = families.setdefault(family.name, family)
+            own = samples.setdefault(family.name, {})
+            for sample in family.samples:
+                key = (sample.name, tuple(sorted(sample.labels.items())))
+                before = own.get(key)
+                value = sample.value if before is None else _value_of(known, before.value, sample.value)
+                own[key] = Sample(sample.name, sample.labels, value)
+    for name, family in families.items():
+        family.samples = list(samples[name].values())
+    return list(families.values())
 
-    def collect(self) -> list[Metric]:
-        return self._families
+
+def _value_of(family: Metric, one: float, other: float) -> float:
+    if family.type != "gauge" or family.name in SUMMED:
+        return one + other
+    return min(one, other) if family.name in LEAST else max(one, other)
+
+
+def _shadows_of(page: bytes) -> bytes:
+    """Return the body that sets the shadows of a page, and their budget."""
+    found = _decode(page)
+    policies = [{"name": each["name"], "policy": each["policy"]} for each in found["shadows"]]
+    return msgspec.json.encode({"policies": policies, "budget_us": found["budget_us"]})
 
 
 async def _health(_: web.Request) -> web.Response:

@@ -13,7 +13,7 @@ import asyncio
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from http import HTTPStatus
 from multiprocessing.connection import Connection
@@ -25,8 +25,7 @@ from yarl import URL
 
 from kv_runtime.clock import Clock
 from kv_runtime.supervise import RESTARTS, Failures, PartGaveUp, Restarts, until
-from kv_runtime.telemetry import RateLimitedLog
-from router.processes.metrics import ProcessState
+from kv_runtime.telemetry import Family, RateLimitedLog, by_name, counter, gauge
 
 CALL_S = 5.0
 """For a process that answers at once: beyond it, it counts as silent."""
@@ -65,7 +64,7 @@ class Links:
         self.silent_total = dict.fromkeys(names, 0)
         """Calls that a process did not answer."""
         self.session: aiohttp.ClientSession
-        """For calls to `url`."""
+        """For calls to `urls`."""
 
     def serving(self) -> list[tuple[str, str]]:
         """Return name and address of each process that serves, in the order of `names`."""
@@ -106,6 +105,26 @@ class Links:
         calls = [self.one(name, method, path, body, more_s) for name in self.names]
         found: Sequence[Answer | None] = await asyncio.gather(*calls)
         return {name: answer for name, answer in zip(self.names, found, strict=True) if answer is not None}
+
+
+class ProcessState(NamedTuple):
+    """One process now. `pid` is 0 while there is none; `is_up`: it has started."""
+
+    name: str
+    pid: int
+    is_up: bool
+    restarts: int
+
+
+def process_families(states: Iterable[ProcessState], silent_calls: Mapping[str, int]) -> Iterator[Family]:
+    """Yield the metrics; `silent_calls` are those that a process did not answer, by its name."""
+    known = list(states)
+    up, restarts = {each.name: each.is_up for each in known}, {each.name: each.restarts for each in known}
+    yield gauge("process_up", "1 while this process of the router runs", ("process",), by_name((), up))
+    meaning = "How often this process ended and was started again"
+    yield counter("process_restarts", meaning, ("process",), by_name((), restarts))
+    meaning = "Calls of the control plane that this process did not answer"
+    yield counter("process_silent_calls", meaning, ("process",), by_name((), silent_calls))
 
 
 class ProcessesFailed(PartGaveUp):

@@ -1,4 +1,4 @@
-"""Runs the queue (`admission.py`) with the router's clock and callbacks.
+"""Runs the queue (`waiting.py`) with the router's clock and callbacks.
 
     admits  whether the request goes on at once: there is headroom, and no request waits for it
     wait    for a request that does not: its callback is called once, later, from `poke` or `run`, with the refusal or
@@ -11,7 +11,7 @@ A request that is admitted, at once or later, is decided, and its work promised 
 next one is looked at: its headroom depends on it. So a queued request is placed by the index and the load at the time
 of its admission.
 
-Headroom is what the threshold leaves (`headroom.py`), and, if the policy's `unmet` is `queue`, a rank that is predicted
+Headroom is what the threshold leaves (`Headroom`), and, if the policy's `unmet` is `queue`, a rank that is predicted
 to meet the request's targets.
 """
 
@@ -30,8 +30,7 @@ from router.decision.policy import Policy
 from router.decision.routing import Routing
 from router.decision.verdict import Verdict
 from router.http.refusals import Refusal
-from router.queue.admission import RequestQueue
-from router.queue.waiting import Place, QueueLimits
+from router.queue.waiting import Place, QueueLimits, RequestQueue
 
 _log = structlog.get_logger("router")
 

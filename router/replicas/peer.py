@@ -7,7 +7,7 @@ buffered   messages that came too early, or while in doubt: those after the answ
 answer     all parts of the answer to the newest request: its leases replace the known ones at once
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -95,7 +95,7 @@ def split(events: Iterable[LeaseEvent]) -> list[tuple[LeaseEvent, ...]]:
     return _split(events, lambda event: _bytes_of(event) if isinstance(event, Routed) else 0)
 
 
-def parts_of(leases: Iterable[OpenLease]) -> list[tuple[OpenLease, ...]]:
+def parts_of(leases: Collection[OpenLease]) -> list[tuple[OpenLease, ...]]:
     """Split the leases into parts of one answer, between 1 and `PARTS_MAX`; if necessary without hashes."""
     parts = _split(leases, lambda lease: _bytes_of(lease.routed))
     if len(parts) > PARTS_MAX:

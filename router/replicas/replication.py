@@ -54,10 +54,8 @@ class Apply(NamedTuple):
 
 
 Effect = Say | Apply
-
-
-Event = Literal["sent", "heard", "refused", "gap", "difference", "silence", "asked", "taken", "given"]
-"""What is counted: messages; doubts; answers with all leases."""
+Counted = Literal["sent", "heard", "refused", "gap", "difference", "silence", "asked", "taken", "given"]
+"""What is counted: messages, by outcome; doubts, by cause; requests for all leases, and answers to them."""
 
 
 class Replication:
@@ -74,7 +72,7 @@ class Replication:
         self.owners: dict[str, str] = {}
         """By lease id, of other routers' leases that were applied here."""
         self._answered_at_s: dict[str, float] = {}
-        self.counts: Counter[Event] = Counter()
+        self.counts: Counter[Counted] = Counter()
 
     # ------------------------------------------------------------ our own leases
 

@@ -14,6 +14,7 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from operator import add
 
 import structlog
@@ -39,7 +40,7 @@ from kv_runtime.supervise import until
 from kv_runtime.telemetry import Family, RateLimitedLog, by_name, counter, gauge
 from router.decision.routing import Routing
 from router.replicas.peer import Skew
-from router.replicas.replication import Apply, Effect, Event, Replication
+from router.replicas.replication import Apply, Counted, Effect, Replication
 
 TICK_S = 0.1
 FLUSH_S = 0.005
@@ -55,6 +56,7 @@ _NEWS: dict[str, Callable[..., LeaseEvent]] = {
 }
 """The events that `built.Leases.news` names."""
 
+_slug = lru_cache(MODELS_MAX)(subjects.model_slug)
 _log = structlog.get_logger("router")
 
 
@@ -69,7 +71,6 @@ class Replicas:
         """The wall time identifies this run of the router."""
         routing.records.append(self.record)
         self._replications: dict[str, Replication] = {}
-        self._of_model: dict[str, Replication] = {}
         self._of_lease: dict[str, Replication] = {}
         self._outgoing: deque[tuple[str, bytes]] = deque()
         self._news = asyncio.Event()
@@ -100,7 +101,8 @@ class Replicas:
     def tell(self, event: LeaseEvent) -> None:
         """Send an event of an own lease with the next messages."""
         if isinstance(event, Routed):
-            replication = self._of_worker(event.worker_id)
+            worker = self._routing.state.fleet.worker(event.worker_id)
+            replication = None if worker is None else self._replication(_slug(worker.registration.model))
             if replication is not None:
                 self._of_lease[event.lease_id] = replication
         elif isinstance(event, ENDINGS):
@@ -112,18 +114,6 @@ class Replicas:
         elif isinstance(event, Expired):  # perhaps of another router's lease
             for each in self._replications.values():
                 each.ended(event.lease_id)
-
-    def _of_worker(self, worker_id: str) -> Replication | None:
-        worker = self._routing.state.fleet.worker(worker_id)
-        if worker is None:
-            return None
-        model = worker.registration.model
-        known = self._of_model.get(model)
-        if known is None:
-            known = self._replication(subjects.model_slug(model))
-            if known is not None:
-                self._of_model[model] = known
-        return known
 
     def _replication(self, slug: str) -> Replication | None:
         known = self._replications.get(slug)
@@ -195,9 +185,9 @@ class Replicas:
         self.refused_total += 1
         self._refusals.warning("message_refused", key=message.subject, subject=message.subject, reason=reason)
 
-    def counts(self) -> Counter[Event]:
+    def counts(self) -> Counter[Counted]:
         """Return what was counted, over all models."""
-        return sum((each.counts for each in self._replications.values()), Counter[Event]())
+        return sum((each.counts for each in self._replications.values()), Counter[Counted]())
 
     def skew(self) -> dict[str, Skew]:
         """Return each router's skew, over all models."""

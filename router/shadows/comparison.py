@@ -1,7 +1,7 @@
 """What another policy chooses in the place of a live decision, what both choices are worth, and the sums. Pure.
 
     the shadow reads     the view of the live decision, its request, its seed: the same moment, the same draw
-    it cannot read       what the live policy did not read (`unreadable`): then it takes no decision
+    it cannot read       what the live policy did not read: then it takes no decision (`unreadable`)
     it changes           nothing: the next view is that after the live decision. What its own choices would have cached
                          or loaded is not in its figures
 
@@ -70,26 +70,17 @@ class Comparison(NamedTuple):
     own_cost: CostPair | None
 
 
-class NoChoice(Exception):
-    """The shadow takes no decision for this request; `reason` is unreadable or no_choice."""
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
-
-
-def compared(state: RouterState, verdict: Verdict, live: Policy, shadow: Policy) -> Comparison:
+def compared(state: RouterState, verdict: Verdict, live: Policy, shadow: Policy) -> Comparison | str:
     """Return the shadow's choice for the request of `verdict`, which the policy `live` decided.
 
-    Raises:
-        NoChoice: the decision lacks what the shadow reads, or the shadow finds no rank.
+    It is one of `SKIPS` where the decision lacks what the shadow reads, or the shadow finds no rank.
     """
-    if lacking := _lacking(state, verdict, live, shadow):
-        raise NoChoice("unreadable", f"mode {verdict.policy} reads no {', '.join(lacking)}")
+    if not _is_readable(state, verdict, live, shadow):
+        return "unreadable"
     try:
         other = state.decide_instead(verdict, shadow)
-    except (NoEligibleWorker, WorkerNotNamed, LimitExceeded) as error:
-        raise NoChoice("no_choice", str(error)) from error
+    except (NoEligibleWorker, WorkerNotNamed, LimitExceeded):
+        return "no_choice"
     return of_verdicts(state, verdict, other)
 
 
@@ -107,20 +98,15 @@ def of_verdicts(state: RouterState, verdict: Verdict, other: Verdict) -> Compari
     )
 
 
-def _lacking(state: RouterState, verdict: Verdict, live: Policy, shadow: Policy) -> list[str]:
-    """Return what the shadow reads and the live decision did not."""
+def _is_readable(state: RouterState, verdict: Verdict, live: Policy, shadow: Policy) -> bool:
+    """Return whether the live decision read all that the shadow reads."""
     policy, mode, _ = state.rules.of(shadow, verdict.request)
     live_mode = state.modes[verdict.policy]
-    return [
-        name
-        for name, is_lacking in (
-            ("overlap", mode.reads_overlap and verdict.is_blank),
-            ("load", mode.reads_load and not (live_mode.reads_load or live_mode.reads_overlap)),
-            ("session", policy.affinity != "off" and live.affinity == "off" and bool(verdict.request.session_id)),
-            ("predictions", mode.reads_overlap and shadow.predict_on_route and not live.predict_on_route),
-        )
-        if is_lacking
-    ]
+    lacks_overlap = mode.reads_overlap and verdict.is_blank
+    lacks_load = mode.reads_load and not (live_mode.reads_load or live_mode.reads_overlap)
+    lacks_session = policy.affinity != "off" and live.affinity == "off" and bool(verdict.request.session_id)
+    lacks_predictions = mode.reads_overlap and shadow.predict_on_route and not live.predict_on_route
+    return not (lacks_overlap or lacks_load or lacks_session or lacks_predictions)
 
 
 def _ttft_s(state: RouterState, verdict: Verdict, places: tuple[int, int]) -> Pair:

@@ -36,7 +36,7 @@ from router.decision.policy import Policy
 from router.decision.policy_store import field_of, fields_of, refused, swapped
 from router.decision.routing import Routing
 from router.decision.verdict import Verdict
-from router.shadows.comparison import SHADOW_NAME, Comparison, NoChoice, Pairs, ShadowReport, Tally, compared, merged
+from router.shadows.comparison import SHADOW_NAME, Comparison, Pairs, ShadowReport, Tally, compared, merged
 
 SHADOWS_MAX = 8
 BUDGET_US = 50.0
@@ -214,12 +214,9 @@ class Shadows:
                 tally.add(found)
 
     def _compared(self, name: str, verdict: Verdict) -> Comparison | str:
-        """Return the comparison, or why there is none."""
-        shadow, state = self._policies[name], self._state
+        """Return the comparison, or why there is none: one of `SKIPS`."""
         try:
-            return compared(state, verdict, self._live, shadow)
-        except NoChoice as error:
-            return error.reason
+            return compared(self._state, verdict, self._live, self._policies[name])
         except Exception as error:  # noqa: BLE001 - a user's mode may raise anything; it is the shadow's failure alone
             self._failures.warning("shadow_failed", key=name, shadow=name, reason=f"{type(error).__name__}: {error}")
             return "failed"
@@ -315,15 +312,11 @@ def shadow_families(tallies: list[Tally], budget: Budget) -> Iterator[Family]:
     yield counter(
         "shadow_skipped", "Live decisions that a shadow did not take, by cause", ("shadow", "reason"), skipped
     )
-    choices, meaning = (
-        ("shadow", "choice"),
-        "Predicted TTFT at the rank of each choice, of requests with a shadow's decision",
-    )
+    choices, of_these = ("shadow", "choice"), "at the rank of each choice, of requests with a shadow's decision"
     ttfts = _means(((each.name,), each.ttft_s) for each in tallies)
-    yield summary("shadow_predicted_ttft_seconds", meaning, choices, ttfts)
-    meaning = "Blocks that the rank of each choice is expected to hold, of requests with a shadow's decision"
+    yield summary("shadow_predicted_ttft_seconds", f"Predicted TTFT {of_these}", choices, ttfts)
     cached = _means(((each.name,), each.cached_blocks) for each in tallies)
-    yield summary("shadow_cached_blocks", meaning, choices, cached)
+    yield summary("shadow_cached_blocks", f"Blocks expected {of_these}", choices, cached)
     for name, unit, factor in (("seconds", "ms", 1e-3), ("blocks", "blocks", 1.0)):
         costs = (
             ((each.name, label), of_unit[unit])

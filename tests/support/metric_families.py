@@ -35,7 +35,7 @@ from router.metrics.state import (
 from router.native import built
 from router.planner.service import planner_families
 from router.pools.watch import PoolMetrics
-from router.processes.metrics import process_families
+from router.processes.supervisor import process_families
 from router.prompt.engine_parity import EngineParity
 from router.replicas.service import Replicas, replica_families
 from router.shadows.service import Budget, shadow_families

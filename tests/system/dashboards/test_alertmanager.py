@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from bench.demo.monitoring import alertmanager_command, monitoring
 from bench.processes import free_ports
 from kv_runtime.telemetry import Projection
-from router.processes.metrics import ProcessState, process_families
+from router.processes.supervisor import ProcessState, process_families
 from tests.support.served import served
 from tests.system.dashboards.prometheus import Prometheus
 from tests.system.dashboards.shipped import GROUPS

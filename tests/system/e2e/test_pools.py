@@ -22,23 +22,17 @@ from tests.system.e2e.client import MODEL
 from tests.system.e2e.conftest import FAST_WORKER, QUIET_ROUTER
 from tests.system.e2e.test_commands import run
 from tests.system.integration.broker import eventually
+from tests.system.integration.pool_routers import agg
 
 CLIENTS = 24
 REQUESTS_AFTER_THE_KILL = 4
 WAIT_S = 60.0
 NARROW_WORKER = ("engine.block_size=16", "engine.speed=4", "engine.max_num_seqs=2", "telemetry.log_level=error")
-CONFIG: dict[str, Any] = {
-    "mode": "agg",
-    "enable_priority_retry": True,
-    "num_agg_pools": 2,
+CONFIG = {
+    **agg(0, 1),
     "agg_pool_dynamo_namespaces": ["fast", "slow"],
-    "agg_pool_selection_strategy": {
-        "ttft_min_ms": 0, "ttft_max_ms": 1000, "ttft_resolution": 2,
-        "itl_min_ms": 0, "itl_max_ms": 100, "itl_resolution": 1,
-        "agg_pool_mapping": [[0], [1]],
-    },
     "pools": {"queue_requests_max": 4, "look_period_s": 0.1, "ttft_bound_ms": 60_000, "window_requests_min": 1},
-}  # fmt: skip
+}
 
 
 class PoolsProcess(NamedTuple):
@@ -163,7 +157,7 @@ async def test_routers_may_run_in_the_same_process(tmp_path: Path) -> None:
             client = PoolsClient(pools, session)
             await client.until("fast", lambda found: found["fitness"] == "fit" and found["queued_requests"] == 0)
             await client.until("slow", lambda found: found["fitness"] == "down")
-            for ttft_ms in (0.0, 900.0):
+            for ttft_ms in (0.0, 1900.0):
                 one = await client.stream("hello", ttft_ms)
                 assert (one.status, one.pool, one.done) == (200, "fast", True)
 

@@ -107,12 +107,15 @@ class Fleet:
 
     async def pid(self, name: str) -> int:
         """Return the process's id once it runs."""
-        async with asyncio.timeout(WAIT_S):
-            while True:
-                for each in (await self.control("/v1/processes"))["processes"]:
-                    if each["name"] == name and each["is_up"]:
-                        return int(each["pid"])
-                await SystemClock().sleep(0.05)
+        found = list[int]()
+
+        async def is_up() -> bool:
+            processes = (await self.control("/v1/processes"))["processes"]
+            found.extend(int(each["pid"]) for each in processes if each["name"] == name and each["is_up"])
+            return bool(found)
+
+        await self.until(is_up)
+        return found[-1]
 
     async def until(self, holds: Callable[[], Awaitable[bool]]) -> None:
         """Return once it holds; a control plane that is away does not count."""
@@ -189,9 +192,19 @@ async def test_each_process_serves_from_one_port_and_knows_what_workers_hold() -
             rows = (await made.control("/v1/trends"))["rows"]
             return await made.metric("requests_total{.*}") == sum(int(row["requests"]) for row in rows)
 
+        async def offered() -> int:
+            (group,) = (await made.control("/v1/planner"))["groups"]
+            return round(float(group["offered"]["requests_per_s"]) * float(group["offered"]["covered_s"]))
+
+        async def all_are_planned_for() -> bool:
+            before = await offered()
+            await asyncio.gather(*(made.ask() for _ in range(10)))
+            return await offered() == before + 10
+
         await made.until(both_know)
         await made.until(all_are_told)
         await made.until(all_are_in_the_trends)
+        await made.until(all_are_planned_for)
         tree = await made.control("/v1/prefix-tree?order_by=heat")
         assert tree["outline"]["heat_requests"] == await told(), "the requests of both processes make prefixes warm"
         assert (tree["nodes"][0]["heat"] > 0, tree["nodes"][0]["ranks"][0]["worker_id"]) == (True, "w0")
@@ -201,21 +214,6 @@ async def test_each_process_serves_from_one_port_and_knows_what_workers_hold() -
         assert (await made.control("/v1/index"))["ranks"][0]["blocks"]["gpu"] > 0
         assert (await made.control("/v1/predictions"))["window"] == 64
         assert shown_families(await made.metrics()) == COMMANDS["router"].keys()
-
-
-async def test_the_planner_counts_the_requests_of_all_processes() -> None:
-    async with fleet() as made:
-
-        async def offered() -> int:
-            (group,) = (await made.control("/v1/planner"))["groups"]
-            return round(float(group["offered"]["requests_per_s"]) * float(group["offered"]["covered_s"]))
-
-        async def ten_are_ten_more() -> bool:
-            before = await offered()
-            processes = {(await made.ask()).process for _ in range(10)}
-            return len(processes) > 1 and await offered() == before + 10
-
-        await made.until(ten_are_ten_more)  # once the processes have found each other
 
 
 async def test_shadows_of_all_processes_are_one() -> None:

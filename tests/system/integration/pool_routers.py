@@ -18,6 +18,7 @@ from router.pools.config import read_config
 from router.pools.process import PoolsProcess
 from router.pools.selection import Targets
 from router.pools.served import Identity
+from router.pools.state import PoolStatus
 from tests.system.integration.broker import eventually
 from tests.unit.router.upstream import Exchange, Received, Script, Upstream, answers
 
@@ -90,8 +91,10 @@ class Pools(NamedTuple):
         return float(found.rpartition(" ")[2])
 
     def fitness(self) -> dict[str, str]:
-        live = self.process.live
-        return {each.namespace: each.fitness for each in live.statuses.values()}
+        return {name: self.status(name).fitness for name in self.process.watch.pools}
+
+    def status(self, name: str) -> PoolStatus:
+        return self.process.watch.pools[name].status
 
 
 @asynccontextmanager
@@ -121,8 +124,8 @@ async def running_pools(
     async with asyncio.TaskGroup() as group, aiohttp.ClientSession() as session:
         group.create_task(run_parts(process.parts(), stop=stop, drain_s=process.drain_s))
         try:
-            live = process.live
-            await eventually(lambda: all(each.queued_requests is not None for each in live.statuses.values()))
+            pools = process.watch.pools.values()
+            await eventually(lambda: all(each.status.queued_requests is not None for each in pools))
             yield Pools(
                 session, process, f"http://127.0.0.1:{process.data.port}", f"http://127.0.0.1:{process.control.port}"
             )

@@ -80,13 +80,10 @@ class Network:
         self._seed, self._draws = seed, 0
         self.now_s = 0.0
         self.is_troubled = True
-        self.routers: list[Router | None] = [self._born(number, 1) for number in range(routers)]
+        self.routers: list[Router | None] = [Router(f"r{number}", 1) for number in range(routers)]
         self._lives = [1] * routers
         self._on_its_way: list[Message] = []
         self._leases = self._messages = 0
-
-    def _born(self, number: int, life: int) -> Router:
-        return Router(f"r{number}", life)
 
     def draw(self, count: int) -> int:
         """Return the next number below `count`."""
@@ -104,7 +101,7 @@ class Network:
     def restart(self, number: int) -> None:
         """The router begins anew and knows nothing."""
         self._lives[number] += 1
-        self.routers[number] = self._born(number, self._lives[number])
+        self.routers[number] = Router(f"r{number}", self._lives[number])
 
     def busy(self, steps: int) -> None:
         """Requests come and go, for so many ticks."""

@@ -4,12 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kv_protocol.ledger import BEAT_S, Expired, Finished, LeaseEvent
-from router.replicas import peer as replica_peer
-from router.replicas.peer import OpenLeases
+from kv_protocol.ledger import BEAT_S, Expired, Finished
 from router.replicas.replication import SILENT_S
 from tests.support.amount import examples
-from tests.support.planting import plant
 from tests.unit.properties.replica_network import Network, apply
 
 AGREED_S = BEAT_S + 0.5
@@ -119,39 +116,3 @@ def test_where_messages_are_lost_they_were_asked_for_and_the_skew_is_0_again() -
     assert all((+router.replication.counts).keys() >= {"gap", "taken"} for router in network.alive())
     network.quiet(AGREED_S)
     assert {skew for router in network.alive() for skew in router.replication.skew().values()} == {(0, 0, 0)}
-
-
-# ---------------------------------------------------------------- the harness sees what is wrong
-
-
-def adds_only(known: OpenLeases, told: OpenLeases) -> list[LeaseEvent]:
-    """End nothing that an answer does not have."""
-    return [each for each in PLANTED_DIFFERENCE(known, told) if not isinstance(each, Finished)]
-
-
-PLANTED_DIFFERENCE = replica_peer.difference
-
-
-def live_through_troubles(seeds: int) -> None:
-    """A lease ends where it should not, a router begins anew, and one dies."""
-    for seed in range(seeds):
-        network = agree(seed)
-        expire_one(network)
-        network.quiet(AGREED_S)
-        assert_alike(network, seed)
-        network.restart(seed % 3)
-        network.is_troubled = True
-        network.busy(5)
-        network.quiet(AGREED_S)
-        assert_alike(network, seed)
-        network.die(seed % 3)
-        network.quiet(SILENT_S + AGREED_S)
-        assert_alike(network, seed)
-
-
-@pytest.mark.planted
-def test_a_planted_bug_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    live_through_troubles(5)
-    plant(replica_peer, "difference", adds_only, monkeypatch)
-    with pytest.raises((AssertionError, KeyError)):
-        live_through_troubles(40)

@@ -1,6 +1,6 @@
 """Whatever comes, leaves and is taken: nothing is lost or doubled, bounds hold, and no tenant starves.
 
-`check` compares a queue with plain lists of what waits; `starvation` with the bound of deficit round robin.
+A queue is compared with plain lists of what waits, and fair shares with the bound of deficit round robin.
 """
 
 import math
@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from router.queue.admission import RequestQueue
-from router.queue.waiting import FairShare, Place, QueueLimits, QueuePolicy
+from router.queue.waiting import FairShare, Place, QueueLimits, QueuePolicy, RequestQueue
 from tests.support.amount import examples
 from tests.unit.router.samples import route
 
@@ -172,10 +172,12 @@ def full(waits: list[Place], cost_tokens: int, requests_max: int, tokens_max: in
     return len(waits) >= requests_max or (bool(waits) and tokens + cost_tokens > tokens_max)
 
 
-def check(
-    queue: type[RequestQueue], policy: QueuePolicy, script: list[tuple[float, Come | Take | Leave | Tick]]
+@given(policies, steps)
+@settings(max_examples=examples(200))
+def test_a_queue_holds_what_plain_lists_hold_in_their_order(
+    policy: QueuePolicy, script: list[tuple[float, Come | Take | Leave | Tick]]
 ) -> None:
-    lists = Lists(queue(_limits(policy)), policy)
+    lists = Lists(RequestQueue(replace(LIMITS, policy=policy)), policy)
     for pause_s, step in script:
         lists.now_s += pause_s
         lists.step(step)
@@ -186,19 +188,6 @@ def check(
     assert lists.queue.tenants() == {}
 
 
-def _limits(policy: QueuePolicy) -> QueueLimits:
-    fields = {name: getattr(LIMITS, name) for name in QueueLimits.__struct_fields__}
-    return QueueLimits(**{**fields, "policy": policy})
-
-
-@given(policies, steps)
-@settings(max_examples=examples(200))
-def test_a_queue_holds_what_plain_lists_hold_in_their_order(
-    policy: QueuePolicy, script: list[tuple[float, Come | Take | Leave | Tick]]
-) -> None:
-    check(RequestQueue, policy, script)
-
-
 # ---------------------------------------------------------------- fair shares
 
 WEIGHTS = (1.0, 4.0, 0.5, 1.0)
@@ -206,9 +195,10 @@ costs = st.lists(st.integers(1, 60), min_size=1, max_size=30)
 backlogs = st.lists(costs, min_size=2, max_size=4)
 
 
-def starvation(shares: FairShare, waiting: list[list[int]]) -> None:
-    """Serve all; each head must go before others were served more than the rounds that it takes allow."""
+@given(backlogs)
+def test_no_head_waits_for_more_of_others_than_its_rounds_allow(waiting: list[list[int]]) -> None:
     names = [str(number) for number in range(len(waiting))]
+    shares = FairShare(QUANTUM, dict(zip(names, WEIGHTS, strict=False)))
     left = {name: list(each) for name, each in zip(names, waiting, strict=True)}
     quanta = {name: QUANTUM * weight for name, weight in zip(names, WEIGHTS, strict=False)}
     largest = {name: max(each) for name, each in left.items()}
@@ -230,15 +220,6 @@ def starvation(shares: FairShare, waiting: list[list[int]]) -> None:
                     assert others[name][other] <= rounds * quanta[other] + largest[other]
     assert all(not each for each in left.values())
     assert len(shares) == 0
-
-
-def shares_of(kind: type[FairShare]) -> FairShare:
-    return kind(QUANTUM, {str(at): each for at, each in enumerate(WEIGHTS)})
-
-
-@given(backlogs)
-def test_no_head_waits_for_more_of_others_than_its_rounds_allow(waiting: list[list[int]]) -> None:
-    starvation(shares_of(FairShare), waiting)
 
 
 @given(st.integers(1, 8), st.integers(1, 40), st.integers(1, 40))

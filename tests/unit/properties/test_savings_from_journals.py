@@ -11,6 +11,7 @@ from kv_protocol.journal import JournalMessage, JournalRecord, Lost
 from router.attribution.journal import JournalSavings
 from router.attribution.report import AttributionLimits, SavingsReport, report_of
 from router.attribution.service import ReportSection, Savings
+from router.native import built
 from tests.support.amount import examples
 from tests.unit.properties.router_life import POLICIES, Life
 
@@ -19,7 +20,8 @@ LIMITS = AttributionLimits(rows_max=2, family_blocks=2)
 
 def lived(seed: int, policy: str, checkpoint_every: int = 0) -> tuple[SavingsReport, list[JournalRecord]]:
     life = Life(seed, POLICIES[policy])
-    savings = Savings(ReportSection(), life.state.core, life.clock, limits=LIMITS)
+    savings = Savings(ReportSection(), life.state.core, life.clock)
+    savings.attribution = life.state.core.attribution = built.Attribution(*LIMITS)
     records = asyncio.run(life.run(checkpoint_every))
     return savings.report(), records
 
@@ -30,7 +32,7 @@ def read(records: list[JournalRecord], since_ns: int | None = None, until_ns: in
     for record in records:
         savings.take("router-1", first, JournalMessage(version=1, life=1, first=first, records=(record,)))
         first += record.count if isinstance(record, Lost) else 1
-    return report_of(savings.attribution, "router", "", "", not_repeated=savings.not_repeated)
+    return report_of(savings.attribution, not_repeated=savings.not_repeated)
 
 
 @given(st.integers(0, 2**32), st.sampled_from(sorted(POLICIES)))

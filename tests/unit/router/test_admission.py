@@ -70,12 +70,6 @@ class Door:
         self.admission.poke()
 
 
-def test_where_there_is_room_a_request_goes_on_at_once() -> None:
-    door = Door(free=1)
-    assert door.ask("a") is None
-    assert door.admitted == ["a"]
-
-
 def test_without_headroom_a_request_waits_until_another_ends() -> None:
     door = Door(free=0)
     tickets = [door.ask(name) for name in "abc"]
@@ -144,28 +138,20 @@ def test_a_cancelled_request_is_never_called() -> None:
     assert len(door.admission.queue) == 0
 
 
-def test_a_full_queue_refuses_at_once() -> None:
-    door = Door(free=0, requests_max=1)
-    door.ask("a")
-    assert door.ask("b") is None
-    refusal = door.refused["b"]
-    assert (refusal.status, refusal.kind, refusal.code, refusal.outcome) == (
-        503,
-        "server_error",
-        "queue_full",
-        "failed",
-    )
-    assert refusal.headers == ((b"retry-after", b"30"),)
-
-
-def test_a_tenants_bound_is_the_clients_limit() -> None:
-    door = Door(free=0, tenant_requests_max=1)
+@pytest.mark.parametrize(
+    ("bound", "told"),
+    [
+        ("requests_max", (503, "server_error", "queue_full", "failed")),
+        ("tenant_requests_max", (429, "rate_limit_error", "tenant_full", "refused")),
+    ],
+)
+def test_a_full_queue_refuses_at_once(bound: str, told: tuple[Any, ...]) -> None:
+    door = Door(free=0, **{bound: 1})
     door.ask("a", tenant="x")
-    door.ask("b", tenant="x")
+    assert door.ask("b", tenant="x") is None
     refusal = door.refused["b"]
-    assert (refusal.status, refusal.kind, refusal.code, refusal.outcome) == (
-        429, "rate_limit_error", "tenant_full", "refused",
-    )  # fmt: skip
+    assert (refusal.status, refusal.kind, refusal.code, refusal.outcome) == told
+    assert refusal.headers == ((b"retry-after", b"30"),)
 
 
 def test_a_request_that_waits_too_long_is_refused_and_the_younger_waits_on() -> None:
@@ -232,16 +218,11 @@ def test_a_fleet_has_room_until_every_rank_is_over_its_threshold() -> None:
     assert not room.has_headroom(route())
 
 
-def test_without_a_threshold_there_is_always_room() -> None:
-    bench, room = fleet(threshold=None)
-    give(bench, "w0", "w1")
-    assert room.has_headroom(route())
-
-
-def test_a_mode_that_reads_no_load_has_the_same_room() -> None:
-    bench, room = fleet(mode="round-robin")
-    give(bench, "w0", "w1")
-    assert not room.has_headroom(route())
+def test_without_a_threshold_there_is_always_room_and_a_mode_that_reads_no_load_changes_nothing() -> None:
+    for threshold, mode in ((None, "kv"), (1.0, "round-robin")):
+        bench, room = fleet(threshold=threshold, mode=mode)
+        give(bench, "w0", "w1")
+        assert room.has_headroom(route()) is (threshold is None), mode
 
 
 @pytest.mark.parametrize("unmet", ["admit", "queue"])

@@ -1,20 +1,16 @@
 """What requests saved: by the worker's report and by prediction, against a candidate drawn evenly, and for whom."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from html.parser import HTMLParser
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indexer.embedded import OverlapColumns, RankView
 from kv_protocol import subjects
 from kv_protocol.codec import encode_message, pack_u64
 from kv_protocol.events import Batch, Cleared, Event, Removed, Stored, Tier
-from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import FleetApplied, LearntRates, OutcomeKnown, OutcomeName, RatesRestored, WorkerHeard
 from router.attribution.journal import AFTER_S, BEFORE_S, Evictions, Removals, count_removals, new_blocks
 from router.attribution.report import (
@@ -22,7 +18,6 @@ from router.attribution.report import (
     AttributionLimits,
     Figures,
     merged,
-    not_counted,
     report_of,
     report_page,
     report_text,
@@ -35,31 +30,12 @@ from router.decision.routing import Routing
 from router.native import built
 from tests.support.decide import decide
 from tests.support.manual_clock import ManualClock
+from tests.unit.router.plane import FakeIndex
 from tests.unit.router.samples import BLOCK_SIZE, MODEL, rank, registered, route, row, state, view
 
 W0, W1 = rank("w0/0"), rank("w1/0")
 ISL = 10 * BLOCK_SIZE + 1
 """Ten blocks can be reused: the last token is always computed."""
-
-
-class Holds:
-    """An index that says of each worker how many blocks of any prompt it holds."""
-
-    def __init__(self, blocks: Mapping[str, int]) -> None:
-        self._blocks = blocks
-
-    def columns(self, _chain: bytes, ranks: tuple[WorkerRank, ...]) -> OverlapColumns:
-        """Return what each rank holds."""
-        depths = np.array([[self._blocks[rank.worker_id]] * 4 for rank in ranks], dtype=np.int32).T.copy()
-        return OverlapColumns(depths, (1,) * len(ranks), (1,) * len(ranks), ("",) * len(ranks))
-
-    def overlap(self, _hashes: Sequence[int], ranks: Sequence[WorkerRank]) -> list[RankView]:
-        """Return the same rank by rank."""
-        return [RankView((self._blocks[rank.worker_id],) * 4, 1, 1, "") for rank in ranks]
-
-    def catching_up(self) -> str:
-        """Return that there is nothing to wait for."""
-        return ""
 
 
 class Requests:
@@ -70,11 +46,12 @@ class Requests:
     ) -> None:
         self.clock, self.state = ManualClock(now_s=100.0), state()
         settings = settings or ReportSection()
+        self.savings = Savings(settings, self.state.core, self.clock)
         limits = settings.limits()._replace(rows_max=rows_max)
-        self.savings = Savings(settings, self.state.core, self.clock, limits=limits)
-        self.routing = Routing(
-            self.state, Holds(holds), self.clock, policy or Policy(), seed=1, lease_s=8.0, decisions_max=9
-        )
+        self.savings.attribution = self.state.core.attribution = built.Attribution(*limits)
+        index = FakeIndex()
+        index.held = {rank(f"{name}/0"): blocks for name, blocks in holds.items()}
+        self.routing = Routing(self.state, index, self.clock, policy or Policy(), seed=1, lease_s=8.0, decisions_max=9)
         for each in map(registered, holds):
             self.routing.apply(FleetApplied(now_s=100.0, event=each))
             self.routing.apply(WorkerHeard(now_s=100.0, worker_id=each.worker_id, instance=each.instance))
@@ -108,17 +85,13 @@ def test_reported_reuse_is_compared_with_a_candidate_drawn_evenly() -> None:
     assert total.foregone_tokens == 0
 
 
-def test_without_a_report_the_prediction_counts() -> None:
+def test_without_a_report_the_prediction_counts_and_a_report_of_more_than_the_prompt_counts_as_the_prompt() -> None:
     sent = Requests(w0=8, w1=2)
     sent.send()
     assert (sent.total.reused_tokens, sent.total.reported_tokens) == (8 * BLOCK_SIZE, 0)
     assert sent.total.baseline_tokens == 5 * BLOCK_SIZE
-
-
-def test_a_report_of_more_than_the_prompt_counts_as_the_prompt() -> None:
-    sent = Requests(w0=8, w1=2)
     sent.send(cached=10**9)
-    assert sent.total.reused_tokens == ISL
+    assert sent.total.reused_tokens == 8 * BLOCK_SIZE + ISL
 
 
 def test_a_fleet_of_one_saves_nothing_by_routing() -> None:
@@ -139,20 +112,18 @@ def test_a_worse_choice_than_the_mean_is_a_negative_saving_and_is_foregone() -> 
     assert sent.total.routing_tokens == (requests - 1 - 1) * 3 * BLOCK_SIZE
 
 
-def test_seconds_are_of_the_tokens_and_of_their_pairs_by_the_reference_engine_until_something_is_learnt() -> None:
-    sent = Requests(w0=8, w1=2)
+@pytest.mark.parametrize("factor", [None, 3.0])
+def test_seconds_are_of_the_tokens_and_of_their_pairs_by_the_reference_engine_until_a_rate_is_learnt(
+    factor: float | None,
+) -> None:
+    sent, times = Requests(w0=8, w1=2), factor or 1.0
+    if factor is not None:
+        learnt = LearntRates(MODEL, prefill=factor, decode=1.0, output_tokens=9.0, answers=50)
+        sent.routing.apply(RatesRestored(now_s=100.0, models=(learnt,)))
     sent.send()
-    assert sent.total.saved_s == pytest.approx(seconds(8 * BLOCK_SIZE))
-    assert sent.total.baseline_s == pytest.approx((seconds(8 * BLOCK_SIZE) + seconds(2 * BLOCK_SIZE)) / 2)
-    assert sent.total.learnt_s == 0.0
-
-
-def test_a_learnt_rate_scales_the_seconds() -> None:
-    sent = Requests(w0=8, w1=2)
-    learnt = LearntRates(MODEL, prefill=3.0, decode=1.0, output_tokens=9.0, answers=50)
-    sent.routing.apply(RatesRestored(now_s=100.0, models=(learnt,)))
-    sent.send()
-    assert sent.total.saved_s == sent.total.learnt_s == pytest.approx(3 * seconds(8 * BLOCK_SIZE))
+    assert sent.total.saved_s == pytest.approx(times * seconds(8 * BLOCK_SIZE))
+    assert sent.total.baseline_s == pytest.approx(times * (seconds(8 * BLOCK_SIZE) + seconds(2 * BLOCK_SIZE)) / 2)
+    assert sent.total.learnt_s == (0.0 if factor is None else sent.total.saved_s)
 
 
 def test_a_mode_that_reads_no_overlap_claims_no_saving_by_routing() -> None:
@@ -182,7 +153,7 @@ def test_decisions_without_an_outcome_are_bounded_and_the_oldest_are_dropped() -
     found = built.Attribution(*AttributionLimits(pending_max=3))
     for number in range(5):
         found.decided(sent.routing.decide(route(decision_id=f"d{number}")))
-    counted = not_counted(found)
+    counted = report_of(found).not_counted
     assert (counted["pending"], counted["dropped"]) == (3, 2)
     found.ended("d1", is_ok=True, cached_tokens=None)
     found.ended("d2", is_ok=True, cached_tokens=None)
@@ -305,7 +276,7 @@ def test_a_report_without_requests_is_one() -> None:
     report = Requests(w0=1).savings.report()
     assert report_text(report)[1] == "0 requests answered, with 0 prompt tokens"
     assert merged([report], 64) == report
-    assert report_of(built.Attribution(*AttributionLimits()), "journal", "", "").by["tenant"].rows == ()
+    assert report_of(built.Attribution(*AttributionLimits())).by["tenant"].rows == ()
 
 
 def answered(held_blocks: int, outcome: OutcomeKnown) -> built.Placement:
@@ -340,13 +311,6 @@ def test_a_removal_is_shared_in_proportion_to_new_blocks() -> None:
     seen.placed("b", 100, 3)
     seen.evictions.settle()
     assert seen.of == {"a": 4.5, "b": 1.5}
-
-
-def test_a_request_is_charged_at_most_its_new_blocks() -> None:
-    seen = Charges((100, 50), (101, 50))
-    seen.placed("a", 99, 9)
-    seen.evictions.settle()
-    assert (seen.of["a"], seen.removals.total) == (9.0, 100)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from tests.unit.router.samples import registered
 BODY = b'{"model": "m"}'
 HEAD = ((b"x-dp-rank", b"0"),), ("authorization", "x-kv-continuable"), "10.0.0.1:80"
 STREAM = "text/event-stream; charset=utf-8"
-MODES = ("none", "streamed", "buffered", "buffered_partial", "full_duplex", "grpc")
+MODES = ("none", "streamed", "buffered", "buffered_partial", "full_duplex_streamed", "grpc")
 
 
 class Heard:
@@ -57,7 +57,7 @@ class Dialogue:
         self._serve = serve or self.place
         self.picker = SimpleNamespace(
             limits=HttpLimits(body_bytes_max=bytes_max, body_s=5.0),
-            addresses=SimpleNamespace(now=lambda: FleetAddresses({}, is_complete=True)),
+            addresses=lambda: FleetAddresses({}, is_complete=True),
             settings=SimpleNamespace(fallbacks=0),
             serving=SimpleNamespace(serve=self._begin),
             account=lambda _more: True,
@@ -123,19 +123,19 @@ async def test_a_changed_body_replaces_a_buffered_one() -> None:
     assert await found.body(b"{}", is_last=False) == [wire.body_reply("request", *HEAD, BODY)]
 
 
-@pytest.mark.parametrize(("mode", "is_whole"), [("buffered", True), ("full_duplex", False)])
-async def test_a_buffered_body_comes_as_one_message(mode: str, is_whole: bool) -> None:
-    found = Dialogue()
-    assert (found.stream.pause_max_s() or 0.0) <= 5.0, "the head did not come"
-    await found.request((mode, "none"))
-    assert ((found.stream.pause_max_s() or 0.0) > 5.0) == is_whole
+async def test_a_buffered_body_comes_as_one_message() -> None:
+    for mode, is_whole in (("buffered", True), ("full_duplex_streamed", False)):
+        found = Dialogue()
+        assert (found.stream.pause_max_s() or 0.0) <= 5.0, "the head did not come"
+        await found.request((mode, "none"))
+        assert ((found.stream.pause_max_s() or 0.0) > 5.0) == is_whole, mode
 
 
 @pytest.mark.parametrize("has_trailers", [False, True])
 @pytest.mark.parametrize("size", [0, 1, CHUNK_BYTES_MAX, CHUNK_BYTES_MAX + 1, 3 * CHUNK_BYTES_MAX])
 async def test_nothing_of_a_full_duplex_request_is_passed_on_before_the_decision(size: int, has_trailers: bool) -> None:
     found, body = Dialogue(), bytes(size)
-    assert await found.request(("full_duplex", "full_duplex")) == []
+    assert await found.request(("full_duplex_streamed", "full_duplex_streamed")) == []
     assert await found.body(body[:1], is_last=False) == []
     replies = await found.body(body[1:], is_last=not has_trailers)
     if has_trailers:
@@ -160,14 +160,13 @@ async def test_a_body_that_comes_in_another_mode_is_refused_by_its_name(mode: st
     found = Dialogue()
     (reply,) = await found.request((mode, "none"))
     assert reply.immediate_response.status.code == 500
-    named = {"none": "NONE", "streamed": "STREAMED", "buffered_partial": "BUFFERED_PARTIAL", "grpc": "GRPC"}[mode]
-    assert f"found {named}, allowed BUFFERED or FULL_DUPLEX_STREAMED".encode() in reply.immediate_response.body
+    assert f"found {mode.upper()}, allowed BUFFERED or FULL".encode() in reply.immediate_response.body
     assert (found.statistics.outcomes, found.stream.is_answered) == ({"refused": 1}, True)
 
 
 async def test_a_body_beyond_the_bound_is_refused_once_and_nothing_more_is_said() -> None:
     found = Dialogue(bytes_max=10)
-    await found.request(("full_duplex", "none"))
+    await found.request(("full_duplex_streamed", "none"))
     assert await found.body(bytes(10), is_last=False) == []
     (reply,) = await found.body(b"x", is_last=False)
     answer = reply.immediate_response
@@ -209,19 +208,16 @@ async def test_a_stream_that_is_closed_once_its_answer_is_over_gives_no_request_
 async def test_a_streams_events_are_counted_behind_the_first_bytes_however_they_are_cut() -> None:
     text = b"data: 1\n\n" + b"data: 2\n\n" * 3 + b"data: [DONE]\n\n"
     for cut in range(10, len(text)):
-        found = await placed(("buffered", "full_duplex"))
+        found = await placed(("buffered", "full_duplex_streamed"))
         assert await found.answer(200, STREAM) == [wire.head_reply("response", ((b"x-a", b"b"),))]
         assert await found.chunks(text[:9], text[9:cut], text[cut:]) == ["first", "more", "more", (text, 3)], cut
 
 
-async def test_an_answer_that_is_no_stream_is_told_at_its_end() -> None:
+async def test_an_answer_that_is_no_stream_is_told_at_its_end_or_at_its_trailers() -> None:
     found = await placed(("buffered", "streamed"))
     await found.answer()
     assert await found.chunks(b'{"usage": ', b"{}}") == [(b'{"usage": {}}', 0)]
-
-
-async def test_trailers_end_an_answer() -> None:
-    found = await placed(("buffered", "full_duplex"))
+    found = await placed(("buffered", "full_duplex_streamed"))
     await found.answer()
     assert await found.chunks(b"x", is_last=False) == []
     assert await found.say(response_trailers={}) == [wire.trailers_reply("response")]
@@ -242,16 +238,8 @@ async def test_an_answer_whose_body_is_not_shown_ends_with_its_head(modes: tuple
 
 def test_a_head_is_decoded_with_what_the_gateway_offers() -> None:
     request = wire.MESSAGES["ProcessingRequest"]()
-    pairs = (
-        (":method", "POST"),
-        (":path", "/v1/route?a=b"),
-        (":authority", "h"),
-        ("x-a", "1"),
-        ("X-A", "2"),
-        ("x-text", "日本"),
-        ("raw", ""),
-    )
-    for name, value in pairs:
+    pairs = {":method": "POST", ":path": "/v1/route?a=b", ":authority": "h", "x-a": "1", "X-A": "2", "x-text": "日本"}
+    for name, value in (pairs | {"raw": ""}).items():
         request.request_headers.headers.headers.add(key=name, value=value)
     request.request_headers.headers.headers[-1].raw_value = b"\xff"
     request.protocol_config.request_body_mode, request.protocol_config.response_body_mode = 4, 99
@@ -259,7 +247,7 @@ def test_a_head_is_decoded_with_what_the_gateway_offers() -> None:
     subset["x-gateway-destination-endpoint-subset"] = ["1.1.1.1:1", "2.2.2.2:2"]
     headers = {b"x-a": b"1, 2", b"x-text": "日本".encode(), b"raw": b"\xff", b"host": b"h"}
     offered = ("1.1.1.1:1", "2.2.2.2:2")
-    expected = wire.RequestCame("POST", "/v1/route", "a=b", headers, False, ("full_duplex", "grpc"), offered)
+    expected = wire.RequestCame("POST", "/v1/route", "a=b", headers, False, ("full_duplex_streamed", "grpc"), offered)
     assert wire.request_came(request) == expected
     subset["x-gateway-destination-endpoint-subset"] = "1.1.1.1:1, 2.2.2.2:2"
     assert wire.request_came(request) == expected

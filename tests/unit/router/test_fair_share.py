@@ -63,12 +63,6 @@ def test_without_an_admissible_head_no_key_is_charged() -> None:
     assert backlog.serve_all() == "aabb"
 
 
-def test_no_key_waits_in_an_empty_ring() -> None:
-    shares = limits()
-    shares.waits_no_more("unknown")
-    assert (len(shares), shares.take_turn(lambda _: 1)) == (0, None)
-
-
 @pytest.mark.parametrize("cost", [1, 9, 10, 11, 12345])
 def test_a_head_goes_after_the_rounds_that_its_cost_takes(cost: int) -> None:
     order = Backlog(limits(10), {"b": [10] * 2000, "a": [cost, 1]}).serve_all()

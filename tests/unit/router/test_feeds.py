@@ -34,15 +34,9 @@ from tests.unit.router.samples import MODEL, registered, state
 
 def routing(clock: ManualClock, recorder: Recorder | None = None) -> Routing:
     index: Any = None  # no test here queries it
+    recorders = [recorder] if recorder else []
     return Routing(
-        state(lease_s=1.0),
-        index,
-        clock,
-        Policy(),
-        seed=0,
-        lease_s=1.0,
-        decisions_max=1,
-        recorders=[recorder] if recorder else [],
+        state(lease_s=1.0), index, clock, Policy(), seed=0, lease_s=1.0, decisions_max=1, recorders=recorders
     )
 
 
@@ -121,22 +115,17 @@ async def begun(*told: WorkerRegistered, keys: tuple[bytes, ...] = ()) -> Begun:
     return Begun(feeds, log, clock, routing_, recorded)
 
 
-async def differences(*registrations: WorkerRegistered) -> list[tuple[Any, ...]]:
-    """Return what was told of the fields of workers that joined one after the other."""
+async def lines(event: str, *registrations: FleetEvent) -> list[Any]:
+    """Return the lines of this event that were logged as workers joined one after the other."""
     router = await begun()
     with capture_logs() as logs:
         await router.log.join(*registrations)
-    told = [entry for entry in logs if entry["event"] == "worker_differs"]
-    assert {entry["log_level"] for entry in told} <= {"error"}
-    return [(entry["worker"], entry["field"], entry["found"], entry["allowed"]) for entry in told]
+    return [entry for entry in logs if entry["event"] == event]
 
 
 async def pairings(*registrations: FleetEvent) -> list[tuple[str, str]]:
     """Return what was told of workers that do not go together, as they joined one after the other."""
-    router = await begun()
-    with capture_logs() as logs:
-        await router.log.join(*registrations)
-    told = [entry for entry in logs if entry["event"] == "workers_do_not_go_together"]
+    told = await lines("workers_do_not_go_together", *registrations)
     assert all(entry["why"] and entry["fix"] for entry in told)
     return [(entry["of"], entry["found"]) for entry in told]
 
@@ -159,11 +148,6 @@ async def test_what_does_not_go_together_is_told_once() -> None:
     assert await pairings(registered(), registered("w1")) == []
 
 
-async def test_with_an_empty_fleet_the_start_waits_for_no_heartbeat() -> None:
-    router = await begun()
-    await router.feeds.acquainted(asyncio.Event())
-
-
 async def test_a_worker_that_the_log_told_of_is_waited_for_until_it_is_heard() -> None:
     router = await begun(registered(), registered("w1"))
     waiting = asyncio.ensure_future(router.feeds.acquainted(asyncio.Event()))
@@ -173,6 +157,7 @@ async def test_a_worker_that_the_log_told_of_is_waited_for_until_it_is_heard() -
         await router.log.beat(WorkerRank(worker_id, 0), registered(worker_id).instance)
     await router.clock.advance(ACQUAINTED_S / 4)
     await waiting
+    await (await begun()).feeds.acquainted(asyncio.Event())  # without a worker there is none to wait for
 
 
 async def test_a_worker_that_is_not_heard_is_not_waited_for_for_ever() -> None:
@@ -185,10 +170,10 @@ async def test_a_worker_that_is_not_heard_is_not_waited_for_for_ever() -> None:
 
 
 async def test_every_field_that_differs_is_told_with_what_was_found_and_what_is_allowed() -> None:
-    odd = registered("w1", block_size=32, template_digest="x")
-    assert await differences(registered(), odd) == [
-        ("w1", "block_size", 32, 16),
-        ("w1", "template_digest", "x", "template-1"),
+    told = await lines("worker_differs", registered(), registered("w1", block_size=32, template_digest="x"))
+    assert [(each["log_level"], each["worker"], each["field"], each["found"], each["allowed"]) for each in told] == [
+        ("error", "w1", "block_size", 32, 16),
+        ("error", "w1", "template_digest", "x", "template-1"),
     ]
 
 

@@ -11,7 +11,6 @@ from kv_protocol.journal import (
     AttemptEnded,
     AttemptOutcome,
     FleetApplied,
-    JournalRecord,
     LogConnection,
     TrustMoved,
     WorkerHeard,
@@ -35,9 +34,9 @@ def looks(bench: Bench, watch: FleetWatch, stales: Iterable[str]) -> list[Any]:
     return [tuple(entry[name] for name in names) for entry in logs]
 
 
-def watched(*workers: Any) -> tuple[Bench, FleetWatch]:
-    bench = Bench(*workers)
-    return bench, FleetWatch(bench.routing, bench.clock)
+def watched(*workers: Any, **bench: Any) -> tuple[Bench, FleetWatch]:
+    made = Bench(*workers, **bench)
+    return made, FleetWatch(made.routing, made.clock)
 
 
 def test_a_loss_of_trust_is_a_warning_and_its_return_is_told_too_each_once() -> None:
@@ -97,45 +96,34 @@ def test_of_many_ranks_that_change_at_once_some_have_a_line_each_and_the_others_
 # ------------------------------------------------------------------------------------------------- the journal
 
 
-class Journal:
-    """A recorder that keeps the records of trust."""
-
-    def __init__(self) -> None:
-        self.moved = list[TrustMoved]()
-
-    def record(self, what: JournalRecord) -> None:
-        """Keep it, if it is one."""
-        if isinstance(what, TrustMoved):
-            self.moved.append(what)
-
-
-def reports_nothing(bench: Bench, requests: int) -> None:
-    """Let the rank report that it reused nothing, of so many requests."""
-    for _ in range(requests):
-        verdict = bench.routing.decide(route())
-        bench.routing.take(verdict).end("ok")
-        bench.routing.compare(verdict, 0)
+def moves(bench: Bench) -> list[TrustMoved]:
+    """Return a list to which the journal's records of trust are added from now on."""
+    found = list[TrustMoved]()
+    bench.routing.records.append(lambda what: found.append(what) if isinstance(what, TrustMoved) else None)
+    return found
 
 
 def test_every_change_is_a_record_of_the_journal_with_its_reason() -> None:
-    journal = Journal()
-    bench = Bench(recorder=journal)
-    looks(bench, FleetWatch(bench.routing, bench.clock), ["", "log_away", "log_away", "", ""])
-    assert [(each.was, each.was_reason, each.trust, each.reason, each.requests) for each in journal.moved] == [
+    bench, watch = watched()
+    moved = moves(bench)
+    looks(bench, watch, ["", "log_away", "log_away", "", ""])
+    assert [(each.was, each.was_reason, each.trust, each.reason, each.requests) for each in moved] == [
         ("EXACT", "", "DEGRADED", "event log away", 0),
         ("DEGRADED", "event log away", "EXACT", "", 0),
     ]
 
 
 def test_a_change_by_what_requests_show_has_the_evidence() -> None:
-    journal = Journal()
-    bench = Bench(holds=2, recorder=journal)
-    watch = FleetWatch(bench.routing, bench.clock)
-    reports_nothing(bench, ENOUGH)
+    bench, watch = watched(holds=2)
+    moved = moves(bench)
+    for _ in range(ENOUGH):  # each is reported to have reused nothing
+        verdict = bench.routing.decide(route())
+        bench.routing.take(verdict).end("ok")
+        bench.routing.compare(verdict, 0)
     with capture_logs():
         watch.look()
         watch.look()
-    (record,) = journal.moved
+    (record,) = moved
     assert (record.trust, record.reason, record.was) == ("DEGRADED", "overpredicted", "EXACT")
     assert (record.requests, record.overpredicted, record.underpredicted) == (ENOUGH, ENOUGH, 0)
     assert record.newest_decision == "d-1"
@@ -145,8 +133,7 @@ class Watched:
     """A fleet, and what is logged of it."""
 
     def __init__(self, *workers: Any) -> None:
-        self.bench = Bench(*workers)
-        self.watch = FleetWatch(self.bench.routing, self.bench.clock)
+        self.bench, self.watch = watched(*workers)
 
     async def after(self, seconds: float = 0.0) -> list[tuple[Any, ...]]:
         """Return what a look so much later logs: event, level, worker and reason."""

@@ -10,39 +10,22 @@ import pytest
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client.parser import text_string_to_metric_families
 
 from kv_runtime.clock import SystemClock
-from router.processes.front import Front, doubted_workers
-from router.processes.metrics import LEAST, SUMMED, merged, parsed
+from kv_runtime.telemetry import Projection
+from router.processes.front import LEAST, SUMMED, Front, doubted_workers, merged
 from router.processes.supervisor import Links
 from tests.support.metric_families import COMMANDS
 from tests.support.served import served
 
 EVIDENCE = {"doubt": "overpredicted", "requests": 16, "overpredicted": 16, "underpredicted": 0, "newest_decision": "d"}
 KNOWN_TO_ALL = (
-    *("breaker_state", "build_info", "encoder_info", "expected_output_tokens", "freshness_seconds", "index_"),
-    *(
-        "journal_checkpoint_",
-        "ledger_",
-        "live_",
-        "log_bytes",
-        "log_purged_seq",
-        "moments",
-        "nats_server_up",
-        "planner_",
-    ),
-    *(
-        "policy_info",
-        "process_up",
-        "rank_trust",
-        "rate_factor",
-        "replica_skew_",
-        "server_connections",
-        "shadow_budget_seconds",
-    ),
-    *("snapshot_", "stream_", "worker"),
-)
+    "breaker_state", "build_info", "encoder_info", "expected_output_tokens", "freshness_seconds", "index_",
+    "journal_checkpoint_", "ledger_", "live_", "log_bytes", "log_purged_seq", "moments", "nats_server_up", "planner_",
+    "policy_info", "process_up", "rank_trust", "rate_factor", "replica_skew_", "server_connections",
+    "shadow_budget_seconds", "snapshot_", "stream_", "worker",
+)  # fmt: skip
 """Beginnings of the names of gauges that are the same in all processes, or are those of one alone."""
 NAMES = ("s0", "s1")
 GONE = "http://127.0.0.1:1"
@@ -170,22 +153,14 @@ def test_a_rank_that_one_process_doubts_is_shown_with_its_evidence() -> None:
     assert doubted_workers([workers(), workers(), doubted]) == doubted
 
 
-def test_what_streams_and_registrations_show_is_not_replaced() -> None:
+def test_doubts_replace_nothing_else_and_without_any_the_workers_are_as_they_are() -> None:
     stale = workers("DEGRADED", "behind")
     assert doubted_workers([workers("DEGRADED", "behind"), workers("FALLBACK", "underpredicted", EVIDENCE)]) == stale
+    assert doubted_workers([workers(), workers()]) == workers()
 
 
-def test_without_doubts_the_workers_are_as_they_are() -> None:
-    assert doubted_workers([workers(), workers(), workers()]) == workers()
-    assert doubted_workers([workers()]) == workers()
-
-
-class Given(Collector):
-    def __init__(self, families: list[Metric]) -> None:
-        self._families = families
-
-    def collect(self) -> list[Metric]:
-        return self._families
+def page(families: list[Metric]) -> bytes:
+    return generate_latest(Projection(CollectorRegistry(), lambda: families))
 
 
 def process(requests: float, inflight: float, connected: float, workers: float, ttft: tuple[int, int]) -> list[Metric]:
@@ -200,7 +175,7 @@ def process(requests: float, inflight: float, connected: float, workers: float, 
     below, all_of_them = ttft
     spread = HistogramMetricFamily("kvrouter_ttft_seconds", "TTFT")
     spread.add_metric((), [("0.1", below), ("+Inf", all_of_them)], all_of_them * 0.5)
-    return parsed(generate_latest(Given([counted, *gauges, spread])).decode())
+    return list(text_string_to_metric_families(page([counted, *gauges, spread]).decode()))
 
 
 def samples(families: list[Metric]) -> dict[tuple[str, str], float]:
@@ -225,15 +200,12 @@ def test_counts_and_parts_are_summed_and_what_all_know_is_shown_once() -> None:
     }
 
 
-def test_one_process_stays_as_it_is() -> None:
+def test_one_process_stays_as_it_is_and_so_does_a_label_that_one_alone_has() -> None:
     alone = process(3, 1, 1, 4, (2, 3))
-    assert generate_latest(Given(merged([alone]))) == generate_latest(Given(process(3, 1, 1, 4, (2, 3))))
-
-
-def test_a_label_that_one_process_alone_has_stays() -> None:
+    assert page(merged([alone])) == page(process(3, 1, 1, 4, (2, 3)))
     other = CounterMetricFamily("kvrouter_requests", "Requests", labels=("outcome",))
     other.add_metric(("failed",), 2)
-    both = samples(merged([process(3, 1, 1, 4, (2, 3)), [other]]))
+    both = samples(merged([alone, [other]]))
     assert (both["kvrouter_requests_total", "ok"], both["kvrouter_requests_total", "failed"]) == (3, 2)
 
 

@@ -170,20 +170,13 @@ async def test_what_costs_more_than_is_left_is_skipped() -> None:
         assert told.prefixes[0].reason == "64 tokens, of which 32 are left"
 
 
-async def test_a_worker_that_fails_is_not_replaced_by_another() -> None:
-    async with draining(answers(500), answers(500), answers(500)) as found:
+@pytest.mark.parametrize(("status", "reason"), [(500, "first_byte: status 500"), (400, "status 400")])
+async def test_a_worker_that_does_not_compute_a_prompt_is_not_replaced_by_another(status: int, reason: str) -> None:
+    async with draining(answers(500), answers(status), answers(status)) as found:
         found.recent.add(asked(1))
         told = await found.drain()
-        assert (told.warmed, told.failed) == (0, 1)
-        assert told.prefixes[0].reason == "first_byte: status 500"
+        assert (told.warmed, told.failed, told.prefixes[0].reason) == (0, 1, reason)
         assert len(found.bodies("w1")) + len(found.bodies("w2")) == 1
-
-
-async def test_a_worker_that_refuses_a_prompt_has_not_computed_it() -> None:
-    async with draining(answers(500), answers(400)) as found:
-        found.recent.add(asked(1))
-        told = await found.drain()
-        assert (told.failed, told.prefixes[0].reason) == (1, "status 400")
 
 
 async def test_a_warming_that_takes_too_long_is_given_up_and_counts_against_no_worker() -> None:
@@ -240,11 +233,14 @@ async def test_a_prompt_is_asked_for_under_its_own_name_and_salt() -> None:
         assert (body["model"], body["cache_salt"]) == ("adapter", "s")
 
 
-async def test_prompts_of_other_models_and_of_other_block_sizes_are_left_out() -> None:
+async def test_prompts_of_other_models_and_block_sizes_are_left_out_and_all_without_another_worker() -> None:
     async with draining(answers(500), answers(500)) as found:
         found.recent.add(replace(asked(1), model="another"))
         other = asked(2)
         found.recent.add(replace(other, prompt=replace(other.prompt, hashing=Hashing(BLOCK_SIZE * 2))))
+        assert (await found.drain()).prompts == 0
+    async with draining(answers(500)) as found:
+        found.recent.add(asked(1))
         assert (await found.drain()).prompts == 0
 
 
@@ -268,31 +264,24 @@ async def test_prefill_workers_are_warmed_and_what_they_hold_for_a_decode_worker
         assert decoder.fetched == [1]
 
 
-@pytest.mark.parametrize("decodes", [answers(500), answers(400)])
-async def test_a_decode_worker_that_does_not_fetch_changes_nothing(decodes: Script) -> None:
+async def test_a_decode_worker_that_does_not_fetch_changes_nothing() -> None:
     roles = ("prefill", "prefill", "decode")
-    async with draining(answers(500), RoleWorker("prefill"), decodes, roles=roles) as found:
+    async with draining(answers(500), RoleWorker("prefill"), answers(500), roles=roles) as found:
         found.recent.add(asked(1))
         assert (await found.drain()).warmed == 1
 
 
-async def test_a_decode_worker_hands_nothing_over() -> None:
-    async with draining(answers(500), answers(500), roles=("decode", "decode")) as found:
+@pytest.mark.parametrize(
+    ("role", "mode", "reason"),
+    [
+        ("decode", "kv", "role decode: prompts are computed elsewhere"),
+        ("aggregated", "round-robin", "policy.mode round-robin reads no overlap"),
+    ],
+)
+async def test_without_overlap_and_by_a_decode_worker_nothing_is_handed_over(role: str, mode: Any, reason: str) -> None:
+    async with draining(answers(500), answers(500), roles=(role, role), policy=Policy(mode=mode)) as found:
         found.recent.add(asked(1))
-        assert (await found.drain()).reason == "role decode: prompts are computed elsewhere"
-
-
-async def test_a_mode_that_reads_no_overlap_hands_nothing_over() -> None:
-    async with draining(answers(500), answers(500), policy=Policy(mode="round-robin")) as found:
-        found.recent.add(asked(1))
-        assert (await found.drain()).reason == "policy.mode round-robin reads no overlap"
-
-
-async def test_without_another_worker_nothing_is_listed() -> None:
-    async with draining(answers(500)) as found:
-        found.recent.add(asked(1))
-        told = await found.drain()
-        assert (told.prompts, told.listed) == (0, 0)
+        assert (await found.drain()).reason == reason
 
 
 async def test_what_a_running_request_had_asked_is_handed_over_once_it_is_over() -> None:

@@ -14,7 +14,8 @@ from prometheus_client import generate_latest
 from kv_protocol.continuation import Continuation, token_comment
 from kv_protocol.decode_time import DECODE_HEADER
 from router.decision.policy import Policy
-from router.pools.state import LiveLimits, Looked
+from router.pools.config import LiveLimits
+from router.pools.state import Looked
 from router.pools.watch import busyness
 from tests.support.amount import examples
 from tests.unit.router.plane import Plane, running_plane

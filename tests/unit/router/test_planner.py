@@ -28,12 +28,11 @@ from router.planner.plan import (
     Size,
     begun_and_served_within,
     covered,
-    delayed_share,
     offered,
     plan,
     poisson_at_most,
 )
-from router.planner.service import Planner, PlannerSection, answered_tokens, planner_families, shown
+from router.planner.service import Planner, PlannerSection, answered_tokens, planner_families
 from tests.unit.router.samples import MODEL, chain, joined, registered, route
 from tests.unit.router.test_routing import Bench
 
@@ -59,13 +58,6 @@ def planned(requests_per_s: float = 40.0, group: Group = AGGREGATED, **changed: 
 
 
 # ------------------------------------------------------------------------------------------------- formulas
-
-
-@pytest.mark.parametrize(
-    ("servers", "offered", "share"), [(1, 0.3, 0.3), (2, 1.0, 1 / 3), (2, 2.0, 1.0), (3, 0.0, 0.0)]
-)
-def test_the_share_that_waits_is_erlangs(servers: int, offered: float, share: float) -> None:
-    assert delayed_share(servers, offered) == pytest.approx(share)
 
 
 @pytest.mark.parametrize(("mean", "most", "share"), [(2.0, 2, 0.676676), (0.0, 0, 1.0), (5.0, -1, 0.0), (9e9, 5, 0.0)])
@@ -142,12 +134,10 @@ def test_an_engines_own_limits_bound_its_sequences(size: Size, most: int) -> Non
 
 
 def test_with_fewer_workers_fewer_requests_are_in_time() -> None:
-    fewer, now, more = planned(objectives=OBJECTIVES._replace(ttft_s=0.12)).predicted
-    assert (fewer.workers, now.workers, more.workers) == (2, 3, 4)
-    assert fewer.ttft_within_ratio is not None
-    assert now.ttft_within_ratio is not None
-    assert more.ttft_within_ratio is not None
-    assert fewer.ttft_within_ratio == 0.0 < now.ttft_within_ratio < more.ttft_within_ratio
+    predicted = planned(objectives=OBJECTIVES._replace(ttft_s=0.12)).predicted
+    assert [each.workers for each in predicted] == [2, 3, 4]
+    fewer, now, more = [each.ttft_within_ratio or 0.0 for each in predicted]
+    assert fewer == 0.0 < now < more
 
 
 @given(st.floats(0.1, 500), st.floats(0.5, 8), st.integers(1, 8), st.sampled_from([AGGREGATED, PREFILL, DECODE]))
@@ -272,12 +262,6 @@ def test_an_answer_that_did_not_end_has_no_length(outcome: OutcomeKnown | None) 
     assert answered_tokens(outcome) is None
 
 
-def test_bookings_of_replicas_count() -> None:
-    planning = Planning()
-    planning.routing.apply(booked(routed(), 100))
-    assert planning.plan().load.requests == 1
-
-
 def test_metrics_have_no_samples_of_what_is_unknown() -> None:
     planning = Planning()
     planning.routing.take(planning.routing.decide(route()))
@@ -287,20 +271,6 @@ def test_metrics_have_no_samples_of_what_is_unknown() -> None:
     assert [each.labels for each in samples["kvrouter_planner_offered_prefill_tokens_per_second"]] == [
         {"model": MODEL, "role": "aggregated"}
     ]
-
-
-def test_numbers_of_the_answer_name_their_units() -> None:
-    units = ("_s", "_tokens", "_ratio", "_per_s", "workers", "_worker", "_factor", "sequences", "_max")
-
-    def numbers(tree: Any) -> set[str]:
-        if isinstance(tree, dict):
-            own = {key for key, value in tree.items() if isinstance(value, (int, float))}
-            return own.union(*map(numbers, tree.values()))
-        return set[str]().union(*map(numbers, tree)) if isinstance(tree, (list, tuple)) else set()
-
-    found = numbers(shown(planned()))
-    assert len(found) > 10
-    assert {each for each in found if not each.endswith(units)} == set()
 
 
 def test_the_objectives_are_those_of_the_dashboards() -> None:

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.doctor.pages import PageUnreadable, not_ready
-from router.pools.selection import Axis, Override, PoolGroup, SelectionInput, Targets, plan, preference, select
-from router.pools.state import Attained, Change, LiveLimits, Looked, PoolsLive, PoolStatus, Queue, attained
+from router.pools.config import Axis, LiveLimits, PoolGroup, PoolSettings, RouterAddress
+from router.pools.selection import SelectionInput, Targets, plan, preference, select
+from router.pools.state import Attained, Looked, PoolState, PoolStatus, Queue, attained
 from router.pools.watch import busyness, not_serving
 
 PAGE = b"""# HELP kvrouter_queued_requests Requests that wait for room in the fleet
@@ -33,18 +34,23 @@ LIMITS = LiveLimits(
 )
 
 
+def pool(limits: LiveLimits, *urls: str) -> PoolSettings:
+    routers = tuple(RouterAddress(url=url) for url in urls)
+    return PoolSettings(routers=routers, **limits.model_dump(exclude_unset=True))
+
+
 @dataclass
 class World:
-    """One pool, and its two routers, as looks see them."""
+    """One pool, its two routers as looks see them, and each fitness that it had."""
 
     limits: LiveLimits = LIMITS
     urls: tuple[str, ...] = ("http://a", "http://b")
     now_s: float = 0.0
-    live: PoolsLive = field(init=False)
-    changes: list[Change] = field(default_factory=list)
+    state: PoolState = field(init=False)
+    fitnesses: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.live = PoolsLive({"p": self.urls}, {"p": self.limits})
+        self.state = PoolState("p", pool(self.limits, *self.urls))
 
     def look(
         self,
@@ -57,56 +63,40 @@ class World:
     ) -> None:
         queue = None if queued is None else Queue(queued, waiting)
         look = Looked("" if ready else "refused", queue=queue, attained={"ttft": Attained(*ttft)} if ttft else {})
-        self.changes.extend(self.live.looked("p", url, look, self.now_s))
+        self.state.looked(url, look, self.now_s)
+        self.fitnesses.append(self.now().fitness)
 
     def fail(self, url: str) -> None:
-        self.changes.extend(self.live.attempt_failed("p", url, "no connection"))
+        self.state.attempt_failed(url, "no connection")
 
     def wait(self, seconds: float) -> None:
         self.now_s += seconds
-        self.changes.extend(self.live.tick(self.now_s))
+        self.state.tick(self.now_s)
 
     def now(self) -> PoolStatus:
-        return self.live.statuses["p"]
+        return self.state.status
 
 
 def test_a_router_is_silent_once_it_is_down_without_an_answer_and_not_where_it_says_that_it_is_not_ready() -> None:
-    live = PoolsLive({"p": ("http://a",)}, {"p": LiveLimits()})
+    state = PoolState("p", pool(LiveLimits(), "http://a"))
 
     def is_silent_after(*, ready: bool, answered: bool) -> bool:
-        live.looked("p", "http://a", Looked("" if ready else "x", answered), 0.0)
-        return live.is_silent("p", "http://a")
+        state.looked("http://a", Looked("" if ready else "x", answered), 0.0)
+        return state.is_silent("http://a")
 
     assert not is_silent_after(ready=True, answered=True)
     assert [is_silent_after(ready=False, answered=False) for _ in range(LiveLimits().failures_max)][-1]
     assert not is_silent_after(ready=False, answered=True)
 
 
-def test_an_unprobed_pool_is_fit() -> None:
-    world = World()
-    assert (world.now().fitness, world.now().routers_up) == ("fit", ("http://a", "http://b"))
-
-
 def test_the_first_look_decides_alone_and_later_ones_take_two_in_a_row() -> None:
     world = World(urls=("http://a",))
+    assert (world.now().fitness, world.now().routers_up) == ("fit", ("http://a",)), "before the first look"
     world.look("http://a", ready=False)
-    assert (world.now().fitness, world.now().causes, world.now().reasons) == (
-        "down", ("unhealthy",), ("http://a: refused",),
-    )  # fmt: skip
-    world.look("http://a")
-    assert world.now().fitness == "down"
-    world.look("http://a", ready=False)
-    world.look("http://a")
-    assert world.now().fitness == "down"
-    world.look("http://a")
-    assert world.now().fitness == "fit"
-    world.look("http://a", ready=False)
-    assert world.now().fitness == "fit"
-    world.look("http://a", ready=False)
-    assert world.now().fitness == "down"
-    assert [(change.before, change.after) for change in world.changes] == [
-        ("fit", "down"), ("down", "fit"), ("fit", "down"),
-    ]  # fmt: skip
+    assert (world.now().causes, world.now().reasons) == (("unhealthy",), ("http://a: refused",))
+    for ready in (True, False, True, True, False, False):
+        world.look("http://a", ready=ready)
+    assert world.fitnesses == ["down", "down", "down", "down", "fit", "fit", "down"]
 
 
 def test_a_pool_is_down_only_when_none_of_its_routers_is_up() -> None:
@@ -137,7 +127,7 @@ def test_a_long_queue_strains_a_pool_until_it_is_half_as_long_as_it_may_be() -> 
     assert (world.now().fitness, world.now().queued_requests) == ("fit", 10)
     world.look("http://b", queued=5)
     assert (world.now().fitness, world.now().causes) == ("strained", ("queue",))
-    assert world.now().reasons == ("queue: 11 requests wait, allowed 10 at most, then 0.5 of that",)
+    assert world.now().reasons == ("queue: 11 requests wait, allowed 10 at most, then half of that",)
     world.look("http://a", queued=1)
     assert world.now().fitness == "strained"
     world.look("http://b", queued=4)
@@ -229,29 +219,11 @@ def test_answers_in_time_are_a_linear_part_of_the_bucket_that_the_bound_lies_in(
 # ------------------------------------------------------------------------------------------- order
 
 
-def group(priorities: tuple[int, ...], overrides: tuple[Override, ...] = ()) -> PoolGroup:
+def group(priorities: tuple[int, ...]) -> PoolGroup:
     names = tuple(f"p{each}" for each in range(len(priorities)))
     axis = Axis("ttft_ms", 0.0, float(len(priorities)), len(priorities))
-    return PoolGroup(
-        phase="agg", namespaces=names, priorities=priorities, axes=(axis,), mapping=tuple(range(len(priorities))),
-        overrides=overrides,
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("selected", "priorities", "expected"),
-    [
-        (2, (0, 1, 2), (2, 1, 0)),
-        (0, (0, 1, 2), (0, 1, 2)),
-        (1, (0, 1, 2), (1, 0, 2)),
-        (3, (0, 2, 2, 5, 1, 5, 7), (3, 1, 2, 4, 0, 5, 6)),
-        (0, (-1, -5), (0, 1)),
-    ],
-)
-def test_the_selected_pool_then_faster_ones_from_slow_to_fast_then_the_others(
-    selected: int, priorities: tuple[int, ...], expected: tuple[int, ...]
-) -> None:
-    assert preference(selected, priorities) == expected
+    mapping = tuple(range(len(priorities)))
+    return PoolGroup(phase="agg", namespaces=names, priorities=priorities, axes=(axis,), mapping=mapping)
 
 
 @given(st.lists(st.integers(-3, 3), min_size=1, max_size=8), st.data())
@@ -267,12 +239,11 @@ def test_all_pools_are_in_the_order_and_the_peers_retries_are_its_beginning(
 
 
 def standing(name: str, fitness: str) -> PoolStatus:
-    live = PoolsLive({name: ("u",)}, {name: LiveLimits(queue_requests_max=1)})
+    state = PoolState(name, pool(LiveLimits(queue_requests_max=1), "http://u"))
     queued, ready = (2 if fitness == "strained" else 0), fitness != "down"
-    live.looked(name, "u", Looked("" if ready else "x", queue=Queue(queued)), 0.0)
-    found = live.statuses[name]
-    assert found.fitness == fitness
-    return found
+    state.looked("http://u", Looked("" if ready else "x", queue=Queue(queued)), 0.0)
+    assert state.status.fitness == fitness
+    return state.status
 
 
 def order(fitnesses: str, *, retry: bool, target: float = 2.0) -> tuple[list[int], list[int]]:
@@ -311,17 +282,11 @@ def test_a_candidate_says_why_it_is_there_and_why_not() -> None:
     assert found.selection.namespace == "p1"
 
 
-def test_queues_are_those_of_the_router_and_of_all_its_engines() -> None:
-    assert busyness(PAGE, LiveLimits()) == Looked(queue=Queue(3, 9))
-
-
-def test_latencies_are_those_of_all_modes_against_the_bounds() -> None:
-    found = busyness(PAGE, LiveLimits(ttft_bound_ms=300, itl_bound_ms=10))
-    assert found == Looked(queue=Queue(3, 9), attained={"ttft": Attained(21.0, 41.0)})
-
-
-def test_a_page_without_what_is_looked_for_says_nothing() -> None:
-    assert busyness(b"other_metric 1\n", LiveLimits(ttft_bound_ms=1)) == Looked()
+def test_a_page_tells_queues_and_answers_within_the_bounds_of_all_modes() -> None:
+    queue, bounds = Queue(3, 9), LiveLimits(ttft_bound_ms=300, itl_bound_ms=10)
+    assert busyness(PAGE, LiveLimits()) == Looked(queue=queue)
+    assert busyness(PAGE, bounds) == Looked(queue=queue, attained={"ttft": Attained(21.0, 41.0)})
+    assert busyness(b"other_metric 1\n", bounds) == Looked()
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,8 @@ import random
 from collections import Counter
 from typing import Any
 
-import pytest
-
-from router.pools.selection import Axis, Coordinate, Override, PoolGroup, Selection, SelectionInput, Targets, select
+from router.pools.config import Axis, Override, PoolGroup
+from router.pools.selection import Coordinate, Selection, SelectionInput, Targets, select
 
 PREFILL = PoolGroup(
     phase="prefill",
@@ -14,13 +13,12 @@ PREFILL = PoolGroup(
     priorities=(0, 1),
     axes=(Axis("isl", 0, 32_000, 2), Axis("ttft_ms", 10.0, 3000.0, 2)),
     mapping=((0, 1), (0, 1)),
-    overrides=(Override(5, 10, 0), Override(10, 20, 1)),
+    overrides=(
+        Override(min_priority=5, max_priority=10, target_pool=0),
+        Override(min_priority=10, max_priority=20, target_pool=1),
+    ),
 )
 NO_DEFAULTS = Targets()
-
-
-def pool(asked: SelectionInput, defaults: Targets = NO_DEFAULTS, group: PoolGroup = PREFILL) -> int:
-    return select(group, asked, defaults).pool
 
 
 def literal(group: PoolGroup, asked: SelectionInput, defaults: Targets) -> tuple[int, list[int]]:
@@ -98,7 +96,9 @@ def drawn_group(draw: random.Random) -> PoolGroup:
         priorities=tuple(range(pools)),
         axes=axes,
         mapping=drawn_mapping(draw, axes, pools),
-        overrides=tuple(Override(least, least + more, target) for least, more, target in rules),
+        overrides=tuple(
+            Override(min_priority=least, max_priority=least + more, target_pool=target) for least, more, target in rules
+        ),
     )
 
 
@@ -111,11 +111,10 @@ def drawn_request(draw: random.Random, group: PoolGroup) -> tuple[SelectionInput
     return asked, defaults
 
 
-def compared(count: int) -> tuple[set[tuple[Any, ...]], Counter[str]]:
-    """Return what was reached and how often by `count` random requests; raise where one goes elsewhere."""
+def test_ten_thousand_random_requests_go_where_the_formula_says() -> None:
     draw = random.Random(8)
-    reached, counts = set(), Counter[str]()
-    for number in range(count):
+    reached, counts = set[tuple[Any, ...]](), Counter[str]()
+    for number in range(10_000):
         group = drawn_group(draw)
         asked, defaults = drawn_request(draw, group)
         found = select(group, asked, defaults)
@@ -126,25 +125,9 @@ def compared(count: int) -> tuple[set[tuple[Any, ...]], Counter[str]]:
         reached.add((found.phase, len(group.axes), *(each.origin for each in found.coordinates)))
         counts["overridden"] += found.override is not None
         counts["clamped"] += any(each.clamped for each in found.coordinates)
-    return reached, counts
-
-
-def test_ten_thousand_random_requests_go_where_the_formula_says() -> None:
-    reached, counts = compared(10_000)
     assert len(reached) >= 30, "every phase, with values of every origin"
     assert counts["overridden"] > 1000
     assert counts["clamped"] > 1000
-
-
-@pytest.mark.parametrize(
-    ("isl", "ttft", "expected"),
-    [
-        (0, 10.0, 0), (0, 1504.9, 0), (0, 1505.0, 1), (0, 3000.0, 1), (0, 1e6, 1), (0, 9.0, 0), (0, 0.0, 0),
-        (31_999, 2000.0, 1), (32_000, 11.0, 0), (-1, 3000.0, 1), (10**9, 3000.0, 1),
-    ],
-)  # fmt: skip
-def test_the_bounds_of_a_grid(isl: int, ttft: float, expected: int) -> None:
-    assert pool(SelectionInput(isl, Targets(ttft_ms=ttft))) == expected
 
 
 def test_an_absent_target_is_the_processs_or_the_middle_and_an_explicit_0_is_neither() -> None:

@@ -40,18 +40,11 @@ def told(seq: int, *events: LeaseEvent, router: str = "other", life: int = 1) ->
 
 
 def beat(seq: int, *leases: OpenLease, router: str = "other", life: int = 1) -> LedgerBeat:
-    sums = OpenLeases()
+    known = OpenLeases()
     for lease in leases:
-        sums.put(lease)
-    return LedgerBeat(
-        router=router,
-        life=life,
-        seq=seq,
-        leases=len(sums),
-        digest=sums.digest,
-        queued_tokens=sums.queued_tokens,
-        blocks=sums.blocks,
-    )
+        known.put(lease)
+    sums = {name: getattr(known, name) for name in ("digest", "queued_tokens", "blocks")}
+    return LedgerBeat(router=router, life=life, seq=seq, leases=len(known), **sums)
 
 
 def answer(seq: int, number: int, *leases: OpenLease, part: int = 0, parts: int = 1) -> LedgerOpen:
@@ -181,14 +174,9 @@ def test_without_peers_only_the_beat_is_sent_with_the_open_leases() -> None:
     made.on_lease_event(Finished(lease_id="l"))
     assert made.tick(BEAT_S / 2) == []
     assert made.tick(BEAT_S) == [Say(beat(0, router="me"))]
-
-
-def test_leases_from_before_any_peer_are_sent_to_the_first_peer() -> None:
-    made = Replication("me", 1)
-    made.on_lease_event(routed("l"))
-    made.on_message(beat(0), 0.0)
-    made.on_lease_event(FirstToken(lease_id="l"))
-    assert made.flush() == [Say(told(1, routed("l"), FirstToken(lease_id="l"), router="me"))]
+    made.on_lease_event(routed("m"))
+    made.on_message(beat(0), BEAT_S)
+    assert made.flush() == [Say(told(1, routed("m"), router="me"))], "the first peer is told what is pending"
 
 
 def test_a_question_is_answered_with_what_is_open_behind_all_that_was_told() -> None:
@@ -273,18 +261,12 @@ def test_of_a_very_long_prompt_the_end_is_told_as_blocks_without_a_name() -> Non
 
 def test_more_leases_than_an_answer_can_hold_are_told_without_their_blocks_names() -> None:
     longest = routed("l", BLOCKS_MAX)
-    leases = [
-        OpenLease(msgspec.structs.replace(longest, lease_id=f"l{number}"), is_prefilled=False)
-        for number in range(PARTS_MAX + 1)
-    ]
-    parts = parts_of(leases)
-    told_leases = [lease for part in parts for lease in part]
-    assert len(told_leases) == len(leases)
-    assert {(lease.routed.blocks, lease.routed.extra_blocks) for lease in told_leases} == {(b"", BLOCKS_MAX)}
-
-
-def test_without_leases_an_answer_has_one_part() -> None:
-    assert parts_of([]) == [()]
+    numbered = [msgspec.structs.replace(longest, lease_id=f"l{number}") for number in range(PARTS_MAX + 1)]
+    parts = parts_of([OpenLease(each, is_prefilled=False) for each in numbered])
+    told_leases = [lease.routed for part in parts for lease in part]
+    assert len(told_leases) == len(numbered)
+    assert {(each.blocks, each.extra_blocks) for each in told_leases} == {(b"", BLOCKS_MAX)}
+    assert parts_of([]) == [()], "without leases an answer has one part"
 
 
 def test_a_digest_tells_leases_apart_and_what_became_of_them() -> None:

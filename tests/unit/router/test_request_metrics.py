@@ -38,7 +38,7 @@ from router.metrics.request import (
 from router.metrics.state import rank_families, state_families
 from router.native import built
 from router.prompt.chains import block_count
-from router.queue.admission import RequestQueue
+from router.queue.waiting import RequestQueue
 from tests.unit.router.samples import MODEL, answer, registered, route
 from tests.unit.router.test_routing import Bench, FakeIndex
 

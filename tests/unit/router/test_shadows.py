@@ -23,7 +23,7 @@ from router.decision.state import RouterState
 from router.decision.state_settings import StateSettings
 from router.decision.verdict import Verdict
 from router.journal.encoder import JournalEncoder
-from router.shadows.comparison import BATCHES, NoChoice, Series, SeriesMean, ShadowReport, Tally, compared, pooled
+from router.shadows.comparison import BATCHES, Series, SeriesMean, ShadowReport, Tally, compared, pooled
 from router.shadows.service import KEPT_REQUESTS, WAITING_MAX, Budget, Shadows, ShadowSection, pooled_page
 from tests.support.replayed import replay
 from tests.unit.router.samples import registered, route
@@ -153,20 +153,19 @@ def test_shadows_change_no_decision() -> None:
 
 
 @pytest.mark.parametrize(
-    ("live", "shadow", "lacks"),
+    ("live", "shadow"),
     [
-        (Policy(mode="round-robin"), Policy(), "overlap"),
-        (Policy(mode="round-robin"), Policy(mode="least-loaded"), "load"),
-        (Policy(), Policy(affinity="soft"), "session"),
-        (Policy(predict_on_route=False), Policy(), "predictions"),
+        (Policy(mode="round-robin"), Policy()),
+        (Policy(mode="round-robin"), Policy(mode="least-loaded")),
+        (Policy(), Policy(affinity="soft")),
+        (Policy(predict_on_route=False), Policy()),
     ],
 )
-def test_what_the_live_view_lacks_is_not_guessed(live: Policy, shadow: Policy, lacks: str) -> None:
+def test_what_the_live_view_lacks_is_not_guessed(live: Policy, shadow: Policy) -> None:
     bench = Bench(registered("w0"), registered("w1"), policy=live)
     verdict = bench.routing.decide(route(session_id="s"))
-    with pytest.raises(NoChoice, match=lacks) as raised:
-        compared(bench.state, verdict, live, shadow)
-    assert raised.value.reason == "unreadable"
+    assert compared(bench.state, verdict, live, shadow) == "unreadable"
+    assert compared(bench.state, verdict, live, live) != "unreadable"
 
 
 def test_what_the_shadow_chooses_is_compared_at_both_ranks() -> None:
@@ -176,6 +175,7 @@ def test_what_the_shadow_chooses_is_compared_at_both_ranks() -> None:
         bench.take(route(400, decision_id=f"d{number}", pinned_worker="w0")).first_token()
     verdict = bench.routing.decide(route(400))
     found = compared(bench.state, verdict, live, Policy(mode="least-loaded"))
+    assert not isinstance(found, str)
     assert (str(found.rank), found.agrees, found.cached_blocks) == ("w1/0", False, (24, 0))
     assert found.own_cost is None
     assert found.live_cost is not None
@@ -242,7 +242,7 @@ def test_a_full_queue_takes_no_more_decisions_and_counts_them() -> None:
 
 
 def test_a_slice_lets_the_event_loop_have_its_turn() -> None:
-    watched = Watched(takes_s=1.0, budget_us=10_000)
+    watched = Watched(takes_s=1.0)
     watched.take(300)
     assert watched.shadows.evaluate_slice()
 
@@ -279,9 +279,8 @@ def test_a_shadow_that_is_no_policy_is_named(policies: list[dict[str, Any]], fou
 
 
 def test_two_shadows_of_one_name_are_refused() -> None:
-    same = {"name": "a", "policy": {"mode": "kv"}}
     with pytest.raises(ValueError, match="each name once"):
-        section(policies=[same, same])
+        section(policies=2 * [{"name": "a", "policy": {"mode": "kv"}}])
 
 
 def test_another_routers_report_has_only_names_that_a_terminal_may_show() -> None:
@@ -294,15 +293,14 @@ def test_another_routers_report_has_only_names_that_a_terminal_may_show() -> Non
 # ------------------------------------------------------------------------------------------------- figures
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_the_interval_of_a_mean_has_the_mean_of_independent_values(seed: int) -> None:
-    draw, series = random.Random(seed), Series()
+def test_the_interval_of_a_mean_has_the_mean_of_independent_values() -> None:
+    draw, series = random.Random(1), Series()
     for _ in range(20_000):
         series.add(draw.gauss(3.0, 1.0))
     found = series.mean()
     assert found.standard_error is not None
-    assert found.standard_error == pytest.approx(1 / 20_000**0.5, rel=0.5), f"seed {seed}"
-    assert abs(found.mean - 3.0) < 4 * found.standard_error, f"seed {seed}"
+    assert found.standard_error == pytest.approx(1 / 20_000**0.5, rel=0.5)
+    assert abs(found.mean - 3.0) < 4 * found.standard_error
 
 
 def test_values_that_hang_together_have_a_wider_interval_than_their_number_says() -> None:
