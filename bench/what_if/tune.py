@@ -105,7 +105,7 @@ def screened(tallies: Mapping[str, Tally], count: int) -> list[str]:
     """
     reports = {name: tally.report() for name, tally in tallies.items()}
     by_ttft = sorted(reports, key=lambda name: _rank(reports[name].ttft_gain_s))
-    by_cost = sorted(reports, key=lambda name: min(map(_rank, reports[name].live_cost_gain.values()), default=_LAST))
+    by_cost = sorted(reports, key=lambda name: _rank(reports[name].live_cost_gain_ms))
     in_turn = dict.fromkeys(name for pair in zip(by_ttft, by_cost, strict=True) for name in pair)
     return list(in_turn)[:count]
 

@@ -10,15 +10,15 @@ Each value is that at the rank of the live choice, then that at the rank of the 
     TTFT       the reference engine's time for queue and prompt, times the rank's learnt factor: no
                policy's weights are in it, so that all policies are comparable
     cached     leading blocks that the rank is expected to hold of those that can be reused
-    costs      under the live policy's cost, and under the shadow's own; None if a policy has none there
+    costs      in ms under the live policy's cost, and under the shadow's own; None if a policy has none there
 
 Gains are of the shadow's choice against the live one, so that above 0 speaks for the shadow:
 
     ttft_gain_s            predicted TTFT of the live choice minus that of the shadow's
     cached_blocks_gain     cached blocks of the shadow's choice minus those of the live one
-    own_cost_gain          cost of the live choice minus that of the shadow's, under the shadow's cost: never below 0
+    own_cost_gain_ms       cost of the live choice minus that of the shadow's, under the shadow's cost: never below 0
                            without a temperature
-    live_cost_gain         the same under the live policy's cost: never above 0 without a temperature
+    live_cost_gain_ms      the same under the live policy's cost: never above 0 without a temperature
 
 A standard error is that of batch means: requests that follow each other are alike (a busy moment, one session), so
 single values would make it too small. A long series has `BATCHES` to `2 * BATCHES` batches of equal length; at
@@ -33,7 +33,6 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 import numpy as np
 
-from kv_protocol.decision import CostUnit
 from kv_protocol.errors import LimitExceeded
 from kv_protocol.ids import WorkerRank
 from router.decision.eligibility import NoEligibleWorker, WorkerNotNamed
@@ -52,13 +51,6 @@ SHADOW_NAME = r"^[a-z0-9][a-z0-9._-]{0,31}$"
 """A shadow's name: a label of metrics, and a word on a terminal."""
 
 
-class CostPair(NamedTuple):
-    """The costs of both choices under one policy."""
-
-    unit: CostUnit
-    costs: Pair
-
-
 class Comparison(NamedTuple):
     """A shadow's choice beside the live one. None: the view does not tell."""
 
@@ -66,8 +58,8 @@ class Comparison(NamedTuple):
     agrees: bool
     ttft_s: Pair | None
     cached_blocks: tuple[int, int] | None
-    live_cost: CostPair | None
-    own_cost: CostPair | None
+    live_cost_ms: Pair | None
+    own_cost_ms: Pair | None
 
 
 def compared(state: RouterState, verdict: Verdict, live: Policy, shadow: Policy) -> Comparison | str:
@@ -93,8 +85,8 @@ def of_verdicts(state: RouterState, verdict: Verdict, other: Verdict) -> Compari
         agrees=places[0] == places[1],
         ttft_s=_ttft_s(state, verdict, places) if is_predicted else None,
         cached_blocks=_cached_blocks(verdict, places) if is_predicted else None,
-        live_cost=_costs(verdict, places),
-        own_cost=_costs(other, places),
+        live_cost_ms=_costs_ms(verdict, places),
+        own_cost_ms=_costs_ms(other, places),
     )
 
 
@@ -120,13 +112,13 @@ def _cached_blocks(verdict: Verdict, places: tuple[int, int]) -> tuple[int, int]
     return min(int(expected[places[0]]), reusable), min(int(expected[places[1]]), reusable)
 
 
-def _costs(verdict: Verdict, places: tuple[int, int]) -> CostPair | None:
+def _costs_ms(verdict: Verdict, places: tuple[int, int]) -> Pair | None:
     indices = verdict.rank_indices
-    if not verdict.has_costs or not all(place in indices for place in places):
+    if not verdict.is_timed or not all(place in indices for place in places):
         return None
     costs = verdict.cost_list()
     live, shadow = (costs[indices.index(place)] for place in places)
-    return CostPair(verdict.cost_unit, (live, shadow))
+    return live, shadow
 
 
 class SeriesMean(msgspec.Struct, frozen=True):
@@ -194,7 +186,7 @@ def pooled(means: Sequence[SeriesMean]) -> SeriesMean:
 
 
 class ShadowReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One shadow: the fields of its policy that differ from the live one, and its figures. Costs are by unit."""
+    """One shadow: the fields of its policy that differ from the live one, and its figures."""
 
     name: Annotated[str, msgspec.Meta(pattern=SHADOW_NAME)]
     policy: dict[str, Any]
@@ -203,8 +195,8 @@ class ShadowReport(msgspec.Struct, frozen=True, kw_only=True):
     skipped: dict[str, int]
     ttft_gain_s: SeriesMean
     cached_blocks_gain: SeriesMean
-    own_cost_gain: dict[str, SeriesMean]
-    live_cost_gain: dict[str, SeriesMean]
+    own_cost_gain_ms: SeriesMean
+    live_cost_gain_ms: SeriesMean
     differ_ratio: float = 0.0
     """Share of the shadow's decisions that are for another rank than the live one."""
 
@@ -226,10 +218,6 @@ class Pairs:
         self.gain.add(sign * (pair[0] - pair[1]))
 
 
-def _means(costs: dict[str, Pairs]) -> dict[str, SeriesMean]:
-    return {unit: pairs.gain.mean() for unit, pairs in costs.items()}
-
-
 class Tally:
     """One shadow's decisions under one live policy."""
 
@@ -237,21 +225,21 @@ class Tally:
         self.name, self._fields = name, fields
         self.agree = self.differ = 0
         self.skipped = Counter(dict.fromkeys(SKIPS, 0))
-        self.ttft_s, self.cached_blocks = Pairs(), Pairs()
-        self.live_costs, self.own_costs = dict[str, Pairs](), dict[str, Pairs]()
-        """By unit."""
+        self.ttft_s, self.cached_blocks, self.live_costs_ms, self.own_costs_ms = Pairs(), Pairs(), Pairs(), Pairs()
 
     def add(self, found: Comparison) -> None:
         """Count a decision."""
         self.agree += found.agrees
         self.differ += not found.agrees
-        if found.ttft_s is not None:
-            self.ttft_s.add(found.ttft_s)
         if found.cached_blocks is not None:
             self.cached_blocks.add(found.cached_blocks, -1)
-        for costs, cost in ((self.live_costs, found.live_cost), (self.own_costs, found.own_cost)):
-            if cost is not None:
-                costs.setdefault(cost.unit, Pairs()).add(cost.costs)
+        for pairs, pair in (
+            (self.ttft_s, found.ttft_s),
+            (self.live_costs_ms, found.live_cost_ms),
+            (self.own_costs_ms, found.own_cost_ms),
+        ):
+            if pair is not None:
+                pairs.add(pair)
 
     def report(self) -> ShadowReport:
         """Return the figures."""
@@ -263,8 +251,8 @@ class Tally:
             skipped=dict(self.skipped),
             ttft_gain_s=self.ttft_s.gain.mean(),
             cached_blocks_gain=self.cached_blocks.gain.mean(),
-            own_cost_gain=_means(self.own_costs),
-            live_cost_gain=_means(self.live_costs),
+            own_cost_gain_ms=self.own_costs_ms.gain.mean(),
+            live_cost_gain_ms=self.live_costs_ms.gain.mean(),
         )
 
 
@@ -279,11 +267,6 @@ def merged(reports: Sequence[ShadowReport]) -> ShadowReport:
         skipped={reason: sum(each.skipped.get(reason, 0) for each in reports) for reason in SKIPS},
         ttft_gain_s=pooled([each.ttft_gain_s for each in reports]),
         cached_blocks_gain=pooled([each.cached_blocks_gain for each in reports]),
-        own_cost_gain=_by_unit([each.own_cost_gain for each in reports]),
-        live_cost_gain=_by_unit([each.live_cost_gain for each in reports]),
+        own_cost_gain_ms=pooled([each.own_cost_gain_ms for each in reports]),
+        live_cost_gain_ms=pooled([each.live_cost_gain_ms for each in reports]),
     )
-
-
-def _by_unit(gains: Sequence[dict[str, SeriesMean]]) -> dict[str, SeriesMean]:
-    units = dict.fromkeys(unit for each in gains for unit in each)
-    return {unit: pooled([each[unit] for each in gains if unit in each]) for unit in units}

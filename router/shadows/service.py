@@ -317,15 +317,13 @@ def shadow_families(tallies: list[Tally], budget: Budget) -> Iterator[Family]:
     yield summary("shadow_predicted_ttft_seconds", f"Predicted TTFT {of_these}", choices, ttfts)
     cached = _means(((each.name,), each.cached_blocks) for each in tallies)
     yield summary("shadow_cached_blocks", f"Blocks expected {of_these}", choices, cached)
-    for name, unit, factor in (("seconds", "ms", 1e-3), ("blocks", "blocks", 1.0)):
-        costs = (
-            ((each.name, label), of_unit[unit])
-            for each in tallies
-            for label, of_unit in (("live", each.live_costs), ("own", each.own_costs))
-            if unit in of_unit
-        )
-        meaning = f"Cost of each choice, under the live policy's cost and the shadow's own, of costs in {unit}"
-        yield summary(f"shadow_cost_{name}", meaning, ("shadow", "cost", "choice"), _means(costs, factor))
+    costs = (
+        ((each.name, label), pairs)
+        for each in tallies
+        for label, pairs in (("live", each.live_costs_ms), ("own", each.own_costs_ms))
+    )
+    meaning = "Cost of each choice, under the live policy's cost and the shadow's own"
+    yield summary("shadow_cost_seconds", meaning, ("shadow", "cost", "choice"), _means(costs, 1e-3))
     yield counter("shadow_requests", "Decisions offered to shadows", rows=[((), budget.requests)])
     yield counter("shadow_spent_seconds", "Time that shadows took to decide", rows=[((), budget.spent_s)])
     meaning = "Time that all shadows may take for a request, on average"
