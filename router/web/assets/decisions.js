@@ -1,8 +1,7 @@
 // The newest decisions, and one of them: what came of it beside what was predicted, every candidate, every term of its cost.
 
 import { Poll } from "./api.js";
-import { h } from "./dom.js";
-import { age, badge, bar, clock, count, facts, filter, legend, link, message, ms, name, outcomeOf, percent, predictedCached, predictedTtft, seconds, signed, trust, UNKNOWN } from "./parts.js";
+import { age, badge, bar, clock, count, facts, filter, h, legend, link, message, ms, name, outcomeOf, percent, predictedCached, predictedTtft, seconds, signed, trust, UNKNOWN } from "./parts.js";
 import { Table } from "./table.js";
 
 const REFRESH = 200;
