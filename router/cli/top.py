@@ -17,7 +17,7 @@ from kv_runtime.process import print_lines
 from router.cli.options import ControlPages, NothingRead, asked, with_source
 from router.config import RouterSettings
 from router.decision.report import Outcome
-from router.doctor.pages import WorkerRow, Workers
+from router.doctor.facts import WorkerRow, Workers
 from router.processes.metrics import parsed
 
 DECISIONS = 100

@@ -6,8 +6,8 @@ import pytest
 
 from router.cli.top import Decision, Decisions, Labels, Metrics, Snapshot, screen
 from router.decision.report import Outcome
-from router.doctor.facts import RankStatus
-from router.doctor.pages import PageUnreadable, WorkerRow, Workers, decoded
+from router.doctor.facts import RankStatus, WorkerRow, Workers
+from router.doctor.pages import PageUnreadable, decoded
 from tests.unit.router.samples import registered
 
 Samples = dict[str, dict[Labels, float]]
