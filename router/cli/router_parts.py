@@ -44,9 +44,9 @@ from router.http.plane import HttpPlane
 from router.journal.log import JournalWriter, ensure_journal, journal_families, router_name
 from router.live.routes import Gauges, Trends, event_log_routes, live_routes
 from router.live.service import Live, live_families
-from router.metrics.request import RequestMetrics
-from router.metrics.state import (
+from router.metrics import (
     PickerStatistics,
+    RequestMetrics,
     http_families,
     picker_families,
     prompt_families,

@@ -46,8 +46,8 @@ class Reply(NamedTuple):
 class HttpAsker:
     """Queries over one session."""
 
-    def __init__(self, session: aiohttp.ClientSession, timeout_s: float) -> None:
-        self._session, self._timeout_s = session, timeout_s
+    def __init__(self, session: aiohttp.ClientSession, timeout_s: float, bytes_max: int = BODY_BYTES_MAX) -> None:
+        self._session, self._timeout_s, self._bytes_max = session, timeout_s, bytes_max
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
 
     async def get(self, url: str, token: str = "") -> Reply:
@@ -57,19 +57,19 @@ class HttpAsker:
             async with self._session.get(
                 url, headers=headers, timeout=self._timeout, allow_redirects=False
             ) as response:
-                return await _reply(response)
+                return await _reply(response, self._bytes_max)
         except TimeoutError:
             return Reply(f"no answer within {self._timeout_s:g} s")
         except (aiohttp.ClientError, OSError, ValueError) as error:
             return Reply(str(error) or type(error).__name__)
 
 
-async def _reply(response: aiohttp.ClientResponse) -> Reply:
+async def _reply(response: aiohttp.ClientResponse, bytes_max: int) -> Reply:
     parts, size = [], 0
     async for part in response.content.iter_any():
         size += len(part)
-        if size > BODY_BYTES_MAX:
-            return Reply(f"more than {BODY_BYTES_MAX} bytes")
+        if size > bytes_max:
+            return Reply(f"more than {bytes_max} bytes")
         parts.append(part)
     return Reply(status=response.status, body=b"".join(parts))
 

@@ -30,7 +30,7 @@ from router.endpoint_picker.wire import AnswerCame, BodyMode, Lines, MessageRefu
 from router.http import refusals
 from router.http.exchange import Exchange, HeaderLines, OutboundCall, ResponseHandler
 from router.http.refusals import Refusal
-from router.metrics.state import Outcome
+from router.metrics import Outcome
 from router.request.destination import Gateway
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from router.http.exchange import Exchange
 from router.http.heads import HOP_BY_HOP
 from router.http.plane import HttpPlane
 from router.http.sites import CORS_HEADERS
-from router.metrics.state import http_families, prompt_families
+from router.metrics import http_families, prompt_families
 from router.pools.config import PoolsConfig
 from router.pools.selection import PoolGroup
 from router.pools.served import Identity, PoolAttempt, Pools, PoolService

@@ -23,9 +23,9 @@ from router.attribution.service import savings_families
 from router.drain.handover import Handover
 from router.journal.log import journal_families
 from router.live.service import LiveClients, Ring, live_families
-from router.metrics.request import RequestMetrics
-from router.metrics.state import (
+from router.metrics import (
     PickerStatistics,
+    RequestMetrics,
     http_families,
     picker_families,
     prompt_families,

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from dashboards.boards import CONTENT
 from dashboards.command import rules
-from router.metrics.request import RequestMetrics
+from router.metrics import RequestMetrics
 from tests.support.metric_families import COMMANDS, MadeFamily
 from tests.unit.router.test_routing import Bench
 

@@ -7,7 +7,7 @@ from kv_protocol.journal import FleetApplied, LedgerApplied
 from kv_protocol.ledger import Routed
 from kv_runtime.telemetry import Projection
 from router.fleet.trust import PARITY_FIELDS
-from router.metrics.state import rank_families
+from router.metrics import rank_families
 from tests.unit.router.samples import registered
 from tests.unit.router.test_routing import Bench
 

@@ -25,7 +25,7 @@ from router.decision.policy import Policy
 from router.decision.routing import Routing
 from router.decision.verdict import Verdict
 from router.feeds.feeds import RouterFeeds
-from router.metrics.request import (
+from router.metrics import (
     FALLBACKS,
     OUTCOMES,
     PHASES,
@@ -35,8 +35,9 @@ from router.metrics.request import (
     STAGES,
     TERMS,
     RequestMetrics,
+    rank_families,
+    state_families,
 )
-from router.metrics.state import rank_families, state_families
 from router.native import built
 from router.prompt.chains import block_count
 from router.queue.admission import RequestQueue
