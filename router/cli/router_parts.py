@@ -109,7 +109,7 @@ class RouterParts:
         `directory` is where the text was loaded from.
         """
         self._settings, self._log, self._place, self._nats_server = settings, log, place, nats_server
-        self._clock, self._registry, self._is_shown = SystemClock(), new_registry(), False
+        self._clock, self.registry, self._is_shown = SystemClock(), new_registry(), False
         instance = uuid.uuid4().hex
         name = router_name(settings.journal, instance)
         of_requests = settings.tracing
@@ -170,7 +170,7 @@ class RouterParts:
 
     def _serving_of(self, text: Text, instance: str, modes: tuple[str, ...]) -> Serving:
         settings, place, tracing = self._settings, self._place, self._tracing
-        metrics = RequestMetrics(self._registry, self._routing, modes)
+        metrics = RequestMetrics(self.registry, self._routing, modes)
         self._prompts = ModelPrompts(text, settings.tokens.limits(), hashed=metrics.hashed)
         secret = os.urandom(SECRET_BYTES) if place is None else place.secret
         new_id = map((instance[:16] + "%016x").__mod__, count(1)).__next__  # a unique name of 32 hex digits
@@ -208,7 +208,7 @@ class RouterParts:
             attached=self._workers,
             watched=self._watched_routes(),
         )
-        return settings.control.server(control.app(self._registry, token=settings.control.token.get_secret_value()))
+        return settings.control.server(control.app(self.registry, token=settings.control.token.get_secret_value()))
 
     def _watched_routes(self) -> list[web.RouteDef]:
         journal = None if self._place else self._journal
@@ -268,7 +268,7 @@ class RouterParts:
         if (replicas := self._replicas) is not None:
             families.append(lambda: replica_families(replicas))
         for each in families:
-            Projection(self._registry, each)
+            Projection(self.registry, each)
 
     async def start(self, stop: asyncio.Event) -> None:
         """Read the log and the fleet, and bind both planes' addresses; raises what `EXPECTED` names."""
@@ -317,7 +317,7 @@ class RouterParts:
             *([] if self._workers is None else [Part("workers", self._workers.run, 2)]),
             Part("fleet-watch", FleetWatch(self._routing, self._clock).run, 2),
             *([] if self._place and self._place.number else [Part("rates-store", self._rates.run, 2)]),
-            Part("loop-lag", LoopLag(self._registry, self._clock).run, 2),
+            Part("loop-lag", LoopLag(self.registry, self._clock).run, 2),
             *([] if self._replicas is None else [Part("replicas", self._replicas.run, 2)]),
             *([] if self._journal is None else [Part("journal", self._journal.run, 2)]),
             *([] if self._tracing is None else [self._tracing.exporter.part(2)]),
