@@ -185,14 +185,6 @@ def check_token(field: str, token: str) -> None:
         raise ConfigurationError([f"{field}: found characters that no header may have, allowed printable ASCII"])
 
 
-def plane_of(settings: RouterSettings, url: str) -> tuple[str, str]:
-    """Return address and token of the control plane at `url`, empty: that of the settings; raise ConfigurationError."""
-    (address,) = checked_urls("--router", [url or plane_url(settings.control.host, settings.control.port)])
-    token = settings.control.token.get_secret_value()
-    check_token("control.token", token)
-    return address, token
-
-
 class ControlPages:
     """The pages of a running router's control plane at `url`."""
 
@@ -221,8 +213,14 @@ class ControlPages:
 
 
 def asked(settings: RouterSettings, url: str, work: Callable[[ControlPages], Coroutine[Any, Any, _T]]) -> _T:
-    """Return what `work` finds on a running router's pages; raise `NothingRead`, or `Stopped`."""
-    address, token = plane_of(settings, url)
+    """Return what `work` finds on the pages of the control plane at `url`, empty: that of the settings.
+
+    Raises:
+        NothingRead, Stopped, ConfigurationError: there is no such page, a signal came, the address or token is none.
+    """
+    (address,) = checked_urls("--router", [url or plane_url(settings.control.host, settings.control.port)])
+    token = settings.control.token.get_secret_value()
+    check_token("control.token", token)
 
     async def asking() -> _T:
         async with aiohttp.ClientSession() as session:
