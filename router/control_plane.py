@@ -57,7 +57,7 @@ from router.drain.routes import DrainRoutes, unknown_worker
 from router.fleet.registry import Worker
 from router.fleet.trust import Disparity, Trust
 from router.live.fleet import USED_MAX, DecisionFilter, outcome_fields, rows, uses, warmth
-from router.live.routes import list_limit, number_of, prediction_routes, seconds_of, unix_time
+from router.live.routes import json_route, list_limit, number_of, prediction_route, seconds_of, unix_time
 from router.shadows.service import Shadows
 from router.web import WebPage
 
@@ -138,12 +138,12 @@ class ControlPlane:
             web.get("/v1/index", self._index_view),
             web.get("/v1/index/position", self._position),
             *self._index.routes(self._heat, self._uses),
-            web.get("/v1/policy", self._policy),
+            json_route("/v1/policy", lambda: fields_of(self._routing.policy)),
             web.put("/v1/policy", self.change_policy),
             web.patch("/v1/policy", self.change_policy),
             web.delete("/v1/policy", self.reset_policy),
             *([] if self._shadows is None else self._shadows.routes()),
-            *prediction_routes(self._routing),
+            prediction_route(self._routing),
             *self._watched,
             *life_routes(lambda: self._routing.readiness()._asdict()),
         ]
@@ -300,9 +300,6 @@ class ControlPlane:
 
     def _uses(self, nodes: Sequence[OutlineNode]) -> list[NodeUse]:
         return uses(nodes, self._routing.decisions.newest(USED_MAX), self._kept)
-
-    async def _policy(self, _: web.Request) -> web.Response:
-        return json_response(fields_of(self._routing.policy))
 
     async def change_policy(self, request: web.Request) -> web.Response:
         """Put the named fields in force; PUT: and the configured values of all others."""

@@ -42,7 +42,7 @@ from router.feeds.watch import EventOrigins, FleetWatch
 from router.fleet.registry import TextDigests
 from router.http.plane import HttpPlane
 from router.journal.log import JournalWriter, ensure_journal, journal_families, router_name
-from router.live.routes import Gauges, Trends, event_log_routes, live_routes
+from router.live.routes import Reading, Trends, event_log_route, json_route, live_routes
 from router.live.service import Live, live_families
 from router.metrics import (
     PickerStatistics,
@@ -145,13 +145,13 @@ class RouterParts:
         self._kept = KeptPrompts(text.decode) if settings.control.keep_text else None
         serving = self._serving_of(text, instance, tuple(policies.modes))
         self._bodies = serving.bodies
-        arrived, bounds_s = serving.metrics.arrived, serving.metrics.ttft_bounds_s
 
-        def gauges() -> Gauges:
+        def read() -> Reading:
             in_flight = sum(load.active_requests for load in state.loads().values())
-            return Gauges(in_flight, self._index.event_lag_s())
+            saved = total(self._savings.attribution)
+            return Reading(*serving.metrics.arrived(), saved, in_flight, self._index.event_lag_s())
 
-        self._trends = Trends(self._clock, arrived, lambda: total(self._savings.attribution), gauges, bounds_s)
+        self._trends = Trends(self._clock, read, serving.metrics.ttft_bounds_s)
         replies = endpoints(serving, passed_paths=settings.data.passed_paths)
         data, credentials = settings.data, settings.data.credentials(self._clock)
         self.data = HttpPlane(replies, data.limits(), posts=replies.posts, sites=data.sites(), credentials=credentials)
@@ -212,9 +212,8 @@ class RouterParts:
 
     def _watched_routes(self) -> list[web.RouteDef]:
         journal = None if self._place else self._journal
-        live = live_routes(self._live, self._clock)
-        shown = [*self._planner.routes(), *self._savings.routes(), *self._trends.routes()]
-        return [*live, *shown, *event_log_routes(self._index, journal)]
+        live, trends = live_routes(self._live, self._clock), json_route("/v1/trends", self._trends.shown)
+        return [*live, *self._planner.routes(), *self._savings.routes(), trends, event_log_route(self._index, journal)]
 
     def _router(self, state: RouterState, policy: Policy) -> Routing:
         settings = self._settings

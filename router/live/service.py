@@ -61,14 +61,6 @@ RING_BYTES_MAX = 32 << 20
 _COMPRESSION = 1
 
 
-class TooManyClients(Exception):
-    """`CLIENTS_MAX` clients are connected."""
-
-
-class NoMoreClients(Exception):
-    """The router stops, and takes no more clients."""
-
-
 class LiveClient:
     """One connected client, and how many decisions a second it wants."""
 
@@ -106,7 +98,8 @@ class LiveClients:
 
     def __init__(self) -> None:
         self._clients: set[LiveClient] = set()
-        self._is_ended = False
+        self.is_ended = False
+        """The router stops, and takes no more clients."""
         self._events = 0
         self.dropped_total = self.refused_total = 0
 
@@ -118,12 +111,15 @@ class LiveClients:
         """The most decisions a second that a client wants."""
         return max((client.decisions_max for client in self._clients), default=0)
 
+    def is_full(self) -> bool:
+        """Return whether a further client is refused, and count it."""
+        full = len(self._clients) >= CLIENTS_MAX
+        self.refused_total += full
+        return full
+
     @contextmanager
     def connected(self, decisions_max: int, transport: asyncio.Transport | None) -> Iterator[LiveClient]:
-        """Connect a client while the context lasts; raise `TooManyClients`, or `NoMoreClients` after the end."""
-        if self._is_ended or len(self._clients) >= CLIENTS_MAX:
-            self.refused_total += 1
-            raise NoMoreClients if self._is_ended else TooManyClients
+        """Connect a client while the context lasts."""
         client = LiveClient(decisions_max, transport)
         self._clients.add(client)
         try:
@@ -155,7 +151,7 @@ class LiveClients:
 
     def end(self) -> None:
         """End all responses, and take no more clients."""
-        self._is_ended = True
+        self.is_ended = True
         self._put(_END, list(self._clients))
 
 
