@@ -24,7 +24,8 @@ from kv_runtime.process import print_lines, run_process
 from kv_runtime.supervise import run_parts
 from kv_runtime.telemetry import configure_logs
 from router.cli.options import NOT_DONE
-from router.cli.serve import EXPECTED, OpenedRouter, opened
+from router.cli.router_parts import RouterParts
+from router.cli.serve import EXPECTED, opened
 from router.config import RouterSettings
 from router.pools.config import PoolsConfig, PoolSettings, RouterAddress, is_url, read_config
 from router.pools.process import PoolsProcess
@@ -172,7 +173,7 @@ async def _serve(
         own = [
             replace_part(part, name=f"{part.name} of {file}", stage=part.stage + _OWN_STAGES)
             for file, router in own_routers.items()
-            for part in router.parts
+            for part in router.parts()
         ]
         drain_s = process.drain_s + max((router.drain_s for router in own_routers.values()), default=0.0)
         await run_parts([*process.parts(), *own], stop=stop, drain_s=drain_s)
@@ -180,7 +181,7 @@ async def _serve(
 
 async def _open_own_routers(
     config: PoolsConfig, stop: asyncio.Event, cleanup: AsyncExitStack
-) -> tuple[PoolsConfig, dict[str, OpenedRouter]]:
+) -> tuple[PoolsConfig, dict[str, RouterParts]]:
     """Start the routers of the configured files, each once; return the configuration with their addresses, and them.
 
     Routers of a disagg configuration accept requests of one phase.
@@ -188,7 +189,7 @@ async def _open_own_routers(
     Raises:
         ConfigurationError: a file is invalid. Also what `opened` raises.
     """
-    found: dict[str, OpenedRouter] = {}
+    found: dict[str, RouterParts] = {}
     pools = dict(config.pools)
     flags = {_ACCEPT_PARAMS: True} if config.mode == "disagg" else {}
     for name, pool in config.pools.items():

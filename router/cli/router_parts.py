@@ -16,6 +16,7 @@ from kv_protocol.fleet_gate import FleetGate
 from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import EventLog
 from kv_runtime.extras import require
+from kv_runtime.http.hosts import url_of
 from kv_runtime.http.server import HttpServer
 from kv_runtime.nats_server import EmbeddedNats, nats_server_families
 from kv_runtime.process import print_lines
@@ -91,7 +92,11 @@ class Place(NamedTuple):
 
 
 class RouterParts:
-    """The parts of the process, created and connected; `start` opens what is needed before they run."""
+    """The parts of the process, created and connected; `start` opens what is needed before they run.
+
+    After `start` there are `data_url`, `control_url`, `log_url`, and `picker_address`: empty without an endpoint
+    picker. `drain_s`: how long the parts may take to stop.
+    """
 
     def __init__(
         self,
@@ -155,11 +160,12 @@ class RouterParts:
         replies = endpoints(serving, passed_paths=settings.data.passed_paths)
         data, credentials = settings.data, settings.data.credentials(self._clock)
         self.data = HttpPlane(replies, data.limits(), posts=replies.posts, sites=data.sites(), credentials=credentials)
+        self.drain_s = data.drain_s + 2 * self.data.limits.linger_s + 1
         self.picker = self._picker_of(serving, replies) if settings.picker.enabled else None
         self._handover = Handover(
             serving, self._recent, Warming(serving, self.data.upstreams), settings.handover.tokens
         )
-        self._policies = policies
+        self.policies = policies
         queued = None if place else lambda: len(self._admission.queue)
         self._live = Live(self._routing, self._index, self._clock, queued=queued)
         self._workers = None
@@ -200,7 +206,7 @@ class RouterParts:
             self._log,
             self._handover,
             gate,
-            None if place and place.number else self._policies,
+            None if place and place.number else self.policies,
             trace_link=settings.tracing.link,
             shadows=self._shadows,
             kept=self._kept,
@@ -270,7 +276,7 @@ class RouterParts:
             Projection(self.registry, each)
 
     async def start(self, stop: asyncio.Event) -> None:
-        """Read the log and the fleet, and bind both planes' addresses; raises what `EXPECTED` names."""
+        """Read the log and the fleet, and bind the planes' addresses; raises what `EXPECTED` names."""
         settings = self._settings
         await ensure_streams(self._log, settings.nats)
         if self._journal is not None:
@@ -283,8 +289,13 @@ class RouterParts:
             await self._replicas.start()
         await self._feeds.acquainted(stop)
         await self.data.start(settings.data.host, settings.data.port, reuse_port=settings.data.reuse_port)
+        self.data_url = url_of(settings.data.host, self.data.port, self.data.scheme)
+        self.control_url = url_of(settings.control.host, self.control.port)
+        self.log_url = settings.nats.url if self._nats_server is None else self._nats_server.url
+        self.picker_address = ""
         if self.picker is not None:
             await self.picker.start()
+            self.picker_address = f"{settings.picker.host}:{self.picker.port}"
 
     def _on_attached(self, line: str, model: str) -> None:
         """Print what was found of an engine, and once a command that shows the reuse of a prompt."""
@@ -321,6 +332,7 @@ class RouterParts:
             *([] if self._journal is None else [Part("journal", self._journal.run, 2)]),
             *([] if self._tracing is None else [self._tracing.exporter.part(2)]),
             *self._index.parts(3),
+            *([] if self._nats_server is None else [Part("nats-server", self._nats_server.run, 4)]),
         ]
 
 
