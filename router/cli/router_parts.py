@@ -44,7 +44,7 @@ from router.fleet.registry import TextDigests
 from router.http.plane import HttpPlane
 from router.journal.log import JournalWriter, ensure_journal, journal_families, router_name
 from router.live.routes import Reading, Trends, event_log_route, json_route, live_routes
-from router.live.service import Live, live_families
+from router.live.service import Live
 from router.metrics import (
     PickerStatistics,
     RequestMetrics,
@@ -259,7 +259,7 @@ class RouterParts:
             lambda: shadow_families([*self._shadows.tallies.values()], self._shadows.budget),
             lambda: savings_families(self._savings.attribution, process),
             self._index.families,
-            lambda: live_families(self._live.clients, self._live.ring),
+            self._live.families,
             lambda: attached_families(self._workers),
             lambda: nats_server_families(self._nats_server),
             lambda: picker_families(PickerStatistics() if self.picker is None else self.picker.statistics),

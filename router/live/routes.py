@@ -32,7 +32,7 @@ from router.attribution.report import Figures
 from router.decision.routing import Routing
 from router.fleet.trust import ENOUGH, WINDOW
 from router.journal.log import JournalWriter
-from router.live.service import CLIENTS_MAX, SEND_S, Live
+from router.live.service import CLIENTS_MAX, SEND_S, SLOW_S, Live
 
 STEP_S, STEPS = 5, 180
 _SAVED = ("prompt_tokens", "reused_tokens", "baseline_tokens", "saved_s", "baseline_s")
@@ -170,23 +170,37 @@ def live_routes(live: Live, clock: Clock) -> Sequence[web.RouteDef]:
 
     async def stream(request: web.Request) -> web.StreamResponse:
         decisions_max = number_of(request.query, "decisions", "20", 0, 50)
-        if live.clients.is_ended:
+        if live.is_ended:
             return error_response(503, "the router stops", "server_error", code="stopping")
-        if live.clients.is_full():
+        if live.is_full():
             message = f"{CLIENTS_MAX} live clients are connected; try again"
             refusal = error_response(429, message, "rate_limit_error", code="too_many_live")
             refusal.headers["Retry-After"] = str(_RETRY_S)
             return refusal
-        with live.clients.connected(decisions_max, request.transport) as client:
-            headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-            response = web.StreamResponse(headers=headers)
-            await response.prepare(request)
-            hello = {"version": version("kv-router"), "every_s": SEND_S, "decisions_max": client.decisions_max}
-            await response.write(live.clients.encoded("hello", hello))
-            await client.send_to(response)
-        return response
+        return await _streamed(live, request, decisions_max)
 
     return [web.get("/v1/fleet", fleet), json_route("/v1/history", history), web.get("/v1/live", stream)]
+
+
+async def _streamed(live: Live, request: web.Request, decisions_max: int) -> web.StreamResponse:
+    """Return the response once the stream ended, or its client was disconnected."""
+    headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    response = web.StreamResponse(headers=headers)
+    live.clients += 1
+    try:
+        await response.prepare(request)
+        hello = {"version": version("kv-router"), "every_s": SEND_S, "decisions_max": decisions_max}
+        await response.write(live.event("hello", hello))
+        async for event in live.events(decisions_max):
+            async with asyncio.timeout(SLOW_S):
+                await response.write(event)
+    except TimeoutError:
+        live.dropped_total += 1
+        if request.transport is not None:
+            request.transport.abort()
+    finally:
+        live.clients -= 1
+    return response
 
 
 def json_route(path: str, make: Callable[[], object]) -> web.RouteDef:
