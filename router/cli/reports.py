@@ -11,9 +11,9 @@ one request are joined while it is among the newest `REQUESTS_MAX` of its router
 """
 
 import asyncio
-import heapq
 from collections import OrderedDict
 from functools import partial
+from heapq import nlargest
 from itertools import count
 from typing import NamedTuple
 from urllib.parse import quote
@@ -125,13 +125,12 @@ class Findings:
             return
         missed = misses(known.verdict.decision(), known.outcome, known.begun_s).of(self._question.by)
         if missed is not None and missed > 0:
-            keep = heapq.heappush if len(self._worst) < self._question.worst else heapq.heappushpop
-            keep(self._worst, (missed, -next(self._order), known))
+            self._worst = nlargest(self._question.worst, [*self._worst, (missed, -next(self._order), known)])
 
     def reports(self) -> list[RequestReport]:
         """Return the answer; empty if there is none."""
         if self._question.worst:
-            return [known.report() for _, _, known in sorted(self._worst, reverse=True)]
+            return [known.report() for _, _, known in self._worst]
         return [] if self._one is None else [self._one.report()]
 
     def _is_asked_for(self, record: Decided | Refused) -> bool:

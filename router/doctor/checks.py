@@ -54,7 +54,6 @@ from router.doctor.facts import (
 from router.fleet.registry import UNKNOWN, kv_dtype
 from router.fleet.trust import PARITY_FIELDS
 
-_ByValue = dict[str, list[WorkerRegistered]]
 _OTHER: dict[Role, Role] = {"prefill": "decode", "decode": "prefill"}
 PREFILLING: tuple[Role, ...] = ("aggregated", "prefill")
 """Roles that compute prompts: routing by prefix depends on their blocks."""
@@ -135,26 +134,19 @@ def _seq_len(registration: WorkerRegistered) -> int:
 
 
 def _dtypes(registrations: Sequence[WorkerRegistered]) -> Iterator[Finding]:
-    prefill, decode = by_role = [_by_value(_of_role(registrations, role), kv_dtype) for role in _OTHER]
+    prefill, decode = by_role = [_by(_of_role(registrations, role), kv_dtype) for role in _OTHER]
     if prefill and decode and (len(prefill | decode) > 1 or UNKNOWN in prefill):
         yield Finding("pair.dtype", registrations[0].model, f"kv_cache_dtype: {_listed(by_role)}")
 
 
 def _backends(registrations: Sequence[WorkerRegistered]) -> Iterator[Finding]:
     stated = [each for each in registrations if each.transfer_backend]
-    by_role = [_by_value(_of_role(stated, role), lambda each: each.transfer_backend.lower()) for role in _OTHER]
+    by_role = [_by(_of_role(stated, role), lambda each: each.transfer_backend.lower()) for role in _OTHER]
     if all(by_role) and len(by_role[0] | by_role[1]) > 1:
         yield Finding("pair.transfer", registrations[0].model, f"transfer_backend: {_listed(by_role)}")
 
 
-def _by_value(registrations: Iterable[WorkerRegistered], value: Callable[[WorkerRegistered], str]) -> _ByValue:
-    found: _ByValue = {}
-    for registration in registrations:
-        found.setdefault(value(registration), []).append(registration)
-    return found
-
-
-def _listed(by_role: Sequence[_ByValue]) -> str:
+def _listed(by_role: Sequence[dict[str, list[WorkerRegistered]]]) -> str:
     """Return the workers of each role and value."""
     return "; ".join(
         f"{role} {value}: {names(_ids(registrations))}"
