@@ -82,7 +82,7 @@ _OF_CHOSEN = ("worker_id", "dp_rank", "overlap_source", "predicted_blocks", "tru
 """The fields of a row that are those of the decision, and of its chosen rank."""
 
 
-class Mark(msgspec.Struct, frozen=True, kw_only=True):
+class Mark(msgspec.Struct, frozen=True):
     """One event, at a Unix time; of a worker or a rank, if these are named."""
 
     at_s: float
@@ -105,58 +105,50 @@ class Looked(NamedTuple):
 def marks_of(last: Looked | None, now: Looked, at_s: float) -> list[Mark]:
     """Return what happened since the last look; without one, that the router started."""
     if last is None:
-        return [Mark(at_s=at_s, kind="router_started", text="the router began to watch")]
-    found = list(_changes(last, now, at_s))
+        return [Mark(at_s, "router_started", "the router began to watch")]
+    found = [Mark(at_s, *each) for each in _changes(last, now)]
     if len(found) > MARKS_OF_A_LOOK:
         others = len(found) - MARKS_OF_A_LOOK
-        found[MARKS_OF_A_LOOK:] = [Mark(at_s=at_s, kind="others", text=f"{others} other changes")]
+        found[MARKS_OF_A_LOOK:] = [Mark(at_s, "others", f"{others} other changes")]
     return found
 
 
-def _changes(last: Looked, now: Looked, at_s: float) -> Iterator[Mark]:
+def _changes(last: Looked, now: Looked) -> Iterator[tuple[Any, ...]]:
+    """Yield the kind, the text, the worker's id and the rank of each mark, as far as it has them."""
     if last.is_log_connected != now.is_log_connected:
-        yield (
-            Mark(at_s=at_s, kind="log_found", text="the event log is connected again")
-            if now.is_log_connected
-            else Mark(at_s=at_s, kind="log_lost", text="the event log is away")
-        )
-    changed = [
-        f"{name} {last.policy.get(name)} -> {value}"
-        for name, value in now.policy.items()
-        if value != last.policy.get(name)
-    ]
-    if changed:
-        yield Mark(at_s=at_s, kind="policy", text=", ".join(changed))
-    yield from _of_workers(last, now, at_s)
+        is_found = now.is_log_connected
+        yield ("log_found", "the event log is connected again") if is_found else ("log_lost", "the event log is away")
+    was = last.policy
+    if changed := [
+        f"{name} {was.get(name)} -> {value}" for name, value in now.policy.items() if value != was.get(name)
+    ]:
+        yield "policy", ", ".join(changed)
+    yield from _of_workers(last, now)
     for rank, trust in now.trust.items():
-        was = last.trust.get(rank)
-        if was is not None and was != trust:
+        if (doubt := last.trust.get(rank, trust)) != trust:
             reason = f": {trust.reason}" if trust.reason else ""
-            yield _of_rank(rank, "trust", f"{rank} {was.state} -> {trust.state}{reason}", at_s)
-    for rank, count in now.resyncs.items():
-        if count > last.resyncs.get(rank, count):
-            yield _of_rank(rank, "resync", f"{rank}: the index took a complete dump", at_s)
+            yield "trust", f"{rank} {doubt.state} -> {trust.state}{reason}", *rank
+    for rank, dumps in now.resyncs.items():
+        if dumps > last.resyncs.get(rank, dumps):
+            yield "resync", f"{rank}: the index took a complete dump", *rank
 
 
-def _of_workers(last: Looked, now: Looked, at_s: float) -> Iterator[Mark]:
+def _of_workers(last: Looked, now: Looked) -> Iterator[tuple[str, ...]]:
     for worker_id in last.workers.keys() - now.workers.keys():
-        yield Mark(at_s=at_s, kind="worker_left", text=f"{worker_id} left", worker_id=worker_id)
+        yield "worker_left", f"{worker_id} left", worker_id
     for worker_id, (instance, is_draining, is_silent) in now.workers.items():
-        was = last.workers.get(worker_id)
-        if was is None or was[0] != instance:
-            text = f"{worker_id} joined" if was is None else f"{worker_id} joined again, as another instance"
-            yield Mark(at_s=at_s, kind="worker_joined", text=text, worker_id=worker_id)
-            continue
-        if is_draining and not was[1]:
-            yield Mark(at_s=at_s, kind="worker_draining", text=f"{worker_id} drains", worker_id=worker_id)
-        if is_silent != was[2]:
-            kind: MarkKind = "worker_silent" if is_silent else "worker_heard"
-            text = f"{worker_id} is silent" if is_silent else f"{worker_id} is heard again"
-            yield Mark(at_s=at_s, kind=kind, text=text, worker_id=worker_id)
-
-
-def _of_rank(rank: WorkerRank, kind: MarkKind, text: str, at_s: float) -> Mark:
-    return Mark(at_s=at_s, kind=kind, text=text, worker_id=rank.worker_id, dp_rank=rank.dp_rank)
+        before = last.workers.get(worker_id)
+        if before is None:
+            yield "worker_joined", f"{worker_id} joined", worker_id
+        elif before[0] != instance:
+            yield "worker_joined", f"{worker_id} joined again, as another instance", worker_id
+        else:
+            if is_draining and not before[1]:
+                yield "worker_draining", f"{worker_id} drains", worker_id
+            if is_silent and not before[2]:
+                yield "worker_silent", f"{worker_id} is silent", worker_id
+            if before[2] and not is_silent:
+                yield "worker_heard", f"{worker_id} is heard again", worker_id
 
 
 class Observed(NamedTuple):
