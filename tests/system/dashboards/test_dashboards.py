@@ -59,27 +59,6 @@ def test_what_is_written_elsewhere_is_what_is_committed(tmp_path: Path) -> None:
     assert len(written) == len(BOARD_NAMES) + 3
 
 
-@pytest.mark.parametrize("name", BOARD_NAMES)
-def test_ids_and_ref_ids_are_set_and_unique(name: str) -> None:
-    ids = [panel["id"] for panel in board(name)["panels"]]
-    assert sorted(ids) == list(range(1, len(ids) + 1))
-    for panel in panels(name):
-        ref_ids = [target["refId"] for target in panel["targets"]]
-        assert all(ref_ids), panel["title"]
-        assert len(set(ref_ids)) == len(ref_ids), panel["title"]
-
-
-@pytest.mark.parametrize("name", BOARD_NAMES)
-def test_no_panel_lies_on_another_or_leaves_the_grid(name: str) -> None:
-    taken: set[tuple[int, int]] = set()
-    for panel in board(name)["panels"]:
-        at = panel["gridPos"]
-        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
-        assert not cells & taken, panel["title"]
-        assert at["x"] + at["w"] <= WIDTH
-        taken |= cells
-
-
 def data_sources(node: Any) -> list[Any]:
     if isinstance(node, dict):
         own = [node["datasource"]] if "datasource" in node else []
@@ -87,11 +66,23 @@ def data_sources(node: Any) -> list[Any]:
     return [found for each in node for found in data_sources(each)] if isinstance(node, list) else []
 
 
-@pytest.mark.parametrize("name", BOARD_NAMES)
-def test_every_query_asks_the_data_source_that_the_reader_chose(name: str) -> None:
-    found = data_sources(board(name))
-    assert len(found) > len(panels(name))
-    assert all(each == {"type": "prometheus", "uid": "${datasource}"} for each in found)
+def test_every_panel_has_an_id_and_a_place_of_its_own_and_asks_the_data_source_that_the_reader_chose() -> None:
+    for name in BOARD_NAMES:
+        every = board(name)["panels"]
+        assert sorted(panel["id"] for panel in every) == list(range(1, len(every) + 1)), name
+        taken: set[tuple[int, int]] = set()
+        for at in (panel["gridPos"] for panel in every):
+            cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+            assert not cells & taken, (name, at)
+            assert at["x"] + at["w"] <= WIDTH, (name, at)
+            taken |= cells
+        for panel in panels(name):
+            ref_ids = [target["refId"] for target in panel["targets"]]
+            assert all(ref_ids), panel["title"]
+            assert len(set(ref_ids)) == len(ref_ids), panel["title"]
+        found = data_sources(board(name))
+        assert len(found) > len(panels(name)), name
+        assert all(each == {"type": "prometheus", "uid": "${datasource}"} for each in found), name
 
 
 def data_links(name: str) -> list[tuple[str, str]]:

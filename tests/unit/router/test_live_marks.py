@@ -138,15 +138,6 @@ def test_a_sample_beyond_all_bytes_is_not_kept() -> None:
     assert (len(ring), ring.bytes, ring.at(BEGAN_S)) == (0, 0, None)
 
 
-def test_a_clock_that_is_set_back_ends_what_is_later() -> None:
-    ring = filled(60)
-    ring.add(BEGAN_S + 12.0, b"99")
-    assert ring.span == (BEGAN_S, BEGAN_S + 12.0)
-    found = ring.at(BEGAN_S + 1000)
-    assert found is not None
-    assert int(found.data) == 99
-
-
 def test_samples_are_in_order_and_within_the_bytes_whatever_comes() -> None:
     random = Random(5)
     ring, now_s = Ring(3000), BEGAN_S
