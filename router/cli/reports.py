@@ -14,6 +14,7 @@ import asyncio
 from collections import OrderedDict
 from functools import partial
 from heapq import nlargest
+from http import HTTPStatus
 from itertools import count
 from typing import NamedTuple
 from urllib.parse import quote
@@ -31,20 +32,12 @@ from kv_runtime.process import print_json, print_lines
 from router.attribution.journal import JournalSavings, Removals, count_removals
 from router.attribution.report import DIMENSIONS, Dimension, SavingsReport, report_of, report_page, report_text
 from router.attribution.service import iso
-from router.cli.options import (
-    ControlPages,
-    NothingRead,
-    asked,
-    journal_option,
-    moment,
-    require_log,
-    run_on_log,
-    with_source,
-)
+from router.cli.options import NothingRead, asked, journal_option, moment, require_log, run_on_log, with_source
 from router.config import RouterSettings
 from router.decision.report import DecisionReport, Misses, MissKind, Outcome, RequestReport, misses
 from router.decision.report_text import report_lines
 from router.decision.verdict import Verdict
+from router.doctor.pages import ControlPages, PageUnreadable
 from router.journal.log import CHECKPOINT_S, JournalEntry, read_journal, read_to_end
 from router.journal.replay import Continuity, Redecided, Replay
 
@@ -284,11 +277,16 @@ def _not_there(any_id: str, words: str) -> str:
 
 async def _explained_by_router(question: Question, plane: ControlPages) -> list[RequestReport]:
     ids = [question.any_id] if question.any_id else await _ids(question, plane)
-    words = "allowed a decision among the newest of the router; --journal finds older and refused ones"
-    return [
-        await plane.page(f"/v1/decisions/{quote(each, safe='')}", RequestReport, _not_there(each, words))
-        for each in ids
-    ]
+    reports = []
+    for each in ids:
+        try:
+            reports.append(await plane.page(f"/v1/decisions/{quote(each, safe='')}", RequestReport))
+        except PageUnreadable as error:
+            if error.status != HTTPStatus.NOT_FOUND:
+                raise
+            words = "allowed a decision among the newest of the router; --journal finds older and refused ones"
+            raise NothingRead(_not_there(each, words)) from error
+    return reports
 
 
 async def _ids(question: Question, plane: ControlPages) -> list[str]:

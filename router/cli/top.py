@@ -15,10 +15,11 @@ from prometheus_client.samples import Sample
 
 from kv_runtime.clock import SystemClock
 from kv_runtime.process import print_lines
-from router.cli.options import ControlPages, NothingRead, asked, with_source
+from router.cli.options import asked, with_source
 from router.config import RouterSettings
 from router.decision.report import Outcome
 from router.doctor.facts import WorkerRow, Workers
+from router.doctor.pages import ControlPages, PageUnreadable
 from router.processes.metrics import parsed
 
 DECISIONS = 100
@@ -240,5 +241,5 @@ async def _metrics(plane: ControlPages) -> Metrics:
             for sample in family.samples:
                 samples.setdefault(sample.name, []).append(sample)
     except ValueError as error:
-        raise NothingRead(f"--router: found no metrics of a router at {plane.url}: {error}") from error
+        raise PageUnreadable(f"no metrics ({error})") from error
     return Metrics(samples)

@@ -86,7 +86,29 @@ async def in_lanes(works: Iterable[Callable[[], Awaitable[_T]]]) -> list[_T]:
 
 
 class PageUnreadable(Exception):
-    """A router's answer has an unexpected format."""
+    """A page did not come, or has another format; `status` is that of the answer in its place, 0: there was none."""
+
+    def __init__(self, words: str, status: int = 0) -> None:
+        super().__init__(words)
+        self.status = status
+
+
+class ControlPages:
+    """The pages of the control plane at `url`; each raises `PageUnreadable`."""
+
+    def __init__(self, asker: HttpAsker, url: str, token: str) -> None:
+        self._asker, self.url, self._token = asker, url, token
+
+    async def page(self, path: str, kind: type[_T]) -> _T:
+        """Return a page."""
+        return decoded(await self.body(path), kind, path)
+
+    async def body(self, path: str) -> bytes:
+        """Return a page as it came."""
+        reply = await self._asker.get(f"{self.url}{path}", self._token)
+        if not reply.is_ok:
+            raise PageUnreadable(reply.problem or f"status {reply.status}", reply.status)
+        return reply.body
 
 
 class _Readiness(msgspec.Struct):

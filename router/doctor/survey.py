@@ -36,7 +36,7 @@ from router.doctor.facts import (
     Workers,
     WorkerSeen,
 )
-from router.doctor.pages import OK, HttpAsker, PageUnreadable, PolicyPage, decoded, in_lanes, not_ready, unhealthy
+from router.doctor.pages import OK, ControlPages, HttpAsker, PageUnreadable, PolicyPage, in_lanes, not_ready, unhealthy
 
 HEADS_MAX = 65_536
 """Epochs of ranks, and ranks with load reports, that are kept; further ones are ignored."""
@@ -157,7 +157,7 @@ class RouterProbe:
     """A control plane. Call `first`, later `last`; `seen` has the observations of both looks."""
 
     def __init__(self, asker: HttpAsker, url: str, token: str) -> None:
-        self._asker, self._token = asker, token
+        self._asker, self._pages = asker, ControlPages(asker, url, token)
         self.seen = RouterSeen(control=AddressAnswer(url=url, problem="not asked"))
         self.is_token_refused = False
 
@@ -175,19 +175,15 @@ class RouterProbe:
 
     async def _page(self, path: str, kind: type[_T]) -> _T | None:
         """Return a page; None if there is a problem, which `seen.control` has."""
-        url = self.seen.control.url
         if self.seen.control.problem:
             return None
-        reply = await self._asker.get(f"{url}{path}", self._token)
-        self.is_token_refused = self.is_token_refused or reply.status == _UNAUTHORIZED
         try:
-            if reply.is_ok:
-                return decoded(reply.body, kind, path)
-            problem = reply.problem or f"status {reply.status} at {path}, {_ALLOWED}"
+            return await self._pages.page(path, kind)
         except PageUnreadable as error:
-            problem = str(error)
-        self.seen.control = AddressAnswer(url=url, problem=problem)
-        return None
+            self.is_token_refused = self.is_token_refused or error.status == _UNAUTHORIZED
+            problem = f"{error} at {path}, {_ALLOWED}" if error.status else str(error)
+            self.seen.control = AddressAnswer(url=self._pages.url, problem=problem)
+            return None
 
 
 async def worker_seen(asker: HttpAsker, registration: WorkerRegistered) -> WorkerSeen:
