@@ -44,8 +44,8 @@ export class AccuracyView extends Poll {
 
   draw() {
     const { live } = this.app;
-    if (!live.fleet) return null;
-    const compared = live.decisions.map(comparedOf).filter((each) => each.cached || each.first);
+    if (!live.shown.fleet) return null;
+    const compared = live.shown.decisions.map(comparedOf).filter((each) => each.cached || each.first);
     if (!compared.length) return message("", "There is nothing to compare yet.", "Predictions are compared when requests end and the worker reports what it reused.");
     const cached = compared.filter((each) => each.cached), first = compared.filter((each) => each.first);
     const doubts = new Map((this.found?.ranks ?? []).map((each) => [`${each.worker_id}/${each.dp_rank}`, each.doubt]));

@@ -136,29 +136,19 @@ export class Live {
     this.state = "connecting"; // connecting, live, away, token
     this.problem = "";
     this.version = ""; // of the router
-    this.now = null; // the newest fleet
-    this.decisionsNow = [];
+    this.now = { fleet: null, ranks: [], decisions: [] }; // the newest
+    this.past = null; // those of a time, `at`; `isLoading`: they are not here yet; `problem`: they will not come
     this.history = null;
-    this.past = null; // {at, fleet, ranks, decisions, problem}
-    this.ranksNow = [];
   }
 
-  /** The fleet that is shown. */
-  get fleet() {
-    return this.past ? this.past.fleet : this.now;
-  }
-
-  get ranks() {
-    return this.past ? this.past.ranks : this.ranksNow;
-  }
-
-  get decisions() {
-    return this.past ? this.past.decisions : this.decisionsNow;
+  /** The fleet, its ranks and the decisions that are shown. */
+  get shown() {
+    return this.past ?? this.now;
   }
 
   /** The time that is shown, Unix seconds; null: the time of the newest fleet is not known yet. */
   get at() {
-    return this.past ? this.past.at : (this.now?.at_s ?? null);
+    return this.past?.at ?? this.now.fleet?.at_s ?? null;
   }
 
   get isPast() {
@@ -217,8 +207,7 @@ export class Live {
   }
 
   takeFleet(fleet) {
-    this.now = fleet;
-    this.ranksNow = ranksOf(fleet);
+    Object.assign(this.now, { fleet, ranks: ranksOf(fleet) });
   }
 
   async readHistory(signal) {
@@ -228,9 +217,9 @@ export class Live {
 
   /** Take newer rows: of decisions that are known, too, as their outcomes come later. */
   merge(rows) {
-    const known = new Map(this.decisionsNow.map((each) => [each.decision_id, each]));
+    const known = new Map(this.now.decisions.map((each) => [each.decision_id, each]));
     for (const each of rows) if (each.outcome || !known.get(each.decision_id)?.outcome) known.set(each.decision_id, each);
-    this.decisionsNow = [...known.values()].sort((left, right) => right.at_s - left.at_s).slice(0, DECISIONS_MAX);
+    this.now.decisions = [...known.values()].sort((left, right) => right.at_s - left.at_s).slice(0, DECISIONS_MAX);
   }
 
   /** Read the newest decisions again, for their outcomes. */
@@ -248,7 +237,7 @@ export class Live {
       this.changed();
       return;
     }
-    this.past = { ...(this.past ?? { fleet: this.now, ranks: this.ranksNow, decisions: this.decisionsNow }), at, problem: "", isLoading: true };
+    this.past = { ...this.shown, at, problem: "", isLoading: true };
     this.changed();
     try {
       const [fleet, listed] = await Promise.all([get(`/v1/fleet?at=${at}`, asking.signal), get(`/v1/decisions?limit=500&at=${at}`, asking.signal)]);

@@ -118,7 +118,7 @@ class App {
     if (!this.view) return message("", "There is no such page.", "Choose one above.");
     const drawn = this.view.draw();
     return [
-      live.state === "away" && message("bad", live.problem, live.now ? "What is shown is older. The page tries again every two seconds." : "The page tries again every two seconds."),
+      live.state === "away" && message("bad", live.problem, live.now.fleet ? "What is shown is older. The page tries again every two seconds." : "The page tries again every two seconds."),
       this.problem && message("warn", this.problem),
       live.past?.problem && message("warn", "This time is not recorded.", live.past.problem),
       drawn ?? (live.state === "away" || live.past?.problem ? null : h("p", { class: "muted" }, "Reading the fleet.")),
@@ -160,7 +160,7 @@ class Timeline {
 
   /** Times of the two ends; null while nothing is kept. */
   get span() {
-    const { live } = this.app, kept = live.history?.ring.from_s ?? null, to = live.now?.at_s ?? live.history?.now_s ?? null;
+    const { live } = this.app, kept = live.history?.ring.from_s ?? null, to = live.now.fleet?.at_s ?? live.history?.now_s ?? null;
     return kept === null || to === null || to <= kept ? null : [Math.max(kept, Math.min(to - this.range, live.past?.at ?? to)), to];
   }
 

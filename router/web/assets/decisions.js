@@ -22,12 +22,12 @@ export class DecisionsView {
 
   draw() {
     const { live } = this.app;
-    if (!live.fleet) return null;
-    if (!live.decisions.length) return message("", "There is no decision yet.", live.isPast ? "None of this time is kept in memory: journal.decisions_max says how many are." : "Decisions appear here as soon as requests come.");
+    if (!live.shown.fleet) return null;
+    if (!live.shown.decisions.length) return message("", "There is no decision yet.", live.isPast ? "None of this time is kept in memory: journal.decisions_max says how many are." : "Decisions appear here as soon as requests come.");
     const words = this.words.trim().toLowerCase();
-    const found = words ? live.decisions.filter((each) => textOf(each).includes(words)) : live.decisions;
+    const found = words ? live.shown.decisions.filter((each) => textOf(each).includes(words)) : live.shown.decisions;
     return [
-      filter(this, "decisions-filter", "worker, request, model, outcome", `${count(found.length)} of the newest ${count(live.decisions.length)}`),
+      filter(this, "decisions-filter", "worker, request, model, outcome", `${count(found.length)} of the newest ${count(live.shown.decisions.length)}`),
       this.table.with(found),
     ];
   }

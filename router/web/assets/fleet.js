@@ -65,11 +65,11 @@ export class FleetView {
 
   draw() {
     const { live, trends } = this.app;
-    if (!live.fleet) return null;
-    if (!live.ranks.length) return message("", "There is no worker.", "Start one: worker-agent serve --worker-id w0. The router learns of it by itself.");
+    if (!live.shown.fleet) return null;
+    if (!live.shown.ranks.length) return message("", "There is no worker.", "Start one: worker-agent serve --worker-id w0. The router learns of it by itself.");
     const words = this.words.trim().toLowerCase();
-    const ranks = words ? live.ranks.filter((rank) => `${rank.id} ${rank.model} ${rank.role} ${rank.trust} ${stateOf(rank)}`.toLowerCase().includes(words)) : live.ranks;
-    return [headline(live, trends), trends.figures(), summary(live), live.ranks.length >= MAPPED_MIN && this.mapped(ranks), filter(this, "fleet-filter", "name, model, role, state", `${count(ranks.length)} of ${count(live.ranks.length)} ranks`), this.table.with(ranks)];
+    const ranks = words ? live.shown.ranks.filter((rank) => `${rank.id} ${rank.model} ${rank.role} ${rank.trust} ${stateOf(rank)}`.toLowerCase().includes(words)) : live.shown.ranks;
+    return [headline(live, trends), trends.figures(), summary(live), live.shown.ranks.length >= MAPPED_MIN && this.mapped(ranks), filter(this, "fleet-filter", "name, model, role, state", `${count(ranks.length)} of ${count(live.shown.ranks.length)} ranks`), this.table.with(ranks)];
   }
 
   mapped(ranks) {
@@ -103,12 +103,12 @@ const COLUMNS = [
   { name: "Decode", width: "66px", align: "end", cell: (rank) => factor(rank.decode_factor), sort: (rank) => rank.decode_factor, hint: "Learnt decode time, as a multiple of the reference engine's" },
 ];
 
-function headline({ fleet, version }, trends) {
+function headline({ shown: { fleet }, version }, trends) {
   return h("p", { key: "headline", class: "headline" }, "Mode ", h("strong", null, fleet.policy), version && ` · version ${version}`, ` · ${trends.saved()}`);
 }
 
 function summary(live) {
-  const { fleet, ranks } = live;
+  const { fleet, ranks } = live.shown;
   const unfit = ranks.filter((rank) => stateOf(rank) !== "fit").length, doubted = ranks.filter((rank) => rank.trust !== "EXACT").length;
   return figures(
     ["Queued", count(fleet.requests.queued), "Requests that wait for room", fleet.requests.queued ? "warn" : ""],
@@ -151,8 +151,8 @@ export class WorkerView extends Poll {
 
   draw() {
     const { live } = this.app;
-    if (!live.fleet) return null;
-    const ranks = live.ranks.filter((rank) => rank.worker_id === this.id);
+    if (!live.shown.fleet) return null;
+    const ranks = live.shown.ranks.filter((rank) => rank.worker_id === this.id);
     if (!ranks.length) return message("", `There is no worker ${this.id}.`, live.isPast ? "It was not in the fleet at this time." : "It has left the fleet, or never joined it.", h("p", null, link(["fleet"], "All workers")));
     const { found, problem } = this;
     const registered = found?.workers.find((each) => each.registration.worker_id === this.id);
@@ -165,7 +165,7 @@ export class WorkerView extends Poll {
         h("li", { key: each.field }, `${each.field}: found ${each.found}, allowed ${each.allowed}`)))),
       ...ranks.filter((rank) => rank.unfit || rank.trust_reason).map((rank) => message(rank.unfit ? "bad" : "warn", `${rank.id}: ${[rank.unfit, rank.trust_reason].filter(Boolean).join("; ")}`, null, eventFlag(registered, rank))),
       h("section", { key: "ranks", class: "panel" }, h("h2", null, "Ranks"), this.ranks.with(ranks)),
-      h("section", { key: "decisions", class: "panel" }, h("h2", null, "Decisions"), this.decisions.with(live.decisions.filter((each) => each.worker_id === this.id))),
+      h("section", { key: "decisions", class: "panel" }, h("h2", null, "Decisions"), this.decisions.with(live.shown.decisions.filter((each) => each.worker_id === this.id))),
     ];
   }
 }
