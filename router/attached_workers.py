@@ -158,7 +158,9 @@ class AttachedWorkers:
     def families(self) -> Iterator[Family]:
         """Yield the metrics: those of agents, and how many engines are attached."""
         attached = [each.attached for each in self._engines.values() if each.attached is not None and each.is_attached]
-        yield _engines_family({"attached": len(attached), "waiting": len(self._engines) - len(attached)})
+        meaning = "Engines that the router attaches itself, by whether they are attached"
+        counts = {"attached": len(attached), "waiting": len(self._engines) - len(attached)}
+        yield gauge("attached_engines", meaning, ("state",), by_name((), counts))
         if attached:
             from worker_agent.events.metrics import consolidator_families  # noqa: PLC0415 - as the agent's other modules
 
@@ -237,16 +239,6 @@ class AttachedWorkers:
         if path not in self._texts:
             self._texts[path] = load_text(path)
         return self._texts[path]
-
-
-def attached_families(workers: AttachedWorkers | None) -> Iterator[Family]:
-    """Yield the metrics of a router's engines; without samples where it attaches none."""
-    yield from [_engines_family({})] if workers is None else workers.families()
-
-
-def _engines_family(counts: Mapping[str, int]) -> Family:
-    meaning = "Engines that the router attaches itself, by whether they are attached"
-    return gauge("attached_engines", meaning, ("state",), by_name((), counts))
 
 
 def agent_settings(address: WorkerAddress, settings: RouterSettings) -> Any:  # noqa: ANN401 - imported when needed

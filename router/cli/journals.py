@@ -169,7 +169,7 @@ def replay(
         each for each in (f"mode={mode}" * (mode is not None), *assignments) if each.startswith(("mode=", "policy."))
     ]
     policies = _policies(settings.policy.policy(), ", ".join(named), sweep, modes)
-    found = _Replays(policies, modes, None if show_all else _SHOWN_MAX, _silent if as_json else print_lines)
+    found = _Replays(policies, modes, None if show_all else _SHOWN_MAX, (lambda _: None) if as_json else print_lines)
 
     async def work(log: EventLog, stop: asyncio.Event) -> None:
         after_seq = (from_seq or 1) - 1
@@ -192,10 +192,6 @@ def _policies(base: Policy, name: str, sweep: str | None, modes: Mapping[str, Mo
     if sweep is None:
         return {name: base} if name else {}
     return {each: swapped(base, fields, modes, replace_all=False) for each, fields in swept(sweep).items()}
-
-
-def _silent(_: str) -> None:
-    """Print nothing."""
 
 
 def _nothing_found(router_name: str, from_seq: int | None, from_ns: int | None) -> str:

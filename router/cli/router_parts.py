@@ -25,7 +25,7 @@ from kv_runtime.telemetry import LoopLag, Projection, new_registry
 from kv_runtime.text.model import Text
 from kv_runtime.tracing.exporter import span_families
 from kv_runtime.tracing.service import events_of, opened_tracing
-from router.attached_workers import AttachedWorkers, attached_families
+from router.attached_workers import AttachedWorkers
 from router.attribution.report import total
 from router.attribution.service import Savings, savings_families
 from router.config import RouterSettings
@@ -168,9 +168,7 @@ class RouterParts:
         self.policies = policies
         queued = None if place else lambda: len(self._admission.queue)
         self._live = Live(self._routing, self._index, self._clock, queued=queued)
-        self._workers = None
-        if place is None:
-            self._workers = AttachedWorkers(settings, log, self._clock, {directory: text}, self._on_attached)
+        self._workers = AttachedWorkers(settings, log, self._clock, {directory: text}, self._on_attached)
         self.control = self._control_of(gate)
         self._project()
 
@@ -211,7 +209,7 @@ class RouterParts:
             shadows=self._shadows,
             kept=self._kept,
             differs=lambda at, instance: (*self._parity.differs(at, instance), *self._origins.differs(at)),
-            attached=self._workers,
+            attached=self._workers if place is None else None,
             watched=self._watched_routes(),
         )
         return settings.control.server(control.app(self.registry, token=settings.control.token.get_secret_value()))
@@ -260,7 +258,7 @@ class RouterParts:
             lambda: savings_families(self._savings.attribution, process),
             self._index.families,
             self._live.families,
-            lambda: attached_families(self._workers),
+            self._workers.families,
             lambda: nats_server_families(self._nats_server),
             lambda: picker_families(PickerStatistics() if self.picker is None else self.picker.statistics),
             lambda: span_families(None if self._tracing is None else self._tracing.exporter),
@@ -324,7 +322,7 @@ class RouterParts:
             Part("shadows", self._shadows.run, 2),
             Part("engine-parity", self._parity.run, 2),
             Part("event-origins", self._origins.run, 2),
-            *([] if self._workers is None else [Part("workers", self._workers.run, 2)]),
+            Part("workers", self._workers.run, 2),
             Part("fleet-watch", FleetWatch(self._routing, self._clock).run, 2),
             *([] if self._place and self._place.number else [Part("rates-store", self._rates.run, 2)]),
             Part("loop-lag", LoopLag(self.registry, self._clock).run, 2),
