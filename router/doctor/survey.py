@@ -11,8 +11,8 @@ else it lacks is not held against it.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -24,6 +24,7 @@ from kv_protocol.fleet import WorkerDraining, WorkerLeft, WorkerRegistered
 from kv_protocol.fleet_gate import FleetEventRefused, FleetGate
 from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import Clock
+from kv_runtime.config.sections import EmbeddedNatsSection
 from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage
 from router.config import RouterSettings
 from router.decision.policies import MODES
@@ -62,6 +63,23 @@ class LogWatch:
         """The subject of the newest refused fleet event, and the reason; empty: none was refused."""
         self.fills: dict[str, tuple[int, int]] = {}
         """By stream: its size and its limit in bytes; empty until `read_fills`."""
+        self.problem = ""
+        """Why the log could not be observed, or not to the end; then nothing more is read of it."""
+
+    async def open(self, nats: EmbeddedNatsSection, timeout_s: float, cleanup: AsyncExitStack) -> None:
+        """Connect to the log, and start."""
+        url, token = nats.url or f"nats://127.0.0.1:{nats.port}", nats.credentials.get_secret_value()
+        with self._noted():
+            log = await EventLog.connect(url, name="doctor", user=nats.user, token=token, confirm_s=timeout_s)
+            cleanup.push_async_callback(log.close)
+            await self.start(log)
+
+    @contextmanager
+    def _noted(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokerUnavailable as error:
+            self.problem = str(error)
 
     async def start(self, log: EventLog) -> None:
         """Subscribe to heartbeats and loads."""
@@ -70,23 +88,23 @@ class LogWatch:
         await self._event_log.listen(subjects.LOAD_ALL, self._on_load)
 
     async def read_fleet(self, timeout_s: float) -> None:
-        """Read `KV_FLEET` completely, and subscribe to it.
-
-        Raises:
-            BrokerUnavailable: there is no such stream, or it was not read in time.
-        """
-        reading = await self._event_log.follow(subjects.FLEET_STREAM, subjects.FLEET_ALL, self._on_fleet_event)
-        ends_s = self._clock.now() + timeout_s
-        while reading.unread:
-            if self._clock.now() > ends_s:
-                raise BrokerUnavailable(
-                    f"{subjects.FLEET_STREAM}: {reading.unread} messages not read in {timeout_s:g} s"
-                )
-            await self._clock.sleep(_POLL_S)
+        """Read `KV_FLEET` completely, and subscribe to it; a problem is that there is none, or that it takes longer."""
+        if self.problem:
+            return
+        with self._noted():
+            reading = await self._event_log.follow(subjects.FLEET_STREAM, subjects.FLEET_ALL, self._on_fleet_event)
+            ends_s = self._clock.now() + timeout_s
+            while reading.unread:
+                if self._clock.now() > ends_s:
+                    missing = f"{reading.unread} messages not read in {timeout_s:g} s"
+                    raise BrokerUnavailable(f"{subjects.FLEET_STREAM}: {missing}")
+                await self._clock.sleep(_POLL_S)
 
     async def read_fills(self) -> None:
-        """Read how full the log is; raise `BrokerUnavailable`."""
-        self.fills = await fills(self._event_log)
+        """Read how full the log is."""
+        if not self.problem:
+            with self._noted():
+                self.fills = await fills(self._event_log)
 
     def heads(self) -> tuple[StreamHead, ...]:
         """Return every epoch of every rank with heartbeats."""
@@ -215,81 +233,47 @@ class SurveyScope(NamedTuple):
 
 async def look(wanted: SurveyScope, clock: Clock) -> FleetFacts:
     """Return the facts, after `listen_s` or more; raise `CannotLook`."""
+    settings = wanted.settings
+    watch, token = LogWatch(clock, FleetGate(settings.nats.fleet_secrets)), settings.control.token.get_secret_value()
     async with AsyncExitStack() as cleanup:
-        session = await cleanup.enter_async_context(aiohttp.ClientSession())
-        return await _Look(wanted, clock, HttpAsker(session, wanted.timeout_s)).facts(cleanup)
-
-
-class _Look:
-    def __init__(self, wanted: SurveyScope, clock: Clock, asker: HttpAsker) -> None:
-        self._wanted, self._clock, self._asker = wanted, clock, asker
-        self._watch = LogWatch(clock, FleetGate(wanted.settings.nats.fleet_secrets))
-        self._log_problem = ""
-        """Why the log could not be observed, or not to the end."""
-        token = wanted.settings.control.token.get_secret_value()
-        self._routers = [RouterProbe(asker, url, token) for url in wanted.control_urls]
-
-    async def facts(self, cleanup: AsyncExitStack) -> FleetFacts:
-        wanted, clock, watch, ask = self._wanted, self._clock, self._watch, self._asker
-        await self._open_log(cleanup)
+        asker = HttpAsker(await cleanup.enter_async_context(aiohttp.ClientSession()), wanted.timeout_s)
+        routers = [RouterProbe(asker, url, token) for url in wanted.control_urls]
+        await watch.open(settings.nats, wanted.timeout_s, cleanup)
         began_s = clock.now()
-        routers = in_lanes(each.first for each in self._routers)
-        _, planes = await asyncio.gather(routers, in_lanes(partial(ready_answer, ask, url) for url in wanted.data_urls))
-        self._require_something()
-        await self._of_log(lambda watch: watch.read_fleet(wanted.timeout_s))
-        workers = await in_lanes(partial(worker_seen, ask, each) for each in self._registered())
+        asked = in_lanes(partial(ready_answer, asker, url) for url in wanted.data_urls)
+        _, planes = await asyncio.gather(in_lanes(each.first for each in routers), asked)
+        _require_something(watch, routers)
+        await watch.read_fleet(wanted.timeout_s)
+        workers = await in_lanes(partial(worker_seen, asker, each) for each in _registered(watch, routers))
         await clock.sleep(began_s + wanted.listen_s - clock.now())
-        await in_lanes(each.last for each in self._routers)
-        await self._of_log(LogWatch.read_fills)
-        events = watch.events.values()
-        return FleetFacts(
-            window_s=clock.now() - began_s,
-            workers=tuple(workers),
-            draining=sum(isinstance(event, WorkerDraining) for event in events),
-            left={event.worker_id: event.reason for event in events if isinstance(event, WorkerLeft)},
-            heads=watch.heads(),
-            used_blocks=watch.used_blocks,
-            refused=watch.refused,
-            routers=tuple(each.seen for each in self._routers),
-            planes=tuple(planes),
-            log=LogSeen(problem=self._log_problem, fills=watch.fills),
-            reads_overlap=reads_overlap(wanted.settings.policy.mode),
-        )
+        await in_lanes(each.last for each in routers)
+        await watch.read_fills()
+    events = watch.events.values()
+    return FleetFacts(
+        window_s=clock.now() - began_s,
+        workers=tuple(workers),
+        draining=sum(isinstance(event, WorkerDraining) for event in events),
+        left={event.worker_id: event.reason for event in events if isinstance(event, WorkerLeft)},
+        heads=watch.heads(),
+        used_blocks=watch.used_blocks,
+        refused=watch.refused,
+        routers=tuple(each.seen for each in routers),
+        planes=tuple(planes),
+        log=LogSeen(problem=watch.problem, fills=watch.fills),
+        reads_overlap=reads_overlap(settings.policy.mode),
+    )
 
-    async def _open_log(self, cleanup: AsyncExitStack) -> None:
-        """Subscribe to heartbeats, if the log can be reached."""
-        nats = self._wanted.settings.nats
-        url, token = nats.url or f"nats://127.0.0.1:{nats.port}", nats.credentials.get_secret_value()
-        try:
-            log = await EventLog.connect(
-                url, name="doctor", user=nats.user, token=token, confirm_s=self._wanted.timeout_s
-            )
-            cleanup.push_async_callback(log.close)
-            await self._watch.start(log)
-        except BrokerUnavailable as error:
-            self._log_problem = str(error)
 
-    async def _of_log(self, read: Callable[[LogWatch], Awaitable[None]]) -> None:
-        if not self._log_problem:
-            try:
-                await read(self._watch)
-            except BrokerUnavailable as error:
-                self._log_problem = str(error)
+def _require_something(watch: LogWatch, routers: list[RouterProbe]) -> None:
+    answers = [each.seen.control for each in routers]
+    if refused := [each.seen.control.url for each in routers if each.is_token_refused]:
+        raise CannotLook(f"--token: found none or another at {', '.join(refused)}, allowed its control.token")
+    if watch.problem and all(each.problem for each in answers):
+        raise CannotLook("; ".join([watch.problem, *(f"--router {each.url}: {each.problem}" for each in answers)]))
 
-    def _require_something(self) -> None:
-        answers = [each.seen.control for each in self._routers]
-        if refused := [
-            answer.url for each, answer in zip(self._routers, answers, strict=True) if each.is_token_refused
-        ]:
-            raise CannotLook(f"--token: found none or another at {', '.join(refused)}, allowed its control.token")
-        if self._log_problem and all(each.problem for each in answers):
-            raise CannotLook(
-                "; ".join([self._log_problem, *(f"--router {each.url}: {each.problem}" for each in answers)])
-            )
 
-    def _registered(self) -> list[WorkerRegistered]:
-        """Return the registered workers, by the log; by the routers if the log cannot be read."""
-        if not self._log_problem:
-            return [event for event in self._watch.events.values() if isinstance(event, WorkerRegistered)]
-        known = {row.worker_id: row.registration for each in self._routers for row in each.seen.before.workers}
-        return [*known.values()]
+def _registered(watch: LogWatch, routers: list[RouterProbe]) -> list[WorkerRegistered]:
+    """Return the registered workers, by the log; by the routers if the log cannot be read."""
+    if not watch.problem:
+        return [event for event in watch.events.values() if isinstance(event, WorkerRegistered)]
+    return [*{row.worker_id: row.registration for each in routers for row in each.seen.before.workers}.values()]
