@@ -124,11 +124,8 @@ class ControlPlane:
 
     def app(self, registry: CollectorRegistry, *, token: str) -> web.Application:
         """Return the application that serves the endpoints."""
-        return control_app([*self.routes(), web.get("/metrics", metrics_handler(registry))], token=token)
-
-    def routes(self) -> list[web.RouteDef]:
-        """Return the routes of all endpoints but `/metrics`."""
-        return [
+        routes = [
+            web.get("/metrics", metrics_handler(registry)),
             web.get("/v1/decisions", self._decisions),
             web.get("/v1/decisions/{id}", self._decision),
             web.get("/v1/workers", self.workers),
@@ -147,6 +144,7 @@ class ControlPlane:
             *self._watched,
             *life_routes(lambda: self._routing.readiness()._asdict()),
         ]
+        return control_app(routes, token=token)
 
     async def _decisions(self, request: web.Request) -> web.Response:
         routing, query = self._routing, request.query

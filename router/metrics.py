@@ -115,8 +115,7 @@ class Weighing:
 
     def __init__(self, decisions: DecisionLog) -> None:
         self._decisions, self._read_upto = decisions, decisions.added_total
-        self._terms = {term: Mean() for term in TERMS}
-        self._terms_in_ms = {term: Mean() for term in ADDENDS["ms"]}
+        self._terms = {"blocks": {term: Mean() for term in TERMS}, "ms": {term: Mean() for term in ADDENDS["ms"]}}
         self._given_up_for = dict.fromkeys(_CAUSES, 0)
 
     def families(self) -> Iterator[Family]:
@@ -126,24 +125,17 @@ class Weighing:
             if record.verdict.has_costs:
                 self._read(record.verdict)
         self._read_upto = added_total
-        terms = [((term,), seen) for term, seen in self._terms.items()]
-        meaning = "Terms of the winner's cost, of sampled decisions with costs in blocks"
-        yield summary("cost_term_blocks", meaning, ("term",), terms)
-        terms = [((term,), seen) for term, seen in self._terms_in_ms.items()]
-        meaning = "Terms of the winner's cost, of sampled decisions with costs in ms"
-        yield summary("cost_term_seconds", meaning, ("term",), terms)
+        for unit, name in (("blocks", "cost_term_blocks"), ("ms", "cost_term_seconds")):
+            meaning = f"Terms of the winner's cost, of sampled decisions with costs in {unit}"
+            yield summary(name, meaning, ("term",), [((term,), seen) for term, seen in self._terms[unit].items()])
         meaning = "Regret by the term that it was for, of sampled decisions"
         yield counter("regret_term_blocks", meaning, ("term",), by_name((), self._given_up_for))
 
     def _read(self, verdict: Verdict) -> None:
         unit = verdict.cost_unit
         won = verdict.terms(verdict.winner_at)
-        if unit == "ms":
-            for term, seen in self._terms_in_ms.items():
-                seen.observe(getattr(won, f"{term}_ms") * 1e-3)
-        else:
-            for term, seen in self._terms.items():
-                seen.observe(getattr(won, f"{term}_blocks"))
+        for term, seen in self._terms[unit].items():
+            seen.observe(getattr(won, f"{term}_{unit}") * (1e-3 if unit == "ms" else 1))
         if verdict.regret_blocks > 0:
             depths = verdict.overlap[0][verdict.rank_indices]
             longest = verdict.terms(int(np.argmax(depths)))

@@ -19,7 +19,7 @@ A request that was routed in a mode without overlap has no blocks, and does not 
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import accumulate, islice
 from statistics import median
 from typing import Any, Literal, NamedTuple
 
@@ -34,7 +34,6 @@ from router.decision.kept_prompts import KeptPrompts
 from router.decision.report import misses
 from router.decision.routing import Lease, Routing
 from router.decision.state import RankLoad
-from router.fleet.registry import Worker
 from router.fleet.trust import TRUST_STATES, Trust, trust_of
 
 MARKS_OF_A_LOOK = 50
@@ -178,11 +177,13 @@ def fleet_columns(
 
     `blocks`, `trust` and `seen` may be older: a rank that joined since has no blocks, and counts as never heard.
     """
-    state, now_s = routing.state, routing.clock.now()
-    workers = list(state.fleet.workers())
-    ranks = [rank for worker in workers for rank in worker.registration.ranks]
-    loads = state.loads()
+    state, fleet, now_s = routing.state, routing.state.fleet, routing.clock.now()
+    workers = list(fleet.workers())
+    registrations = [worker.registration for worker in workers]
+    ranks = [rank for each in registrations for rank in each.ranks]
     models, roles, reasons = _Words(), _Words(), _Words({"": 0})
+    loads, attempts, factors = state.loads(), dict(state.core.attempts()), state.rate_factors()
+    held, unknown, unseen = (0,) * len(TIERS), (None, None), Observed()
     return {
         "at_s": round(routing.clock.wall_ns() / 1e9, 3),
         "requests": {
@@ -190,57 +191,34 @@ def fleet_columns(
             "decided_total": state.core.attempts_total,
             "queued": queued,
         },
-        "log_connected": state.fleet.is_log_connected,
+        "log_connected": fleet.is_log_connected,
         "policy": state.policy.mode,
-        "workers": _worker_columns(routing, workers, models, roles, reasons, now_s),
+        "workers": {
+            "worker_id": [each.worker_id for each in registrations],
+            "model": [models[each.model] for each in registrations],
+            "role": [roles[each.role] for each in registrations],
+            "draining": [worker.draining for worker in workers],
+            "unfit": [reasons[fleet.unfit(worker, now_s)] for worker in workers],
+            "block_size": [each.block_size for each in registrations],
+            "total_blocks": [each.total_kv_blocks for each in registrations],
+            "first_rank": [*accumulate((len(each.dp_ranks) for each in registrations), initial=0)][:-1],
+        },
         "ranks": {
-            "worker": [at for at, worker in enumerate(workers) for _ in worker.registration.ranks],
+            "worker": [at for at, each in enumerate(registrations) for _ in each.ranks],
             "dp_rank": [rank.dp_rank for rank in ranks],
             "trust": [TRUST_STATES.index(trust.get(rank, _UNHEARD).state) for rank in ranks],
             "trust_reason": [reasons[trust.get(rank, _UNHEARD).reason] for rank in ranks],
             "unfit": [reasons[state.breakers.unfit(rank, now_s)] for rank in ranks],
             **{name: [getattr(loads.get(rank, _IDLE), field) for rank in ranks] for name, field in _LOAD},
-            **_of_index(blocks, ranks),
-            **_learnt(routing, ranks, seen),
+            **{f"{tier.name.lower()}_blocks": [blocks.get(rank, held)[tier] for rank in ranks] for tier in TIERS},
+            "prefill_factor": [factors.get(rank, unknown)[0] for rank in ranks],
+            "decode_factor": [factors.get(rank, unknown)[1] for rank in ranks],
+            "decided_total": [attempts.get(rank, 0) for rank in ranks],
+            **{field: [getattr(seen.get(rank, unseen), field) for rank in ranks] for field in Observed._fields},
         },
         "models": list(models),
         "roles": list(roles),
         "reasons": list(reasons),
-    }
-
-
-def _worker_columns(
-    routing: Routing, workers: list[Worker], models: _Words, roles: _Words, reasons: _Words, now_s: float
-) -> dict[str, list[Any]]:
-    fleet, first_rank = routing.state.fleet, [0]
-    for worker in workers:
-        first_rank.append(first_rank[-1] + len(worker.registration.dp_ranks))
-    registrations = [worker.registration for worker in workers]
-    return {
-        "worker_id": [each.worker_id for each in registrations],
-        "model": [models[each.model] for each in registrations],
-        "role": [roles[each.role] for each in registrations],
-        "draining": [worker.draining for worker in workers],
-        "unfit": [reasons[fleet.unfit(worker, now_s)] for worker in workers],
-        "block_size": [each.block_size for each in registrations],
-        "total_blocks": [each.total_kv_blocks for each in registrations],
-        "first_rank": first_rank[:-1],
-    }
-
-
-def _of_index(blocks: Mapping[WorkerRank, tuple[int, ...]], ranks: list[WorkerRank]) -> dict[str, list[int]]:
-    none = (0,) * len(TIERS)
-    return {f"{tier.name.lower()}_blocks": [blocks.get(rank, none)[tier] for rank in ranks] for tier in TIERS}
-
-
-def _learnt(routing: Routing, ranks: list[WorkerRank], seen: Mapping[WorkerRank, Observed]) -> dict[str, list[Any]]:
-    factors, attempts = routing.state.rate_factors(), dict(routing.state.core.attempts())
-    unknown, none = (None, None), Observed()
-    return {
-        "prefill_factor": [factors.get(rank, unknown)[0] for rank in ranks],
-        "decode_factor": [factors.get(rank, unknown)[1] for rank in ranks],
-        "decided_total": [attempts.get(rank, 0) for rank in ranks],
-        **{field: [getattr(seen.get(rank, none), field) for rank in ranks] for field in Observed._fields},
     }
 
 
