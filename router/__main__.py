@@ -44,15 +44,6 @@ _SETTINGS = {
 """The settings of flags that have another name."""
 
 
-def _show_version(context: click.Context, _option: click.Parameter, is_wanted: bool) -> None:
-    """Print the version."""
-    if is_wanted and not context.resilient_parsing:
-        from importlib.metadata import version
-
-        click.echo(f"kv-router {version('kv-router')}")
-        context.exit()
-
-
 @click.group(
     cls=InstalledCommands,
     program="router",
@@ -60,9 +51,7 @@ def _show_version(context: click.Context, _option: click.Parameter, is_wanted: b
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-@click.option(
-    "--version", is_flag=True, expose_value=False, is_eager=True, callback=_show_version, help="show it, and end"
-)
+@click.version_option(package_name="kv-router", message="kv-router %(version)s", help="show it, and end")
 @config_options
 @click.option(
     "--worker", "workers", multiple=True, metavar="URL[,OPTION=VALUE...]", help=f"an engine that runs; {_OPTIONS}"

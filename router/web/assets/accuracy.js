@@ -5,7 +5,6 @@ import { decisionColumns } from "./decisions.js";
 import { badge, bar, count, figures, h, link, message, percent, predictedCached, predictedTtft, quantile, seconds, UNKNOWN } from "./parts.js";
 import { Table } from "./table.js";
 
-const EVERY_MS = 5000;
 const WORST = 20;
 
 export class AccuracyView extends Poll {
@@ -13,7 +12,7 @@ export class AccuracyView extends Poll {
   refreshes = 1000;
 
   constructor(app) {
-    super(app, EVERY_MS);
+    super(app);
     this.ranks = new Table({
       label: "Predictions by rank", key: (each) => `${each.worker_id}/${each.dp_rank}`, columns: RANK_COLUMNS, sorted: "Doubted", empty: "No worker has reported what it reused.",
       open: (each) => app.go(["workers", each.worker_id]),

@@ -59,9 +59,16 @@ export async function get(path, signal) {
 
 /** What shows a path of the control plane, which is read again and again while it is open. */
 export class Poll {
-  /** The app draws after each reading; no reading follows one after which `isOver(poll)`. */
-  constructor(app, everyMs, isOver = () => false) {
-    Object.assign(this, { app, everyMs, isOver });
+  everyMs = 5000;
+
+  /** The app draws after each reading. */
+  constructor(app) {
+    this.app = app;
+  }
+
+  /** Whether nothing new can come. */
+  isOver() {
+    return false;
   }
 
   follow(path) {
@@ -86,7 +93,7 @@ export class Poll {
       this.problem = error.message;
     }
     this.app.redraw();
-    if (!this.isOver(this)) this.again = setTimeout(() => this.read(signal), this.everyMs);
+    if (!this.isOver()) this.again = setTimeout(() => this.read(signal), this.everyMs);
   }
 }
 

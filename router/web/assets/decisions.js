@@ -62,7 +62,6 @@ function tail(id) {
   return id.length > 12 ? `…${id.slice(-11)}` : id;
 }
 
-const AGAIN_MS = 2000;
 const UNTIL_FIRST = ["wait_ms", "prefill_ms", "lateness_ms"];
 const FIRST = ["first-1", "first-2", "first-3"], REST = ["rest-1", "rest-2", "rest-3"];
 const HINTS = {
@@ -74,9 +73,11 @@ export class DecisionView extends Poll {
   title = "Decision";
   nav = "decisions";
 
-  constructor(app) {
-    super(app, AGAIN_MS, ({ found }) => Boolean(found?.outcome));
-    this.tables = new Map();
+  everyMs = 2000;
+  tables = new Map();
+
+  isOver() {
+    return Boolean(this.found?.outcome);
   }
 
   open([id]) {

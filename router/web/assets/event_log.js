@@ -4,14 +4,14 @@ import { inOrder, natural, Poll, rowsOf } from "./api.js";
 import { age, badge, bytes, clock, count, figures, h, link, message, name, seconds, UNKNOWN } from "./parts.js";
 import { Table } from "./table.js";
 
-const EVERY_MS = 2000;
 const MARKS = 200;
 
 export class EventLogView extends Poll {
   title = "Event log";
+  everyMs = 2000;
 
   constructor(app) {
-    super(app, EVERY_MS);
+    super(app);
     this.table = new Table({
       label: "Streams of ranks", key: (each) => each.id, columns: COLUMNS, sorted: "State", empty: "No rank has published yet.",
       open: (each) => app.go(["workers", each.worker_id]),

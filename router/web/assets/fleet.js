@@ -128,15 +128,13 @@ function scaleOf(ranks, measure) {
   return `full colour: ${text(largest)}`;
 }
 
-const EVERY_MS = 5000;
-
 export class WorkerView extends Poll {
   title = "Worker";
   nav = "fleet";
   refreshes = 100;
 
   constructor(app) {
-    super(app, EVERY_MS);
+    super(app);
     this.ranks = new Table({ label: "Ranks of this worker", key: (rank) => rank.id, select: () => {}, columns: COLUMNS, sorted: "Rank", descending: false });
     this.decisions = new Table({
       label: "Decisions for this worker, newest first", key: (each) => each.decision_id, open: (each) => app.go(["decisions", each.decision_id]),

@@ -4,7 +4,6 @@ import { Poll } from "./api.js";
 import { clock, count, figures, h, legend, message, name, percent, seconds, select, short, signed, total, UNKNOWN } from "./parts.js";
 import { Table } from "./table.js";
 
-const EVERY_MS = 5000;
 const WINDOW = 6; // rows that a point is of: 30 s
 const SPAN_S = 900;
 const WIDTH = 180, HEIGHT = 36;
@@ -22,10 +21,6 @@ const FIGURES = [
 ];
 
 export class Trends extends Poll {
-  constructor(app) {
-    super(app, EVERY_MS);
-  }
-
   open() {
     this.follow("/v1/trends");
   }
@@ -109,7 +104,7 @@ export class SavingsView extends Poll {
   title = "Savings";
 
   constructor(app) {
-    super(app, EVERY_MS);
+    super(app);
     this.by = "model";
     this.tables = Object.fromEntries(Object.entries(DIMENSIONS).map(([by, [text]]) => [by, new Table({
       label: `Savings by ${text}`, key: (row) => row.key, select: () => {}, columns: columnsOf(by), sorted: "Requests", empty: "No request has been answered yet.",
