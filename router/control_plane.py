@@ -1,23 +1,8 @@
 """The control plane's HTTP API: decisions, workers, index, policy. Beyond loopback a token guards it.
 
-GET    /v1/decisions?limit=&worker=&model=&outcome=&at=     the newest; GET /v1/decisions/{id} one, explained
-GET    /v1/workers                the fleet           POST /v1/workers             add one: a registration, or the URL
-                                                                                   of an engine that is attached here
-POST   /v1/workers/{id}/drain     no new work         DELETE /v1/workers/{id}/drain    put it back
-DELETE /v1/workers/{id}           forget it
-GET    /v1/workers/{id}/drain?wait=    how far that is, and what was handed over (`router/drain/routes.py`)
-GET    /v1/index                  ranks and figures   GET, PUT, PATCH /v1/policy the policy in force
-DELETE /v1/policy                 the configured one
-GET    /v1/planner                inputs for an autoscaler (`router/planner/service.py`)
-GET, PUT, DELETE /v1/shadows      policies that decide without effect (`router/shadows/service.py`)
-GET    /v1/report                 what reused prompts saved, and for whom (`router/attribution/service.py`)
-GET    /v1/ranks, /v1/ranks/{worker}/{dp_rank}/blocks?format=        what each rank holds, and where in its stream
-GET    /v1/index/position?worker=&dp_rank=&epoch=&seq=&timeout_s=    answers once the index got there
-GET    /v1/prefix-tree            the tree of all ranks' prefixes, node by node (`indexer/service/routes.py`)
-GET    /v1/predictions, /v1/event-log     predicted and reported reuse; connection, streams, snapshot, journal
-GET    /v1/fleet?at=, /v1/history, /v1/live, /v1/trends     the fleet now, before, as events; rates (`router/live/`)
-GET    /metrics, /health, /live, /ready, /version
-GET    /ui/                       the web page (`router/web/__init__.py`), and its files
+`ControlPlane.app` lists the endpoints, docs/WIRE.md says what each takes and answers. Those of other parts are in
+`router/drain/routes.py`, `router/planner/service.py`, `router/shadows/service.py`, `router/attribution/service.py`,
+`router/live/routes.py`, `indexer/service/routes.py` and `router/web/__init__.py`.
 """
 
 import asyncio

@@ -1,12 +1,6 @@
 """The HTTP of what is watched (`service.py`).
 
-GET /v1/fleet?at=           the fleet as columns, now or as it was kept at a Unix time
-GET /v1/history             which moments can be shown, and what happened when
-GET /v1/live?decisions=     server-sent events: fleet, decisions, marks
-GET /v1/predictions         predicted and reported reuse by rank, of this process's requests; with `router --processes`
-                            the sums of all
-GET /v1/event-log           connection, every rank's stream and recoveries, snapshot, journal
-GET /v1/trends              the last 15 minutes in steps, oldest first; with `router --processes` the sums of all
+docs/WIRE.md says what each endpoint answers. With `router --processes` predictions and trends are the sums of all.
 
 A row of trends has what was added to the sums of the metrics since the row before, and two gauges of its end. Steps end
 at multiples of `STEP_S` of Unix time, so rows of several processes have the same times. Memory is fixed.
