@@ -92,7 +92,8 @@ def pools(*, file: Path, places: tuple[str, ...], check: bool, **flags: Any) -> 
     Example:  router pools --config pools.json --model-name m --pool fast=http://127.0.0.1:8000
     """  # noqa: D301
     try:
-        settings = _settings(flags)
+        given = {"data.port": flags["port"], "control.port": flags["control_port"]}
+        settings = load_settings(RouterSettings, assignments=flags["assignments"], flags=given)
         configure_logs(settings.telemetry.log_level)
         config = _configuration(file, places)
         identity, text = _identity(flags), flags["text"]
@@ -103,11 +104,6 @@ def pools(*, file: Path, places: tuple[str, ...], check: bool, **flags: Any) -> 
     except EXPECTED as error:
         print_lines(*f"router: {error}".split("\n"), err=True)
         sys.exit(NOT_DONE)
-
-
-def _settings(flags: dict[str, Any]) -> RouterSettings:
-    given = {"data.port": flags["port"], "control.port": flags["control_port"]}
-    return load_settings(RouterSettings, assignments=flags["assignments"], flags=given)
 
 
 def _identity(flags: dict[str, Any]) -> Identity:

@@ -112,20 +112,10 @@ export async function* events(path, signal) {
     const blocks = waiting.split("\n\n");
     waiting = blocks.pop();
     for (const block of blocks) {
-      const found = parsed(block);
-      if (found !== null) yield found;
+      const [event, data] = ["event", "data"].map((field) => new RegExp(`^${field}: (.*)$`, "m").exec(block)?.[1]);
+      if (data) yield { event, data: JSON.parse(data) };
     }
   }
-}
-
-function parsed(block) {
-  let event = "message";
-  const data = [];
-  for (const line of block.split("\n")) {
-    if (line.startsWith("event:")) event = line.slice(6).trim();
-    else if (line.startsWith("data:")) data.push(line.slice(5));
-  }
-  return data.length ? { event, data: JSON.parse(data.join("\n")) } : null;
 }
 
 const TRUSTS = ["EXACT", "DEGRADED", "FALLBACK"];

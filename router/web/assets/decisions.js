@@ -72,9 +72,18 @@ const HINTS = {
 export class DecisionView extends Poll {
   title = "Decision";
   nav = "decisions";
-
   everyMs = 2000;
-  tables = new Map();
+  ranks = new Table({
+    label: "Candidates", key: (row) => `${row.worker_id}/${row.dp_rank}`, sorted: "Cost", descending: false, isWhole: true,
+    select: () => {}, rowClass: (row) => (row.isWinner ? "winner" : ""), columns: [],
+  });
+  others = new Table({
+    label: "Ranks that were not eligible", key: (row) => `${row.worker_id}/${row.dp_rank}`, select: () => {}, isWhole: true,
+    columns: [
+      { name: "Rank", width: "minmax(110px, 1fr)", cell: (row) => name(`${row.worker_id}/${row.dp_rank}`) },
+      { name: "Reason", width: "3fr", cell: (row) => name(row.reason) },
+    ],
+  });
 
   isOver() {
     return Boolean(this.found?.outcome);
@@ -105,32 +114,16 @@ export class DecisionView extends Poll {
     const terms = termsOf(decision);
     const rows = decision.candidates.map((each, at) => ({ ...each, at, isWinner: at === decision.winner }));
     const largest = Math.max(1e-9, ...rows.map((row) => row.terms.cost));
-    const table = this.kept("candidates", () => new Table({
-      label: "Candidates", key: (row) => `${row.worker_id}/${row.dp_rank}`, sorted: "Cost", descending: false, isWhole: true,
-      select: () => {}, rowClass: (row) => (row.isWinner ? "winner" : ""), columns: [],
-    }));
-    table.columns = columnsOf(decision, terms, largest);
+    this.ranks.columns = columnsOf(decision, terms, largest);
     return h("section", { key: "candidates", class: "panel" },
       h("div", { class: "tools" }, h("h2", null, `${count(rows.length)} ${rows.length === 1 ? "candidate" : "candidates"}`),
         h("span", { class: "muted" }, unitText(decision)),
         decision.candidates[decision.winner].is_weighed && legend(...terms.map(([text, , kind]) => [kind, text]))),
-      table.with(rows));
+      this.ranks.with(rows));
   }
 
   excluded(decision) {
-    const table = this.kept("excluded", () => new Table({
-      label: "Ranks that were not eligible", key: (row) => `${row.worker_id}/${row.dp_rank}`, select: () => {}, isWhole: true,
-      columns: [
-        { name: "Rank", width: "minmax(110px, 1fr)", cell: (row) => name(`${row.worker_id}/${row.dp_rank}`) },
-        { name: "Reason", width: "3fr", cell: (row) => name(row.reason) },
-      ],
-    }));
-    return h("section", { key: "excluded", class: "panel" }, h("h2", null, `${count(decision.excluded.length)} not eligible`), table.with(decision.excluded));
-  }
-
-  kept(key, make) {
-    if (!this.tables.has(key)) this.tables.set(key, make());
-    return this.tables.get(key);
+    return h("section", { key: "excluded", class: "panel" }, h("h2", null, `${count(decision.excluded.length)} not eligible`), this.others.with(decision.excluded));
   }
 }
 

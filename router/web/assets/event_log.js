@@ -37,7 +37,7 @@ export class EventLogView extends Poll {
       !found.connected && message("bad", "The router has no connection to the event log.", "Ranks become DEGRADED until it is back; requests are routed all the while."),
       found.catching_up && message("warn", "The index is catching up.", found.catching_up),
       summary(found),
-      h("section", { key: "streams", class: "panel" }, h("h2", null, "Streams of ranks"), this.table.with(streamsOf(found.ranks))),
+      h("section", { key: "streams", class: "panel" }, h("h2", null, "Streams of ranks"), this.table.with(inOrder(rowsOf(found.ranks).map((each) => ({ ...each, id: `${each.worker_id}/${each.dp_rank}` }))))),
       h("section", { key: "marks", class: "panel" }, h("h2", null, "What happened"), h("p", { class: "muted" }, "Enter shows the fleet of that time."),
         this.marks.with(marks.map((each, at) => ({ ...each, key: `${each.at_s} ${each.kind} ${each.worker_id} ${at}` })))),
     ];
@@ -56,10 +56,6 @@ function summary({ connected, reconnects, applied_seq: applied, ranks, snapshot,
     ["Journal written", journal ? count(journal.written) : UNKNOWN],
     ["Journal waiting", journal ? count(journal.waiting) : UNKNOWN],
     ["Journal lost", journal ? count(lost) : UNKNOWN, "Records that a replay will miss", lost ? "bad" : ""]);
-}
-
-function streamsOf(ranks) {
-  return inOrder(rowsOf(ranks).map((each) => ({ ...each, id: `${each.worker_id}/${each.dp_rank}` })));
 }
 
 const counted = (text, field, hint) => ({ name: text, width: "72px", align: "end", phone: field === "gaps" ? "48px" : undefined, cell: (each) => count(each[field]), sort: (each) => each[field], hint });
