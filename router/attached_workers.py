@@ -15,7 +15,7 @@ import asyncio
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -123,7 +123,6 @@ class AttachedWorkers:
             agent_settings(engine.address, settings)  # raises for an option that no agent knows
         self._list = WorkerList(settings.workers_from) if settings.workers_from else None
         self._group: asyncio.TaskGroup | None = None
-        self._host: Host | None = None
         self._cleanup = ExitStack()
 
     def add(self, text: str) -> str:
@@ -207,7 +206,7 @@ class AttachedWorkers:
         while not engine.stop.is_set():
             try:
                 settings = agent_settings(engine.address, self._settings)
-                engine.attached = AttachedWorker(settings, self._opened_host(), partial(self._on_attached, engine))
+                engine.attached = AttachedWorker(settings, self._host, partial(self._on_attached, engine))
                 await engine.attached.run(engine.stop)
             except Exception as error:  # noqa: BLE001 - one engine's error must not end the others
                 reason = str(error) if not isinstance(error, ConfigurationError) else "; ".join(error.problems)
@@ -223,17 +222,16 @@ class AttachedWorkers:
         engine.problem = ""
         self._report(line, model)
 
-    def _opened_host(self) -> "Host":
-        if self._host is None:
-            import zmq.asyncio  # noqa: PLC0415 - likewise
+    @cached_property
+    def _host(self) -> "Host":
+        import zmq.asyncio  # noqa: PLC0415 - likewise
 
-            from worker_agent.attached.worker import Host  # noqa: PLC0415 - likewise
+        from worker_agent.attached.worker import Host  # noqa: PLC0415 - likewise
 
-            context = zmq.asyncio.Context()
-            self._cleanup.callback(context.destroy, linger=0)
-            gate = FleetGate(self._settings.nats.fleet_secrets)
-            self._host = Host(self._event_log, context, self._clock, gate, self._text)
-        return self._host
+        context = zmq.asyncio.Context()
+        self._cleanup.callback(context.destroy, linger=0)
+        gate = FleetGate(self._settings.nats.fleet_secrets)
+        return Host(self._event_log, context, self._clock, gate, self._text)
 
     def _text(self, path: str) -> Text:
         if path not in self._texts:

@@ -156,7 +156,7 @@ def live_routes(live: Live, clock: Clock) -> Sequence[web.RouteDef]:
             "from_s": first_s,
             "to_s": last_s,
             "samples": len(ring),
-            "bytes": ring.bytes,
+            "bytes": ring.size,
             "bytes_max": ring.bytes_max,
             "steps": [{"step_s": step_s, "from_s": from_s} for step_s, from_s in ring.steps()],
         }

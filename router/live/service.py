@@ -68,35 +68,31 @@ class Ring:
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
-        self.bytes = 0
         self._recent: deque[Sample] = deque()
         self._old: deque[Sample] = deque()
 
     def __len__(self) -> int:
         return len(self._old) + len(self._recent)
 
+    @property
+    def size(self) -> int:
+        """The bytes of all samples."""
+        return sum(len(each.data) for each in chain(self._old, self._recent))
+
     def add(self, at_s: float, data: bytes) -> None:
         """Keep a sample; thin and drop others, so that all are within the bounds."""
         for samples in (self._recent, self._old):
             while samples and samples[-1].at_s >= at_s:
-                self._forget(samples.pop())
+                samples.pop()
         self._recent.append(Sample(at_s, data))
-        self.bytes += len(data)
         while self._recent[0].at_s <= at_s - RECENT_S:
-            self._thin(self._recent.popleft())
-        while self._old and (self._old[0].at_s <= at_s - OLD_S or self.bytes > self.bytes_max):
-            self._forget(self._old.popleft())
-        while self._recent and self.bytes > self.bytes_max:
-            self._forget(self._recent.popleft())
-
-    def _thin(self, sample: Sample) -> None:
-        if not self._old or sample.at_s >= self._old[-1].at_s + OLD_STEP_S:
-            self._old.append(sample)
-        else:
-            self._forget(sample)
-
-    def _forget(self, sample: Sample) -> None:
-        self.bytes -= len(sample.data)
+            sample = self._recent.popleft()
+            if not self._old or sample.at_s >= self._old[-1].at_s + OLD_STEP_S:
+                self._old.append(sample)
+        while self._old and (self._old[0].at_s <= at_s - OLD_S or self.size > self.bytes_max):
+            self._old.popleft()
+        while self._recent and self.size > self.bytes_max:
+            self._recent.popleft()
 
     def at(self, at_s: float) -> Sample | None:
         """Return the last sample of that time or earlier; None if all are later."""
@@ -237,7 +233,7 @@ class Live:
     def families(self) -> Iterator[Family]:
         """Yield the clients of live streams, and the memory of the fleet's past."""
         yield gauge("live_clients", "Clients of the live stream", rows=[((), self.clients)])
-        yield gauge("live_history_bytes", "Kept moments of the fleet, compressed", rows=[((), self.ring.bytes)])
+        yield gauge("live_history_bytes", "Kept moments of the fleet, compressed", rows=[((), self.ring.size)])
         for name, meaning, total in (
             ("live_dropped", "Live clients that were disconnected because they did not read", self.dropped_total),
             ("live_refused", "Live clients that were refused: too many were connected", self.refused_total),

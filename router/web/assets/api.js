@@ -72,6 +72,7 @@ export class Poll {
   }
 
   follow(path) {
+    if (this.stop) this.close();
     this.path = path;
     this.found = null; // the newest answer
     this.problem = ""; // of the newest reading

@@ -28,7 +28,12 @@ class App {
     addEventListener("hashchange", () => this.arrive());
     setInterval(() => this.refresh(), REFRESH_MS);
     this.arrive({ isFirst: true });
+    this.follow();
+  }
+
+  follow() {
     this.live.run();
+    this.trends.open();
   }
 
   /** Go to a place of the page. */
@@ -132,7 +137,7 @@ class App {
       setToken(new FormData(event.target).get("token").trim());
       live.state = "connecting";
       this.drawNow();
-      live.run();
+      this.follow();
       this.arrive();
     } },
       h("p", null, "The control plane has a token (", h("code", null, "control.token"), "). The page keeps it in this tab until the tab is closed."),

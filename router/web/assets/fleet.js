@@ -55,14 +55,6 @@ export class FleetView {
     });
   }
 
-  open() {
-    this.app.trends.open();
-  }
-
-  close() {
-    this.app.trends.close();
-  }
-
   draw() {
     const { live, trends } = this.app;
     if (!live.shown.fleet) return null;

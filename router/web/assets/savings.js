@@ -112,13 +112,7 @@ export class SavingsView extends Poll {
   }
 
   open() {
-    this.app.trends.open();
     this.follow("/v1/report");
-  }
-
-  close() {
-    this.app.trends.close();
-    super.close();
   }
 
   draw() {

@@ -125,7 +125,7 @@ def test_what_is_old_is_thinned_and_what_is_older_is_dropped() -> None:
 
 def test_the_oldest_are_dropped_beyond_the_bytes_and_bytes_are_counted() -> None:
     ring = filled(RECENT_S * 2, bytes_max=5000, size=100)
-    assert (len(ring), ring.bytes) == (50, 5000)
+    assert (len(ring), ring.size) == (50, 5000)
     assert ring.at(BEGAN_S) is None
     last = ring.at(BEGAN_S + RECENT_S * 2)
     assert last is not None
@@ -135,7 +135,7 @@ def test_the_oldest_are_dropped_beyond_the_bytes_and_bytes_are_counted() -> None
 def test_a_sample_beyond_all_bytes_is_not_kept() -> None:
     ring = Ring(10)
     ring.add(BEGAN_S, b"x" * 11)
-    assert (len(ring), ring.bytes, ring.at(BEGAN_S)) == (0, 0, None)
+    assert (len(ring), ring.size, ring.at(BEGAN_S)) == (0, 0, None)
 
 
 def test_samples_are_in_order_and_within_the_bytes_whatever_comes() -> None:
@@ -145,7 +145,7 @@ def test_samples_are_in_order_and_within_the_bytes_whatever_comes() -> None:
         now_s += random.choice([5.0, 5.0, 5.0, 60.0, 1800.0, -500.0])
         ring.add(now_s, b"x" * random.randrange(1, 200))
         found = ring.at(now_s)
-        assert ring.bytes <= 3000
+        assert ring.size <= 3000
         assert found is not None
         assert found.at_s == now_s
     assert ring.span is not None
