@@ -10,8 +10,9 @@ request's point leads to its own decision and its own trace (`provisioning/datas
 """
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import quote
 
 import msgspec
@@ -22,7 +23,12 @@ Unit = Literal["reqps", "s", "percentunit", "short", "cps", "bytes", "none"]
 """As Grafana names them: requests/s, seconds, a ratio shown in percent, a count, counts/s, as it is."""
 WIDTH = 24
 """Columns of a row."""
-ROUTER, ROUTER_DEFAULT = "router", "http://127.0.0.1:8001"
+_ROW_HEIGHT, _PANEL_HEIGHT, _LINE = 1, 8, 3
+"""Of a line: so many panels at most."""
+_REF_IDS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
+TRUST_COLORS = {"EXACT": "green", "DEGRADED": "orange", "FALLBACK": "purple"}
+"""As on the web page (`router/web/assets/style.css`)."""
 _TRACES = {
     "request traces": ("Traces of requests", '{ resource.service.name = "kv-router" && kind = server }'),
     "event traces": ("Traces of KV events", '{ name = "kv_events" }'),
@@ -63,20 +69,11 @@ class Board(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rows: tuple[Row, ...]
 
 
-class Annotation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Moments that a query finds, drawn over every panel."""
-
-    name: str
-    expr: str
-    title: str
-    color: str
-
-
 class Content(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`variables`: by label, the metric from which a reader chooses its values. `boards`: by the name of their file."""
+    """`frame`: what all dashboards have; `kinds`: what all panels of a kind have; `boards`: by their files' names."""
 
-    variables: dict[str, str]
-    annotations: tuple[Annotation, ...]
+    frame: dict[str, Any]
+    kinds: dict[Kind, dict[str, Any]]
     boards: dict[str, Board]
 
 
@@ -86,7 +83,7 @@ CONTENT = msgspec.yaml.decode(Path(__file__).with_name("boards.yaml").read_bytes
 def link(name: str) -> tuple[str, str]:
     """Return the title and the address of a link; the address has Grafana's variables."""
     if name == "decisions":
-        return "Decisions", f"${{{ROUTER}}}/ui/#/decisions"
+        return "Decisions", "${router}/ui/#/decisions"
     if name in _TRACES:
         title, query = _TRACES[name]
         return title, _explored(query)
@@ -100,3 +97,74 @@ def _explored(query: str) -> str:
     pane = {"datasource": "tempo", "queries": [asked], "range": {"from": "FROM", "to": "TO"}}
     panes = quote(json.dumps({"traces": pane})).replace("FROM", "${__from}").replace("TO", "${__to}")
     return f"/explore?schemaVersion=1&panes={panes}"
+
+
+def rendered(board: Board) -> bytes:
+    """Return the JSON that Grafana loads; the same content gives the same bytes."""
+    own = {"uid": board.uid, "title": board.title, "description": board.description, "panels": [*_placed(board)]}
+    return json.dumps(CONTENT.frame | own, indent=2, sort_keys=True).encode() + b"\n"
+
+
+def _placed(board: Board) -> Iterator[dict[str, Any]]:
+    """Yield rows and panels in their order, each with its id and its place; lines of a row have equal panels."""
+    top, panel_id = 0, 0
+    for row in board.rows:
+        panel_id += 1
+        place = {"h": _ROW_HEIGHT, "w": WIDTH, "x": 0, "y": top}
+        yield {"type": "row", "title": row.question, "collapsed": False, "panels": [], "id": panel_id, "gridPos": place}
+        top += _ROW_HEIGHT
+        lines = -(-len(row.panels) // _LINE)
+        for at in range(lines):
+            panels = row.panels[len(row.panels) * at // lines : len(row.panels) * (at + 1) // lines]
+            width = WIDTH // len(panels)
+            for number, panel in enumerate(panels):
+                panel_id += 1
+                place = {"h": _PANEL_HEIGHT, "w": width, "x": number * width, "y": top}
+                yield _panel(panel) | {"id": panel_id, "gridPos": place}
+            top += _PANEL_HEIGHT
+
+
+def _panel(panel: Panel) -> dict[str, Any]:
+    kind: dict[str, Any] = json.loads(json.dumps(CONTENT.kinds[panel.kind]))
+    field: dict[str, Any] = kind["fieldConfig"]["defaults"]
+    field["unit"] = panel.unit
+    if panel.bad_from is not None:
+        steps = [{"color": "green", "value": None}, {"color": "red", "value": panel.bad_from}]
+        field["thresholds"] = {"mode": "absolute", "steps": steps}
+        field["custom"]["thresholdsStyle"] = {"mode": "dashed"}
+    if panel.links:
+        field["links"] = [_data_link(*link(each)) for each in panel.links]
+    targets = [
+        {
+            "expr": expr,
+            "legendFormat": legend,
+            "refId": ref_id,
+            "datasource": _DATASOURCE,
+            "range": True,
+            "instant": False,
+        }
+        | ({"exemplar": True} if legend in panel.exemplars else {})
+        for ref_id, (legend, expr) in zip(_REF_IDS, panel.queries.items(), strict=False)
+    ]
+    kind["fieldConfig"]["overrides"] = [*_at_the_right(panel), *_trust_colours(panel)]
+    own = {"title": panel.title, "description": panel.description, "datasource": _DATASOURCE, "targets": targets}
+    return kind | own | {"repeatDirection": "h", "transparent": False}
+
+
+def _at_the_right(panel: Panel) -> Iterator[dict[str, Any]]:
+    """Yield what draws queries by the right axis, whose unit is not that of the left one."""
+    looks = [{"id": "custom.axisPlacement", "value": "right"}, {"id": "unit", "value": "short"}]
+    for ref_id, legend in zip(_REF_IDS, panel.queries, strict=False):
+        if legend in panel.right:
+            yield {"matcher": {"id": "byFrameRefID", "options": ref_id}, "properties": looks}
+
+
+def _trust_colours(panel: Panel) -> Iterator[dict[str, Any]]:
+    for trust, color in TRUST_COLORS.items() if any("{{trust}}" in legend for legend in panel.queries) else ():
+        look = {"id": "color", "value": {"mode": "fixed", "fixedColor": color}}
+        yield {"matcher": {"id": "byRegexp", "options": f"/{trust}$/"}, "properties": [look]}
+
+
+def _data_link(title: str, url: str) -> dict[str, Any]:
+    plain = {"asDropdown": False, "icon": "", "includeVars": False, "keepTime": False, "placement": "inControlsMenu"}
+    return plain | {"tags": [], "targetBlank": False, "title": title, "tooltip": "", "type": "link", "url": url}

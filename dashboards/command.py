@@ -1,13 +1,12 @@
-"""`router dashboards`: writes the files that Grafana and Prometheus load, as committed; that needs no builder."""
+"""`router dashboards`: writes the files that Grafana and Prometheus load, as committed."""
 
-from importlib.resources import files
-from importlib.resources.abc import Traversable
 from pathlib import Path
 
 import click
 
-GRAFANA, PROVISIONING, PROMETHEUS = "grafana", "provisioning", "prometheus"
-RULES = f"{PROMETHEUS}/kv-router.rules.yaml"
+GRAFANA = "grafana"
+RULES = "prometheus/kv-router.rules.yaml"
+_HERE = Path(__file__).parent
 
 
 @click.command()
@@ -17,21 +16,14 @@ def dashboards(directory: Path) -> None:
 
     The Prometheus rules are written there, too.
     """
-    for folder in (GRAFANA, PROVISIONING, PROMETHEUS):
-        _copy(files("dashboards").joinpath(folder), directory / folder)
+    for folder in (GRAFANA, "provisioning", "prometheus"):
+        for source in sorted(path for path in _HERE.joinpath(folder).rglob("*") if path.is_file()):
+            target = directory / source.relative_to(_HERE)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(source.read_bytes())
+            click.echo(target)
 
 
 def rules() -> bytes:
     """Return the rules, as Prometheus loads them."""
-    return files("dashboards").joinpath(RULES).read_bytes()
-
-
-def _copy(source: Traversable, target: Path) -> None:
-    """Copy a file or a folder over what is there; print the path of each file."""
-    if source.is_dir():
-        for each in sorted(source.iterdir(), key=lambda each: each.name):
-            _copy(each, target / each.name)
-        return
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_bytes(source.read_bytes())
-    click.echo(target)
+    return _HERE.joinpath(RULES).read_bytes()

@@ -1,26 +1,30 @@
 """`router`: the commands. Each is imported when it is called: `router --help` loads none of them."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import click
 
-import router.required  # noqa: F401  before numpy is imported
 from kv_runtime.config.options import config_options
-from kv_runtime.extras import InstalledCommands, LazyCommand
+from kv_runtime.extras import InstalledCommands, LazyCommand, require, require_built
 
-_TEXTS = {
-    "doctor": "Look at a running fleet for --listen seconds: what is wrong, why it matters, and the fix,"
+require("router", "router", "the router")  # before numpy is imported
+require_built("router", "indexer.native", "router.native")
+
+_COMMANDS = {
+    "doctor:doctor": "Look at a running fleet for --listen seconds: what is wrong, why it matters, and the fix,"
     " the worst first.",
-    "explain": "Explain a decision: why that worker, what every other would have cost, and whether the prediction"
-    " held.",
-    "journal": "Look into routers' journals.",
-    "key": "Print a new API key, and its account's entry for data.accounts_file.",
-    "pools": "Choose a pool of workers for each request, by its length, its targets and the state of the pools.",
-    "replay": "Take every decision of the journal again, from the journal alone, and compare bit for bit.",
-    "report": "Report what the reuse of prompts saved, and for whom: by model, tenant, LoRA adapter and prefix family.",
-    "top": "Print a running fleet: workers, latencies, the last decisions.",
+    "reports:explain": "Explain a decision: why that worker, what every other would have cost, and whether the"
+    " prediction held.",
+    "journals:journal": "Look into routers' journals.",
+    "pools:pools": "Choose a pool of workers for each request, by its length, its targets and the state of the pools.",
+    "journals:replay": "Take every decision of the journal again, from the journal alone, and compare bit for bit.",
+    "reports:report": "Report what the reuse of prompts saved, and for whom: by model, tenant, LoRA adapter and prefix"
+    " family.",
+    "top:top": "Print a running fleet: workers, latencies, the last decisions.",
 }
+"""The help of each command of `router/cli/` in a list, by its module and its name there."""
 _TEXTS_OF_EXTRAS = {
     "bench": "Measure it: every bench states the machine, and prints losses too.",
     "dashboards": "Write the Grafana dashboards and their provisioning into a directory.",
@@ -40,15 +44,6 @@ _SETTINGS = {
 """The settings of flags that have another name."""
 
 
-def _show_version(context: click.Context, _option: click.Parameter, is_wanted: bool) -> None:
-    """Print the version."""
-    if is_wanted and not context.resilient_parsing:
-        from importlib.metadata import version
-
-        click.echo(f"kv-router {version('kv-router')}")
-        context.exit()
-
-
 @click.group(
     cls=InstalledCommands,
     program="router",
@@ -56,9 +51,7 @@ def _show_version(context: click.Context, _option: click.Parameter, is_wanted: b
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-@click.option(
-    "--version", is_flag=True, expose_value=False, is_eager=True, callback=_show_version, help="show it, and end"
-)
+@click.version_option(package_name="kv-router", message="kv-router %(version)s", help="show it, and end")
 @config_options
 @click.option(
     "--worker", "workers", multiple=True, metavar="URL[,OPTION=VALUE...]", help=f"an engine that runs; {_OPTIONS}"
@@ -94,8 +87,25 @@ def main(
     run(wanted, file=file, assignments=assignments, print_config=print_config)
 
 
-for _name, _text in _TEXTS.items():
-    main.add_command(LazyCommand(_name, f"router.cli.{_name}:{_name}", _text))
+@main.command()
+@click.argument("account")
+def key(account: str) -> None:
+    """Print a new API key, and its account's entry for data.accounts_file.
+
+    The entry has only the key's digest. The key is written nowhere else: give it to the client, who sends it as
+    `Authorization: Bearer KEY`.
+    """
+    from router.http.accounts import NAME_PATTERN, new_key
+
+    if not re.fullmatch(NAME_PATTERN, account):
+        raise click.BadParameter(f"found {account!r}, allowed letters, digits, '.', '_' and '-', at most 64")
+    secret, digest = new_key()
+    for line in (f"key            {secret}", "", "accounts:", f"  - name: {account}", f'    keys: ["{digest}"]'):
+        click.echo(line)
+
+
+for _place, _text in _COMMANDS.items():
+    main.add_command(LazyCommand(_place.partition(":")[2], f"router.cli.{_place}", _text))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import asyncio
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -123,7 +123,6 @@ class AttachedWorkers:
             agent_settings(engine.address, settings)  # raises for an option that no agent knows
         self._list = WorkerList(settings.workers_from) if settings.workers_from else None
         self._group: asyncio.TaskGroup | None = None
-        self._host: Host | None = None
         self._cleanup = ExitStack()
 
     def add(self, text: str) -> str:
@@ -158,7 +157,9 @@ class AttachedWorkers:
     def families(self) -> Iterator[Family]:
         """Yield the metrics: those of agents, and how many engines are attached."""
         attached = [each.attached for each in self._engines.values() if each.attached is not None and each.is_attached]
-        yield _engines_family({"attached": len(attached), "waiting": len(self._engines) - len(attached)})
+        meaning = "Engines that the router attaches itself, by whether they are attached"
+        counts = {"attached": len(attached), "waiting": len(self._engines) - len(attached)}
+        yield gauge("attached_engines", meaning, ("state",), by_name((), counts))
         if attached:
             from worker_agent.events.metrics import consolidator_families  # noqa: PLC0415 - as the agent's other modules
 
@@ -205,7 +206,7 @@ class AttachedWorkers:
         while not engine.stop.is_set():
             try:
                 settings = agent_settings(engine.address, self._settings)
-                engine.attached = AttachedWorker(settings, self._opened_host(), partial(self._on_attached, engine))
+                engine.attached = AttachedWorker(settings, self._host, partial(self._on_attached, engine))
                 await engine.attached.run(engine.stop)
             except Exception as error:  # noqa: BLE001 - one engine's error must not end the others
                 reason = str(error) if not isinstance(error, ConfigurationError) else "; ".join(error.problems)
@@ -221,32 +222,21 @@ class AttachedWorkers:
         engine.problem = ""
         self._report(line, model)
 
-    def _opened_host(self) -> "Host":
-        if self._host is None:
-            import zmq.asyncio  # noqa: PLC0415 - likewise
+    @cached_property
+    def _host(self) -> "Host":
+        import zmq.asyncio  # noqa: PLC0415 - likewise
 
-            from worker_agent.attached.worker import Host  # noqa: PLC0415 - likewise
+        from worker_agent.attached.worker import Host  # noqa: PLC0415 - likewise
 
-            context = zmq.asyncio.Context()
-            self._cleanup.callback(context.destroy, linger=0)
-            gate = FleetGate(self._settings.nats.fleet_secrets)
-            self._host = Host(self._event_log, context, self._clock, gate, self._text)
-        return self._host
+        context = zmq.asyncio.Context()
+        self._cleanup.callback(context.destroy, linger=0)
+        gate = FleetGate(self._settings.nats.fleet_secrets)
+        return Host(self._event_log, context, self._clock, gate, self._text)
 
     def _text(self, path: str) -> Text:
         if path not in self._texts:
             self._texts[path] = load_text(path)
         return self._texts[path]
-
-
-def attached_families(workers: AttachedWorkers | None) -> Iterator[Family]:
-    """Yield the metrics of a router's engines; without samples where it attaches none."""
-    yield from [_engines_family({})] if workers is None else workers.families()
-
-
-def _engines_family(counts: Mapping[str, int]) -> Family:
-    meaning = "Engines that the router attaches itself, by whether they are attached"
-    return gauge("attached_engines", meaning, ("state",), by_name((), counts))
 
 
 def agent_settings(address: WorkerAddress, settings: RouterSettings) -> Any:  # noqa: ANN401 - imported when needed

@@ -1,23 +1,8 @@
 """The control plane's HTTP API: decisions, workers, index, policy. Beyond loopback a token guards it.
 
-GET    /v1/decisions?limit=&worker=&model=&outcome=&at=     the newest; GET /v1/decisions/{id} one, explained
-GET    /v1/workers                the fleet           POST /v1/workers             add one: a registration, or the URL
-                                                                                   of an engine that is attached here
-POST   /v1/workers/{id}/drain     no new work         DELETE /v1/workers/{id}/drain    put it back
-DELETE /v1/workers/{id}           forget it
-GET    /v1/workers/{id}/drain?wait=    how far that is, and what was handed over (`router/drain/routes.py`)
-GET    /v1/index                  ranks and figures   GET, PUT, PATCH /v1/policy the policy in force
-DELETE /v1/policy                 the configured one
-GET    /v1/planner                inputs for an autoscaler (`router/planner/service.py`)
-GET, PUT, DELETE /v1/shadows      policies that decide without effect (`router/shadows/service.py`)
-GET    /v1/report                 what reused prompts saved, and for whom (`router/attribution/service.py`)
-GET    /v1/ranks, /v1/ranks/{worker}/{dp_rank}/blocks?format=        what each rank holds, and where in its stream
-GET    /v1/index/position?worker=&dp_rank=&epoch=&seq=&timeout_s=    answers once the index got there
-GET    /v1/prefix-tree            the tree of all ranks' prefixes, node by node (`indexer/service/routes.py`)
-GET    /v1/predictions, /v1/event-log     predicted and reported reuse; connection, streams, snapshot, journal
-GET    /v1/fleet?at=, /v1/history, /v1/live, /v1/trends     the fleet now, before, as events; rates (`router/live/`)
-GET    /metrics, /health, /live, /ready, /version
-GET    /ui/                       the web page (`router/web/__init__.py`), and its files
+`ControlPlane.app` lists the endpoints, docs/WIRE.md says what each takes and answers. Those of other parts are in
+`router/drain/routes.py`, `router/planner/service.py`, `router/shadows/service.py`, `router/attribution/service.py`,
+`router/live/routes.py`, `indexer/service/routes.py` and `router/web/__init__.py`.
 """
 
 import asyncio
@@ -57,7 +42,7 @@ from router.drain.routes import DrainRoutes, unknown_worker
 from router.fleet.registry import Worker
 from router.fleet.trust import Disparity, Trust
 from router.live.fleet import USED_MAX, DecisionFilter, outcome_fields, rows, uses, warmth
-from router.live.routes import list_limit, number_of, prediction_routes, seconds_of, unix_time
+from router.live.routes import json_route, list_limit, number_of, prediction_route, seconds_of, unix_time
 from router.shadows.service import Shadows
 from router.web import WebPage
 
@@ -124,11 +109,8 @@ class ControlPlane:
 
     def app(self, registry: CollectorRegistry, *, token: str) -> web.Application:
         """Return the application that serves the endpoints."""
-        return control_app([*self.routes(), web.get("/metrics", metrics_handler(registry))], token=token)
-
-    def routes(self) -> list[web.RouteDef]:
-        """Return the routes of all endpoints but `/metrics`."""
-        return [
+        routes = [
+            web.get("/metrics", metrics_handler(registry)),
             web.get("/v1/decisions", self._decisions),
             web.get("/v1/decisions/{id}", self._decision),
             web.get("/v1/workers", self.workers),
@@ -138,15 +120,16 @@ class ControlPlane:
             web.get("/v1/index", self._index_view),
             web.get("/v1/index/position", self._position),
             *self._index.routes(self._heat, self._uses),
-            web.get("/v1/policy", self._policy),
+            json_route("/v1/policy", lambda: fields_of(self._routing.policy)),
             web.put("/v1/policy", self.change_policy),
             web.patch("/v1/policy", self.change_policy),
             web.delete("/v1/policy", self.reset_policy),
             *([] if self._shadows is None else self._shadows.routes()),
-            *prediction_routes(self._routing),
+            prediction_route(self._routing),
             *self._watched,
             *life_routes(lambda: self._routing.readiness()._asdict()),
         ]
+        return control_app(routes, token=token)
 
     async def _decisions(self, request: web.Request) -> web.Response:
         routing, query = self._routing, request.query
@@ -300,9 +283,6 @@ class ControlPlane:
 
     def _uses(self, nodes: Sequence[OutlineNode]) -> list[NodeUse]:
         return uses(nodes, self._routing.decisions.newest(USED_MAX), self._kept)
-
-    async def _policy(self, _: web.Request) -> web.Response:
-        return json_response(fields_of(self._routing.policy))
 
     async def change_policy(self, request: web.Request) -> web.Response:
         """Put the named fields in force; PUT: and the configured values of all others."""

@@ -102,7 +102,6 @@ def _wanted(settings: RouterSettings, flags: dict[str, Any]) -> SurveyScope:
         control = (plane_url(settings.control.host, settings.control.port),)
         data = (plane_url(settings.data.host, settings.data.port),)
     check_token("control.token", settings.control.token.get_secret_value())
-    check_token("data.worker_token", settings.data.worker_token.get_secret_value())
     urls = checked_urls("--router", control), checked_urls("--data", data)
     return SurveyScope(settings, *urls, flags["listen_s"], flags["timeout_s"])
 

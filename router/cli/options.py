@@ -27,14 +27,14 @@ from kv_runtime.process import Stopped, print_lines, run_process, run_to_end
 from kv_runtime.supervise import Part, run_parts
 from kv_runtime.telemetry import configure_logs
 from router.config import RouterSettings
-from router.doctor.pages import HttpAsker, PageUnreadable, decoded
+from router.doctor.pages import ControlPages, HttpAsker, PageUnreadable
 from router.pools.config import is_url
 
 DIFFERENT, NOT_DONE = 1, 2
 _DRAIN_S = 5.0
 _URLS_MAX = 64
 _TIMEOUT_S = 10.0
-_NOT_FOUND, _UNAUTHORIZED = 404, 401
+_UNAUTHORIZED = 401
 _ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104 - what a router that binds it is asked at instead
 
 
@@ -185,47 +185,23 @@ def check_token(field: str, token: str) -> None:
         raise ConfigurationError([f"{field}: found characters that no header may have, allowed printable ASCII"])
 
 
-def plane_of(settings: RouterSettings, url: str) -> tuple[str, str]:
-    """Return address and token of the control plane at `url`, empty: that of the settings; raise ConfigurationError."""
+def asked(settings: RouterSettings, url: str, work: Callable[[ControlPages], Coroutine[Any, Any, _T]]) -> _T:
+    """Return what `work` finds on the pages of the control plane at `url`, empty: that of the settings.
+
+    Raises:
+        NothingRead, Stopped, ConfigurationError: there is no such page, a signal came, the address or token is none.
+    """
     (address,) = checked_urls("--router", [url or plane_url(settings.control.host, settings.control.port)])
     token = settings.control.token.get_secret_value()
     check_token("control.token", token)
-    return address, token
-
-
-class ControlPages:
-    """The pages of a running router's control plane at `url`."""
-
-    def __init__(self, asker: HttpAsker, url: str, token: str) -> None:
-        self._asker, self.url, self._token = asker, url, token
-
-    async def page(self, path: str, kind: type[_T], missing: str = "") -> _T:
-        """Return a page; raise `NothingRead`, with the words of `missing` where there is none (404)."""
-        body = await self.body(path, missing)
-        try:
-            return decoded(body, kind, path)
-        except PageUnreadable as error:
-            raise NothingRead(f"--router: found no control plane of a router at {self.url}: {error}") from error
-
-    async def body(self, path: str, missing: str = "") -> bytes:
-        """Return a page as it came; raise `NothingRead` as `page` does."""
-        reply = await self._asker.get(f"{self.url}{path}", self._token)
-        if missing and reply.status == _NOT_FOUND:
-            raise NothingRead(missing)
-        if not reply.is_ok:
-            found = reply.problem or f"status {reply.status}"
-            hint = ", with its --token" if reply.status == _UNAUTHORIZED else ""
-            words = f"found {found} at {self.url}, allowed the control plane of a running router{hint}"
-            raise NothingRead(f"--router: {words}")
-        return reply.body
-
-
-def asked(settings: RouterSettings, url: str, work: Callable[[ControlPages], Coroutine[Any, Any, _T]]) -> _T:
-    """Return what `work` finds on a running router's pages; raise `NothingRead`, or `Stopped`."""
-    address, token = plane_of(settings, url)
 
     async def asking() -> _T:
         async with aiohttp.ClientSession() as session:
             return await work(ControlPages(HttpAsker(session, _TIMEOUT_S), address, token))
 
-    return run_to_end(asking)
+    try:
+        return run_to_end(asking)
+    except PageUnreadable as error:
+        hint = ", with its --token" if error.status == _UNAUTHORIZED else ""
+        words = f"found {error} at {address}, allowed the control plane of a running router{hint}"
+        raise NothingRead(f"--router: {words}") from error

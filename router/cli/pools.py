@@ -24,7 +24,8 @@ from kv_runtime.process import print_lines, run_process
 from kv_runtime.supervise import run_parts
 from kv_runtime.telemetry import configure_logs
 from router.cli.options import NOT_DONE
-from router.cli.serve import EXPECTED, OpenedRouter, opened
+from router.cli.router_parts import RouterParts
+from router.cli.serve import EXPECTED, opened
 from router.config import RouterSettings
 from router.pools.config import PoolsConfig, PoolSettings, RouterAddress, is_url, read_config
 from router.pools.process import PoolsProcess
@@ -91,7 +92,8 @@ def pools(*, file: Path, places: tuple[str, ...], check: bool, **flags: Any) -> 
     Example:  router pools --config pools.json --model-name m --pool fast=http://127.0.0.1:8000
     """  # noqa: D301
     try:
-        settings = _settings(flags)
+        given = {"data.port": flags["port"], "control.port": flags["control_port"]}
+        settings = load_settings(RouterSettings, assignments=flags["assignments"], flags=given)
         configure_logs(settings.telemetry.log_level)
         config = _configuration(file, places)
         identity, text = _identity(flags), flags["text"]
@@ -102,11 +104,6 @@ def pools(*, file: Path, places: tuple[str, ...], check: bool, **flags: Any) -> 
     except EXPECTED as error:
         print_lines(*f"router: {error}".split("\n"), err=True)
         sys.exit(NOT_DONE)
-
-
-def _settings(flags: dict[str, Any]) -> RouterSettings:
-    given = {"data.port": flags["port"], "control.port": flags["control_port"]}
-    return load_settings(RouterSettings, assignments=flags["assignments"], flags=given)
 
 
 def _identity(flags: dict[str, Any]) -> Identity:
@@ -172,7 +169,7 @@ async def _serve(
         own = [
             replace_part(part, name=f"{part.name} of {file}", stage=part.stage + _OWN_STAGES)
             for file, router in own_routers.items()
-            for part in router.parts
+            for part in router.parts()
         ]
         drain_s = process.drain_s + max((router.drain_s for router in own_routers.values()), default=0.0)
         await run_parts([*process.parts(), *own], stop=stop, drain_s=drain_s)
@@ -180,7 +177,7 @@ async def _serve(
 
 async def _open_own_routers(
     config: PoolsConfig, stop: asyncio.Event, cleanup: AsyncExitStack
-) -> tuple[PoolsConfig, dict[str, OpenedRouter]]:
+) -> tuple[PoolsConfig, dict[str, RouterParts]]:
     """Start the routers of the configured files, each once; return the configuration with their addresses, and them.
 
     Routers of a disagg configuration accept requests of one phase.
@@ -188,7 +185,7 @@ async def _open_own_routers(
     Raises:
         ConfigurationError: a file is invalid. Also what `opened` raises.
     """
-    found: dict[str, OpenedRouter] = {}
+    found: dict[str, RouterParts] = {}
     pools = dict(config.pools)
     flags = {_ACCEPT_PARAMS: True} if config.mode == "disagg" else {}
     for name, pool in config.pools.items():

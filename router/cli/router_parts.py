@@ -16,6 +16,7 @@ from kv_protocol.fleet_gate import FleetGate
 from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import EventLog
 from kv_runtime.extras import require
+from kv_runtime.http.hosts import url_of
 from kv_runtime.http.server import HttpServer
 from kv_runtime.nats_server import EmbeddedNats, nats_server_families
 from kv_runtime.process import print_lines
@@ -24,7 +25,7 @@ from kv_runtime.telemetry import LoopLag, Projection, new_registry
 from kv_runtime.text.model import Text
 from kv_runtime.tracing.exporter import span_families
 from kv_runtime.tracing.service import events_of, opened_tracing
-from router.attached_workers import AttachedWorkers, attached_families
+from router.attached_workers import AttachedWorkers
 from router.attribution.report import total
 from router.attribution.service import Savings, savings_families
 from router.config import RouterSettings
@@ -42,11 +43,11 @@ from router.feeds.watch import EventOrigins, FleetWatch
 from router.fleet.registry import TextDigests
 from router.http.plane import HttpPlane
 from router.journal.log import JournalWriter, ensure_journal, journal_families, router_name
-from router.live.routes import Gauges, Trends, event_log_routes, live_routes
-from router.live.service import Live, live_families
-from router.metrics.request import RequestMetrics
-from router.metrics.state import (
+from router.live.routes import Reading, Trends, event_log_route, json_route, live_routes
+from router.live.service import Live
+from router.metrics import (
     PickerStatistics,
+    RequestMetrics,
     http_families,
     picker_families,
     prompt_families,
@@ -91,7 +92,11 @@ class Place(NamedTuple):
 
 
 class RouterParts:
-    """The parts of the process, created and connected; `start` opens what is needed before they run."""
+    """The parts of the process, created and connected; `start` opens what is needed before they run.
+
+    After `start` there are `data_url`, `control_url`, `log_url`, and `picker_address`: empty without an endpoint
+    picker. `drain_s`: how long the parts may take to stop.
+    """
 
     def __init__(
         self,
@@ -109,7 +114,7 @@ class RouterParts:
         `directory` is where the text was loaded from.
         """
         self._settings, self._log, self._place, self._nats_server = settings, log, place, nats_server
-        self._clock, self._registry, self._is_shown = SystemClock(), new_registry(), False
+        self._clock, self.registry, self._is_shown = SystemClock(), new_registry(), False
         instance = uuid.uuid4().hex
         name = router_name(settings.journal, instance)
         of_requests = settings.tracing
@@ -145,32 +150,31 @@ class RouterParts:
         self._kept = KeptPrompts(text.decode) if settings.control.keep_text else None
         serving = self._serving_of(text, instance, tuple(policies.modes))
         self._bodies = serving.bodies
-        arrived, bounds_s = serving.metrics.arrived, serving.metrics.ttft_bounds_s
 
-        def gauges() -> Gauges:
+        def read() -> Reading:
             in_flight = sum(load.active_requests for load in state.loads().values())
-            return Gauges(in_flight, self._index.event_lag_s())
+            saved = total(self._savings.attribution)
+            return Reading(*serving.metrics.arrived(), saved, in_flight, self._index.event_lag_s())
 
-        self._trends = Trends(self._clock, arrived, lambda: total(self._savings.attribution), gauges, bounds_s)
+        self._trends = Trends(self._clock, read, serving.metrics.ttft_bounds_s)
         replies = endpoints(serving, passed_paths=settings.data.passed_paths)
         data, credentials = settings.data, settings.data.credentials(self._clock)
         self.data = HttpPlane(replies, data.limits(), posts=replies.posts, sites=data.sites(), credentials=credentials)
+        self.drain_s = data.drain_s + 2 * self.data.limits.linger_s + 1
         self.picker = self._picker_of(serving, replies) if settings.picker.enabled else None
         self._handover = Handover(
             serving, self._recent, Warming(serving, self.data.upstreams), settings.handover.tokens
         )
-        self._policies = policies
+        self.policies = policies
         queued = None if place else lambda: len(self._admission.queue)
         self._live = Live(self._routing, self._index, self._clock, queued=queued)
-        self._workers = None
-        if place is None:
-            self._workers = AttachedWorkers(settings, log, self._clock, {directory: text}, self._on_attached)
+        self._workers = AttachedWorkers(settings, log, self._clock, {directory: text}, self._on_attached)
         self.control = self._control_of(gate)
         self._project()
 
     def _serving_of(self, text: Text, instance: str, modes: tuple[str, ...]) -> Serving:
         settings, place, tracing = self._settings, self._place, self._tracing
-        metrics = RequestMetrics(self._registry, self._routing, modes)
+        metrics = RequestMetrics(self.registry, self._routing, modes)
         self._prompts = ModelPrompts(text, settings.tokens.limits(), hashed=metrics.hashed)
         secret = os.urandom(SECRET_BYTES) if place is None else place.secret
         new_id = map((instance[:16] + "%016x").__mod__, count(1)).__next__  # a unique name of 32 hex digits
@@ -200,21 +204,20 @@ class RouterParts:
             self._log,
             self._handover,
             gate,
-            None if place and place.number else self._policies,
+            None if place and place.number else self.policies,
             trace_link=settings.tracing.link,
             shadows=self._shadows,
             kept=self._kept,
             differs=lambda at, instance: (*self._parity.differs(at, instance), *self._origins.differs(at)),
-            attached=self._workers,
+            attached=self._workers if place is None else None,
             watched=self._watched_routes(),
         )
-        return settings.control.server(control.app(self._registry, token=settings.control.token.get_secret_value()))
+        return settings.control.server(control.app(self.registry, token=settings.control.token.get_secret_value()))
 
     def _watched_routes(self) -> list[web.RouteDef]:
         journal = None if self._place else self._journal
-        live = live_routes(self._live, self._clock)
-        shown = [*self._planner.routes(), *self._savings.routes(), *self._trends.routes()]
-        return [*live, *shown, *event_log_routes(self._index, journal)]
+        live, trends = live_routes(self._live, self._clock), json_route("/v1/trends", self._trends.shown)
+        return [*live, *self._planner.routes(), *self._savings.routes(), trends, event_log_route(self._index, journal)]
 
     def _router(self, state: RouterState, policy: Policy) -> Routing:
         settings = self._settings
@@ -254,8 +257,8 @@ class RouterParts:
             lambda: shadow_families([*self._shadows.tallies.values()], self._shadows.budget),
             lambda: savings_families(self._savings.attribution, process),
             self._index.families,
-            lambda: live_families(self._live.clients, self._live.ring),
-            lambda: attached_families(self._workers),
+            self._live.families,
+            self._workers.families,
             lambda: nats_server_families(self._nats_server),
             lambda: picker_families(PickerStatistics() if self.picker is None else self.picker.statistics),
             lambda: span_families(None if self._tracing is None else self._tracing.exporter),
@@ -268,10 +271,10 @@ class RouterParts:
         if (replicas := self._replicas) is not None:
             families.append(lambda: replica_families(replicas))
         for each in families:
-            Projection(self._registry, each)
+            Projection(self.registry, each)
 
     async def start(self, stop: asyncio.Event) -> None:
-        """Read the log and the fleet, and bind both planes' addresses; raises what `EXPECTED` names."""
+        """Read the log and the fleet, and bind the planes' addresses; raises what `EXPECTED` names."""
         settings = self._settings
         await ensure_streams(self._log, settings.nats)
         if self._journal is not None:
@@ -284,8 +287,13 @@ class RouterParts:
             await self._replicas.start()
         await self._feeds.acquainted(stop)
         await self.data.start(settings.data.host, settings.data.port, reuse_port=settings.data.reuse_port)
+        self.data_url = url_of(settings.data.host, self.data.port, self.data.scheme)
+        self.control_url = url_of(settings.control.host, self.control.port)
+        self.log_url = settings.nats.url if self._nats_server is None else self._nats_server.url
+        self.picker_address = ""
         if self.picker is not None:
             await self.picker.start()
+            self.picker_address = f"{settings.picker.host}:{self.picker.port}"
 
     def _on_attached(self, line: str, model: str) -> None:
         """Print what was found of an engine, and once a command that shows the reuse of a prompt."""
@@ -314,14 +322,15 @@ class RouterParts:
             Part("shadows", self._shadows.run, 2),
             Part("engine-parity", self._parity.run, 2),
             Part("event-origins", self._origins.run, 2),
-            *([] if self._workers is None else [Part("workers", self._workers.run, 2)]),
+            Part("workers", self._workers.run, 2),
             Part("fleet-watch", FleetWatch(self._routing, self._clock).run, 2),
             *([] if self._place and self._place.number else [Part("rates-store", self._rates.run, 2)]),
-            Part("loop-lag", LoopLag(self._registry, self._clock).run, 2),
+            Part("loop-lag", LoopLag(self.registry, self._clock).run, 2),
             *([] if self._replicas is None else [Part("replicas", self._replicas.run, 2)]),
             *([] if self._journal is None else [Part("journal", self._journal.run, 2)]),
             *([] if self._tracing is None else [self._tracing.exporter.part(2)]),
             *self._index.parts(3),
+            *([] if self._nats_server is None else [Part("nats-server", self._nats_server.run, 4)]),
         ]
 
 

@@ -16,7 +16,7 @@ from functools import partial
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 from pydantic import SecretStr
@@ -59,19 +59,6 @@ _REST_S = 10.0
 _TOKEN_BYTES = 32
 
 
-class OpenedRouter(NamedTuple):
-    """A router in this process: its addresses and its event log's; its mode; its parts, to be run."""
-
-    data_url: str
-    control_url: str
-    log_url: str
-    mode: str
-    parts: list[Part]
-    drain_s: float
-    picker_address: str = ""
-    """Of the endpoint picker; empty: it is off."""
-
-
 def run(flags: Mapping[str, Any], *, file: Path | None, assignments: tuple[str, ...], print_config: bool) -> None:
     """Serve until a signal comes, or print the settings; an expected error ends the process with one line."""
     try:
@@ -90,13 +77,13 @@ def run(flags: Mapping[str, Any], *, file: Path | None, assignments: tuple[str, 
 async def _serve(settings: RouterSettings, stop: asyncio.Event, given: frozenset[str]) -> None:
     async with AsyncExitStack() as cleanup:
         router = await opened(settings, stop, cleanup, given)
-        click.echo(f"router on      {router.data_url}  (mode {router.mode})")
+        click.echo(f"router on      {router.data_url}  (mode {router.policies.initial.mode})")
         click.echo(f"control plane  {router.control_url}")
         click.echo(f"web page       {router.control_url}{ROOT}")
         if router.picker_address:
             click.echo(f"picker on      {router.picker_address}")
         click.echo(f"event log      {without_user(router.log_url)}")
-        await run_parts(router.parts, stop=stop, drain_s=router.drain_s)
+        await run_parts(router.parts(), stop=stop, drain_s=router.drain_s)
 
 
 async def opened(
@@ -105,7 +92,7 @@ async def opened(
     cleanup: AsyncExitStack,
     given: frozenset[str] = frozenset(),
     place: Place | None = None,
-) -> OpenedRouter:
+) -> RouterParts:
     """Return a started router, to be run; raises what `EXPECTED` names.
 
     `given` are the paths of what the command line says: it wins over a policy that was stored.
@@ -127,15 +114,7 @@ async def opened(
     cleanup.push_async_callback(log.close)
     router = RouterParts(settings, text, policies, log, place, nats_server=embedded, directory=directory)
     await router.start(stop)
-    return OpenedRouter(
-        data_url=url_of(settings.data.host, router.data.port, router.data.scheme),
-        control_url=url_of(settings.control.host, router.control.port),
-        log_url=url,
-        mode=policies.initial.mode,
-        parts=[*router.parts(), *([Part("nats-server", embedded.run, 4)] if embedded else [])],
-        drain_s=settings.data.drain_s + 2 * router.data.limits.linger_s + 1,
-        picker_address=f"{settings.picker.host}:{router.picker.port}" if router.picker else "",
-    )
+    return router
 
 
 def embedded_nats(settings: RouterSettings) -> EmbeddedNats | None:
@@ -234,7 +213,7 @@ def _run_one(settings: RouterSettings, given: frozenset[str], place: Place, say:
         async with AsyncExitStack() as cleanup:
             router = await opened(settings, stop, cleanup, given, place)
             say.send(router.control_url)
-            await run_parts(router.parts, stop=stop, drain_s=router.drain_s)
+            await run_parts(router.parts(), stop=stop, drain_s=router.drain_s)
 
     try:
         run_process(main)

@@ -6,19 +6,21 @@ Answers are validated: what has another form is refused. Fields that are not sho
 exit code   0 the screen was printed     2 not: a wrong flag, no answer, or stopped
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import click
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families as parsed
+from prometheus_client.samples import Sample
 
 from kv_runtime.clock import SystemClock
 from kv_runtime.process import print_lines
-from router.cli.options import ControlPages, NothingRead, asked, with_source
+from router.cli.options import asked, with_source
 from router.config import RouterSettings
 from router.decision.report import Outcome
-from router.doctor.pages import WorkerRow, Workers
+from router.doctor.facts import WorkerRow, Workers
+from router.doctor.pages import ControlPages, PageUnreadable
 
 DECISIONS = 100
 """How many of the newest decisions are asked for: of these are latencies and hit rates."""
@@ -27,7 +29,7 @@ _DECISIONS_HEAD = "   AGE DECISION     WORKER           TOKENS  HELD   MARGIN   
 _WORST_FIRST = ("FALLBACK", "DEGRADED", "EXACT")
 _LAST = 4
 """Decisions on the screen."""
-_SHADOWED, _SHADOWS_MAX = "kvrouter_shadow_decisions_total", 3
+_SHADOWS_MAX = 3
 """Shadow policies in the head: the first of them."""
 
 
@@ -57,26 +59,18 @@ class Decisions(msgspec.Struct, frozen=True):
     decisions: list[Decision]
 
 
-Labels = tuple[tuple[str, str], ...]
-
-
 class Metrics(NamedTuple):
-    """Samples of `/metrics` by name, each with its labels, in order of their names."""
+    """Samples of `/metrics` by name."""
 
-    samples: Mapping[str, Mapping[Labels, float]] = {}
+    samples: Mapping[str, Sequence[Sample]] = {}
+
+    def found(self, name: str, **labels: str) -> list[Sample]:
+        """Return the samples with these labels, among others."""
+        return [each for each in self.samples.get(f"kvrouter_{name}", ()) if labels.items() <= each.labels.items()]
 
     def total(self, name: str, **labels: str) -> float:
         """Return the sum of the samples with these labels, among others; 0 without any."""
-        wanted = labels.items()
-        return sum(
-            value for at, value in self.samples.get(f"kvrouter_{name}", {}).items() if wanted <= dict(at).items()
-        )
-
-    def of(self, name: str, **labels: str) -> float | None:
-        """Return the mean of the samples with these labels, among others; None without any."""
-        found = self.samples.get(f"kvrouter_{name}", {}).items()
-        values = [value for at, value in found if labels.items() <= dict(at).items()]
-        return sum(values) / len(values) if values else None
+        return sum(each.value for each in self.found(name, **labels))
 
 
 class Snapshot(NamedTuple):
@@ -142,14 +136,13 @@ def _head(snapshot: Snapshot) -> list[str]:
             f"  of the newest {len(snapshot.decisions)}"
         ),
     ]
-    advised = metrics.samples.get("kvrouter_planner_advised_workers", {})
-    for labels, count in list(advised.items())[:1]:
-        of = dict(labels)
+    advised = metrics.found("planner_advised_workers")
+    for each in advised[:1]:
         more = f" (and {len(advised) - 1} more groups)" if len(advised) > 1 else ""
-        name = f"{of.get('model', '')[:30]} {of.get('role', '')}"
-        there = metrics.total("planner_workers", **of)
-        lines.append(f"advised workers {name}: {count:.0f}, there are {there:.0f}{more}")
-    shadows = dict.fromkeys(dict(labels).get("shadow", "") for labels in metrics.samples.get(_SHADOWED, {}))
+        name = f"{each.labels.get('model', '')[:30]} {each.labels.get('role', '')}"
+        there = metrics.total("planner_workers", **each.labels)
+        lines.append(f"advised workers {name}: {each.value:.0f}, there are {there:.0f}{more}")
+    shadows = dict.fromkeys(each.labels.get("shadow", "") for each in metrics.found("shadow_decisions_total"))
     return lines + [_shadow_text(metrics, name) for name in list(shadows)[:_SHADOWS_MAX]]
 
 
@@ -206,8 +199,8 @@ def _percent(ratio: float | None) -> str:
 
 
 def _factor(metrics: Metrics, worker: str, work: str) -> str:
-    factor = metrics.of("rate_factor", worker=worker, work=work)
-    return "-" if factor is None else f"{factor:.2f}"
+    found = metrics.found("rate_factor", worker=worker, work=work)
+    return f"{sum(each.value for each in found) / len(found):.2f}" if found else "-"
 
 
 @click.command()
@@ -242,11 +235,11 @@ def top(*, settings: RouterSettings, url: str, interval_s: float) -> None:
 
 
 async def _metrics(plane: ControlPages) -> Metrics:
-    samples: dict[str, dict[Labels, float]] = {}
+    samples: dict[str, list[Sample]] = {}
     try:
         for family in parsed((await plane.body("/metrics")).decode()):
             for sample in family.samples:
-                samples.setdefault(sample.name, {})[tuple(sorted(sample.labels.items()))] = sample.value
+                samples.setdefault(sample.name, []).append(sample)
     except ValueError as error:
-        raise NothingRead(f"--router: found no metrics of a router at {plane.url}: {error}") from error
+        raise PageUnreadable(f"no metrics ({error})") from error
     return Metrics(samples)

@@ -1,6 +1,6 @@
 """A decision beside its outcome, and by how much its predictions missed.
 
-The control plane answers `/v1/decisions/{id}` in this shape; `router/cli/explain.py` makes it from a journal.
+The control plane answers `/v1/decisions/{id}` in this shape; `router/cli/reports.py` makes it from a journal.
 """
 
 from typing import Literal

@@ -40,28 +40,25 @@ from kv_protocol.fleet import Role, WorkerRegistered
 from kv_protocol.hashing import canary
 from kv_protocol.images import rule_text
 from router.doctor.facts import (
-    LOSSES,
     SEVERITIES,
-    Counts,
+    Differs,
     Finding,
     FleetFacts,
     RankStatus,
-    RouterSeen,
     Severity,
     StreamHead,
+    WorkerRow,
     names,
     severity,
 )
 from router.fleet.registry import UNKNOWN, kv_dtype
 from router.fleet.trust import PARITY_FIELDS
 
-_ByValue = dict[str, list[WorkerRegistered]]
 _OTHER: dict[Role, Role] = {"prefill": "decode", "decode": "prefill"}
 PREFILLING: tuple[Role, ...] = ("aggregated", "prefill")
 """Roles that compute prompts: routing by prefix depends on their blocks."""
 FULL_RATIO = 0.9
-"""A queue or log filled to this share is nearly full. The log is purged at 3/4 of its limit if a snapshot allows it."""
-_REJECTED = "kvrouter_rejected_total"
+"""A log filled to this share is nearly full. It is purged at 3/4 of its limit if a snapshot allows it."""
 _AVOIDED = ("breaker", "busy")
 SILENT_BLOCKS = 64
 """Blocks in use before a rank without events is a finding: an engine publishes a block only once it is computed."""
@@ -137,26 +134,19 @@ def _seq_len(registration: WorkerRegistered) -> int:
 
 
 def _dtypes(registrations: Sequence[WorkerRegistered]) -> Iterator[Finding]:
-    prefill, decode = by_role = [_by_value(_of_role(registrations, role), kv_dtype) for role in _OTHER]
+    prefill, decode = by_role = [_by(_of_role(registrations, role), kv_dtype) for role in _OTHER]
     if prefill and decode and (len(prefill | decode) > 1 or UNKNOWN in prefill):
         yield Finding("pair.dtype", registrations[0].model, f"kv_cache_dtype: {_listed(by_role)}")
 
 
 def _backends(registrations: Sequence[WorkerRegistered]) -> Iterator[Finding]:
     stated = [each for each in registrations if each.transfer_backend]
-    by_role = [_by_value(_of_role(stated, role), lambda each: each.transfer_backend.lower()) for role in _OTHER]
+    by_role = [_by(_of_role(stated, role), lambda each: each.transfer_backend.lower()) for role in _OTHER]
     if all(by_role) and len(by_role[0] | by_role[1]) > 1:
         yield Finding("pair.transfer", registrations[0].model, f"transfer_backend: {_listed(by_role)}")
 
 
-def _by_value(registrations: Iterable[WorkerRegistered], value: Callable[[WorkerRegistered], str]) -> _ByValue:
-    found: _ByValue = {}
-    for registration in registrations:
-        found.setdefault(value(registration), []).append(registration)
-    return found
-
-
-def _listed(by_role: Sequence[_ByValue]) -> str:
+def _listed(by_role: Sequence[dict[str, list[WorkerRegistered]]]) -> str:
     """Return the workers of each role and value."""
     return "; ".join(
         f"{role} {value}: {names(_ids(registrations))}"
@@ -195,50 +185,17 @@ def routers(facts: FleetFacts) -> Iterator[Finding]:
     for router in facts.routers:
         if router.control.problem:
             continue
-        if living and router.mode and living.isdisjoint(router.workers):
-            known = names(list(router.workers)) or "no worker"
-            words = f"the router knows {known}, but on this log live {names(sorted(living))}"
+        known = [worker.worker_id for worker in router.after.workers]
+        if living and router.mode and living.isdisjoint(known):
+            words = f"the router knows {names(known) or 'no worker'}, but on this log live {names(sorted(living))}"
             yield Finding("router.other_fleet", router.control.url, words)
-        yield from _index(router)
-        yield from _avoided(router)
-        yield from _queue(router, facts)
-
-
-def _index(router: RouterSeen) -> Iterator[Finding]:
-    overfull, refused = (
-        router.after.metrics.get(f"kvrouter_index_{what}_ranks", 0) for what in ("overfull", "refused")
-    )
-    if overfull or refused:
-        words = f"{overfull:.0f} ranks lack blocks, {refused:.0f} are not in the index"
-        yield Finding("index.full", router.control.url, words)
-
-
-def _avoided(router: RouterSeen) -> Iterator[Finding]:
-    for each in router.after.ranks:
-        if each.unfit.startswith(_AVOIDED):
-            yield Finding("breaker.open", str(each.rank), f"{each.unfit} (router {router.control.url})")
-
-
-def _queue(router: RouterSeen, facts: FleetFacts) -> Iterator[Finding]:
-    before, after, bounds = router.before.metrics, router.after.metrics, facts.bounds
-    words = [
-        f"{name} is {after[name]:.0f} of {most} ({setting})"
-        for name, most, setting in (
-            ("kvrouter_queued_requests", bounds.queue_requests_max, "queue.requests_max"),
-            ("kvrouter_inflight_requests", bounds.inflight_requests_max, "queue.inflight_requests_max"),
-        )
-        if after.get(name, 0) >= FULL_RATIO * most
-    ]
-    if refused := growth(before, after, _REJECTED):
-        kinds = [name for name in after if name.startswith(f"{_REJECTED}{{") and growth(before, after, name)]
-        reasons = ", ".join(name.removeprefix(f"{_REJECTED}{{").removesuffix("}") for name in kinds)
-        words.append(f"{refused:.0f} requests refused in {facts.window_s:.1f} s ({reasons})")
-    if words:
-        yield Finding("queue.full", router.control.url, "; ".join(words))
+        for each in router.after.ranks():
+            if each.unfit.startswith(_AVOIDED):
+                yield Finding("breaker.open", str(each.rank), f"{each.unfit} (router {router.control.url})")
 
 
 def events(facts: FleetFacts) -> Iterator[Finding]:
-    """Yield workers without KV events or block reuse, ranks that published no event, and agents that lost some."""
+    """Yield workers without KV events or block reuse, and ranks that published no event."""
     if not facts.is_by_prefix:
         return
     for worker in facts.living():
@@ -249,10 +206,6 @@ def events(facts: FleetFacts) -> Iterator[Finding]:
             if lacks:
                 words = f"{', '.join(lacks)}, and the mode chooses by what is held"
                 yield Finding("events.none", registration.worker_id, words)
-        lost = {name: growth(worker.before, worker.after, name) for name in LOSSES}
-        words = "; ".join(f"{count:.0f} {LOSSES[name]} ({name})" for name, count in lost.items() if count > 0)
-        if words:
-            yield Finding("events.lost", registration.worker_id, f"in {facts.window_s:.1f} s: {words}")
     yield from _silent(facts)
 
 
@@ -272,18 +225,13 @@ def _silent(facts: FleetFacts) -> Iterator[Finding]:
             yield Finding("events.none", str(head.rank), words)
 
 
-def growth(before: Counts, after: Counts, name: str) -> float:
-    """Return the growth of a counter; 0 if it was not read twice."""
-    return max(0.0, after[name] - before[name]) if name in before and name in after else 0.0
-
-
 def trust(facts: FleetFacts) -> Iterator[Finding]:
     """Yield the ranks that a router did not trust at both looks, by reason."""
     eventful = {each.registration.worker_id for each in facts.living() if each.registration.event_source != "none"}
     for router in facts.routers:
-        was = {(each.rank, each.trust) for each in router.before.ranks}
+        was = {(each.rank, each.trust) for each in router.before.ranks()}
         reasons: dict[str, list[str]] = {}
-        for each in router.after.ranks if router.reads_overlap else ():
+        for each in router.after.ranks() if router.reads_overlap else ():
             if (each.rank, each.trust) in was and each.rank.worker_id in eventful and _is_untrusted(each):
                 reasons.setdefault(f"{each.trust}: {each.trust_reason}", []).append(str(each.rank))
         for reason, ranks in reasons.items():
@@ -310,10 +258,18 @@ def parity(facts: FleetFacts) -> Iterator[Finding]:
 
 def observed(facts: FleetFacts) -> Iterator[Finding]:
     """Yield what routers observed: an engine tokenizes a chat to other ids, or its blocks appear at another worker."""
-    told = {(each.field, each.worker_id): each for router in facts.routers for each in router.broken}
-    for (field, worker_id), broken in told.items():
+    told = {(each.field, worker.worker_id): each for worker, each, _ in _differing(facts)}
+    for (field, worker_id), differs in told.items():
         if field in _OBSERVED:
-            yield Finding(_OBSERVED[field], worker_id, f"found {broken.found}, allowed {broken.allowed}")
+            yield Finding(_OBSERVED[field], worker_id, f"found {differs.found}, allowed {differs.allowed}")
+
+
+def _differing(facts: FleetFacts) -> Iterator[tuple[WorkerRow, Differs, str]]:
+    """Yield every field in which a worker differs from a router: the worker, the field, and the router's URL."""
+    for router in facts.routers:
+        for worker in router.after.workers:
+            for each in worker.differs:
+                yield worker, each, router.control.url
 
 
 def _groups(facts: FleetFacts, registrations: Sequence[WorkerRegistered], field: str) -> dict[str, list[str]]:
@@ -322,10 +278,10 @@ def _groups(facts: FleetFacts, registrations: Sequence[WorkerRegistered], field:
     for each in registrations:
         groups.setdefault(_value(each, field), []).append(each.worker_id)
     ids = {each.worker_id for each in registrations}
-    for router in facts.routers:
-        wanted = {each.allowed for each in router.broken if each.field == field and each.worker_id in ids}
-        for value in sorted(wanted):
-            groups.setdefault(value, []).append(f"router {router.control.url}")
+    wanted = {(url, str(each.allowed)) for worker, each, url in _differing(facts)
+              if each.field == field and worker.worker_id in ids}  # fmt: skip
+    for url, value in sorted(wanted):
+        groups.setdefault(value, []).append(f"router {url}")
     return groups
 
 

@@ -10,7 +10,7 @@ The facts are what a survey observed: the log for a while, and every HTTP addres
     the log        workers that are registered, draining or left; each head of each rank's stream with heartbeats;
                    what it keeps
     a router       its control plane, twice; its data plane once
-    a worker       /health once; its counters twice
+    a worker       /health once
 
 Unobserved facts are absent or have a `problem`; no check takes them for healthy or for broken.
 """
@@ -26,24 +26,6 @@ from kv_protocol.ids import WorkerRank
 Severity = Literal["error", "warning"]
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 """The worst first."""
-WATCHED = (
-    "kvrouter_index_overfull_ranks",
-    "kvrouter_index_refused_ranks",
-    "kvrouter_queued_requests",
-    "kvrouter_inflight_requests",
-    "kvrouter_rejected_total",
-)
-"""Metrics of a router that checks read."""
-LOSSES: Mapping[str, str] = {
-    "kvrouter_outbox_dropped_total": "batches given up, the outbox is full",
-    "kvrouter_publish_failures_total": "publications that NATS did not confirm",
-    "kvrouter_event_id_gaps_total": "holes in the engine's event ids, its buffer overflowed",
-    "kvrouter_engine_poll_failures_total": "polls that the engine refused",
-    "kvrouter_zmq_lost_total": "holes on hop A that no replay filled",
-}
-"""Counters of an agent that grow when events are lost or late, and what they count."""
-Counts = Mapping[str, float]
-"""Metrics by name; where one has labels, the sum, and each by `name{value,...}` of its labels in their order."""
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -99,20 +81,10 @@ CATALOGUE: Mapping[str, Meaning] = {
         "the router and these workers do not read the same log: it will never send them anything",
         "the same `nats.url` for routers and agents",
     ),
-    "index.full": Meaning(
-        "warning",
-        "prefixes that ranks hold are unknown: they are computed again",
-        "raise `index.memory_bytes_max`, or let fewer ranks share a router",
-    ),
     "breaker.open": Meaning(
         "warning",
         "the rank failed, or answered 429 or 503: the other ranks do its work",
         "the worker's log; if it goes on, drain it: `POST /v1/workers/{id}/drain`",
-    ),
-    "queue.full": Meaning(
-        "warning",
-        "beyond its bound, requests are refused with 429 or 503",
-        'add workers or routers; `docs/OPERATIONS.md`, "Requests that wait"',
     ),
     "parity.hashes": Meaning(
         "error",
@@ -148,11 +120,6 @@ CATALOGUE: Mapping[str, Meaning] = {
         "warning",
         "what it holds is not known, or it keeps nothing: routing by prefix is a guess there",
         "KV events (`--publish-kv-events`, `event_buffer_max_size`) and block reuse at the engine; or a mode by load",
-    ),
-    "events.lost": Meaning(
-        "warning",
-        "the rank has half credit until its blocks are learnt again, which cannot end while events are lost",
-        '`docs/RUNBOOKS.md`, "The agent": the row of the counter',
     ),
     "rank.untrusted": Meaning(
         "warning",
@@ -205,13 +172,11 @@ class StreamHead(msgspec.Struct, frozen=True, kw_only=True):
     stale: str = ""
 
 
-class WorkerSeen(msgspec.Struct, kw_only=True):
-    """One registered worker, and its HTTP answers: None if it was not asked."""
+class WorkerSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """One registered worker, and its answer at /health: None if it was not asked."""
 
     registration: WorkerRegistered
     http: AddressAnswer | None = None
-    before: Counts = {}
-    after: Counts = {}
 
 
 class RankStatus(msgspec.Struct, frozen=True):
@@ -229,32 +194,47 @@ class RankStatus(msgspec.Struct, frozen=True):
         return WorkerRank(self.worker_id, self.dp_rank)
 
 
-class ParityBroken(msgspec.Struct, frozen=True):
+class Differs(msgspec.Struct, frozen=True):
     """A field in which a worker differs from how a router hashes prompts."""
 
-    worker_id: str
     field: str
-    allowed: str
-    found: str = ""
+    allowed: str | int
+    found: str | int | float = ""
 
 
-class RouterLook(msgspec.Struct, frozen=True, kw_only=True):
-    """A router at one moment."""
+class WorkerRow(msgspec.Struct, frozen=True):
+    """One worker of a router's `/v1/workers`."""
 
-    ranks: tuple[RankStatus, ...] = ()
-    metrics: Counts = {}
+    registration: WorkerRegistered
+    ranks: list[RankStatus] = []
+    differs: list[Differs] = []
+    unfit: str = ""
+    draining: bool = False
+
+    @property
+    def worker_id(self) -> str:
+        """Its id."""
+        return self.registration.worker_id
+
+
+class Workers(msgspec.Struct, frozen=True):
+    """A router's `/v1/workers`."""
+
+    workers: list[WorkerRow]
+
+    def ranks(self) -> list[RankStatus]:
+        """Return the ranks of all workers."""
+        return [rank for worker in self.workers for rank in worker.ranks]
 
 
 class RouterSeen(msgspec.Struct, kw_only=True):
-    """One router by its control plane, at the beginning and at the end; `mode` empty: not stated."""
+    """One router by its control plane, its workers at the beginning and at the end; `mode` empty: not stated."""
 
     control: AddressAnswer
     mode: str = ""
     reads_overlap: bool = True
-    workers: tuple[str, ...] = ()
-    broken: tuple[ParityBroken, ...] = ()
-    before: RouterLook = RouterLook()
-    after: RouterLook = RouterLook()
+    before: Workers = Workers([])
+    after: Workers = Workers([])
 
 
 class LogSeen(msgspec.Struct, frozen=True, kw_only=True):
@@ -264,18 +244,10 @@ class LogSeen(msgspec.Struct, frozen=True, kw_only=True):
     fills: Mapping[str, tuple[int, int]] = {}
 
 
-class Bounds(msgspec.Struct, frozen=True, kw_only=True):
-    """The bounds of the given configuration: a running router does not state its own."""
-
-    queue_requests_max: int
-    inflight_requests_max: int
-
-
 class FleetFacts(msgspec.Struct, frozen=True, kw_only=True):
     """All facts, of `window_s` seconds. `reads_overlap`: by the configuration, if no router states it."""
 
     window_s: float
-    bounds: Bounds
     workers: tuple[WorkerSeen, ...] = ()
     draining: int = 0
     left: Mapping[str, str] = {}

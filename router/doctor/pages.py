@@ -1,4 +1,4 @@
-"""Asks routers and agents, and parses their answers, JSON and metrics, into facts.
+"""Asks routers and agents, and reads their answers.
 
 | asked | of | read |
 |---|---|---|
@@ -6,15 +6,14 @@
 | `/v1/workers` | a control plane | registrations, ranks (trust, unfit), `differs` |
 | `/v1/policy` | a control plane | `mode`, of the phases too |
 | `/health` | an agent | `reason` |
-| `/metrics` | both | what checks read, and nothing else |
 
-Source: `router/control_plane.py`, `worker_agent/api/app.py`, `docs/reference/metrics.md`. Unknown keys are
+Source: `router/control_plane.py`, `worker_agent/api/app.py`. Unknown keys are
 ignored: another version may have more. Redirects are not followed, so that a token goes nowhere else.
 """
 
-from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterable, Iterator
-from typing import Any, NamedTuple, TypeVar
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from typing import NamedTuple, TypeVar
 
 import aiohttp
 import msgspec
@@ -22,9 +21,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from kv_protocol.errors import UNDECODABLE
-from kv_protocol.fleet import WorkerRegistered
-from kv_runtime.supervise import TaskSet
-from router.doctor.facts import Counts, ParityBroken, RankStatus
 
 LANES = 16
 """Simultaneous queries: a fleet of 4096 is queried within a minute, without noticeable load."""
@@ -51,9 +47,8 @@ class HttpAsker:
     """Queries over one session."""
 
     def __init__(self, session: aiohttp.ClientSession, timeout_s: float, bytes_max: int = BODY_BYTES_MAX) -> None:
-        self._session, self._bytes_max = session, bytes_max
+        self._session, self._timeout_s, self._bytes_max = session, timeout_s, bytes_max
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
-        self._timeout_s = timeout_s
 
     async def get(self, url: str, token: str = "") -> Reply:
         """Return the answer to a GET; with the token, if one is given."""
@@ -79,21 +74,41 @@ async def _reply(response: aiohttp.ClientResponse, bytes_max: int) -> Reply:
     return Reply(status=response.status, body=b"".join(parts))
 
 
-async def in_lanes(works: Iterable[Callable[[], Coroutine[Any, Any, None]]]) -> None:
-    """Run all works, `LANES` at a time."""
-    waiting = iter(works)
+async def in_lanes(works: Iterable[Callable[[], Awaitable[_T]]]) -> list[_T]:
+    """Run all works, `LANES` at a time; return what they return, in their order."""
+    room = asyncio.Semaphore(LANES)
 
-    async def lane() -> None:
-        for work in waiting:
-            await work()
+    async def one(work: Callable[[], Awaitable[_T]]) -> _T:
+        async with room:
+            return await work()
 
-    async with TaskSet(LANES) as lanes:
-        for _ in range(LANES):
-            lanes.spawn(lane())
+    return await asyncio.gather(*map(one, works))
 
 
 class PageUnreadable(Exception):
-    """A router's answer has an unexpected format."""
+    """A page did not come, or has another format; `status` is that of the answer in its place, 0: there was none."""
+
+    def __init__(self, words: str, status: int = 0) -> None:
+        super().__init__(words)
+        self.status = status
+
+
+class ControlPages:
+    """The pages of the control plane at `url`; each raises `PageUnreadable`."""
+
+    def __init__(self, asker: HttpAsker, url: str, token: str) -> None:
+        self._asker, self.url, self._token = asker, url, token
+
+    async def page(self, path: str, kind: type[_T]) -> _T:
+        """Return a page."""
+        return decoded(await self.body(path), kind, path)
+
+    async def body(self, path: str) -> bytes:
+        """Return a page as it came."""
+        reply = await self._asker.get(f"{self.url}{path}", self._token)
+        if not reply.is_ok:
+            raise PageUnreadable(reply.problem or f"status {reply.status}", reply.status)
+        return reply.body
 
 
 class _Readiness(msgspec.Struct):
@@ -119,45 +134,6 @@ class PolicyPage(msgspec.Struct, frozen=True):
     def modes(self) -> tuple[str, ...]:
         """Return all modes that choose for some phase."""
         return (self.mode, *(each.mode for each in (self.prefill, self.decode) if each.mode is not None))
-
-
-class _Differs(msgspec.Struct, frozen=True):
-    field: str
-    allowed: str | int
-    found: str | int | float = ""
-
-
-class WorkerRow(msgspec.Struct, frozen=True):
-    """One of `/v1/workers`."""
-
-    registration: WorkerRegistered
-    ranks: list[RankStatus] = []
-    differs: list[_Differs] = []
-    unfit: str = ""
-    draining: bool = False
-
-    @property
-    def worker_id(self) -> str:
-        """Its id."""
-        return self.registration.worker_id
-
-
-class Workers(msgspec.Struct, frozen=True):
-    """`/v1/workers`."""
-
-    workers: list[WorkerRow]
-
-    def statuses(self) -> tuple[RankStatus, ...]:
-        """Return the status of every rank."""
-        return tuple(each for worker in self.workers for each in worker.ranks)
-
-    def broken(self) -> tuple[ParityBroken, ...]:
-        """Return every field in which a worker differs from how the router hashes prompts."""
-        return tuple(
-            ParityBroken(worker.worker_id, each.field, str(each.allowed), str(each.found))
-            for worker in self.workers
-            for each in worker.differs
-        )
 
 
 def decoded(body: bytes, kind: type[_T], what: str) -> _T:
@@ -192,16 +168,3 @@ def samples(page: bytes, wanted: Iterable[str]) -> Iterator[Sample]:
     lines = [line for line in page.decode("utf-8", "replace").splitlines() if line.startswith(openings)]
     for family in text_string_to_metric_families("\n".join([*lines, ""])):
         yield from family.samples
-
-
-def counts(page: bytes, wanted: Iterable[str]) -> Counts:
-    """Return the wanted metrics: sums by name, and each sample by `name{values}`; empty for an unreadable page."""
-    found: defaultdict[str, float] = defaultdict(float)
-    try:
-        for sample in samples(page, wanted):
-            found[sample.name] += sample.value
-            if sample.labels:
-                found[f"{sample.name}{{{','.join(sample.labels.values())}}}"] += sample.value
-    except (ValueError, LookupError):
-        return {}
-    return dict(found)

@@ -3,17 +3,18 @@
     1   subscribe to the log: heartbeats and loads are received, `KV_FLEET` is read
     2   query routers and workers
     3   wait for the rest of the time
-    4   query routers and workers' counters again, and the log's size
+    4   query routers again, and the log's size
 
 The facts state what could not be observed. `CannotLook` means that nothing could be: neither the log nor a router
 answers, or a router requires another token. An engine that is attached without our agent has `/health` alone: whatever
 else it lacks is not held against it.
 """
 
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+import asyncio
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import aiohttp
 
@@ -23,40 +24,27 @@ from kv_protocol.fleet import WorkerDraining, WorkerLeft, WorkerRegistered
 from kv_protocol.fleet_gate import FleetEventRefused, FleetGate
 from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import Clock
+from kv_runtime.config.sections import EmbeddedNatsSection
 from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage
 from router.config import RouterSettings
 from router.decision.policies import MODES
 from router.doctor.facts import (
-    LOSSES,
-    WATCHED,
     AddressAnswer,
-    Bounds,
-    Counts,
     FleetFacts,
     LogSeen,
-    RouterLook,
     RouterSeen,
     StreamHead,
+    Workers,
     WorkerSeen,
 )
-from router.doctor.pages import (
-    OK,
-    HttpAsker,
-    PageUnreadable,
-    PolicyPage,
-    Workers,
-    counts,
-    decoded,
-    in_lanes,
-    not_ready,
-    unhealthy,
-)
+from router.doctor.pages import OK, ControlPages, HttpAsker, PageUnreadable, PolicyPage, in_lanes, not_ready, unhealthy
 
 HEADS_MAX = 65_536
 """Epochs of ranks, and ranks with load reports, that are kept; further ones are ignored."""
 _POLL_S = 0.05
 _UNREADY, _UNAUTHORIZED = 503, 401
 _ALLOWED = "allowed a router's control plane"
+_T = TypeVar("_T")
 
 
 class LogWatch:
@@ -75,6 +63,23 @@ class LogWatch:
         """The subject of the newest refused fleet event, and the reason; empty: none was refused."""
         self.fills: dict[str, tuple[int, int]] = {}
         """By stream: its size and its limit in bytes; empty until `read_fills`."""
+        self.problem = ""
+        """Why the log could not be observed, or not to the end; then nothing more is read of it."""
+
+    async def open(self, nats: EmbeddedNatsSection, timeout_s: float, cleanup: AsyncExitStack) -> None:
+        """Connect to the log, and start."""
+        url, token = nats.url or f"nats://127.0.0.1:{nats.port}", nats.credentials.get_secret_value()
+        with self._noted():
+            log = await EventLog.connect(url, name="doctor", user=nats.user, token=token, confirm_s=timeout_s)
+            cleanup.push_async_callback(log.close)
+            await self.start(log)
+
+    @contextmanager
+    def _noted(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokerUnavailable as error:
+            self.problem = str(error)
 
     async def start(self, log: EventLog) -> None:
         """Subscribe to heartbeats and loads."""
@@ -83,23 +88,23 @@ class LogWatch:
         await self._event_log.listen(subjects.LOAD_ALL, self._on_load)
 
     async def read_fleet(self, timeout_s: float) -> None:
-        """Read `KV_FLEET` completely, and subscribe to it.
-
-        Raises:
-            BrokerUnavailable: there is no such stream, or it was not read in time.
-        """
-        reading = await self._event_log.follow(subjects.FLEET_STREAM, subjects.FLEET_ALL, self._on_fleet_event)
-        ends_s = self._clock.now() + timeout_s
-        while reading.unread:
-            if self._clock.now() > ends_s:
-                raise BrokerUnavailable(
-                    f"{subjects.FLEET_STREAM}: {reading.unread} messages not read in {timeout_s:g} s"
-                )
-            await self._clock.sleep(_POLL_S)
+        """Read `KV_FLEET` completely, and subscribe to it; a problem is that there is none, or that it takes longer."""
+        if self.problem:
+            return
+        with self._noted():
+            reading = await self._event_log.follow(subjects.FLEET_STREAM, subjects.FLEET_ALL, self._on_fleet_event)
+            ends_s = self._clock.now() + timeout_s
+            while reading.unread:
+                if self._clock.now() > ends_s:
+                    missing = f"{reading.unread} messages not read in {timeout_s:g} s"
+                    raise BrokerUnavailable(f"{subjects.FLEET_STREAM}: {missing}")
+                await self._clock.sleep(_POLL_S)
 
     async def read_fills(self) -> None:
-        """Read how full the log is; raise `BrokerUnavailable`."""
-        self.fills = await fills(self._event_log)
+        """Read how full the log is."""
+        if not self.problem:
+            with self._noted():
+                self.fills = await fills(self._event_log)
 
     def heads(self) -> tuple[StreamHead, ...]:
         """Return every epoch of every rank with heartbeats."""
@@ -170,66 +175,41 @@ class RouterProbe:
     """A control plane. Call `first`, later `last`; `seen` has the observations of both looks."""
 
     def __init__(self, asker: HttpAsker, url: str, token: str) -> None:
-        self._asker, self._token = asker, token
+        self._asker, self._pages = asker, ControlPages(asker, url, token)
         self.seen = RouterSeen(control=AddressAnswer(url=url, problem="not asked"))
-        self.registrations: list[WorkerRegistered] = []
-        """Workers that the router knows."""
         self.is_token_refused = False
 
     async def first(self) -> None:
         """`seen.control` is the router's status; without a problem, all of it was read."""
-        self.seen.control = await ready_answer(self._asker, self.seen.control.url)
-        await self._look("before")
+        seen = self.seen
+        seen.control = await ready_answer(self._asker, seen.control.url)
+        if (policy := await self._page("/v1/policy", PolicyPage)) is not None:
+            seen.mode, seen.reads_overlap = policy.mode, any(map(reads_overlap, policy.modes()))
+        seen.before = await self._page("/v1/workers", Workers) or seen.before
 
     async def last(self) -> None:
         """Query it again."""
-        await self._look("after")
+        self.seen.after = await self._page("/v1/workers", Workers) or self.seen.before
 
-    async def _look(self, when: Literal["before", "after"]) -> None:
-        seen, control = self.seen, self.seen.control
-        if control.problem:
-            return
+    async def _page(self, path: str, kind: type[_T]) -> _T | None:
+        """Return a page; None if there is a problem, which `seen.control` has."""
+        if self.seen.control.problem:
+            return None
         try:
-            if when == "before":
-                policy = decoded(await self._page("/v1/policy"), PolicyPage, "/v1/policy")
-                seen.mode, seen.reads_overlap = policy.mode, any(map(reads_overlap, policy.modes()))
-            workers = decoded(await self._page("/v1/workers"), Workers, "/v1/workers")
-            self.registrations = [each.registration for each in workers.workers]
-            seen.workers, seen.broken = tuple(each.worker_id for each in self.registrations), workers.broken()
-            metrics = counts(await self._page("/metrics"), WATCHED)
-            setattr(seen, when, RouterLook(ranks=workers.statuses(), metrics=metrics))
+            return await self._pages.page(path, kind)
         except PageUnreadable as error:
-            seen.control = AddressAnswer(url=control.url, problem=str(error))
-
-    async def _page(self, path: str) -> bytes:
-        reply = await self._asker.get(f"{self.seen.control.url}{path}", self._token)
-        if reply.is_ok:
-            return reply.body
-        self.is_token_refused = self.is_token_refused or reply.status == _UNAUTHORIZED
-        raise PageUnreadable(reply.problem or f"status {reply.status} at {path}, {_ALLOWED}")
+            self.is_token_refused = self.is_token_refused or error.status == _UNAUTHORIZED
+            problem = f"{error} at {path}, {_ALLOWED}" if error.status else str(error)
+            self.seen.control = AddressAnswer(url=self._pages.url, problem=problem)
+            return None
 
 
-class WorkerProbe:
-    """A worker at its registered address. Call `first`, later `last`; `seen` has the observations of both looks."""
-
-    def __init__(self, asker: HttpAsker, registration: WorkerRegistered, token: str) -> None:
-        self._asker, self._token, self._url = asker, token, registration.base_url.rstrip("/")
-        self.seen = WorkerSeen(registration=registration)
-
-    async def first(self) -> None:
-        """Query its health; if it does not answer, query nothing else."""
-        reply = await self._asker.get(f"{self._url}/health")
-        reason = "" if reply.is_ok or reply.problem else unhealthy(reply.body) or f"status {reply.status} at /health"
-        self.seen.http = AddressAnswer(url=self._url, problem=reply.problem, reason=reason)
-        self.seen.before = {} if reply.problem else await self._losses()
-
-    async def last(self) -> None:
-        """Read its counters again."""
-        if self.seen.http is not None and not self.seen.http.problem:
-            self.seen.after = await self._losses()
-
-    async def _losses(self) -> Counts:
-        return counts((await self._asker.get(f"{self._url}/metrics", self._token)).body, LOSSES)
+async def worker_seen(asker: HttpAsker, registration: WorkerRegistered) -> WorkerSeen:
+    """Return a worker with what its registered address says of its health."""
+    url = registration.base_url.rstrip("/")
+    reply = await asker.get(f"{url}/health")
+    reason = "" if reply.is_ok or reply.problem else unhealthy(reply.body) or f"status {reply.status} at /health"
+    return WorkerSeen(registration=registration, http=AddressAnswer(url=url, problem=reply.problem, reason=reason))
 
 
 def reads_overlap(mode: str) -> bool:
@@ -242,7 +222,7 @@ class CannotLook(Exception):
 
 
 class SurveyScope(NamedTuple):
-    """What to survey, and for how long. `settings` are those of a router: the log, tokens, bounds."""
+    """What to survey, and for how long. `settings` are those of a router: the log, and tokens."""
 
     settings: RouterSettings
     control_urls: tuple[str, ...]
@@ -253,87 +233,47 @@ class SurveyScope(NamedTuple):
 
 async def look(wanted: SurveyScope, clock: Clock) -> FleetFacts:
     """Return the facts, after `listen_s` or more; raise `CannotLook`."""
+    settings = wanted.settings
+    watch, token = LogWatch(clock, FleetGate(settings.nats.fleet_secrets)), settings.control.token.get_secret_value()
     async with AsyncExitStack() as cleanup:
-        session = await cleanup.enter_async_context(aiohttp.ClientSession())
-        return await _Look(wanted, clock, HttpAsker(session, wanted.timeout_s)).facts(cleanup)
-
-
-class _Look:
-    def __init__(self, wanted: SurveyScope, clock: Clock, asker: HttpAsker) -> None:
-        self._wanted, self._clock, self._asker = wanted, clock, asker
-        self._watch = LogWatch(clock, FleetGate(wanted.settings.nats.fleet_secrets))
-        self._log_problem = ""
-        """Why the log could not be observed, or not to the end."""
-        token = wanted.settings.control.token.get_secret_value()
-        self._routers = [RouterProbe(asker, url, token) for url in wanted.control_urls]
-        self._planes: dict[str, AddressAnswer] = {}
-
-    async def facts(self, cleanup: AsyncExitStack) -> FleetFacts:
-        wanted, clock, routers = self._wanted, self._clock, self._routers
-        await self._open_log(cleanup)
+        asker = HttpAsker(await cleanup.enter_async_context(aiohttp.ClientSession()), wanted.timeout_s)
+        routers = [RouterProbe(asker, url, token) for url in wanted.control_urls]
+        await watch.open(settings.nats, wanted.timeout_s, cleanup)
         began_s = clock.now()
-        await in_lanes(
-            [*(each.first for each in routers), *(partial(self._ask_plane, url) for url in wanted.data_urls)]
-        )
-        self._require_something()
-        await self._of_log(lambda watch: watch.read_fleet(wanted.timeout_s))
-        token = wanted.settings.data.worker_token.get_secret_value()
-        workers = [WorkerProbe(self._asker, each, token) for each in self._registered()]
-        await in_lanes(each.first for each in workers)
+        asked = in_lanes(partial(ready_answer, asker, url) for url in wanted.data_urls)
+        _, planes = await asyncio.gather(in_lanes(each.first for each in routers), asked)
+        _require_something(watch, routers)
+        await watch.read_fleet(wanted.timeout_s)
+        workers = await in_lanes(partial(worker_seen, asker, each) for each in _registered(watch, routers))
         await clock.sleep(began_s + wanted.listen_s - clock.now())
-        await in_lanes([*(each.last for each in routers), *(each.last for each in workers)])
-        await self._of_log(LogWatch.read_fills)
-        watch, queue = self._watch, wanted.settings.queue
-        events = watch.events.values()
-        return FleetFacts(
-            window_s=clock.now() - began_s,
-            bounds=Bounds(queue_requests_max=queue.requests_max, inflight_requests_max=queue.inflight_requests_max),
-            workers=tuple(each.seen for each in workers),
-            draining=sum(isinstance(event, WorkerDraining) for event in events),
-            left={event.worker_id: event.reason for event in events if isinstance(event, WorkerLeft)},
-            heads=watch.heads(),
-            used_blocks=watch.used_blocks,
-            refused=watch.refused,
-            routers=tuple(each.seen for each in routers),
-            planes=tuple(self._planes[url] for url in wanted.data_urls),
-            log=LogSeen(problem=self._log_problem, fills=watch.fills),
-            reads_overlap=reads_overlap(wanted.settings.policy.mode),
-        )
+        await in_lanes(each.last for each in routers)
+        await watch.read_fills()
+    events = watch.events.values()
+    return FleetFacts(
+        window_s=clock.now() - began_s,
+        workers=tuple(workers),
+        draining=sum(isinstance(event, WorkerDraining) for event in events),
+        left={event.worker_id: event.reason for event in events if isinstance(event, WorkerLeft)},
+        heads=watch.heads(),
+        used_blocks=watch.used_blocks,
+        refused=watch.refused,
+        routers=tuple(each.seen for each in routers),
+        planes=tuple(planes),
+        log=LogSeen(problem=watch.problem, fills=watch.fills),
+        reads_overlap=reads_overlap(settings.policy.mode),
+    )
 
-    async def _open_log(self, cleanup: AsyncExitStack) -> None:
-        """Subscribe to heartbeats, if the log can be reached."""
-        nats = self._wanted.settings.nats
-        url, token = nats.url or f"nats://127.0.0.1:{nats.port}", nats.credentials.get_secret_value()
-        try:
-            log = await EventLog.connect(
-                url, name="doctor", user=nats.user, token=token, confirm_s=self._wanted.timeout_s
-            )
-            cleanup.push_async_callback(log.close)
-            await self._watch.start(log)
-        except BrokerUnavailable as error:
-            self._log_problem = str(error)
 
-    async def _of_log(self, read: Callable[[LogWatch], Awaitable[None]]) -> None:
-        if not self._log_problem:
-            try:
-                await read(self._watch)
-            except BrokerUnavailable as error:
-                self._log_problem = str(error)
+def _require_something(watch: LogWatch, routers: list[RouterProbe]) -> None:
+    answers = [each.seen.control for each in routers]
+    if refused := [each.seen.control.url for each in routers if each.is_token_refused]:
+        raise CannotLook(f"--token: found none or another at {', '.join(refused)}, allowed its control.token")
+    if watch.problem and all(each.problem for each in answers):
+        raise CannotLook("; ".join([watch.problem, *(f"--router {each.url}: {each.problem}" for each in answers)]))
 
-    async def _ask_plane(self, url: str) -> None:
-        self._planes[url] = await ready_answer(self._asker, url)
 
-    def _require_something(self) -> None:
-        answers = [each.seen.control for each in self._routers]
-        if refused := [each.seen.control.url for each in self._routers if each.is_token_refused]:
-            raise CannotLook(f"--token: found none or another at {', '.join(refused)}, allowed its control.token")
-        if self._log_problem and all(each.problem for each in answers):
-            raise CannotLook(
-                "; ".join([self._log_problem, *(f"--router {each.url}: {each.problem}" for each in answers)])
-            )
-
-    def _registered(self) -> list[WorkerRegistered]:
-        """Return the registered workers, by the log; by the routers if the log cannot be read."""
-        if not self._log_problem:
-            return [event for event in self._watch.events.values() if isinstance(event, WorkerRegistered)]
-        return [*{known.worker_id: known for each in self._routers for known in each.registrations}.values()]
+def _registered(watch: LogWatch, routers: list[RouterProbe]) -> list[WorkerRegistered]:
+    """Return the registered workers, by the log; by the routers if the log cannot be read."""
+    if not watch.problem:
+        return [event for event in watch.events.values() if isinstance(event, WorkerRegistered)]
+    return [*{row.worker_id: row.registration for each in routers for row in each.seen.before.workers}.values()]

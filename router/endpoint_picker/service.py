@@ -20,7 +20,7 @@ from router.endpoint_picker.stream import GatewayStream
 from router.endpoint_picker.wire import HEALTH, MESSAGES, PROCESSOR
 from router.http.credentials import Credentials, ServerTls
 from router.http.limits import HttpLimits
-from router.metrics.state import PickerStatistics
+from router.metrics import PickerStatistics
 from router.request.replies import Replies
 from router.request.serving import Serving
 

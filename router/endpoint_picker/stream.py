@@ -32,7 +32,7 @@ from router.http.framing import AnswerBody
 from router.http.heads import UNTIL_CLOSE
 from router.http.refusals import Refusal
 from router.http.relay import DONE
-from router.metrics.state import Outcome
+from router.metrics import Outcome
 from router.request.destination import Gateway
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ A request that was routed in a mode without overlap has no blocks, and does not 
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import accumulate, islice
 from statistics import median
 from typing import Any, Literal, NamedTuple
 
@@ -34,7 +34,6 @@ from router.decision.kept_prompts import KeptPrompts
 from router.decision.report import misses
 from router.decision.routing import Lease, Routing
 from router.decision.state import RankLoad
-from router.fleet.registry import Worker
 from router.fleet.trust import TRUST_STATES, Trust, trust_of
 
 MARKS_OF_A_LOOK = 50
@@ -82,7 +81,7 @@ _OF_CHOSEN = ("worker_id", "dp_rank", "overlap_source", "predicted_blocks", "tru
 """The fields of a row that are those of the decision, and of its chosen rank."""
 
 
-class Mark(msgspec.Struct, frozen=True, kw_only=True):
+class Mark(msgspec.Struct, frozen=True):
     """One event, at a Unix time; of a worker or a rank, if these are named."""
 
     at_s: float
@@ -105,58 +104,50 @@ class Looked(NamedTuple):
 def marks_of(last: Looked | None, now: Looked, at_s: float) -> list[Mark]:
     """Return what happened since the last look; without one, that the router started."""
     if last is None:
-        return [Mark(at_s=at_s, kind="router_started", text="the router began to watch")]
-    found = list(_changes(last, now, at_s))
+        return [Mark(at_s, "router_started", "the router began to watch")]
+    found = [Mark(at_s, *each) for each in _changes(last, now)]
     if len(found) > MARKS_OF_A_LOOK:
         others = len(found) - MARKS_OF_A_LOOK
-        found[MARKS_OF_A_LOOK:] = [Mark(at_s=at_s, kind="others", text=f"{others} other changes")]
+        found[MARKS_OF_A_LOOK:] = [Mark(at_s, "others", f"{others} other changes")]
     return found
 
 
-def _changes(last: Looked, now: Looked, at_s: float) -> Iterator[Mark]:
+def _changes(last: Looked, now: Looked) -> Iterator[tuple[Any, ...]]:
+    """Yield the kind, the text, the worker's id and the rank of each mark, as far as it has them."""
     if last.is_log_connected != now.is_log_connected:
-        yield (
-            Mark(at_s=at_s, kind="log_found", text="the event log is connected again")
-            if now.is_log_connected
-            else Mark(at_s=at_s, kind="log_lost", text="the event log is away")
-        )
-    changed = [
-        f"{name} {last.policy.get(name)} -> {value}"
-        for name, value in now.policy.items()
-        if value != last.policy.get(name)
-    ]
-    if changed:
-        yield Mark(at_s=at_s, kind="policy", text=", ".join(changed))
-    yield from _of_workers(last, now, at_s)
+        is_found = now.is_log_connected
+        yield ("log_found", "the event log is connected again") if is_found else ("log_lost", "the event log is away")
+    was = last.policy
+    if changed := [
+        f"{name} {was.get(name)} -> {value}" for name, value in now.policy.items() if value != was.get(name)
+    ]:
+        yield "policy", ", ".join(changed)
+    yield from _of_workers(last, now)
     for rank, trust in now.trust.items():
-        was = last.trust.get(rank)
-        if was is not None and was != trust:
+        if (doubt := last.trust.get(rank, trust)) != trust:
             reason = f": {trust.reason}" if trust.reason else ""
-            yield _of_rank(rank, "trust", f"{rank} {was.state} -> {trust.state}{reason}", at_s)
-    for rank, count in now.resyncs.items():
-        if count > last.resyncs.get(rank, count):
-            yield _of_rank(rank, "resync", f"{rank}: the index took a complete dump", at_s)
+            yield "trust", f"{rank} {doubt.state} -> {trust.state}{reason}", *rank
+    for rank, dumps in now.resyncs.items():
+        if dumps > last.resyncs.get(rank, dumps):
+            yield "resync", f"{rank}: the index took a complete dump", *rank
 
 
-def _of_workers(last: Looked, now: Looked, at_s: float) -> Iterator[Mark]:
+def _of_workers(last: Looked, now: Looked) -> Iterator[tuple[str, ...]]:
     for worker_id in last.workers.keys() - now.workers.keys():
-        yield Mark(at_s=at_s, kind="worker_left", text=f"{worker_id} left", worker_id=worker_id)
+        yield "worker_left", f"{worker_id} left", worker_id
     for worker_id, (instance, is_draining, is_silent) in now.workers.items():
-        was = last.workers.get(worker_id)
-        if was is None or was[0] != instance:
-            text = f"{worker_id} joined" if was is None else f"{worker_id} joined again, as another instance"
-            yield Mark(at_s=at_s, kind="worker_joined", text=text, worker_id=worker_id)
-            continue
-        if is_draining and not was[1]:
-            yield Mark(at_s=at_s, kind="worker_draining", text=f"{worker_id} drains", worker_id=worker_id)
-        if is_silent != was[2]:
-            kind: MarkKind = "worker_silent" if is_silent else "worker_heard"
-            text = f"{worker_id} is silent" if is_silent else f"{worker_id} is heard again"
-            yield Mark(at_s=at_s, kind=kind, text=text, worker_id=worker_id)
-
-
-def _of_rank(rank: WorkerRank, kind: MarkKind, text: str, at_s: float) -> Mark:
-    return Mark(at_s=at_s, kind=kind, text=text, worker_id=rank.worker_id, dp_rank=rank.dp_rank)
+        before = last.workers.get(worker_id)
+        if before is None:
+            yield "worker_joined", f"{worker_id} joined", worker_id
+        elif before[0] != instance:
+            yield "worker_joined", f"{worker_id} joined again, as another instance", worker_id
+        else:
+            if is_draining and not before[1]:
+                yield "worker_draining", f"{worker_id} drains", worker_id
+            if is_silent and not before[2]:
+                yield "worker_silent", f"{worker_id} is silent", worker_id
+            if before[2] and not is_silent:
+                yield "worker_heard", f"{worker_id} is heard again", worker_id
 
 
 class Observed(NamedTuple):
@@ -186,11 +177,13 @@ def fleet_columns(
 
     `blocks`, `trust` and `seen` may be older: a rank that joined since has no blocks, and counts as never heard.
     """
-    state, now_s = routing.state, routing.clock.now()
-    workers = list(state.fleet.workers())
-    ranks = [rank for worker in workers for rank in worker.registration.ranks]
-    loads = state.loads()
+    state, fleet, now_s = routing.state, routing.state.fleet, routing.clock.now()
+    workers = list(fleet.workers())
+    registrations = [worker.registration for worker in workers]
+    ranks = [rank for each in registrations for rank in each.ranks]
     models, roles, reasons = _Words(), _Words(), _Words({"": 0})
+    loads, attempts, factors = state.loads(), dict(state.core.attempts()), state.rate_factors()
+    held, unknown, unseen = (0,) * len(TIERS), (None, None), Observed()
     return {
         "at_s": round(routing.clock.wall_ns() / 1e9, 3),
         "requests": {
@@ -198,57 +191,34 @@ def fleet_columns(
             "decided_total": state.core.attempts_total,
             "queued": queued,
         },
-        "log_connected": state.fleet.is_log_connected,
+        "log_connected": fleet.is_log_connected,
         "policy": state.policy.mode,
-        "workers": _worker_columns(routing, workers, models, roles, reasons, now_s),
+        "workers": {
+            "worker_id": [each.worker_id for each in registrations],
+            "model": [models[each.model] for each in registrations],
+            "role": [roles[each.role] for each in registrations],
+            "draining": [worker.draining for worker in workers],
+            "unfit": [reasons[fleet.unfit(worker, now_s)] for worker in workers],
+            "block_size": [each.block_size for each in registrations],
+            "total_blocks": [each.total_kv_blocks for each in registrations],
+            "first_rank": [*accumulate((len(each.dp_ranks) for each in registrations), initial=0)][:-1],
+        },
         "ranks": {
-            "worker": [at for at, worker in enumerate(workers) for _ in worker.registration.ranks],
+            "worker": [at for at, each in enumerate(registrations) for _ in each.ranks],
             "dp_rank": [rank.dp_rank for rank in ranks],
             "trust": [TRUST_STATES.index(trust.get(rank, _UNHEARD).state) for rank in ranks],
             "trust_reason": [reasons[trust.get(rank, _UNHEARD).reason] for rank in ranks],
             "unfit": [reasons[state.breakers.unfit(rank, now_s)] for rank in ranks],
             **{name: [getattr(loads.get(rank, _IDLE), field) for rank in ranks] for name, field in _LOAD},
-            **_of_index(blocks, ranks),
-            **_learnt(routing, ranks, seen),
+            **{f"{tier.name.lower()}_blocks": [blocks.get(rank, held)[tier] for rank in ranks] for tier in TIERS},
+            "prefill_factor": [factors.get(rank, unknown)[0] for rank in ranks],
+            "decode_factor": [factors.get(rank, unknown)[1] for rank in ranks],
+            "decided_total": [attempts.get(rank, 0) for rank in ranks],
+            **{field: [getattr(seen.get(rank, unseen), field) for rank in ranks] for field in Observed._fields},
         },
         "models": list(models),
         "roles": list(roles),
         "reasons": list(reasons),
-    }
-
-
-def _worker_columns(
-    routing: Routing, workers: list[Worker], models: _Words, roles: _Words, reasons: _Words, now_s: float
-) -> dict[str, list[Any]]:
-    fleet, first_rank = routing.state.fleet, [0]
-    for worker in workers:
-        first_rank.append(first_rank[-1] + len(worker.registration.dp_ranks))
-    registrations = [worker.registration for worker in workers]
-    return {
-        "worker_id": [each.worker_id for each in registrations],
-        "model": [models[each.model] for each in registrations],
-        "role": [roles[each.role] for each in registrations],
-        "draining": [worker.draining for worker in workers],
-        "unfit": [reasons[fleet.unfit(worker, now_s)] for worker in workers],
-        "block_size": [each.block_size for each in registrations],
-        "total_blocks": [each.total_kv_blocks for each in registrations],
-        "first_rank": first_rank[:-1],
-    }
-
-
-def _of_index(blocks: Mapping[WorkerRank, tuple[int, ...]], ranks: list[WorkerRank]) -> dict[str, list[int]]:
-    none = (0,) * len(TIERS)
-    return {f"{tier.name.lower()}_blocks": [blocks.get(rank, none)[tier] for rank in ranks] for tier in TIERS}
-
-
-def _learnt(routing: Routing, ranks: list[WorkerRank], seen: Mapping[WorkerRank, Observed]) -> dict[str, list[Any]]:
-    factors, attempts = routing.state.rate_factors(), dict(routing.state.core.attempts())
-    unknown, none = (None, None), Observed()
-    return {
-        "prefill_factor": [factors.get(rank, unknown)[0] for rank in ranks],
-        "decode_factor": [factors.get(rank, unknown)[1] for rank in ranks],
-        "decided_total": [attempts.get(rank, 0) for rank in ranks],
-        **{field: [getattr(seen.get(rank, none), field) for rank in ranks] for field in Observed._fields},
     }
 
 

@@ -1,12 +1,6 @@
 """The HTTP of what is watched (`service.py`).
 
-GET /v1/fleet?at=           the fleet as columns, now or as it was kept at a Unix time
-GET /v1/history             which moments can be shown, and what happened when
-GET /v1/live?decisions=     server-sent events: fleet, decisions, marks
-GET /v1/predictions         predicted and reported reuse by rank, of this process's requests; with `router --processes`
-                            the sums of all
-GET /v1/event-log           connection, every rank's stream and recoveries, snapshot, journal
-GET /v1/trends              the last 15 minutes in steps, oldest first; with `router --processes` the sums of all
+docs/WIRE.md says what each endpoint answers. With `router --processes` predictions and trends are the sums of all.
 
 A row of trends has what was added to the sums of the metrics since the row before, and two gauges of its end. Steps end
 at multiples of `STEP_S` of Unix time, so rows of several processes have the same times. Memory is fixed.
@@ -32,7 +26,7 @@ from router.attribution.report import Figures
 from router.decision.routing import Routing
 from router.fleet.trust import ENOUGH, WINDOW
 from router.journal.log import JournalWriter
-from router.live.service import CLIENTS_MAX, SEND_S, Live, NoMoreClients, TooManyClients
+from router.live.service import CLIENTS_MAX, SEND_S, SLOW_S, Live
 
 STEP_S, STEPS = 5, 180
 _SAVED = ("prompt_tokens", "reused_tokens", "baseline_tokens", "saved_s", "baseline_s")
@@ -44,9 +38,15 @@ _RETRY_S = 5
 _DECIMAL = re.compile(r"[0-9]{1,20}")
 
 
-class Gauges(NamedTuple):
-    """Requests in flight, and the largest age of a rank's newest events when they were applied."""
+class Reading(NamedTuple):
+    """The sums since the start, and two gauges: requests in flight, the largest age of a rank's newest applied events.
 
+    `requests` were read; `first_tokens` came, by bucket; `saved` is what reuse saved.
+    """
+
+    requests: int
+    first_tokens: list[int]
+    saved: Figures
     in_flight: int
     event_lag_s: float | None
 
@@ -80,22 +80,11 @@ class TrendsPage(msgspec.Struct, frozen=True):
 class Trends:
     """The rows of one process; a part of it."""
 
-    def __init__(
-        self,
-        clock: Clock,
-        arrived: Callable[[], tuple[int, list[int]]],
-        saved: Callable[[], Figures],
-        gauges: Callable[[], Gauges],
-        ttft_bounds_s: tuple[float, ...],
-    ) -> None:
-        """`ttft_bounds_s`: of the buckets of first tokens.
-
-        `arrived` returns how many requests were read, and how many first tokens came; `saved` what reuse saved.
-        """
-        self._clock, self._arrived, self._saved, self._gauges = clock, arrived, saved, gauges
-        self._bounds = ttft_bounds_s
+    def __init__(self, clock: Clock, read: Callable[[], Reading], ttft_bounds_s: tuple[float, ...]) -> None:
+        """`ttft_bounds_s`: of the buckets of first tokens."""
+        self._clock, self._read, self._bounds = clock, read, ttft_bounds_s
         self._rows = deque[Row](maxlen=STEPS)
-        self._before = (arrived(), saved())
+        self._before = read()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Add a row at the end of each step until `stop` is set."""
@@ -108,30 +97,21 @@ class Trends:
 
     def step(self) -> None:
         """Add a row."""
-        (requests, tokens), saved = now = (self._arrived(), self._saved())
-        (requests_before, tokens_before), saved_before = self._before
-        gauges, self._before = self._gauges(), now
+        before, now = self._before, self._read()
+        self._before = now
         row = Row(
             at_s=round(self._clock.wall_ns() / 1e9 / STEP_S) * STEP_S,
-            requests=requests - requests_before,
-            first_tokens=[count - before for count, before in zip(tokens, tokens_before, strict=True)],
-            **{name: getattr(saved, name) - getattr(saved_before, name) for name in _SAVED},
-            in_flight=gauges.in_flight,
-            event_lag_s=gauges.event_lag_s,
+            requests=now.requests - before.requests,
+            first_tokens=[count - was for count, was in zip(now.first_tokens, before.first_tokens, strict=True)],
+            **{name: getattr(now.saved, name) - getattr(before.saved, name) for name in _SAVED},
+            in_flight=now.in_flight,
+            event_lag_s=now.event_lag_s,
         )
         self._rows.append(row)
 
     def shown(self) -> TrendsPage:
         """Return the rows."""
         return TrendsPage(STEP_S, self._bounds, list(self._rows))
-
-    def routes(self) -> list[web.RouteDef]:
-        """Return the route, for an application to add."""
-
-        async def show(_: web.Request) -> web.Response:
-            return json_response(self.shown())
-
-        return [web.get("/v1/trends", show)]
 
 
 def merged_trends(shown: Sequence[TrendsPage]) -> TrendsPage:
@@ -169,44 +149,61 @@ def live_routes(live: Live, clock: Clock) -> Sequence[web.RouteDef]:
             return error_response(404, message, "invalid_request_error", param="at", code="not_recorded")
         return json_response({"source": "ring", **msgspec.json.decode(data)})
 
-    async def history(_: web.Request) -> web.Response:
+    def history() -> dict[str, object]:
         ring = live.ring
         first_s, last_s = ring.span or (None, None)
-        return json_response(
-            {
-                "now_s": round(clock.wall_ns() / 1e9, 3),
-                "ring": {
-                    "from_s": first_s,
-                    "to_s": last_s,
-                    "samples": len(ring),
-                    "bytes": ring.bytes,
-                    "bytes_max": ring.bytes_max,
-                    "steps": [{"step_s": step_s, "from_s": from_s} for step_s, from_s in ring.steps()],
-                },
-                "marks": list(live.marks),
-            }
-        )
+        kept = {
+            "from_s": first_s,
+            "to_s": last_s,
+            "samples": len(ring),
+            "bytes": ring.size,
+            "bytes_max": ring.bytes_max,
+            "steps": [{"step_s": step_s, "from_s": from_s} for step_s, from_s in ring.steps()],
+        }
+        return {"now_s": round(clock.wall_ns() / 1e9, 3), "ring": kept, "marks": list(live.marks)}
 
     async def stream(request: web.Request) -> web.StreamResponse:
         decisions_max = number_of(request.query, "decisions", "20", 0, 50)
-        try:
-            with live.clients.connected(decisions_max, request.transport) as client:
-                headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-                response = web.StreamResponse(headers=headers)
-                await response.prepare(request)
-                hello = {"version": version("kv-router"), "every_s": SEND_S, "decisions_max": client.decisions_max}
-                await response.write(live.clients.encoded("hello", hello))
-                await client.send_to(response)
-        except TooManyClients:
+        if live.is_ended:
+            return error_response(503, "the router stops", "server_error", code="stopping")
+        if live.is_full():
             message = f"{CLIENTS_MAX} live clients are connected; try again"
             refusal = error_response(429, message, "rate_limit_error", code="too_many_live")
             refusal.headers["Retry-After"] = str(_RETRY_S)
             return refusal
-        except NoMoreClients:
-            return error_response(503, "the router stops", "server_error", code="stopping")
-        return response
+        return await _streamed(live, request, decisions_max)
 
-    return [web.get("/v1/fleet", fleet), web.get("/v1/history", history), web.get("/v1/live", stream)]
+    return [web.get("/v1/fleet", fleet), json_route("/v1/history", history), web.get("/v1/live", stream)]
+
+
+async def _streamed(live: Live, request: web.Request, decisions_max: int) -> web.StreamResponse:
+    """Return the response once the stream ended, or its client was disconnected."""
+    headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    response = web.StreamResponse(headers=headers)
+    live.clients += 1
+    try:
+        await response.prepare(request)
+        hello = {"version": version("kv-router"), "every_s": SEND_S, "decisions_max": decisions_max}
+        await response.write(live.event("hello", hello))
+        async for event in live.events(decisions_max):
+            async with asyncio.timeout(SLOW_S):
+                await response.write(event)
+    except TimeoutError:
+        live.dropped_total += 1
+        if request.transport is not None:
+            request.transport.abort()
+    finally:
+        live.clients -= 1
+    return response
+
+
+def json_route(path: str, make: Callable[[], object]) -> web.RouteDef:
+    """Return a route that answers with what `make` returns, as JSON."""
+
+    async def answer(_: web.Request) -> web.Response:
+        return json_response(make())
+
+    return web.get(path, answer)
 
 
 def number_of(query: Mapping[str, str], field: str, default: str, least: int, most: int) -> int:
@@ -239,39 +236,35 @@ def seconds_of(field: str, text: str, allowed: str, *, least: float = 0.0, most:
     return seconds
 
 
-def prediction_routes(routing: Routing) -> Sequence[web.RouteDef]:
+def prediction_route(routing: Routing) -> web.RouteDef:
     """Return the route of predictions, for an application to add."""
-
-    async def shown(_: web.Request) -> web.Response:
-        return json_response({"window": WINDOW, "enough": ENOUGH, "ranks": routing.calibration.rows()})
-
-    return [web.get("/v1/predictions", shown)]
+    return json_route(
+        "/v1/predictions", lambda: {"window": WINDOW, "enough": ENOUGH, "ranks": routing.calibration.rows()}
+    )
 
 
-def event_log_routes(index: EmbeddedIndex, journal: JournalWriter | None = None) -> Sequence[web.RouteDef]:
+def event_log_route(index: EmbeddedIndex, journal: JournalWriter | None = None) -> web.RouteDef:
     """Return the route of the event log's health; without `journal` that of the journal is null."""
 
-    async def shown(_: web.Request) -> web.Response:
+    def shown() -> dict[str, object]:
         health = index.health()
-        return json_response(
-            {
-                "connected": health.log.connected,
-                "reconnects": health.log.reconnects_total,
-                "read_anew": health.log.read_anew_total,
-                "applied_seq": health.applied_seq,
-                "catching_up": index.catching_up(),
-                "ranks": _columns(index),
-                "snapshot": {
-                    "age_s": health.snapshots.newest_age_s,
-                    "stream_seq": health.snapshots.newest_seq,
-                    "bytes": health.snapshots.newest_bytes,
-                    "failures": health.snapshots.failures_total,
-                },
-                "journal": None if journal is None else _journal(journal),
-            }
-        )
+        return {
+            "connected": health.log.connected,
+            "reconnects": health.log.reconnects_total,
+            "read_anew": health.log.read_anew_total,
+            "applied_seq": health.applied_seq,
+            "catching_up": index.catching_up(),
+            "ranks": _columns(index),
+            "snapshot": {
+                "age_s": health.snapshots.newest_age_s,
+                "stream_seq": health.snapshots.newest_seq,
+                "bytes": health.snapshots.newest_bytes,
+                "failures": health.snapshots.failures_total,
+            },
+            "journal": None if journal is None else _journal(journal),
+        }
 
-    return [web.get("/v1/event-log", shown)]
+    return json_route("/v1/event-log", shown)
 
 
 def _columns(index: EmbeddedIndex) -> dict[str, list[Any]]:

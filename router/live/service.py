@@ -1,7 +1,7 @@
 """Watches the fleet for people: samples for the ring, marks, and events for live clients.
 
-Each `SEND_S` two looks are compared for marks, and live clients, if there are any, get the fleet and the newest
-decisions; each `RECENT_STEP_S` the fleet's columns go to the ring, compressed on a thread:
+Each `SEND_S` two looks are compared for marks; then each live client gets the marks, the fleet, and the decisions since
+its last look. Each `RECENT_STEP_S` the fleet's columns go to the ring, compressed on a thread:
 
     recent    the last `RECENT_S`, every sample that was added
     old       up to `OLD_S`, one sample in `OLD_STEP_S`
@@ -9,8 +9,7 @@ decisions; each `RECENT_STEP_S` the fleet's columns go to the ring, compressed o
 
 A clock that is set back ends the samples that are later than it.
 
-Events are encoded once for all clients. A client's events wait in a queue of `EVENTS_MAX`; with a full queue it does
-not read: it is disconnected and counted. Source: HTML, "Server-sent events",
+Nothing waits for a client: one that is slow gets at once what it missed. Source: HTML, "Server-sent events",
 https://html.spec.whatwg.org/multipage/server-sent-events.html
 """
 
@@ -18,14 +17,12 @@ import asyncio
 import zlib
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from itertools import chain
+from collections.abc import AsyncIterator, Callable, Iterator
+from itertools import chain, count, islice
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 import msgspec
-from aiohttp import web
 
 from indexer.embedded import EmbeddedIndex
 from kv_protocol.ids import WorkerRank
@@ -48,10 +45,8 @@ from router.live.fleet import (
 )
 
 CLIENTS_MAX = 16
-EVENTS_MAX = 64
-COMMENT_S = 15.0
-_COMMENT = b": nothing new\n\n"
-_END = b""
+SLOW_S = 30.0
+"""How long a live client may take to read an event; then it is disconnected."""
 RECENT_STEP_S, RECENT_S = 5.0, 1800.0
 OLD_STEP_S, OLD_S = 60.0, 43_200.0
 SEND_S = 1.0
@@ -59,104 +54,6 @@ MARKS_MAX = 1000
 RING_BYTES_MAX = 32 << 20
 """Kept moments: 12 hours of some hundred ranks."""
 _COMPRESSION = 1
-
-
-class TooManyClients(Exception):
-    """`CLIENTS_MAX` clients are connected."""
-
-
-class NoMoreClients(Exception):
-    """The router stops, and takes no more clients."""
-
-
-class LiveClient:
-    """One connected client, and how many decisions a second it wants."""
-
-    def __init__(self, decisions_max: int, transport: asyncio.Transport | None) -> None:
-        self.decisions_max = decisions_max
-        self._events: asyncio.Queue[bytes] = asyncio.Queue(EVENTS_MAX)
-        self._transport = transport
-        self.is_dropped = False
-
-    def put(self, event: bytes) -> bool:
-        """Queue an event; return False if the client was disconnected instead."""
-        try:
-            self._events.put_nowait(event)
-        except asyncio.QueueFull:
-            self.is_dropped = True
-            if self._transport is not None:
-                self._transport.abort()
-            return False
-        return True
-
-    async def send_to(self, response: web.StreamResponse) -> None:
-        """Write events as they come, and a comment when none came for `COMMENT_S`, until the end or a disconnection."""
-        while True:
-            try:
-                event = await asyncio.wait_for(self._events.get(), COMMENT_S)
-            except TimeoutError:
-                event = _COMMENT
-            if event == _END:
-                return
-            await response.write(event)
-
-
-class LiveClients:
-    """All connected clients."""
-
-    def __init__(self) -> None:
-        self._clients: set[LiveClient] = set()
-        self._is_ended = False
-        self._events = 0
-        self.dropped_total = self.refused_total = 0
-
-    def __len__(self) -> int:
-        return len(self._clients)
-
-    @property
-    def decisions_max(self) -> int:
-        """The most decisions a second that a client wants."""
-        return max((client.decisions_max for client in self._clients), default=0)
-
-    @contextmanager
-    def connected(self, decisions_max: int, transport: asyncio.Transport | None) -> Iterator[LiveClient]:
-        """Connect a client while the context lasts; raise `TooManyClients`, or `NoMoreClients` after the end."""
-        if self._is_ended or len(self._clients) >= CLIENTS_MAX:
-            self.refused_total += 1
-            raise NoMoreClients if self._is_ended else TooManyClients
-        client = LiveClient(decisions_max, transport)
-        self._clients.add(client)
-        try:
-            yield client
-        finally:
-            self._clients.discard(client)
-
-    def send(self, kind: str, value: object) -> None:
-        """Send an event to all clients."""
-        self._put(self.encoded(kind, value), list(self._clients))
-
-    def send_decisions(self, rows: Sequence[object], skipped: int) -> None:
-        """Send each client as many rows as it wants; its event counts the rows that it does not get, with `skipped`."""
-        for wanted in {client.decisions_max for client in self._clients}:
-            shown = rows[:wanted]
-            value = {"decisions": shown, "skipped": skipped + len(rows) - len(shown)}
-            clients = [client for client in self._clients if client.decisions_max == wanted]
-            self._put(self.encoded("decisions", value), clients)
-
-    def encoded(self, kind: str, value: object) -> bytes:
-        """Return an event with the next id."""
-        self._events += 1
-        return b"id: %d\nevent: %b\ndata: %b\n\n" % (self._events, kind.encode(), msgspec.json.encode(value))
-
-    def _put(self, event: bytes, clients: list[LiveClient]) -> None:
-        for client in clients:
-            if not client.is_dropped and not client.put(event):
-                self.dropped_total += 1
-
-    def end(self) -> None:
-        """End all responses, and take no more clients."""
-        self._is_ended = True
-        self._put(_END, list(self._clients))
 
 
 class Sample(NamedTuple):
@@ -171,35 +68,31 @@ class Ring:
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
-        self.bytes = 0
         self._recent: deque[Sample] = deque()
         self._old: deque[Sample] = deque()
 
     def __len__(self) -> int:
         return len(self._old) + len(self._recent)
 
+    @property
+    def size(self) -> int:
+        """The bytes of all samples."""
+        return sum(len(each.data) for each in chain(self._old, self._recent))
+
     def add(self, at_s: float, data: bytes) -> None:
         """Keep a sample; thin and drop others, so that all are within the bounds."""
         for samples in (self._recent, self._old):
             while samples and samples[-1].at_s >= at_s:
-                self._forget(samples.pop())
+                samples.pop()
         self._recent.append(Sample(at_s, data))
-        self.bytes += len(data)
         while self._recent[0].at_s <= at_s - RECENT_S:
-            self._thin(self._recent.popleft())
-        while self._old and (self._old[0].at_s <= at_s - OLD_S or self.bytes > self.bytes_max):
-            self._forget(self._old.popleft())
-        while self._recent and self.bytes > self.bytes_max:
-            self._forget(self._recent.popleft())
-
-    def _thin(self, sample: Sample) -> None:
-        if not self._old or sample.at_s >= self._old[-1].at_s + OLD_STEP_S:
-            self._old.append(sample)
-        else:
-            self._forget(sample)
-
-    def _forget(self, sample: Sample) -> None:
-        self.bytes -= len(sample.data)
+            sample = self._recent.popleft()
+            if not self._old or sample.at_s >= self._old[-1].at_s + OLD_STEP_S:
+                self._old.append(sample)
+        while self._old and (self._old[0].at_s <= at_s - OLD_S or self.size > self.bytes_max):
+            self._old.popleft()
+        while self._recent and self.size > self.bytes_max:
+            self._recent.popleft()
 
     def at(self, at_s: float) -> Sample | None:
         """Return the last sample of that time or earlier; None if all are later."""
@@ -229,46 +122,72 @@ class Live:
     ) -> None:
         """`queued` counts waiting requests, if this process has them."""
         self._routing, self._index, self._clock, self._queued = routing, index, clock, queued
-        self._seen = routing.decisions.added_total
         self._last: Looked | None = None
         self._observed, self._observed_changes = dict[WorkerRank, Observed](), 0
         """What decisions showed of their ranks, computed where leases changed since."""
         self.marks: deque[Mark] = deque(maxlen=MARKS_MAX)
         self.ring = Ring(RING_BYTES_MAX)
-        self.clients = LiveClients()
+        self.is_ended = False
+        """The router stops, and takes no more clients."""
+        self.clients = self.dropped_total = self.refused_total = 0
+        self._marked, self._looked, self._fleet, self._ids = 0, asyncio.Event(), b"", count(1)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Watch until `stop` is set; then live responses end."""
         await until(stop, self._watch())
-        self.clients.end()
+        self.end()
+
+    def end(self) -> None:
+        """End live responses, and take no more clients."""
+        self.is_ended = True
+        self._looked.set()
 
     async def _watch(self) -> None:
         kept_s = float("-inf")
         while True:
-            self.look()
-            await self.send()
+            await self.look()
             now_s = self._clock.now()
             if now_s - kept_s >= RECENT_STEP_S:
                 kept_s = now_s
                 await self.keep()
             await self._clock.sleep(SEND_S)
 
-    def look(self) -> None:
-        """Mark what changed since the last look, and tell live clients of it."""
-        last, self._last = self._last, self._looked()
-        for mark in marks_of(last, self._last, round(self._clock.wall_ns() / 1e9, 3)):
-            self.marks.append(mark)
-            self.clients.send("mark", mark)
+    async def look(self) -> None:
+        """Mark what changed since the last look, and let live clients go on."""
+        last, self._last = self._last, self._looked_at()
+        new = marks_of(last, self._last, round(self._clock.wall_ns() / 1e9, 3))
+        self.marks += new
+        self._marked += len(new)
+        if self.clients:
+            self._fleet = self.event("fleet", await self.fleet())
+        self._looked.set()
+        self._looked = asyncio.Event()
 
-    async def send(self) -> None:
-        """Send live clients the fleet, and the decisions since the last time."""
-        decisions, wanted = self._routing.decisions, self.clients.decisions_max
-        new, self._seen = decisions.added_total - self._seen, decisions.added_total
-        found = rows(self._routing, DecisionFilter(), min(new, wanted)) if new and wanted else []
-        if len(self.clients):
-            self.clients.send("fleet", await self.fleet())
+    def is_full(self) -> bool:
+        """Return whether a further client is refused, and count it."""
+        is_full = self.clients >= CLIENTS_MAX
+        self.refused_total += is_full
+        return is_full
+
+    async def events(self, decisions_max: int) -> AsyncIterator[bytes]:
+        """Yield the events of a live client after each look, until the end."""
+        decisions, marked, seen = self._routing.decisions, self._marked, self._routing.decisions.added_total
+        while True:
+            await self._looked.wait()
+            if self.is_ended:
+                return
+            new, marked = self._marked - marked, self._marked
+            for mark in islice(self.marks, max(0, len(self.marks) - new), None):
+                yield self.event("mark", mark)
+            yield self._fleet
+            new, seen = decisions.added_total - seen, decisions.added_total
             if new:
-                self.clients.send_decisions(found, new - len(found))
+                found = rows(self._routing, DecisionFilter(), min(new, decisions_max)) if decisions_max else []
+                yield self.event("decisions", {"decisions": found, "skipped": new - len(found)})
+
+    def event(self, kind: str, value: object) -> bytes:
+        """Return an event with the next id."""
+        return b"id: %d\nevent: %b\ndata: %b\n\n" % (next(self._ids), kind.encode(), msgspec.json.encode(value))
 
     async def keep(self) -> None:
         """Keep the fleet of this moment in the ring."""
@@ -294,7 +213,7 @@ class Live:
         sample = self.ring.at(at_s)
         return None if sample is None else zlib.decompress(sample.data)
 
-    def _looked(self) -> Looked:
+    def _looked_at(self) -> Looked:
         fleet, now_s = self._routing.state.fleet, self._clock.now()
         return Looked(
             workers={
@@ -311,13 +230,12 @@ class Live:
             is_log_connected=fleet.is_log_connected,
         )
 
-
-def live_families(clients: LiveClients, ring: Ring) -> Iterator[Family]:
-    """Yield the clients of live streams, and the memory of the fleet's past."""
-    yield gauge("live_clients", "Clients of the live stream", rows=[((), len(clients))])
-    yield gauge("live_history_bytes", "Kept moments of the fleet, compressed", rows=[((), ring.bytes)])
-    for name, meaning, count in (
-        ("live_dropped", "Live clients that were disconnected because they did not read", clients.dropped_total),
-        ("live_refused", "Live clients that were refused: too many were connected", clients.refused_total),
-    ):
-        yield counter(name, meaning, rows=[((), count)])
+    def families(self) -> Iterator[Family]:
+        """Yield the clients of live streams, and the memory of the fleet's past."""
+        yield gauge("live_clients", "Clients of the live stream", rows=[((), self.clients)])
+        yield gauge("live_history_bytes", "Kept moments of the fleet, compressed", rows=[((), self.ring.size)])
+        for name, meaning, total in (
+            ("live_dropped", "Live clients that were disconnected because they did not read", self.dropped_total),
+            ("live_refused", "Live clients that were refused: too many were connected", self.refused_total),
+        ):
+            yield counter(name, meaning, rows=[((), total)])

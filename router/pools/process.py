@@ -25,7 +25,7 @@ from router.config import RouterSettings
 from router.http.heads import HOP_BY_HOP
 from router.http.plane import HttpPlane
 from router.http.sites import CORS_HEADERS
-from router.metrics.state import http_families, prompt_families
+from router.metrics import http_families, prompt_families
 from router.pools.config import LiveLimits, PoolGroup, PoolsConfig
 from router.pools.served import Identity, PoolService
 from router.pools.watch import PoolWatch

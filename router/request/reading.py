@@ -25,7 +25,7 @@ from router.decision.plan import RequestPlan, first_phase, first_plan
 from router.decision.routing import Routing
 from router.http import refusals
 from router.http.refusals import RequestRejected
-from router.metrics.request import RequestMetrics
+from router.metrics import RequestMetrics
 from router.native import built
 from router.prompt.chains import EncodedPrompt
 from router.prompt.prompts import ModelPrompts

@@ -11,7 +11,7 @@ from kv_runtime.telemetry import RateLimitedLog
 from router.decision.routing import Routing
 from router.http.accounts import Account
 from router.http.refusals import Refusal
-from router.metrics.request import RequestMetrics
+from router.metrics import RequestMetrics
 from router.queue.gate import Admission
 from router.request.attempt import NO_ANSWER, RankAttempt
 from router.request.destination import RequestRecords

@@ -20,7 +20,7 @@ from router.fleet.registry import SILENT_S
 from router.http import refusals
 from router.http.exchange import Exchange, OutboundCall
 from router.http.refusals import Refusal, RequestRejected
-from router.metrics.request import RequestMetrics
+from router.metrics import RequestMetrics
 from router.prompt.chains import RecentPrompt, RecentPrompts
 from router.prompt.prompts import ModelPrompts
 from router.queue.gate import Admission

@@ -5,7 +5,6 @@ load nothing from elsewhere. They contain no data, and so need no token; the pag
 the control plane's endpoints with it.
 """
 
-import hashlib
 from pathlib import Path
 
 from aiohttp import web
@@ -28,13 +27,11 @@ HEADERS = {
 
 
 class WebPage:
-    """The page's files, read once, by their paths."""
+    """The page's files by their paths."""
 
     def __init__(self) -> None:
-        found = sorted(each for each in _ASSETS.iterdir() if each.suffix in _TYPES)
-        self._files = {
-            ROOT + each.name.replace("index.html", ""): (each.read_bytes(), _TYPES[each.suffix]) for each in found
-        }
+        found = [each for each in _ASSETS.iterdir() if each.suffix in _TYPES]
+        self._files = {ROOT + each.name.replace("index.html", ""): each for each in found}
 
     @property
     def paths(self) -> frozenset[str]:
@@ -43,19 +40,12 @@ class WebPage:
 
     def routes(self) -> list[web.RouteDef]:
         """Return a route for each file; `/` and `/ui` lead to `/ui/`."""
-        return [
-            web.get("/", _to_root),
-            web.get(ROOT.rstrip("/"), _to_root),
-            *(web.get(path, self._file) for path in self._files),
-        ]
+        roots = [web.get(path, _to_root) for path in ("/", ROOT.rstrip("/"))]
+        return [*roots, *(web.get(path, self._file) for path in self._files)]
 
-    async def _file(self, request: web.Request) -> web.Response:
-        body, content_type = self._files[request.path]
-        etag = hashlib.sha256(body).hexdigest()[:32]
-        headers = {**HEADERS, "ETag": f'"{etag}"'}
-        if any(each.value == etag for each in request.if_none_match or ()):
-            return web.Response(status=304, headers=headers)
-        return web.Response(body=body, content_type=content_type, charset="utf-8", headers=headers)
+    async def _file(self, request: web.Request) -> web.FileResponse:
+        file = self._files[request.path]
+        return web.FileResponse(file, headers={**HEADERS, "Content-Type": f"{_TYPES[file.suffix]}; charset=utf-8"})
 
 
 async def _to_root(_: web.Request) -> web.Response:

@@ -33,7 +33,7 @@ from bench.processes import started
 WITHIN_S = 100.0
 _IMPORTED = (
     "router.cli.serve",
-    "router.cli.replay",
+    "router.cli.journals",
     "router.cli.doctor",
     "worker_agent.commands.serve",
     "bench.what_if.command",

@@ -1,8 +1,7 @@
-"""The metric families of every command, made by the functions that make them at a scrape.
+"""The metric families of every command, as each process registers them.
 
-`COMMANDS` lists them as each process registers them. The statistics that they are made from are `NOTHING`: every
-family is there, with its labels, and has no samples. `tests/system/e2e/test_metrics_are_documented.py` compares the
-lists with what real processes show.
+The statistics that they are made from are `NOTHING`: every family is there, with its labels, and has no samples.
+`tests/system/e2e/test_metrics_are_documented.py` compares the lists with what real processes show.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -14,32 +13,17 @@ from prometheus_client.core import Metric
 from indexer.service.metrics import index_families, snapshot_families
 from kv_runtime.event_log.metrics import log_families
 from kv_runtime.http.connection_limit import connection_families
-from kv_runtime.nats_server import nats_server_families
 from kv_runtime.telemetry import PREFIX, LoopLag
+from kv_runtime.text.byte_model import BYTE_MODEL
+from kv_runtime.text.loading import load_text
 from kv_runtime.tracing.exporter import span_families
-from router.attached_workers import AttachedWorkers
-from router.attribution.report import AttributionLimits
-from router.attribution.service import savings_families
-from router.drain.handover import Handover
-from router.journal.log import journal_families
-from router.live.service import LiveClients, Ring, live_families
-from router.metrics.request import RequestMetrics
-from router.metrics.state import (
-    PickerStatistics,
-    http_families,
-    picker_families,
-    prompt_families,
-    rank_families,
-    state_families,
-)
-from router.native import built
-from router.planner.service import planner_families
+from router.cli.router_parts import RouterParts
+from router.config import RouterSettings
+from router.decision.policies import MODES
+from router.decision.policy import Policy
+from router.decision.policy_store import PolicyStore
+from router.metrics import http_families, prompt_families
 from router.pools.watch import PoolMetrics
-from router.processes.supervisor import process_families
-from router.prompt.engine_parity import EngineParity
-from router.replicas.service import Replicas, replica_families
-from router.shadows.service import Budget, shadow_families
-from tests.unit.router.test_routing import Bench
 from worker_agent.attached.watch import EngineLoads
 from worker_agent.attached.worker import attach_families
 from worker_agent.commands.served_media import asking_families, encode_families, media_families
@@ -82,10 +66,8 @@ NOTHING: Any = _Nothing()
 
 
 class MadeFamily(NamedTuple):
-    """A metric family, and the module that makes it."""
+    """A metric family."""
 
-    module: str
-    """Path of the module from the root of the repository."""
     name: str
     """Name of its samples, without the endings of histograms and summaries."""
     kind: str
@@ -93,119 +75,67 @@ class MadeFamily(NamedTuple):
     meaning: str
 
 
-def _families_of(maker: Callable[..., object], families: Iterable[Metric]) -> Iterator[MadeFamily]:
-    module = f"{maker.__module__.replace('.', '/')}.py"
-    for family in families:
-        name = f"{family.name}_total" if family.type == "counter" else family.name
-        yield MadeFamily(module, name, family.type, getattr(family, "labels", ()), family.documentation)
+def _of(make: Callable[..., Iterable[Metric]], arguments: int = 1) -> Iterable[Metric]:
+    return make(*(NOTHING,) * arguments)
 
 
-def _of_function(make: Callable[..., Iterable[Metric]], arguments: int = 1) -> Iterator[MadeFamily]:
-    return _families_of(make, make(*(NOTHING,) * arguments))
-
-
-def _of_object(metrics: Any) -> Iterator[MadeFamily]:
-    return _families_of(type(metrics), metrics.families())
-
-
-def _loop_lag() -> Iterator[MadeFamily]:
+def _loop_lag() -> Iterable[Metric]:
     registry = CollectorRegistry()
     LoopLag(registry, NOTHING)
-    return _families_of(LoopLag, registry.collect())
+    return registry.collect()
 
 
-def _server() -> Iterator[MadeFamily]:
-    return _of_function(connection_families, 2)
+def _router() -> Iterator[Metric]:
+    settings, text = RouterSettings(), load_text(BYTE_MODEL)
+    yield from (*_of(connection_families, 2), *_loop_lag())
+    yield from RouterParts(settings, text, PolicyStore("", Policy(), MODES), NOTHING).registry.collect()
 
 
-def _log() -> Iterator[MadeFamily]:
-    return _of_function(log_families)
+def _pools() -> Iterator[Metric]:
+    yield from (*_of(connection_families, 2), *_loop_lag(), *PoolMetrics((), NOTHING).families())
+    yield from (*_of(http_families), *_of(prompt_families))
 
 
-def _spans() -> Iterator[MadeFamily]:
-    return _families_of(span_families, span_families(None))
+def _indexer() -> Iterator[Metric]:
+    yield from (*_of(connection_families, 2), *_of(index_families, 2), *_of(snapshot_families), *_of(log_families))
+    yield from span_families(None)
 
 
-def _index() -> Iterator[MadeFamily]:
-    yield from _of_function(index_families, 2)
-    yield from _of_function(snapshot_families)
-    yield from _log()
+def _serve() -> Iterator[Metric]:
+    yield from (*_of(connection_families, 2), *_loop_lag(), *_of(log_families), *consolidator_families(()))
+    yield from (*_of(agent_families, 5), *_of(transfer_families, 2), *_of(served_families, 3))
+    yield from (*_of(media_families, 2), *asking_families("", {}), *_of(encode_families, 2))
+    yield from (*Membership(NOTHING, NOTHING, NOTHING, NOTHING).families(), *span_families(None))
 
 
-def _router() -> Iterator[MadeFamily]:
-    yield from (*_server(), *_loop_lag(), *_index())
-    routing = Bench().routing
-    yield from _of_object(RequestMetrics(CollectorRegistry(), routing))
-    for make in (rank_families, http_families, prompt_families):
-        yield from _of_function(make)
-    yield from _of_function(state_families, 3)
-    yield from _families_of(planner_families, planner_families([]))
-    yield from _families_of(shadow_families, shadow_families([], Budget(0.0)))
-    yield from _families_of(savings_families, savings_families(built.Attribution(*AttributionLimits())))
-    yield from _of_object(Handover(NOTHING, NOTHING, NOTHING, NOTHING))
-    yield from _of_object(EngineParity(NOTHING, NOTHING, NOTHING, NOTHING))
-    yield from _of_object(AttachedWorkers(NOTHING, NOTHING, NOTHING, {}, NOTHING))
-    yield from _of_function(journal_families)
-    replicas = Replicas(NOTHING, NOTHING, "")
-    yield from _families_of(replica_families, replica_families(replicas))
-    yield from _of_function(process_families, 2)
-    yield from _families_of(nats_server_families, nats_server_families(None))
-    yield from _families_of(picker_families, picker_families(PickerStatistics()))
-    yield from _spans()
-    yield from _families_of(live_families, live_families(LiveClients(), Ring(1)))
+def _attach() -> Iterator[Metric]:
+    yield from (*_of(connection_families, 2), *_of(log_families), *consolidator_families(()))
+    for make in (engine_event_families, drain_families, load_families, row_families):
+        yield from _of(make, 2)
+    yield from (thread_family("", {}), *_of(attach_families, 6), *_of(EngineLoads.families))
+    yield from (*Membership(NOTHING, NOTHING, NOTHING, NOTHING).families(), *span_families(None))
 
 
-def _pools() -> Iterator[MadeFamily]:
-    yield from (*_server(), *_loop_lag())
-    yield from _of_object(PoolMetrics((), NOTHING))
-    yield from _of_function(http_families)
-    yield from _of_function(prompt_families)
-
-
-def _serve() -> Iterator[MadeFamily]:
-    yield from (*_server(), *_loop_lag(), *_log())
-    yield from _families_of(consolidator_families, consolidator_families(()))
-    yield from _of_function(agent_families, 5)
-    yield from _of_function(transfer_families, 2)
-    yield from _of_function(served_families, 3)
-    yield from _of_function(media_families, 2)
-    yield from _families_of(asking_families, asking_families("", {}))
-    yield from _of_function(encode_families, 2)
-    yield from _of_object(Membership(NOTHING, NOTHING, NOTHING, NOTHING))
-    yield from _spans()
-
-
-def _attach() -> Iterator[MadeFamily]:
-    yield from (*_server(), *_log())
-    yield from _families_of(consolidator_families, consolidator_families(()))
-    for make, arguments in ((engine_event_families, 2), (drain_families, 2), (load_families, 2), (row_families, 2)):
-        yield from _of_function(make, arguments)
-    yield from _families_of(thread_family, [thread_family("", {})])
-    yield from _of_function(attach_families, 6)
-    yield from _of_function(EngineLoads.families, 1)
-    yield from _of_object(Membership(NOTHING, NOTHING, NOTHING, NOTHING))
-    yield from _spans()
-
-
-def _each_once(families: Iterable[MadeFamily]) -> dict[str, MadeFamily]:
-    """Return the families by name: a family that a larger one includes is of the first, its own, module."""
-    found: dict[str, MadeFamily] = {}
-    for family in families:
-        found.setdefault(family.name, family)
+def _listed(families: Iterable[Metric]) -> dict[str, MadeFamily]:
+    """Return the families by name."""
+    found = {}
+    for each in families:
+        name = f"{each.name}_total" if each.type == "counter" else each.name
+        found[name] = MadeFamily(name, each.type, getattr(each, "labels", ()), each.documentation)
     return found
+
+
+COMMANDS = {
+    "router": _listed(_router()),
+    "router pools": _listed(_pools()),
+    "indexer serve": _listed(_indexer()),
+    "worker-agent serve": _listed(_serve()),
+    "worker-agent attach": _listed(_attach()),
+}
+"""By command, the families that its process may show, by name; some only where a setting asks for what they count."""
 
 
 def shown_families(exposition: str) -> set[str]:
     """Return the names of the families in what a process answers at `/metrics`."""
     lines = [line.split() for line in exposition.splitlines() if line.startswith(f"# TYPE {PREFIX}")]
     return {name if kind != "counter" or name.endswith("_total") else f"{name}_total" for _, _, name, kind in lines}
-
-
-COMMANDS = {
-    "router": _each_once(_router()),
-    "router pools": _each_once(_pools()),
-    "indexer serve": _each_once((*_server(), *_index(), *_spans())),
-    "worker-agent serve": _each_once(_serve()),
-    "worker-agent attach": _each_once(_attach()),
-}
-"""By command, the families that its process may show, by name; some only where a setting asks for what they count."""

@@ -1,16 +1,8 @@
-"""The page of all metrics, grouped by the commands that show them."""
+"""The page of all metrics, by the commands that show them."""
 
 from collections.abc import Iterator
 
 from tests.support.metric_families import COMMANDS, MadeFamily
-
-_SECTIONS = {
-    "kv_runtime": "All processes",
-    "indexer": "Index: in a router, or `indexer serve`",
-    "router": "Router",
-    "worker_agent": "Worker agent",
-}
-"""Title by the package of the module."""
 
 
 def metrics_page() -> str:
@@ -27,25 +19,17 @@ def _lines() -> Iterator[str]:
     yield "A name has the unit; that of a counter ends in `_total`. A histogram has samples `_bucket`, `_count` and,"
     yield "unless a value can be negative, `_sum`; a summary has `_sum` and `_count`. The labels `worker` and `dp_rank`"
     yield "name a rank. Some families are shown, or have samples, only where a setting turns on what they count."
-    for package, title in _SECTIONS.items():
-        yield f"\n## {title}"
-        for commands, families in _by_commands(package).items():
-            yield from _table(commands, families)
-
-
-def _by_commands(package: str) -> dict[tuple[str, ...], list[MadeFamily]]:
-    """Return the families that are made in the package, by the commands that show them."""
     groups: dict[tuple[str, ...], list[MadeFamily]] = {}
     for family in dict.fromkeys(family for families in COMMANDS.values() for family in families.values()):
-        if family.module.startswith(f"{package}/"):
-            commands = tuple(command for command, families in COMMANDS.items() if family.name in families)
-            groups.setdefault(commands, []).append(family)
-    return groups
+        commands = tuple(command for command, families in COMMANDS.items() if family.name in families)
+        groups.setdefault(commands, []).append(family)
+    for commands, own in groups.items():
+        yield from _table(commands, own)
 
 
 def _table(commands: tuple[str, ...], families: list[MadeFamily]) -> Iterator[str]:
     shown_by = "every command" if len(commands) == len(COMMANDS) else ", ".join(f"`{each}`" for each in commands)
-    yield f"\nShown by {shown_by}.\n"
+    yield f"\n## Shown by {shown_by}\n"
     yield "| metric and labels | type | meaning |"
     yield "|---|---|---|"
     for each in sorted(families, key=lambda family: family.name):

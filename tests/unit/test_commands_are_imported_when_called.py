@@ -40,7 +40,9 @@ def test_each_line_of_the_help_is_what_its_command_says_of_itself(program: str) 
     context = click.Context(group)
     commands = [group.get_command(context, name) for name in group.list_commands(context)]
     lazy = [command for command in commands if isinstance(command, LazyCommand)]
-    assert len(lazy) == len(commands) >= 3
+    own = {command.name for command in commands if command} - {command.name for command in lazy}
+    assert own <= {"key"}, "what is small stands in the group's own module"
+    assert len(lazy) >= 3
     for command in lazy:
         assert command.get_short_help_str(1000) == command.imported().get_short_help_str(1000)
         assert command.name == command.imported().name

@@ -24,7 +24,6 @@ PACKAGES = {
 """Packages by the extra that they may use beside the base."""
 ELSEWHERE = {
     "worker_agent/engines/trtllm/bindings.py": {"tensorrt-llm"},  # loaded for `--engine trtllm`
-    "dashboards/render.py": {"grafana-foundation-sdk"},  # builds what is committed
     "kv_runtime/tracing/otlp.py": {"opentelemetry-sdk"},  # imported where traces are wanted
     "router/endpoint_picker/wire.py": {"protobuf"},  # imported, like the next one, where the picker is on
     "router/endpoint_picker/service.py": {"grpcio"},
@@ -99,7 +98,7 @@ def test_the_list_of_exceptions_is_not_longer_than_needed() -> None:
 
 def test_exceptions_are_imported_when_a_function_runs() -> None:
     for path, excepted in ELSEWHERE.items():
-        if path in ("dashboards/render.py", "kv_runtime/tracing/otlp.py"):
+        if path == "kv_runtime/tracing/otlp.py":
             continue  # a function imports the module
         if path.startswith("router/endpoint_picker/"):
             continue  # likewise

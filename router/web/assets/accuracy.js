@@ -1,13 +1,10 @@
 // Whether predictions hold: reuse and first tokens, predicted and measured, as points of decisions and by rank.
 
-import { Poll } from "./api.js";
+import { natural, Poll } from "./api.js";
 import { decisionColumns } from "./decisions.js";
-import { cleared, Drawing, h } from "./dom.js";
-import { natural } from "./live.js";
-import { badge, bar, count, figures, link, message, percent, predictedCached, predictedTtft, quantile, seconds, UNKNOWN } from "./parts.js";
+import { badge, bar, count, figures, h, link, message, percent, predictedCached, predictedTtft, quantile, seconds, UNKNOWN } from "./parts.js";
 import { Table } from "./table.js";
 
-const EVERY_MS = 5000;
 const WORST = 20;
 
 export class AccuracyView extends Poll {
@@ -15,10 +12,7 @@ export class AccuracyView extends Poll {
   refreshes = 1000;
 
   constructor(app) {
-    super(app, EVERY_MS);
-    const open = (point) => app.go(["decisions", point.id]);
-    this.cached = new Scatter({ label: "Cached tokens, predicted and reported", text: count, open });
-    this.first = new Scatter({ label: "Time to the first token, predicted and measured", text: seconds, open });
+    super(app);
     this.ranks = new Table({
       label: "Predictions by rank", key: (each) => `${each.worker_id}/${each.dp_rank}`, columns: RANK_COLUMNS, sorted: "Doubted", empty: "No worker has reported what it reused.",
       open: (each) => app.go(["workers", each.worker_id]),
@@ -33,10 +27,24 @@ export class AccuracyView extends Poll {
     this.follow("/v1/predictions");
   }
 
+  /** Predicted against measured, as points that lead to their decisions: on the diagonal the prediction held. `text(value)` writes a value of `field`. */
+  scatter(label, text, compared, field) {
+    const most = rounded(compared.reduce((best, each) => Math.max(best, ...each[field]), 0)), place = (value) => `${((100 * value) / most).toFixed(2)}%`;
+    const ticks = [0, most / 2, most].map((value) => h("span", { key: String(value) }, text(value)));
+    const line = (x1, y1, x2, y2, kind = "axis") => h("line", { class: kind, x1: `${x1}%`, y1: `${y1}%`, x2: `${x2}%`, y2: `${y2}%` });
+    return h("div", { class: "plot" }, h("span", { class: "across" }, "measured"), h("div", { class: "up" }, ticks.toReversed()),
+      h("svg", {
+        role: "img", "aria-label": `${label}: ${compared.length} decisions. The figures above and the tables below say the same.`,
+        onclick: (event) => event.target.dataset.id && this.app.go(["decisions", event.target.dataset.id]),
+      }, [0, 50, 100].map((at) => [line(0, at, 100, at), line(at, 0, at, 100)]), line(0, 100, 100, 0, "diagonal"),
+      compared.map(({ decision: { decision_id: id }, [field]: [x, y] }) => h("circle", { key: id, "data-id": id, r: "2.5", cx: place(x), cy: place(most - y) }))),
+      h("div", { class: "across ticks" }, ticks), h("span", { class: "across" }, "predicted"));
+  }
+
   draw() {
     const { live } = this.app;
-    if (!live.fleet) return null;
-    const compared = live.decisions.map(comparedOf).filter((each) => each.cached || each.first);
+    if (!live.shown.fleet) return null;
+    const compared = live.shown.decisions.map(comparedOf).filter((each) => each.cached || each.first);
     if (!compared.length) return message("", "There is nothing to compare yet.", "Predictions are compared when requests end and the worker reports what it reused.");
     const cached = compared.filter((each) => each.cached), first = compared.filter((each) => each.first);
     const doubts = new Map((this.found?.ranks ?? []).map((each) => [`${each.worker_id}/${each.dp_rank}`, each.doubt]));
@@ -44,13 +52,20 @@ export class AccuracyView extends Poll {
       this.problem && message("warn", "Which ranks are doubted is not current.", this.problem),
       summary(cached, first),
       h("div", { key: "plots", class: "columns" },
-        h("section", { class: "panel" }, h("h2", null, "Cached tokens"), this.cached.with(cached.map((each) => ({ id: each.decision.decision_id, x: each.cached[0], y: each.cached[1] })))),
-        h("section", { class: "panel" }, h("h2", null, "Time to the first token"), this.first.with(first.map((each) => ({ id: each.decision.decision_id, x: each.first[0], y: each.first[1] }))))),
+        h("section", { class: "panel" }, h("h2", null, "Cached tokens"), this.scatter("Cached tokens, predicted and reported", count, cached, "cached")),
+        h("section", { class: "panel" }, h("h2", null, "Time to the first token"), this.scatter("Time to the first token, predicted and measured", seconds, first, "first"))),
       h("section", { key: "ranks", class: "panel" }, h("h2", null, "By rank"),
         this.ranks.with(sumsOf(cached, doubts))),
       h("section", { key: "worst", class: "panel" }, h("h2", null, "Largest misses of cached tokens"), this.worst.with(worstOf(cached))),
     ];
   }
+}
+
+/** Round up to 1, 2 or 5 of a power of ten; 1 for 0. */
+function rounded(value) {
+  if (value <= 0) return 1;
+  const power = 10 ** Math.floor(Math.log10(value));
+  return power * [1, 2, 5, 10].find((each) => each * power >= value);
 }
 
 function comparedOf(decision) {
@@ -110,98 +125,3 @@ const RANK_COLUMNS = [
   { name: "Of prompts", width: "minmax(90px, 1fr)", cell: (each) => [bar([[each.reported_tokens, "accent"]], each.possible_tokens, `${count(each.reported_tokens)} of ${count(each.possible_tokens)} tokens`), h("span", { class: "number" }, percent(each.possible_tokens ? each.reported_tokens / each.possible_tokens : null))], sort: (each) => (each.possible_tokens ? each.reported_tokens / each.possible_tokens : null) },
   { name: "Doubted", width: "120px", phone: "74px", cell: (each) => (each.doubt ? badge(each.doubt, "warn") : badge("no", "muted")), sort: (each) => (each.doubt ? 1 : 0), hint: "Whether the router trusts the rank less for its misses, now" },
 ];
-
-const LEFT = 58, BOTTOM = 30, TOP = 10, RIGHT = 12, HEIGHT = 260, NEAR = 12;
-
-/** Predicted against measured, as points: on the diagonal the prediction held. */
-class Scatter extends Drawing {
-  /** `text(value)` writes a value; `open(point)`: a point was clicked. Points: {id, x: predicted, y: measured}. */
-  constructor({ label, text, open }) {
-    super();
-    Object.assign(this, { label, text, open });
-    this.points = [];
-  }
-
-  with(points) {
-    this.points = points;
-    const label = `${this.label}: ${points.length} decisions. The figures above and the tables below say the same.`;
-    return h("canvas", { class: "plot", role: "img", "aria-label": label, ref: (canvas) => this.mounted(canvas) });
-  }
-
-  listen(canvas) {
-    canvas.addEventListener("click", (event) => {
-      const point = this.nearest(event.offsetX, event.offsetY);
-      if (point) this.open(point);
-    });
-  }
-
-  /** The largest value of both axes, rounded up to 1, 2 or 5 of a power of ten. */
-  largest() {
-    const found = this.points.reduce((best, { x, y }) => Math.max(best, x, y), 0);
-    if (found <= 0) return 1;
-    const power = 10 ** Math.floor(Math.log10(found));
-    return power * [1, 2, 5, 10].find((each) => each * power >= found);
-  }
-
-  place(point) {
-    const width = this.canvas.clientWidth - LEFT - RIGHT, height = HEIGHT - TOP - BOTTOM;
-    return [LEFT + (point.x / this.scale) * width, TOP + height - (point.y / this.scale) * height];
-  }
-
-  nearest(x, y) {
-    let best = null, distance = NEAR;
-    for (const point of this.points) {
-      const [left, top] = this.place(point), far = Math.hypot(left - x, top - y);
-      if (far < distance) [best, distance] = [point, far];
-    }
-    return best;
-  }
-
-  draw() {
-    const { canvas } = this;
-    if (!canvas?.isConnected) return;
-    this.scale = this.largest();
-    const { paint, width, font, colour } = cleared(canvas, HEIGHT);
-    paint.font = `11px ${font}`;
-    this.axes(paint, width, colour("--line"), colour("--muted"));
-    paint.fillStyle = colour("--accent");
-    paint.globalAlpha = this.points.length > 200 ? 0.4 : 0.65;
-    for (const point of this.points) {
-      const [x, y] = this.place(point);
-      paint.beginPath();
-      paint.arc(x, y, 2.5, 0, 7);
-      paint.fill();
-    }
-  }
-
-  axes(paint, width, line, muted) {
-    const right = width - RIGHT, bottom = HEIGHT - BOTTOM;
-    paint.strokeStyle = line;
-    paint.fillStyle = muted;
-    paint.lineWidth = 1;
-    for (const share of [0, 0.5, 1]) {
-      const y = Math.round(bottom - share * (bottom - TOP)) + 0.5, x = Math.round(LEFT + share * (right - LEFT)) + 0.5, text = this.text(share * this.scale);
-      paint.beginPath();
-      paint.moveTo(LEFT, y);
-      paint.lineTo(right, y);
-      paint.moveTo(x, TOP);
-      paint.lineTo(x, bottom);
-      paint.stroke();
-      paint.textAlign = "right";
-      paint.fillText(text, LEFT - 6, y + 4);
-      paint.textAlign = share === 0 ? "left" : share === 1 ? "right" : "center";
-      paint.fillText(text, x, bottom + 13);
-    }
-    paint.textAlign = "center";
-    paint.fillText("predicted", (LEFT + right) / 2, HEIGHT - 4);
-    paint.textAlign = "left";
-    paint.fillText("measured", LEFT + 6, TOP + 12);
-    paint.strokeStyle = muted;
-    paint.setLineDash([3, 4]);
-    paint.beginPath();
-    paint.moveTo(LEFT, bottom);
-    paint.lineTo(right, TOP);
-    paint.stroke();
-    paint.setLineDash([]);
-  }
-}

@@ -1,16 +1,13 @@
 // The page: where one is (`#/decisions/ID`), what is drawn there, and when.
 
 import { AccuracyView } from "./accuracy.js";
-import { hasToken, setToken, TokenNeeded } from "./api.js";
+import { hasToken, Live, setToken, TokenNeeded } from "./api.js";
 import { DecisionsView, DecisionView } from "./decisions.js";
-import { h, render } from "./dom.js";
 import { EventLogView } from "./event_log.js";
 import { FleetView, WorkerView } from "./fleet.js";
-import { Live } from "./live.js";
-import { message } from "./parts.js";
+import { clock, h, message, render } from "./parts.js";
 import { PrefixesView } from "./prefixes.js";
-import { SavingsView } from "./savings.js";
-import { Timeline, Trends } from "./trends.js";
+import { SavingsView, Trends } from "./savings.js";
 
 const NAVIGATION = [["fleet", "Fleet"], ["prefixes", "Prefixes"], ["decisions", "Decisions"], ["accuracy", "Accuracy"], ["savings", "Savings"], ["log", "Event log"]];
 const REFRESH_MS = 2000;
@@ -31,7 +28,12 @@ class App {
     addEventListener("hashchange", () => this.arrive());
     setInterval(() => this.refresh(), REFRESH_MS);
     this.arrive({ isFirst: true });
+    this.follow();
+  }
+
+  follow() {
     this.live.run();
+    this.trends.open();
   }
 
   /** Go to a place of the page. */
@@ -121,7 +123,7 @@ class App {
     if (!this.view) return message("", "There is no such page.", "Choose one above.");
     const drawn = this.view.draw();
     return [
-      live.state === "away" && message("bad", live.problem, live.now ? "What is shown is older. The page tries again every two seconds." : "The page tries again every two seconds."),
+      live.state === "away" && message("bad", live.problem, live.now.fleet ? "What is shown is older. The page tries again every two seconds." : "The page tries again every two seconds."),
       this.problem && message("warn", this.problem),
       live.past?.problem && message("warn", "This time is not recorded.", live.past.problem),
       drawn ?? (live.state === "away" || live.past?.problem ? null : h("p", { class: "muted" }, "Reading the fleet.")),
@@ -135,7 +137,7 @@ class App {
       setToken(new FormData(event.target).get("token").trim());
       live.state = "connecting";
       this.drawNow();
-      live.run();
+      this.follow();
       this.arrive();
     } },
       h("p", null, "The control plane has a token (", h("code", null, "control.token"), "). The page keeps it in this tab until the tab is closed."),
@@ -149,6 +151,52 @@ class App {
     setToken(null);
     location.reload();
   }
+}
+
+const KINDS = { worker_left: "bad", worker_silent: "bad", log_lost: "bad", trust: "warn", resync: "warn", worker_draining: "warn" };
+
+const RANGES = { 900: "15 min", 3600: "1 h", 43200: "12 h" };
+
+class Timeline {
+  constructor(app) {
+    this.app = app;
+    this.range = 3600;
+  }
+
+  /** Times of the two ends; null while nothing is kept. */
+  get span() {
+    const { live } = this.app, kept = live.history?.ring.from_s ?? null, to = live.now.fleet?.at_s ?? live.history?.now_s ?? null;
+    return kept === null || to === null || to <= kept ? null : [Math.max(kept, Math.min(to - this.range, live.past?.at ?? to)), to];
+  }
+
+  draw() {
+    const { live } = this.app, { span } = this;
+    if (!span) return h("footer", { class: "timeline", "aria-label": "Time" }, h("span", { class: "muted" }, "The past of the fleet is recorded from now on."));
+    const [from, to] = span, at = live.isPast ? live.past.at : to, last = Math.ceil(to - from);
+    return h("footer", { class: "timeline", "aria-label": "Time" },
+      h("button", { type: "button", class: live.isPast ? "primary" : "", "aria-pressed": String(!live.isPast), onclick: () => this.app.showTime(null) }, "Live"),
+      h("div", { class: "track" },
+        h("svg", { class: "marks", "aria-hidden": "true" }, live.history.marks.filter((each) => each.at_s >= from).map((each) => mark(each, (each.at_s - from) / (to - from)))),
+        h("input", {
+          type: "range", "aria-label": "Time that is shown", min: "0", max: String(last), step: "1", value: String(live.isPast ? Math.min(last, Math.round(at - from)) : last),
+          "aria-valuetext": live.isPast ? clock(at) : "now", oninput: (event) => this.moved(event.target, from),
+        })),
+      h("output", { class: "time" }, live.isPast ? h("strong", null, clock(at)) : clock(at)),
+      h("select", { "aria-label": "Time range", value: String(this.range), onchange: (event) => {
+        this.range = Number(event.target.value);
+        this.app.redraw();
+      } }, Object.entries(RANGES).map(([key, text]) => h("option", { key, value: key, selected: key === String(this.range) }, text))));
+  }
+
+  /** The end of the slider is the present. */
+  moved(input, from) {
+    this.app.showTime(input.value === input.max ? null : from + Number(input.value));
+  }
+}
+
+function mark({ kind }, share) {
+  const x = `${(100 * share).toFixed(2)}%`;
+  return h("line", { class: KINDS[kind] ?? "", x1: x, x2: x, y1: "0", y2: "100%" });
 }
 
 /** The parts of `#/decisions/ID?at=TIME`; `at` is null without a time. */

@@ -1,8 +1,7 @@
 // The newest decisions, and one of them: what came of it beside what was predicted, every candidate, every term of its cost.
 
 import { Poll } from "./api.js";
-import { h } from "./dom.js";
-import { age, badge, bar, clock, count, facts, filter, legend, link, message, ms, name, outcomeOf, percent, predictedCached, predictedTtft, seconds, signed, trust, UNKNOWN } from "./parts.js";
+import { age, badge, bar, clock, count, facts, filter, h, legend, link, message, ms, name, outcomeOf, percent, predictedCached, predictedTtft, seconds, signed, trust, UNKNOWN } from "./parts.js";
 import { Table } from "./table.js";
 
 const REFRESH = 200;
@@ -23,12 +22,12 @@ export class DecisionsView {
 
   draw() {
     const { live } = this.app;
-    if (!live.fleet) return null;
-    if (!live.decisions.length) return message("", "There is no decision yet.", live.isPast ? "None of this time is kept in memory: journal.decisions_max says how many are." : "Decisions appear here as soon as requests come.");
+    if (!live.shown.fleet) return null;
+    if (!live.shown.decisions.length) return message("", "There is no decision yet.", live.isPast ? "None of this time is kept in memory: journal.decisions_max says how many are." : "Decisions appear here as soon as requests come.");
     const words = this.words.trim().toLowerCase();
-    const found = words ? live.decisions.filter((each) => textOf(each).includes(words)) : live.decisions;
+    const found = words ? live.shown.decisions.filter((each) => textOf(each).includes(words)) : live.shown.decisions;
     return [
-      filter(this, "decisions-filter", "worker, request, model, outcome", `${count(found.length)} of the newest ${count(live.decisions.length)}`),
+      filter(this, "decisions-filter", "worker, request, model, outcome", `${count(found.length)} of the newest ${count(live.shown.decisions.length)}`),
       this.table.with(found),
     ];
   }
@@ -63,7 +62,6 @@ function tail(id) {
   return id.length > 12 ? `…${id.slice(-11)}` : id;
 }
 
-const AGAIN_MS = 2000;
 const UNTIL_FIRST = ["wait_ms", "prefill_ms", "lateness_ms"];
 const FIRST = ["first-1", "first-2", "first-3"], REST = ["rest-1", "rest-2", "rest-3"];
 const HINTS = {
@@ -74,10 +72,21 @@ const HINTS = {
 export class DecisionView extends Poll {
   title = "Decision";
   nav = "decisions";
+  everyMs = 2000;
+  ranks = new Table({
+    label: "Candidates", key: (row) => `${row.worker_id}/${row.dp_rank}`, sorted: "Cost", descending: false, isWhole: true,
+    select: () => {}, rowClass: (row) => (row.isWinner ? "winner" : ""), columns: [],
+  });
+  others = new Table({
+    label: "Ranks that were not eligible", key: (row) => `${row.worker_id}/${row.dp_rank}`, select: () => {}, isWhole: true,
+    columns: [
+      { name: "Rank", width: "minmax(110px, 1fr)", cell: (row) => name(`${row.worker_id}/${row.dp_rank}`) },
+      { name: "Reason", width: "3fr", cell: (row) => name(row.reason) },
+    ],
+  });
 
-  constructor(app) {
-    super(app, AGAIN_MS, ({ found }) => Boolean(found?.outcome));
-    this.tables = new Map();
+  isOver() {
+    return Boolean(this.found?.outcome);
   }
 
   open([id]) {
@@ -105,32 +114,16 @@ export class DecisionView extends Poll {
     const terms = termsOf(decision);
     const rows = decision.candidates.map((each, at) => ({ ...each, at, isWinner: at === decision.winner }));
     const largest = Math.max(1e-9, ...rows.map((row) => row.terms.cost));
-    const table = this.kept("candidates", () => new Table({
-      label: "Candidates", key: (row) => `${row.worker_id}/${row.dp_rank}`, sorted: "Cost", descending: false, isWhole: true,
-      select: () => {}, rowClass: (row) => (row.isWinner ? "winner" : ""), columns: [],
-    }));
-    table.columns = columnsOf(decision, terms, largest);
+    this.ranks.columns = columnsOf(decision, terms, largest);
     return h("section", { key: "candidates", class: "panel" },
       h("div", { class: "tools" }, h("h2", null, `${count(rows.length)} ${rows.length === 1 ? "candidate" : "candidates"}`),
         h("span", { class: "muted" }, unitText(decision)),
         decision.candidates[decision.winner].is_weighed && legend(...terms.map(([text, , kind]) => [kind, text]))),
-      table.with(rows));
+      this.ranks.with(rows));
   }
 
   excluded(decision) {
-    const table = this.kept("excluded", () => new Table({
-      label: "Ranks that were not eligible", key: (row) => `${row.worker_id}/${row.dp_rank}`, select: () => {}, isWhole: true,
-      columns: [
-        { name: "Rank", width: "minmax(110px, 1fr)", cell: (row) => name(`${row.worker_id}/${row.dp_rank}`) },
-        { name: "Reason", width: "3fr", cell: (row) => name(row.reason) },
-      ],
-    }));
-    return h("section", { key: "excluded", class: "panel" }, h("h2", null, `${count(decision.excluded.length)} not eligible`), table.with(decision.excluded));
-  }
-
-  kept(key, make) {
-    if (!this.tables.has(key)) this.tables.set(key, make());
-    return this.tables.get(key);
+    return h("section", { key: "excluded", class: "panel" }, h("h2", null, `${count(decision.excluded.length)} not eligible`), this.others.with(decision.excluded));
   }
 }
 

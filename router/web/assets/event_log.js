@@ -1,22 +1,20 @@
 // The event log: whether this router follows it, and the stream of each rank in it.
 
-import { Poll } from "./api.js";
-import { h } from "./dom.js";
-import { natural } from "./live.js";
-import { age, badge, bytes, clock, count, figures, link, message, seconds, UNKNOWN } from "./parts.js";
+import { inOrder, natural, Poll, rowsOf } from "./api.js";
+import { age, badge, bytes, clock, count, figures, h, link, message, name, seconds, UNKNOWN } from "./parts.js";
 import { Table } from "./table.js";
 
-const EVERY_MS = 2000;
 const MARKS = 200;
 
 export class EventLogView extends Poll {
   title = "Event log";
+  everyMs = 2000;
 
   constructor(app) {
-    super(app, EVERY_MS);
+    super(app);
     this.table = new Table({
       label: "Streams of ranks", key: (each) => each.id, columns: COLUMNS, sorted: "State", empty: "No rank has published yet.",
-      open: (each) => app.go(["workers", each.workerId]),
+      open: (each) => app.go(["workers", each.worker_id]),
     });
     this.marks = new Table({
       label: "What happened, newest first", key: (each) => each.key, columns: MARK_COLUMNS, empty: "Nothing has happened since the router began.",
@@ -39,7 +37,7 @@ export class EventLogView extends Poll {
       !found.connected && message("bad", "The router has no connection to the event log.", "Ranks become DEGRADED until it is back; requests are routed all the while."),
       found.catching_up && message("warn", "The index is catching up.", found.catching_up),
       summary(found),
-      h("section", { key: "streams", class: "panel" }, h("h2", null, "Streams of ranks"), this.table.with(streamsOf(found.ranks))),
+      h("section", { key: "streams", class: "panel" }, h("h2", null, "Streams of ranks"), this.table.with(inOrder(rowsOf(found.ranks).map((each) => ({ ...each, id: `${each.worker_id}/${each.dp_rank}` }))))),
       h("section", { key: "marks", class: "panel" }, h("h2", null, "What happened"), h("p", { class: "muted" }, "Enter shows the fleet of that time."),
         this.marks.with(marks.map((each, at) => ({ ...each, key: `${each.at_s} ${each.kind} ${each.worker_id} ${at}` })))),
     ];
@@ -60,17 +58,9 @@ function summary({ connected, reconnects, applied_seq: applied, ranks, snapshot,
     ["Journal lost", journal ? count(lost) : UNKNOWN, "Records that a replay will miss", lost ? "bad" : ""]);
 }
 
-function streamsOf(ranks) {
-  return ranks.worker_id.map((workerId, at) => {
-    const row = { workerId, id: `${workerId}/${ranks.dp_rank[at]}` };
-    for (const [name, column] of Object.entries(ranks)) if (name !== "worker_id") row[name] = column[at];
-    return row;
-  }).sort((left, right) => (natural(left.id) < natural(right.id) ? -1 : 1));
-}
-
-const counted = (name, field, hint) => ({ name, width: "72px", align: "end", phone: field === "gaps" ? "48px" : undefined, cell: (each) => count(each[field]), sort: (each) => each[field], hint });
+const counted = (text, field, hint) => ({ name: text, width: "72px", align: "end", phone: field === "gaps" ? "48px" : undefined, cell: (each) => count(each[field]), sort: (each) => each[field], hint });
 const COLUMNS = [
-  { name: "Rank", width: "minmax(100px, 1fr)", phone: "minmax(60px, 1fr)", cell: (each) => link(["workers", each.workerId], each.id, { class: "name", tabindex: "-1" }), sort: (each) => natural(each.id) },
+  { name: "Rank", width: "minmax(100px, 1fr)", phone: "minmax(60px, 1fr)", cell: (each) => link(["workers", each.worker_id], each.id, { class: "name", tabindex: "-1" }), sort: (each) => natural(each.id) },
   { name: "State", width: "minmax(96px, 1fr)", phone: "84px", cell: (each) => (each.stale ? badge(each.stale, "warn") : badge("current", "good")), sort: (each) => each.stale },
   { name: "Seq", width: "80px", phone: "60px", align: "end", cell: (each) => count(each.seq), sort: (each) => each.seq, hint: "Number of the newest batch that is applied" },
   { name: "In log", width: "80px", align: "end", cell: (each) => count(each.logged_seq), sort: (each) => each.logged_seq, hint: "Number of the newest batch known to be in the log" },
@@ -85,5 +75,5 @@ const COLUMNS = [
 const MARK_COLUMNS = [
   { name: "Time", width: "76px", phone: "62px", cell: (each) => clock(each.at_s) },
   { name: "Kind", width: "minmax(110px, 1fr)", cell: (each) => badge(each.kind.replaceAll("_", " "), "muted") },
-  { name: "What", width: "4fr", phone: "3fr", cell: (each) => h("span", { class: "name", title: each.text }, each.text) },
+  { name: "What", width: "4fr", phone: "3fr", cell: (each) => name(each.text) },
 ];

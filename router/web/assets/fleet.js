@@ -1,119 +1,40 @@
 // The fleet: figures of all, a map of its ranks, each rank in a table; and one worker: its registration, ranks, decisions.
 
-import { Poll } from "./api.js";
+import { natural, Poll, stateOf } from "./api.js";
 import { decisionColumns } from "./decisions.js";
-import { cleared, Drawing, h } from "./dom.js";
-import { natural, stateOf } from "./live.js";
-import { badge, count, factor, facts, figures, filter, legend, link, message, name, percent, seconds, select, short, tiers, trust } from "./parts.js";
+import { badge, count, factor, facts, figures, filter, h, legend, link, message, name, percent, seconds, select, short, tiers, trust } from "./parts.js";
 import { Table } from "./table.js";
 
-const CELL_MIN = 9, CELL_MAX = 26, GAP = 2;
+const CELL_MIN = 9, CELL_MAX = 26, GAP = 2, MAP_WIDTH = 1200, MAP_HEIGHT = 140; // pixels: of cells, and of the map on a desktop
 
 /** What cells may show: a value from 0 to 1 for the colour, and a text. `isScaled`: relative to the largest value. */
 const MEASURES = {
-  requests: { name: "active requests", value: (rank) => rank.requests, text: (rank) => `${count(rank.requests)} requests`, isScaled: true },
+  requests: { name: "active requests", value: (rank) => rank.active_requests, text: (rank) => `${count(rank.active_requests)} requests`, isScaled: true },
   fill: { name: "cache fill", value: (rank) => rank.fill, text: (rank) => `${percent(rank.fill)} of its blocks` },
-  hit: { name: "hit rate", value: (rank) => rank.hit, text: (rank) => `hit rate ${percent(rank.hit)}` },
-  ttft: { name: "time to first token", value: (rank) => rank.ttft, text: (rank) => `TTFT ${seconds(rank.ttft)}`, isScaled: true },
-  queued: { name: "queued tokens", value: (rank) => rank.queuedTokens, text: (rank) => `${short(rank.queuedTokens)} queued tokens`, isScaled: true },
-  prefill: { name: "prefill time", value: (rank) => rank.prefill, text: (rank) => `prefill ${factor(rank.prefill)}`, isScaled: true },
+  hit: { name: "hit rate", value: (rank) => rank.hit_ratio, text: (rank) => `hit rate ${percent(rank.hit_ratio)}` },
+  ttft: { name: "time to first token", value: (rank) => rank.ttft_s, text: (rank) => `TTFT ${seconds(rank.ttft_s)}`, isScaled: true },
+  queued: { name: "queued tokens", value: (rank) => rank.queued_tokens, text: (rank) => `${short(rank.queued_tokens)} queued tokens`, isScaled: true },
+  prefill: { name: "prefill time", value: (rank) => rank.prefill_factor, text: (rank) => `prefill ${factor(rank.prefill_factor)}`, isScaled: true },
 };
 
-/** All ranks as cells of one canvas, in the order of the fleet: 1,000 of them are one drawing. */
-class RankMap extends Drawing {
-  constructor(open) {
-    super();
-    this.open = open;
-    this.ranks = [];
-    this.measure = "fill";
-    this.under = null;
-  }
-
-  with(ranks, measure, pointed) {
-    this.ranks = ranks;
-    this.measure = measure;
-    this.pointed = pointed;
-    return h("canvas", { class: "map", role: "img", "aria-label": this.label(), ref: (canvas) => this.mounted(canvas) });
-  }
-
-  label() {
-    const { name } = MEASURES[this.measure];
-    return `Map of ${this.ranks.length} ranks by ${name}. The table below has the same figures.`;
-  }
-
-  listen(canvas) {
-    canvas.addEventListener("pointermove", (event) => this.point(this.at(event)));
-    canvas.addEventListener("pointerleave", () => this.point(null));
-    canvas.addEventListener("click", (event) => {
-      const rank = this.at(event);
-      if (rank) this.open(rank);
-    });
-  }
-
-  point(rank) {
-    if (rank !== this.under) {
-      this.under = rank;
-      this.pointed(rank);
-    }
-  }
-
-  layout() {
-    const width = this.canvas.clientWidth || 300;
-    let cell = CELL_MAX;
-    while (cell > CELL_MIN && Math.ceil(this.ranks.length / Math.floor(width / (cell + GAP))) * (cell + GAP) > 140) cell -= 1;
-    const across = Math.max(1, Math.floor(width / (cell + GAP)));
-    return { cell, across, height: Math.max(1, Math.ceil(this.ranks.length / across)) * (cell + GAP) };
-  }
-
-  at(event) {
-    const { cell, across } = this.layout();
-    const column = Math.floor(event.offsetX / (cell + GAP)), row = Math.floor(event.offsetY / (cell + GAP));
-    return column < across ? (this.ranks[row * across + column] ?? null) : null;
-  }
-
-  draw() {
-    const { canvas } = this;
-    if (!canvas?.isConnected) return;
-    const { cell, across, height } = this.layout();
-    canvas.style.setProperty("height", `${height}px`);
-    const { paint, colour } = cleared(canvas, height), { value, isScaled } = MEASURES[this.measure];
-    const [accent, track, bad, degraded, fallback] = ["--accent", "--track", "--bad", "--degraded", "--fallback"].map(colour);
-    const largest = isScaled ? Math.max(1e-9, ...this.ranks.map((rank) => value(rank) ?? 0)) : 1;
-    this.ranks.forEach((rank, at) => {
-      const x = (at % across) * (cell + GAP), y = Math.floor(at / across) * (cell + GAP), share = value(rank);
-      paint.globalAlpha = 1;
-      paint.fillStyle = track;
-      paint.fillRect(x, y, cell, cell);
-      if (share !== null && share > 0) {
-        paint.globalAlpha = 0.15 + 0.85 * Math.min(1, share / largest);
-        paint.fillStyle = accent;
-        paint.fillRect(x, y, cell, cell);
-      }
-      paint.globalAlpha = 1;
-      if (stateOf(rank) !== "fit") cross(paint, x, y, cell, bad);
-      else if (rank.trust !== "EXACT") corner(paint, x, y, cell, rank.trust === "FALLBACK" ? fallback : degraded);
-    });
-  }
+/** All ranks as cells, in the order of the fleet. `point(rank)`: the pointer is over it, null: over none; `open(rank)`: it was clicked. */
+function rankMap(ranks, measure, { point, open }) {
+  const { name: text, value, isScaled } = MEASURES[measure], rankOf = (event) => ranks[event.target.dataset.at] ?? null;
+  const largest = isScaled ? Math.max(1e-9, ...ranks.map((rank) => value(rank) ?? 0)) : 1, room = Math.floor(Math.sqrt((MAP_WIDTH * MAP_HEIGHT) / ranks.length)) - GAP;
+  return h("div", {
+    class: "map", role: "img", "aria-label": `Map of ${ranks.length} ranks by ${text}. The table below has the same figures.`,
+    style: { "--cell": `${Math.max(CELL_MIN, Math.min(CELL_MAX, room))}px`, "--gap": `${GAP}px` },
+    onpointerover: (event) => point(rankOf(event)), onpointerleave: () => point(null), onclick: (event) => rankOf(event) && open(rankOf(event)),
+  }, ranks.map((rank, at) => h("span", { key: rank.id, "data-at": String(at), class: `cell ${markOf(rank)}`, style: { "--share": `${shade(value(rank), largest)}%` } })));
 }
 
-function cross(paint, x, y, cell, colour) {
-  paint.strokeStyle = colour;
-  paint.lineWidth = 1.5;
-  paint.beginPath();
-  paint.moveTo(x + 2, y + 2);
-  paint.lineTo(x + cell - 2, y + cell - 2);
-  paint.moveTo(x + cell - 2, y + 2);
-  paint.lineTo(x + 2, y + cell - 2);
-  paint.stroke();
+/** How much of the colour of the accent a cell has, in percent: what is above 0 is told from 0. */
+function shade(value, largest) {
+  return value > 0 ? (15 + 85 * Math.min(1, value / largest)).toFixed(0) : "0";
 }
 
-function corner(paint, x, y, cell, colour) {
-  paint.fillStyle = colour;
-  paint.beginPath();
-  paint.moveTo(x + cell, y);
-  paint.lineTo(x + cell, y + cell * 0.6);
-  paint.lineTo(x + cell * 0.4, y);
-  paint.fill();
+function markOf(rank) {
+  return stateOf(rank) !== "fit" ? "cross" : rank.trust === "EXACT" ? "" : rank.trust.toLowerCase();
 }
 
 const MEASURE_NAMES = Object.fromEntries(Object.entries(MEASURES).map(([key, { name: text }]) => [key, text]));
@@ -128,72 +49,58 @@ export class FleetView {
     this.measure = "fill";
     this.words = "";
     this.pointed = null;
-    const open = (rank) => app.go(["workers", rank.workerId]);
-    this.map = new RankMap(open);
     this.table = new Table({
-      label: "Ranks of the fleet", key: (rank) => rank.id, open, sorted: "Rank", descending: false,
+      label: "Ranks of the fleet", key: (rank) => rank.id, open: (rank) => app.go(["workers", rank.worker_id]), sorted: "Rank", descending: false,
       empty: "No rank has this in its name.", rowClass: (rank) => (stateOf(rank) === "fit" ? "" : "faded"), columns: COLUMNS, isTall: true,
     });
   }
 
-  open() {
-    this.app.trends.open();
-  }
-
-  close() {
-    this.app.trends.close();
-  }
-
   draw() {
     const { live, trends } = this.app;
-    if (!live.fleet) return null;
-    if (!live.ranks.length) return message("", "There is no worker.", "Start one: worker-agent serve --worker-id w0. The router learns of it by itself.");
+    if (!live.shown.fleet) return null;
+    if (!live.shown.ranks.length) return message("", "There is no worker.", "Start one: worker-agent serve --worker-id w0. The router learns of it by itself.");
     const words = this.words.trim().toLowerCase();
-    const ranks = words ? live.ranks.filter((rank) => `${rank.id} ${rank.model} ${rank.role} ${rank.trust} ${stateOf(rank)}`.toLowerCase().includes(words)) : live.ranks;
-    return [headline(live, trends), trends.figures(), summary(live), live.ranks.length >= MAPPED_MIN && this.mapped(ranks), filter(this, "fleet-filter", "name, model, role, state", `${count(ranks.length)} of ${count(live.ranks.length)} ranks`), this.table.with(ranks)];
+    const ranks = words ? live.shown.ranks.filter((rank) => `${rank.id} ${rank.model} ${rank.role} ${rank.trust} ${stateOf(rank)}`.toLowerCase().includes(words)) : live.shown.ranks;
+    return [headline(live, trends), trends.figures(), summary(live), live.shown.ranks.length >= MAPPED_MIN && this.mapped(ranks), filter(this, "fleet-filter", "name, model, role, state", `${count(ranks.length)} of ${count(live.shown.ranks.length)} ranks`), this.table.with(ranks)];
   }
 
   mapped(ranks) {
     return h("section", { key: "map", class: "panel", "aria-label": "Map" },
       h("div", { class: "tools" },
-        select("measure", "Colour by", MEASURE_NAMES, this.measure, (measure) => this.showMeasure(measure)),
+        select("measure", "Colour by", MEASURE_NAMES, this.measure, (measure) => this.show({ measure })),
         h("span", { class: "muted pointed" }, this.pointed ? described(this.pointed, this.measure) : scaleOf(ranks, this.measure)),
         legend(["accent", "more"], ["degraded", "degraded"], ["fallback", "fallback"], ["cross", "takes no work"])),
-      this.map.with(ranks, this.measure, (rank) => {
-        this.pointed = rank;
-        this.app.redraw();
-      }));
+      rankMap(ranks, this.measure, { point: (pointed) => pointed !== this.pointed && this.show({ pointed }), open: this.table.open }));
   }
 
-  showMeasure(measure) {
-    this.measure = measure;
+  show(changed) {
+    Object.assign(this, changed);
     this.app.redraw();
   }
-
 }
 
 const COLUMNS = [
-  { name: "Rank", width: "minmax(110px, 1.4fr)", phone: "minmax(52px, 1fr)", cell: (rank) => link(["workers", rank.workerId], rank.id, { class: "name", title: rank.id, tabindex: "-1" }), sort: (rank) => natural(rank.id) },
+  { name: "Rank", width: "minmax(110px, 1.4fr)", phone: "minmax(52px, 1fr)", cell: (rank) => link(["workers", rank.worker_id], rank.id, { class: "name", title: rank.id, tabindex: "-1" }), sort: (rank) => natural(rank.id) },
   { name: "Model", width: "minmax(80px, 1fr)", cell: (rank) => name(rank.model), sort: (rank) => rank.model },
   { name: "Role", width: "92px", cell: (rank) => rank.role, sort: (rank) => rank.role },
   { name: "State", width: "88px", cell: (rank) => badge(stateOf(rank), { fit: "", draining: "warn", unfit: "bad" }[stateOf(rank)], rank.unfit), sort: (rank) => stateOf(rank) },
   { name: "Trust", width: "96px", phone: "80px", cell: trust, sort: (rank) => RANKED[rank.trust], hint: "How far the index of this rank is trusted" },
-  { name: "Requests", width: "76px", phone: "60px", align: "end", cell: (rank) => count(rank.requests), sort: (rank) => rank.requests, hint: "Requests that were sent there and have not ended" },
-  { name: "Queued tokens", width: "98px", align: "end", cell: (rank) => short(rank.queuedTokens), sort: (rank) => rank.queuedTokens, hint: "Prompt tokens that wait for their computation" },
+  { name: "Requests", width: "76px", phone: "60px", align: "end", cell: (rank) => count(rank.active_requests), sort: (rank) => rank.active_requests, hint: "Requests that were sent there and have not ended" },
+  { name: "Queued tokens", width: "98px", align: "end", cell: (rank) => short(rank.queued_tokens), sort: (rank) => rank.queued_tokens, hint: "Prompt tokens that wait for their computation" },
   { name: "Cache", width: "minmax(96px, 1fr)", phone: "66px", cell: tiers, sort: (rank) => rank.fill, hint: "Blocks on the GPU, of all its blocks; + on other tiers" },
-  { name: "Hit", width: "56px", align: "end", cell: (rank) => percent(rank.hit), sort: (rank) => rank.hit, hint: "Share of prompt tokens reused, of the newest decisions" },
-  { name: "TTFT", width: "72px", phone: "52px", align: "end", cell: (rank) => seconds(rank.ttft), sort: (rank) => rank.ttft, hint: "Median time to the first token, of the newest decisions" },
-  { name: "ITL", width: "72px", align: "end", cell: (rank) => seconds(rank.itl), sort: (rank) => rank.itl, hint: "Median time between tokens, of the newest decisions" },
-  { name: "Prefill", width: "66px", align: "end", cell: (rank) => factor(rank.prefill), sort: (rank) => rank.prefill, hint: "Learnt prefill time, as a multiple of the reference engine's" },
-  { name: "Decode", width: "66px", align: "end", cell: (rank) => factor(rank.decode), sort: (rank) => rank.decode, hint: "Learnt decode time, as a multiple of the reference engine's" },
+  { name: "Hit", width: "56px", align: "end", cell: (rank) => percent(rank.hit_ratio), sort: (rank) => rank.hit_ratio, hint: "Share of prompt tokens reused, of the newest decisions" },
+  { name: "TTFT", width: "72px", phone: "52px", align: "end", cell: (rank) => seconds(rank.ttft_s), sort: (rank) => rank.ttft_s, hint: "Median time to the first token, of the newest decisions" },
+  { name: "ITL", width: "72px", align: "end", cell: (rank) => seconds(rank.itl_s), sort: (rank) => rank.itl_s, hint: "Median time between tokens, of the newest decisions" },
+  { name: "Prefill", width: "66px", align: "end", cell: (rank) => factor(rank.prefill_factor), sort: (rank) => rank.prefill_factor, hint: "Learnt prefill time, as a multiple of the reference engine's" },
+  { name: "Decode", width: "66px", align: "end", cell: (rank) => factor(rank.decode_factor), sort: (rank) => rank.decode_factor, hint: "Learnt decode time, as a multiple of the reference engine's" },
 ];
 
-function headline({ fleet, version }, trends) {
+function headline({ shown: { fleet }, version }, trends) {
   return h("p", { key: "headline", class: "headline" }, "Mode ", h("strong", null, fleet.policy), version && ` · version ${version}`, ` · ${trends.saved()}`);
 }
 
 function summary(live) {
-  const { fleet, ranks } = live;
+  const { fleet, ranks } = live.shown;
   const unfit = ranks.filter((rank) => stateOf(rank) !== "fit").length, doubted = ranks.filter((rank) => rank.trust !== "EXACT").length;
   return figures(
     ["Queued", count(fleet.requests.queued), "Requests that wait for room", fleet.requests.queued ? "warn" : ""],
@@ -213,15 +120,13 @@ function scaleOf(ranks, measure) {
   return `full colour: ${text(largest)}`;
 }
 
-const EVERY_MS = 5000;
-
 export class WorkerView extends Poll {
   title = "Worker";
   nav = "fleet";
   refreshes = 100;
 
   constructor(app) {
-    super(app, EVERY_MS);
+    super(app);
     this.ranks = new Table({ label: "Ranks of this worker", key: (rank) => rank.id, select: () => {}, columns: COLUMNS, sorted: "Rank", descending: false });
     this.decisions = new Table({
       label: "Decisions for this worker, newest first", key: (each) => each.decision_id, open: (each) => app.go(["decisions", each.decision_id]),
@@ -236,8 +141,8 @@ export class WorkerView extends Poll {
 
   draw() {
     const { live } = this.app;
-    if (!live.fleet) return null;
-    const ranks = live.ranks.filter((rank) => rank.workerId === this.id);
+    if (!live.shown.fleet) return null;
+    const ranks = live.shown.ranks.filter((rank) => rank.worker_id === this.id);
     if (!ranks.length) return message("", `There is no worker ${this.id}.`, live.isPast ? "It was not in the fleet at this time." : "It has left the fleet, or never joined it.", h("p", null, link(["fleet"], "All workers")));
     const { found, problem } = this;
     const registered = found?.workers.find((each) => each.registration.worker_id === this.id);
@@ -248,15 +153,15 @@ export class WorkerView extends Poll {
       registered && registration(registered),
       registered?.differs.length > 0 && message("warn", "It does not match the router.", null, h("ul", null, registered.differs.map((each) =>
         h("li", { key: each.field }, `${each.field}: found ${each.found}, allowed ${each.allowed}`)))),
-      ...ranks.filter((rank) => rank.unfit || rank.trustReason).map((rank) => message(rank.unfit ? "bad" : "warn", `${rank.id}: ${[rank.unfit, rank.trustReason].filter(Boolean).join("; ")}`, null, eventFlag(registered, rank))),
+      ...ranks.filter((rank) => rank.unfit || rank.trust_reason).map((rank) => message(rank.unfit ? "bad" : "warn", `${rank.id}: ${[rank.unfit, rank.trust_reason].filter(Boolean).join("; ")}`, null, eventFlag(registered, rank))),
       h("section", { key: "ranks", class: "panel" }, h("h2", null, "Ranks"), this.ranks.with(ranks)),
-      h("section", { key: "decisions", class: "panel" }, h("h2", null, "Decisions"), this.decisions.with(live.decisions.filter((each) => each.worker_id === this.id))),
+      h("section", { key: "decisions", class: "panel" }, h("h2", null, "Decisions"), this.decisions.with(live.shown.decisions.filter((each) => each.worker_id === this.id))),
     ];
   }
 }
 
 function eventFlag(registered, rank) {
-  const flag = registered?.ranks.find((each) => each.dp_rank === rank.dpRank)?.event_flag;
+  const flag = registered?.ranks.find((each) => each.dp_rank === rank.dp_rank)?.event_flag;
   return flag && h("p", null, "Its engine publishes KV events with ", h("span", { class: "mono wrap" }, flag));
 }
 

@@ -1,75 +1,141 @@
-// Pieces that several views show, and numbers as people read them. What is not known is an en dash.
+// What views are made of: descriptions of elements, pieces that several views show, and numbers as people read them.
+//
+// A view is a function from data to descriptions of elements, made by `h`. `render` compares them with the elements that are
+// there, keeps what is equal, and so keeps focus, scroll position and selection. Text and attributes are set as such: nothing
+// that comes from the network is ever parsed as HTML.
 
-import { h } from "./dom.js";
+const DESCRIBED = Symbol("described");
+const DRAWN = new Set(["svg", "path", "line", "circle"]);
+
+/** Describe an element. `properties`: attributes; `class`; `on...`: listeners; `style`: an object; `value`, `checked`: properties;
+ *  `key`: what the element is among its siblings; `own`: its children are not compared; `ref`: called with the element after
+ *  each change. Children that are null, undefined or false are left out. */
+export function h(tag, properties, ...children) {
+  return { tag, properties: properties ?? {}, children: children.flat(Infinity).filter(isShown) };
+}
+
+/** Make the children of `parent` match. */
+export function render(parent, ...children) {
+  renderChildren(parent, children.flat(Infinity).filter(isShown));
+}
+
+function isShown(child) {
+  return child !== null && child !== undefined && child !== false;
+}
+
+function renderChildren(parent, wanted) {
+  const keyed = new Map();
+  for (const node of parent.childNodes) {
+    const key = node[DESCRIBED]?.properties.key;
+    if (key !== undefined) keyed.set(key, node);
+  }
+  let next = parent.firstChild;
+  for (const each of wanted) {
+    const node = reusable(each, keyed, next) ?? created(each);
+    if (node === next) next = next.nextSibling;
+    else parent.insertBefore(node, next);
+    update(node, each);
+  }
+  while (next !== null) {
+    const after = next.nextSibling;
+    next.remove();
+    next = after;
+  }
+}
+
+function reusable(wanted, keyed, next) {
+  if (typeof wanted !== "object") return next?.nodeType === Node.TEXT_NODE ? next : null;
+  const key = wanted.properties.key;
+  const found = key === undefined ? next : keyed.get(key);
+  const described = found?.[DESCRIBED];
+  return described?.tag === wanted.tag && described.properties.key === key ? found : null;
+}
+
+function created(wanted) {
+  if (typeof wanted !== "object") return document.createTextNode("");
+  return DRAWN.has(wanted.tag) ? document.createElementNS("http://www.w3.org/2000/svg", wanted.tag) : document.createElement(wanted.tag);
+}
+
+function update(node, wanted) {
+  if (typeof wanted !== "object") {
+    if (node.data !== String(wanted)) node.data = String(wanted);
+    return;
+  }
+  const before = node[DESCRIBED]?.properties ?? {};
+  node[DESCRIBED] = wanted;
+  for (const name of Object.keys(before)) if (!(name in wanted.properties)) setProperty(node, name, undefined, before[name]);
+  if (!wanted.properties.own) renderChildren(node, wanted.children);
+  for (const [name, value] of Object.entries(wanted.properties)) setProperty(node, name, value, before[name]);
+  wanted.properties.ref?.(node);
+}
+
+function setProperty(node, name, value, before) {
+  if (name === "key" || name === "own" || name === "ref") return;
+  if (name.startsWith("on")) {
+    if (value === before) return;
+    if (before) node.removeEventListener(name.slice(2), before);
+    if (value) node.addEventListener(name.slice(2), value);
+  } else if (name === "style") {
+    for (const property of Object.keys(before ?? {})) if (!(property in (value ?? {}))) node.style.removeProperty(property);
+    for (const [property, text] of Object.entries(value ?? {})) node.style.setProperty(property, text);
+  } else if (name === "value" || name === "checked" || name === "disabled") {
+    if (node[name] !== (value ?? "")) node[name] = value ?? "";
+  } else if (value === undefined || value === null || value === false) {
+    node.removeAttribute(name);
+  } else if (value !== before) {
+    node.setAttribute(name, value === true ? "" : value);
+  }
+}
 
 export const UNKNOWN = "–";
 
-const isKnown = (value) => value !== null && value !== undefined && !Number.isNaN(value);
+/** Return a function that writes a value with `text`; what is not known is an en dash. */
+const known = (text) => (value, ...more) => (value === null || value === undefined || Number.isNaN(value) ? UNKNOWN : text(value, ...more));
 
 /** Milliseconds below a second, seconds above. */
-export function seconds(value) {
-  if (!isKnown(value)) return UNKNOWN;
+export const seconds = known((value) => {
   const size = Math.abs(value);
   if (size < 0.0995) return `${(1e3 * value).toFixed(1)} ms`;
   if (size < 0.9995) return `${(1e3 * value).toFixed(0)} ms`;
   return size < 99.95 ? `${value.toFixed(2)} s` : `${value.toFixed(0)} s`;
-}
+});
 
-export function ms(value) {
-  return isKnown(value) ? value.toFixed(1) : UNKNOWN;
-}
+export const ms = known((value) => value.toFixed(1));
 
 /** An age: 5 s, 3 min, 2 h, 4 d. */
-export function age(value) {
-  if (!isKnown(value)) return UNKNOWN;
+export const age = known((value) => {
   if (value < 9.95) return `${value.toFixed(1)} s`;
   if (value < 120) return `${value.toFixed(0)} s`;
   if (value < 7200) return `${(value / 60).toFixed(0)} min`;
   return value < 172800 ? `${(value / 3600).toFixed(0)} h` : `${(value / 86400).toFixed(0)} d`;
-}
+});
 
 /** A whole number with thin groups of three. */
-export function count(value) {
-  return isKnown(value) ? Math.round(value).toString().replace(/\B(?=(\d{3})+$)/g, "\u202f") : UNKNOWN;
-}
+export const count = known((value) => Math.round(value).toString().replace(/\B(?=(\d{3})+$)/g, "\u202f"));
 
 /** A large number in three digits: 950, 12.3 k, 4.56 M. */
-export function short(value) {
-  if (!isKnown(value)) return UNKNOWN;
+export const short = known((value) => {
   if (Math.abs(value) < 1000) return Number.isInteger(value) ? String(value) : value.toPrecision(3);
-  for (const [limit, unit] of [[1e6, "k"], [1e9, "M"], [1e12, "G"], [Infinity, "T"]]) {
-    if (Math.abs(value) < limit * 0.9995) return `${Number((value / (limit === Infinity ? 1e12 : limit / 1e3)).toPrecision(3))} ${unit}`;
-  }
-  return String(value);
-}
+  const units = ["k", "M", "G", "T"], at = units.findIndex((_, place) => Math.abs(value) < 0.9995 * 1e3 ** (place + 2));
+  return `${Number((value / 1e3 ** ((at < 0 ? 3 : at) + 1)).toPrecision(3))} ${units.at(at)}`;
+});
 
-export function bytes(value) {
-  if (!isKnown(value)) return UNKNOWN;
+export const bytes = known((value) => {
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
   let at = 0;
   for (; Math.abs(value) >= 1024 && at < units.length - 1; at += 1) value /= 1024;
   return `${at === 0 ? value : value.toPrecision(3)} ${units[at]}`;
-}
+});
 
-export function percent(ratio) {
-  return isKnown(ratio) ? `${(100 * ratio).toFixed(0)} %` : UNKNOWN;
-}
+export const percent = known((ratio) => `${(100 * ratio).toFixed(0)} %`);
 
-export function factor(value) {
-  return isKnown(value) ? `×${value.toFixed(2)}` : UNKNOWN;
-}
+export const factor = known((value) => `×${value.toFixed(2)}`);
 
 /** With its sign: a difference. */
-export function signed(value, text = count) {
-  if (!isKnown(value)) return UNKNOWN;
-  return value > 0 ? `+${text(value)}` : value < 0 ? `−${text(-value)}` : text(0);
-}
+export const signed = known((value, text = count) => (value > 0 ? `+${text(value)}` : value < 0 ? `−${text(-value)}` : text(0)));
 
 /** A time of day in the browser's zone, from seconds since 1970. */
-export function clock(unixSeconds) {
-  if (!isKnown(unixSeconds)) return UNKNOWN;
-  return new Date(1e3 * unixSeconds).toLocaleTimeString("en-GB");
-}
+export const clock = known((unixSeconds) => new Date(1e3 * unixSeconds).toLocaleTimeString("en-GB"));
 
 /** The value below which the share `quantile` of the sorted values lies; null without any. */
 export function quantile(sorted, share) {
@@ -94,7 +160,7 @@ export function badge(word, kind, hint) {
 }
 
 export function trust(rank) {
-  return badge(rank.trust, TRUST_CLASS[rank.trust], rank.trustReason || rank.trust_reason);
+  return badge(rank.trust, TRUST_CLASS[rank.trust], rank.trust_reason);
 }
 
 /** A bar of shares of `of`, each with its class. */
@@ -106,8 +172,8 @@ export function bar(shares, of, label) {
 /** Blocks by tier, as a share of the GPU's blocks. */
 export function tiers(rank) {
   const [gpu, host, disk, external] = rank.blocks;
-  const label = `${count(gpu)} of ${rank.totalBlocks ? count(rank.totalBlocks) : "?"} blocks on the GPU, ${count(host)} on the host, ${count(disk)} on disk, ${count(external)} external`;
-  return h("span", { class: "tiers" }, bar([[gpu, "accent"]], rank.totalBlocks || gpu, label), h("span", { class: "number" }, short(gpu)),
+  const label = `${count(gpu)} of ${rank.total_blocks ? count(rank.total_blocks) : "?"} blocks on the GPU, ${count(host)} on the host, ${count(disk)} on disk, ${count(external)} external`;
+  return h("span", { class: "tiers" }, bar([[gpu, "accent"]], rank.total_blocks || gpu, label), h("span", { class: "number" }, short(gpu)),
     host + disk + external > 0 && h("span", { class: "muted" }, `+${short(host + disk + external)}`));
 }
 

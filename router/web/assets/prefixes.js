@@ -1,9 +1,7 @@
 // The radix tree of all workers: which prefixes are held, where, how large, how old and how hot they are.
 
-import { get } from "./api.js";
-import { h } from "./dom.js";
-import { TIERS } from "./live.js";
-import { age, bar, count, facts, figures, link, message, name, select, short, UNKNOWN } from "./parts.js";
+import { get, TIERS } from "./api.js";
+import { age, bar, count, facts, figures, h, link, message, name, select, short, UNKNOWN } from "./parts.js";
 import { Table } from "./table.js";
 
 const PAGE = 100;
@@ -55,7 +53,14 @@ export class PrefixesView {
     this.branches = new Map(); // children by the block they are behind; null: the roots
     this.selected = null;
     this.problem = null;
-    if (this.at === null) this.read(this.behind);
+    if (this.at === null) this.readOpen();
+  }
+
+  /** Read what is open, now and again; what is longer than a page is read once. */
+  async readOpen() {
+    const { signal } = this.stop;
+    for (const behind of new Set([this.behind, ...this.branches.keys()])) if (!signal.aborted && (this.branches.get(behind)?.nodes.length ?? 0) <= PAGE) await this.read(behind);
+    if (!signal.aborted) this.again = setTimeout(() => this.readOpen(), AGAIN_MS);
   }
 
   async read(behind, { isMore = false } = {}) {
@@ -75,13 +80,6 @@ export class PrefixesView {
       this.problem = error;
     }
     this.app.redraw();
-    if (behind === this.behind) this.again = setTimeout(() => this.readAgain(), AGAIN_MS);
-  }
-
-  /** Read again what is open. */
-  async readAgain() {
-    for (const behind of [...this.branches.keys()]) if (behind !== this.behind && this.branches.get(behind).nodes.length <= PAGE) await this.read(behind);
-    if (!this.stop.signal.aborted && (this.branches.get(this.behind)?.nodes.length ?? 0) <= PAGE) await this.read(this.behind);
   }
 
   expand(last) {

@@ -1,6 +1,6 @@
 // A table or a tree of any number of rows: only those in sight are elements. One tab stop; arrow keys move in it.
 
-import { h, render } from "./dom.js";
+import { h, render } from "./parts.js";
 
 const ROW = 30;
 const MORE = 8;

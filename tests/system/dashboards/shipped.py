@@ -4,6 +4,7 @@ That real processes show the same is what `test_prometheus.py` proves, query by 
 """
 
 import json
+import re
 from collections.abc import Iterator
 from functools import cache
 from importlib.resources import files
@@ -15,7 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from dashboards.boards import CONTENT
 from dashboards.command import rules
-from router.metrics.request import RequestMetrics
+from router.metrics import RequestMetrics
 from tests.support.metric_families import COMMANDS, MadeFamily
 from tests.unit.router.test_routing import Bench
 
@@ -156,6 +157,7 @@ _SUFFIXES = {
     "histogram": ("_bucket", "_count", "_sum"),
     "summary": ("_sum", "_count"),
 }
+OF_EVERY_SCRAPE = {"job", "instance"}
 _BELOW_0 = {"kvrouter_prediction_error_tokens"}
 """Histograms of what can be negative: they have no sum."""
 OF_ENGINES = (
@@ -180,6 +182,19 @@ def every_sample() -> SampleLabels:
     for name in OF_ENGINES:
         found[name] = {"worker", "model", *(("le",) if name.endswith("_bucket") else ())}
     return found
+
+
+def check_names(expr: str, where: object, also: SampleLabels | None = None) -> None:
+    """Fail where a query names a metric or a label that no process shows, nor `also`."""
+    samples = every_sample() | (also or {})
+    found = list(selectors(expr))
+    for selector in found:
+        assert selector.name in samples, f"{where}: no metric {selector.name}"
+        wanted = {matcher.name for matcher in selector.matchers.matchers}
+        assert wanted <= samples[str(selector.name)] | OF_EVERY_SCRAPE, f"{where}: {selector.name} has no such labels"
+    labels = set().union(*(samples[str(each.name)] for each in found)) | OF_EVERY_SCRAPE
+    by = {label for listed in re.findall(r"\b(?:by|on) \(([^)]*)\)", expr) for label in listed.split(", ") if label}
+    assert by <= labels, where
 
 
 def bounds(histogram: str) -> set[float]:

@@ -26,8 +26,8 @@ from tests.unit.properties import router_life
 from tests.unit.properties.router_life import POLICIES, Life
 
 UNREACHABLE_URL = "nats://127.0.0.1:1"
-_REPLAY = "from router.cli.replay import replay; replay(prog_name='router replay')"
-_TAIL = "from router.cli.journal import tail; tail(prog_name='router journal tail')"
+_REPLAY = "from router.cli.journals import replay; replay(prog_name='router replay')"
+_TAIL = "from router.cli.journals import tail; tail(prog_name='router journal tail')"
 
 
 class Journal:

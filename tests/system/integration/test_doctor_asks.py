@@ -20,7 +20,7 @@ from kv_runtime.http.answers import json_response, openai_errors
 from kv_runtime.http.server import HttpServer
 from router.doctor.facts import AddressAnswer
 from router.doctor.pages import HttpAsker, in_lanes
-from router.doctor.survey import LogWatch, RouterProbe, WorkerProbe, fills
+from router.doctor.survey import LogWatch, RouterProbe, fills, worker_seen
 from tests.support.served import served
 from tests.system.integration.broker import Broker, eventually
 from tests.unit.kv_runtime.log_client import connected
@@ -62,7 +62,6 @@ PAGES: dict[str, Handler] = {
     "/ready": says({"ready": False, "reasons": ["no worker is fit", "w0/0: behind"]}, 503),
     "/v1/policy": says({"mode": "round-robin", "temperature": 0.0}),
     "/v1/workers": says({"workers": []}),
-    "/metrics": says("kvrouter_queued_requests 1.0"),
 }
 
 
@@ -82,18 +81,14 @@ async def test_a_control_plane_that_wants_its_token_is_read_with_it() -> None:
 
 async def test_an_engine_without_our_agent_has_its_health_alone() -> None:
     async with asked({"/health": says("")}) as (asker, url):
-        worker = WorkerProbe(asker, registered(base_url=f"{url}/"), TOKEN)
-        await worker.first()
-        await worker.last()
-    assert worker.seen.http == AddressAnswer(url=url)
-    assert worker.seen.before == worker.seen.after == {}
+        worker = await worker_seen(asker, registered(base_url=f"{url}/"))
+    assert worker.http == AddressAnswer(url=url)
 
 
 async def test_a_worker_that_is_ill_says_why() -> None:
     async with asked({"/health": says({"status": "failed", "reason": "the engine died"}, 503)}) as (asker, url):
-        worker = WorkerProbe(asker, registered(base_url=url), TOKEN)
-        await worker.first()
-    assert worker.seen.http == AddressAnswer(url=url, reason="the engine died")
+        worker = await worker_seen(asker, registered(base_url=url))
+    assert worker.http == AddressAnswer(url=url, reason="the engine died")
 
 
 async def test_no_answer_is_awaited_for_ever_and_no_redirect_is_followed() -> None:

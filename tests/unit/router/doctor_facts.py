@@ -2,32 +2,23 @@
 
 from typing import Any
 
-from msgspec.structs import replace
-
 from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.subjects import EVENTS_STREAM
 from router.doctor.facts import (
     AddressAnswer,
-    Bounds,
+    Differs,
     FleetFacts,
     LogSeen,
     RankStatus,
-    RouterLook,
     RouterSeen,
     StreamHead,
+    WorkerRow,
+    Workers,
     WorkerSeen,
 )
 from tests.unit.router.samples import rank, registered
 
 ROUTER, DATA = "http://127.0.0.1:8001", "http://127.0.0.1:8000"
-BOUNDS = Bounds(queue_requests_max=100, inflight_requests_max=1000)
-METRICS = {
-    "kvrouter_index_overfull_ranks": 0.0,
-    "kvrouter_index_refused_ranks": 0.0,
-    "kvrouter_queued_requests": 0.0,
-    "kvrouter_rejected_total": 7.0,
-    "kvrouter_rejected_total{queue_full}": 7.0,
-}
 LOG = LogSeen(fills={EVENTS_STREAM: (1000, 10_000), "the store": (1000, -1)})
 
 
@@ -40,8 +31,7 @@ def told(worker_id: str, **changed: Any) -> WorkerRegistered:
 
 def seen(worker: WorkerRegistered, **http: Any) -> WorkerSeen:
     """Return the worker with HTTP that answers, but for what is said."""
-    counts = {"kvrouter_outbox_dropped_total": 3.0}
-    return WorkerSeen(registration=worker, http=AddressAnswer(url=worker.base_url, **http), before=counts, after=counts)
+    return WorkerSeen(registration=worker, http=AddressAnswer(url=worker.base_url, **http))
 
 
 def head(name: str = "w0/0", **changed: Any) -> StreamHead:
@@ -58,13 +48,17 @@ def standing(name: str = "w0/0", trust: str = "EXACT", reason: str = "", unfit: 
     return RankStatus(rank(name).worker_id, rank(name).dp_rank, trust, reason, unfit)
 
 
-def router(**changed: Any) -> RouterSeen:
-    """Return a router in mode kv that knows w0 and w1."""
-    look = RouterLook(ranks=(standing("w0/0"), standing("w1/0")), metrics=METRICS)
-    fields: dict[str, Any] = {
-        "control": AddressAnswer(url=ROUTER), "mode": "kv", "workers": ("w0", "w1"), "before": look,
-        "after": look,
-    }  # fmt: skip
+def listed(*ranks: RankStatus, differs: Differs | None = None) -> Workers:
+    """Return what a router lists: the workers of these ranks, in the order of their names, which all differ so."""
+    by_worker = {each.worker_id: [one for one in ranks if one.worker_id == each.worker_id] for each in ranks}
+    found = [] if differs is None else [differs]
+    return Workers([WorkerRow(told(name), own, found) for name, own in sorted(by_worker.items())])
+
+
+def router(*ranks: RankStatus, **changed: Any) -> RouterSeen:
+    """Return a router in mode kv that lists these ranks at both looks; w0/0 and w1/0, where there are none."""
+    both = listed(*(ranks or (standing("w0/0"), standing("w1/0"))))
+    fields: dict[str, Any] = {"control": AddressAnswer(url=ROUTER), "mode": "kv", "before": both, "after": both}
     return RouterSeen(**fields | changed)
 
 
@@ -73,11 +67,10 @@ def facts(*workers: WorkerRegistered, **changed: Any) -> FleetFacts:
     every = workers or (told("w0"), told("w1"))
     fields: dict[str, Any] = {
         "window_s": 3.0,
-        "bounds": BOUNDS,
         "workers": tuple(seen(each) for each in every),
         "heads": tuple(head(str(at), instance=each.instance) for each in every for at in each.ranks),
         "used_blocks": {at: 100 for each in every for at in each.ranks},
-        "routers": (router(workers=tuple(each.worker_id for each in every)),),
+        "routers": (router(*(standing(str(at)) for each in every for at in each.ranks)),),
         "planes": (AddressAnswer(url=DATA),),
         "log": LOG,
     }
@@ -94,14 +87,9 @@ def with_heads(*heads: StreamHead) -> FleetFacts:
     return facts(heads=(*heads, head("w1/0")))
 
 
-def with_router(**after: Any) -> FleetFacts:
-    """Return the fleet, its router changed at the second look."""
-    return facts(routers=(router(after=replace(router().after, **after)),))
-
-
-def with_metric(name: str, value: float) -> FleetFacts:
-    """Return the fleet, one of its router's metrics so at the second look."""
-    return with_router(metrics={**METRICS, name: value})
+def with_router(*ranks: RankStatus) -> FleetFacts:
+    """Return the fleet, the ranks of its router so at the second look."""
+    return facts(routers=(router(after=listed(*ranks)),))
 
 
 def with_log(name: str, used: int, most: int) -> FleetFacts:
@@ -111,11 +99,7 @@ def with_log(name: str, used: int, most: int) -> FleetFacts:
 
 def lasting(trust: str, reason: str) -> FleetFacts:
     """Return the fleet, w0/0 so at both looks of the router."""
-    ranks = (standing("w0/0", trust, reason), standing("w1/0"))
-    both = router()
-    return facts(
-        routers=(replace(both, before=replace(both.before, ranks=ranks), after=replace(both.after, ranks=ranks)),)
-    )
+    return facts(routers=(router(standing("w0/0", trust, reason), standing("w1/0")),))
 
 
 def pair(prefill: dict[str, Any] | None = None, decode: dict[str, Any] | None = None, **both: Any) -> FleetFacts:

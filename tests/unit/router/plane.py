@@ -30,7 +30,7 @@ from router.decision.state_settings import StateSettings
 from router.fleet.registry import SILENT_S, TextDigests
 from router.http.limits import HttpLimits
 from router.http.plane import HttpPlane
-from router.metrics.request import RequestMetrics
+from router.metrics import RequestMetrics
 from router.prompt.prompts import ModelPrompts
 from router.queue.gate import Admission, FleetHeadroom
 from router.queue.tenants import TenantNames

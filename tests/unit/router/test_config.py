@@ -13,11 +13,6 @@ from router.fleet.breakers import BreakerLimits
 from router.queue.waiting import QueueLimits
 
 
-def test_the_defaults_are_the_cores() -> None:
-    assert PolicySection().policy() == Policy()
-    assert PolicySection().approximate() == ApproximateLimits()
-
-
 def test_every_setting_comes_to_the_policy_or_to_the_approximate_index() -> None:
     given = PolicySection(
         mode="round-robin",
@@ -38,37 +33,32 @@ def test_what_is_not_named_of_a_phase_is_as_by_default() -> None:
     assert given.policy().decode == PhaseOverrides(temperature=1.0)
 
 
-@pytest.mark.parametrize(
-    ("phase", "words"),
-    [
-        ({"temperature": -1}, "temperature: found -1, allowed 0 or more"),
-        ({"mode": "best"}, 'mode: found "best", .*allowed kv, '),
-        ({"lateness_s": 1}, "found lateness_s, allowed mode, temperature, "),
-    ],
-)
-def test_a_phase_has_the_ranges_of_the_policy(phase: dict[str, object], words: str) -> None:
-    with pytest.raises(ValidationError, match=words):
-        PolicySection(decode=phase)
+def test_a_phase_has_the_ranges_of_the_policy() -> None:
+    cases: dict[str, dict[str, Any]] = {
+        "temperature: found -1, allowed 0 or more": {"temperature": -1},
+        'mode: found "best", .*allowed kv, ': {"mode": "best"},
+        "found lateness_s, allowed mode, temperature, ": {"lateness_s": 1},
+    }
+    for words, phase in cases.items():
+        with pytest.raises(ValidationError, match=words):
+            PolicySection(decode=phase)
 
 
 def test_the_defaults_are_the_cores_and_no_request_waits() -> None:
+    assert PolicySection().policy() == Policy()
+    assert PolicySection().approximate() == ApproximateLimits()
     assert QueueSection().limits() == QueueLimits()
     assert FailuresSection().breakers() == BreakerLimits()
     assert PolicySection().affinity_limits() == AffinityLimits()
     assert QueueSection().threshold is None
 
 
-def test_every_setting_of_the_queue_comes_to_it() -> None:
-    given: dict[str, Any] = {
-        "policy": "wspt", "wait_s": 1.0, "requests_max": 3, "tenant_requests_max": 5,
-    }  # fmt: skip
+def test_every_setting_of_queue_breakers_and_sessions_comes_to_them() -> None:
+    given: dict[str, Any] = {"policy": "wspt", "wait_s": 1.0, "requests_max": 3, "tenant_requests_max": 5}
     settings = QueueSection(**given, fair_share_weights={"a": 9.0})
     assert settings.limits() == QueueLimits(**given, fair_share_weights={"a": 9.0})
-
-
-def test_every_setting_of_breakers_and_sessions_comes_to_them() -> None:
-    given = FailuresSection(breaker_failures=1, breaker_open_s=3.0)
-    assert given.breakers() == BreakerLimits(failures=1, open_s=3.0)
+    failures = FailuresSection(breaker_failures=1, breaker_open_s=3.0)
+    assert failures.breakers() == BreakerLimits(failures=1, open_s=3.0)
     assert PolicySection(affinity_idle_s=6.0).affinity_limits() == AffinityLimits(idle_s=6.0)
 
 
@@ -76,13 +66,10 @@ def test_a_breaker_opens_for_its_first_time_at_the_least() -> None:
     assert FailuresSection(breaker_open_s=500.0).breakers().open_s_max == 500.0
 
 
-@pytest.mark.parametrize("header", ["authorization", "x-api-key", "cookie", "proxy-authorization"])
-def test_a_header_with_secrets_may_not_name_tenants(header: str) -> None:
-    with pytest.raises(ValidationError, match=f"found {header}, its values are secrets"):
-        QueueSection(fair_share_by=header)
-
-
-@pytest.mark.parametrize("weight", [0.0, -1.0, 1001.0])
-def test_a_weight_that_is_none_is_refused_by_name(weight: float) -> None:
-    with pytest.raises(ValidationError, match=r"fair_share_weights\.team-a"):
-        QueueSection(fair_share_weights={"team-a": weight})
+def test_tenants_are_not_told_by_secrets_nor_weighed_by_what_is_no_weight() -> None:
+    for header in ("authorization", "x-api-key", "cookie", "proxy-authorization"):
+        with pytest.raises(ValidationError, match=f"found {header}, its values are secrets"):
+            QueueSection(fair_share_by=header)
+    for weight in (0.0, -1.0, 1001.0):
+        with pytest.raises(ValidationError, match=r"fair_share_weights\.team-a"):
+            QueueSection(fair_share_weights={"team-a": weight})

@@ -8,15 +8,15 @@ from msgspec.structs import replace
 from kv_protocol.images import FixedTokens, ImageRule
 from kv_protocol.subjects import EVENTS_STREAM
 from router.doctor.checks import AGREED, SILENT_BLOCKS, examine, exit_code
-from router.doctor.facts import CATALOGUE, AddressAnswer, Finding, FleetFacts, LogSeen, ParityBroken
+from router.doctor.facts import CATALOGUE, AddressAnswer, Differs, Finding, FleetFacts, LogSeen
 from router.fleet.trust import PARITY_FIELDS
 from tests.unit.router.doctor_facts import (
     DATA,
-    METRICS,
     ROUTER,
     facts,
     head,
     lasting,
+    listed,
     pair,
     router,
     seen,
@@ -25,7 +25,6 @@ from tests.unit.router.doctor_facts import (
     with_heads,
     with_http,
     with_log,
-    with_metric,
     with_router,
 )
 from tests.unit.router.samples import rank
@@ -50,19 +49,13 @@ def differing(field: str, *values: object) -> FleetFacts:
 
 def by_router(field: str, allowed: str, found: str = "") -> FleetFacts:
     """The workers agree, and their router has something else."""
-    broken = tuple(ParityBroken(worker_id, field, allowed, found) for worker_id in ("w0", "w1"))
-    return facts(routers=(router(broken=broken),))
+    both = listed(standing("w0/0"), standing("w1/0"), differs=Differs(field, allowed, found))
+    return facts(routers=(router(before=both, after=both),))
 
 
 def of_mode(mode: str, facts_: FleetFacts, *, reads_overlap: bool = False) -> FleetFacts:
     routers = tuple(replace(each, mode=mode, reads_overlap=reads_overlap) for each in facts_.routers)
     return replace(facts_, routers=routers)
-
-
-def grown(by: float) -> FleetFacts:
-    worker = seen(told("w0"))
-    after = {"kvrouter_outbox_dropped_total": 3.0 + by}
-    return facts(workers=(replace(worker, after=after), seen(told("w1"))))
 
 
 CASES: dict[str, list[Case]] = {
@@ -162,10 +155,9 @@ CASES: dict[str, list[Case]] = {
         Case(with_heads(head(last_seq=0)), "w0/0", "reports 100 blocks in use",
              facts(heads=(head(last_seq=0), head("w1/0")), used_blocks={rank("w0/0"): 63})),
     ],
-    "events.lost": [Case(grown(1), "w0", "in 3.0 s: 1 batches given up", grown(0))],
     "rank.untrusted": [
         Case(lasting("FALLBACK", "no KV events heard"), "w0/0", "FALLBACK: no KV events heard",
-             with_router(ranks=(standing("w0/0", "FALLBACK", "no KV events heard"), standing("w1/0")))),
+             with_router(standing("w0/0", "FALLBACK", "no KV events heard"), standing("w1/0"))),
         Case(lasting("DEGRADED", "behind"), "w0/0", f"DEGRADED: behind (router {ROUTER})",
              of_mode("random", lasting("DEGRADED", "behind"))),
     ],
@@ -175,17 +167,12 @@ CASES: dict[str, list[Case]] = {
         Case(facts(planes=(AddressAnswer(url=DATA, reason="no worker is fit"),)), DATA, "no worker is fit"),
     ],
     "router.other_fleet": [
-        Case(facts(routers=(router(workers=("w7",)),)), ROUTER, "the router knows w7, but on this log live w0, w1",
-             facts(routers=(router(workers=("w1", "w7")),))),
+        Case(facts(routers=(router(standing("w7/0")),)), ROUTER, "the router knows w7, but on this log live w0, w1",
+             facts(routers=(router(standing("w1/0"), standing("w7/0")),))),
     ],
-    "index.full": [Case(with_metric("kvrouter_index_overfull_ranks", 2), ROUTER, "2 ranks lack blocks")],
     "breaker.open": [
-        Case(with_router(ranks=(standing(unfit="breaker open: connect"),)), "w0/0", "breaker open: connect",
-             with_router(ranks=(standing(unfit="draining"),))),
-    ],
-    "queue.full": [
-        Case(with_metric("kvrouter_queued_requests", 90), ROUTER, "is 90 of 100 (queue.requests_max)",
-             with_metric("kvrouter_queued_requests", 89)),
+        Case(with_router(standing(unfit="breaker open: connect")), "w0/0", "breaker open: connect",
+             with_router(standing(unfit="draining"))),
     ],
 }  # fmt: skip
 EVERY = [pytest.param(check, case, id=f"{check} {case.found}") for check, cases in CASES.items() for case in cases]
@@ -219,13 +206,6 @@ def test_a_fault_is_found_and_nothing_else(check: str, case: Case) -> None:
 @pytest.mark.parametrize(("check", "case"), EVERY)
 def test_what_comes_near_a_fault_is_not_found(check: str, case: Case) -> None:
     assert check not in ids(examine(case.near_miss))
-
-
-def test_the_reasons_of_refusals_while_we_looked_are_named_and_no_older_ones() -> None:
-    metrics = {**METRICS, "kvrouter_rejected_total": 9.0, "kvrouter_rejected_total{timeout}": 2.0}
-    before = replace(router().before, metrics={**METRICS, "kvrouter_rejected_total{timeout}": 0.0})
-    (found,) = examine(facts(routers=(router(before=before, after=replace(before, metrics=metrics)),)))
-    assert (found.id, found.found) == ("queue.full", "2 requests refused in 3.0 s (timeout)")
 
 
 def test_without_a_mode_that_reads_overlap_parity_matters_where_prompts_are_computed_apart() -> None:

@@ -9,21 +9,13 @@ from hypothesis import strategies as st
 from kv_protocol.fleet import WorkerRegistered
 from router.cli.doctor import doctor
 from router.doctor.checks import pairing_findings
-from router.doctor.facts import LOSSES, WATCHED, ParityBroken, RankStatus
-from router.doctor.pages import PageUnreadable, PolicyPage, Workers, counts, decoded, unhealthy
+from router.doctor.facts import Differs, RankStatus, Workers
+from router.doctor.pages import PageUnreadable, PolicyPage, decoded, unhealthy
 from router.doctor.survey import reads_overlap
 from tests.support.paths import ROOT
 from tests.unit.router.doctor_facts import told
 from tests.unit.router.samples import registered
 
-PAGE = b"""# HELP kvrouter_rejected_total Requests refused for load
-# TYPE kvrouter_rejected_total counter
-kvrouter_rejected_total{reason="queue_full"} 3.0
-kvrouter_rejected_total{reason="timeout"} 4.0
-kvrouter_rejected_totally_other 9.0
-kvrouter_queued_requests 2.0
-kvrouter_workers 5.0
-"""
 DOCUMENT = (ROOT / "docs" / "DOCTOR.md").read_text()
 LENGTHS = st.integers(0, 6)
 
@@ -90,21 +82,6 @@ def test_an_unknown_dtype_is_found_also_where_both_are() -> None:
     assert (finding.id, finding.found) == ("pair.dtype", "kv_cache_dtype: prefill unknown: p; decode unknown: d")
 
 
-def test_metrics_are_summed_and_kept_by_label() -> None:
-    assert counts(PAGE, WATCHED) == {
-        "kvrouter_rejected_total": 7.0,
-        "kvrouter_rejected_total{queue_full}": 3.0,
-        "kvrouter_rejected_total{timeout}": 4.0,
-        "kvrouter_queued_requests": 2.0,
-    }
-    assert counts(PAGE, LOSSES) == {}
-
-
-@pytest.mark.parametrize("page", [b"", b"\xff\xfe", b"kvrouter_queued_requests many\n", b'{"no": "page"}'])
-def test_an_unreadable_page_has_no_metrics(page: bytes) -> None:
-    assert counts(page, WATCHED) == {}
-
-
 def test_workers_are_read_with_their_ranks_and_differences() -> None:
     body = msgspec.json.encode(
         {
@@ -119,8 +96,8 @@ def test_workers_are_read_with_their_ranks_and_differences() -> None:
         }
     )
     workers = decoded(body, Workers, "/v1/workers")
-    assert workers.statuses() == (RankStatus("w0", 0, "FALLBACK", "r", ""),)
-    assert workers.broken() == (ParityBroken("w0", "block_size", "16", "32"),)
+    assert workers.ranks() == [RankStatus("w0", 0, "FALLBACK", "r", "")]
+    assert workers.workers[0].differs == [Differs("block_size", 16, 32)]
 
 
 def test_a_page_that_is_another_says_of_what_and_why() -> None:

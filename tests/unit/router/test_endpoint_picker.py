@@ -11,7 +11,7 @@ from router.endpoint_picker.addresses import FleetAddresses, addresses_of, endpo
 from router.endpoint_picker.stream import CHUNK_BYTES_MAX, GatewayStream
 from router.http.exchange import CallLimits, Exchange, OutboundCall
 from router.http.limits import HttpLimits
-from router.metrics.state import PickerStatistics
+from router.metrics import PickerStatistics
 from tests.unit.router.samples import registered
 
 BODY = b'{"model": "m"}'

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from kv_protocol.decided import Decided, overlap_depths
 from kv_protocol.journal import AttemptEnded, JournalMessage, JournalRecord, Lost, OutcomeKnown, Refused
-from router.cli.explain import Findings, JournalReports, Question
+from router.cli.reports import Findings, JournalReports, Question
 from router.decision.report import misses
 from tests.unit.properties.router_life import POLICIES, journal
 from tests.unit.router.samples import BLOCK_SIZE

@@ -3,7 +3,8 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
+from itertools import product
 from typing import Any
 
 import aiohttp
@@ -15,9 +16,9 @@ from prometheus_client import CollectorRegistry
 from kv_protocol.ids import WorkerRank
 from kv_runtime.http.server import HttpServer
 from router.control_plane import ControlPlane
-from router.live import service
+from router.live import routes
 from router.live.routes import live_routes
-from router.live.service import CLIENTS_MAX, EVENTS_MAX, Live, LiveClients
+from router.live.service import CLIENTS_MAX, Live
 from router.native import built
 from router.processes.front import predictions_of
 from tests.unit.router.plane import Plane, running_plane
@@ -101,7 +102,7 @@ async def made() -> AsyncIterator[Watched]:
             yield made
         finally:
             made.end()
-            made.live.clients.end()
+            made.live.end()
             await made.server.run(stop)
 
 
@@ -155,10 +156,11 @@ async def test_the_fleet_of_a_moment_is_the_one_that_was_kept_then(made: Watched
         assert (missing["error"]["code"], missing["error"]["param"]) == ("not_recorded", "at")
 
 
-@pytest.mark.parametrize("value", ["x", "-1", "nan", "inf", ""])
-@pytest.mark.parametrize("path", ["/v1/fleet", "/v1/decisions"])
-async def test_a_time_that_is_none_is_named(made: Watched, path: str, value: str) -> None:
-    assert (await made.get(f"{path}?at={value}", 400))["error"]["param"] == "at"
+async def test_a_parameter_that_may_not_be_is_named(made: Watched) -> None:
+    for path, value in product(("/v1/fleet", "/v1/decisions"), ("x", "-1", "nan", "inf", "")):
+        assert (await made.get(f"{path}?at={value}", 400))["error"]["param"] == "at", (path, value)
+    for value in ("51", "-1", "x", "", "\u00b2"):
+        assert (await made.get(f"/v1/live?decisions={value}", 400))["error"]["param"] == "decisions", value
 
 
 async def test_decisions_are_found_by_worker_model_outcome_and_time(made: Watched) -> None:
@@ -212,73 +214,51 @@ async def reading(made: Watched, query: str = "") -> AsyncIterator[Events]:
 
 
 async def test_a_live_client_gets_the_fleet_decisions_and_marks(made: Watched) -> None:
-    made.live.look()
+    await made.live.look()
     async with reading(made, "?decisions=2") as events:
         taken = [made.decide() for _ in range(5)]
-        await made.live.send()
+        await made.live.look()
         kind, fleet = await events.next()
         assert (kind, fleet["workers"]["worker_id"]) == ("fleet", ["w0"])
         kind, decisions = await events.next()
         assert (kind, decisions["skipped"]) == ("decisions", 3)
         assert [each["decision_id"] for each in decisions["decisions"]] == [taken[4], taken[3]]
         made.plane.index.stale[rank("w0/0")] = "behind"
-        made.live.look()
+        await made.live.look()
         kind, mark = await events.next()
         assert (kind, mark["kind"], mark["text"]) == ("mark", "trust", "w0/0 EXACT -> DEGRADED: behind")
 
 
-async def test_the_live_stream_wants_the_token_as_a_header(made: Watched) -> None:
-    async with made.plane.session.get(f"{made.url}/v1/live") as response:
-        assert response.status == 401
-
-
-async def test_a_number_of_decisions_beyond_its_range_is_named(made: Watched) -> None:
-    for value in ("51", "-1", "x", "", "\u00b2"):
-        assert (await made.get(f"/v1/live?decisions={value}", 400))["error"]["param"] == "decisions"
-
-
 async def test_a_client_beyond_the_bound_is_told_to_come_again(made: Watched) -> None:
-    with ExitStack() as connected:
-        for _ in range(CLIENTS_MAX):
-            connected.enter_context(made.live.clients.connected(0, None))
-        refused = await made.get("/v1/live", 429)
-    assert refused["error"]["code"] == "too_many_live"
-    assert made.live.clients.refused_total == 1
+    made.live.clients = CLIENTS_MAX
+    refused = await made.get("/v1/live", 429)
+    assert (refused["error"]["code"], made.live.refused_total) == ("too_many_live", 1)
 
 
 async def test_the_end_of_the_router_ends_live_responses(made: Watched) -> None:
     async with reading(made) as events:
-        made.live.clients.end()
+        made.live.end()
         assert await events.response.content.read() == b""
         refused = await made.get("/v1/live", 503)
-    assert refused["error"]["code"] == "stopping"
+    assert (refused["error"]["code"], made.live.clients) == ("stopping", 0)
 
 
-async def test_a_client_that_does_not_read_is_disconnected_and_counted(made: Watched) -> None:
+async def test_a_client_that_does_not_read_is_disconnected_and_counted(
+    made: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def large() -> dict[str, str]:
+        return {"text": "x" * 100_000}
+
+    monkeypatch.setattr(made.live, "fleet", large)
+    monkeypatch.setattr(routes, "SLOW_S", 0.2)
+    await made.live.look()
     async with reading(made) as events, reading(made) as other:
-        for number in range(3000):
-            made.live.clients.send("mark", {"number": number, "text": "x" * 20_000})
-            assert (await other.next())[1]["number"] == number
-            if made.live.clients.dropped_total:
-                break
-        assert made.live.clients.dropped_total == 1
+        while not made.live.dropped_total:
+            await made.live.look()
+            assert (await other.next())[0] == "fleet"
         with pytest.raises(aiohttp.ClientError):
             await events.response.content.read()
-
-
-def test_a_client_whose_queue_is_full_at_the_end_is_counted_as_dropped() -> None:
-    clients = LiveClients()
-    with clients.connected(0, None):
-        for number in range(EVENTS_MAX):
-            clients.send("mark", number)
-        clients.end()
-    assert clients.dropped_total == 1
-
-
-async def test_a_quiet_stream_has_comments(made: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "COMMENT_S", 0.0)
-    async with reading(made) as events:
-        assert await events.response.content.readline() == b": nothing new\n"
+    assert made.live.dropped_total == 1
 
 
 async def test_what_processes_compared_is_summed_by_rank() -> None:

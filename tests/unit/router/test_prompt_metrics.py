@@ -15,7 +15,7 @@ from kv_runtime.text.chat_template import ChatTemplate
 from kv_runtime.text.encoders import CONFIGURED, HfEncoder, Wanted
 from kv_runtime.text.loading import load_text
 from kv_runtime.text.tokenizer_model import TokenizerText
-from router.metrics.state import prompt_families
+from router.metrics import prompt_families
 from router.prompt.prompts import ModelPrompts
 from tests.unit.kv_runtime.model_files import QWEN_TEMPLATE, qwen_like, write_model
 from tests.unit.router.encoding import encode_one

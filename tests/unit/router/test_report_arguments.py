@@ -3,7 +3,7 @@
 import pytest
 from click.testing import CliRunner
 
-from router.cli.report import report
+from router.cli.reports import report
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, cast
 
 import pytest
@@ -12,6 +13,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 from indexer.embedded import OverlapColumns
+from kv_protocol.codec import pack_u64
 from kv_protocol.decision import ADDENDS
 from kv_protocol.fleet import WorkerLeft
 from kv_protocol.fleet_gate import FleetGate
@@ -25,7 +27,8 @@ from router.decision.policy import Policy
 from router.decision.routing import Routing
 from router.decision.verdict import Verdict
 from router.feeds.feeds import RouterFeeds
-from router.metrics.request import (
+from router.fleet.trust import PARITY_FIELDS, TRUST_STATES
+from router.metrics import (
     FALLBACKS,
     OUTCOMES,
     PHASES,
@@ -34,8 +37,9 @@ from router.metrics.request import (
     SAMPLES_MAX,
     STAGES,
     RequestMetrics,
+    rank_families,
+    state_families,
 )
-from router.metrics.state import rank_families, state_families
 from router.native import built
 from router.prompt.chains import block_count
 from router.queue.waiting import RequestQueue
@@ -65,9 +69,10 @@ class Counted:
         self.bench.state.apply(FleetApplied(now_s=100.0, event=left))
 
 
-def counted(*workers: Any, holds: int = 0) -> Counted:
-    bench, registry = Bench(*workers, holds=holds, policy=Policy()), CollectorRegistry()
-    return Counted(bench, registry, RequestMetrics(registry, bench.routing))
+def counted(*workers: Any, **bench: Any) -> Counted:
+    made, registry = Bench(*workers, policy=Policy(), **bench), CollectorRegistry()
+    Projection(registry, lambda: rank_families(made.routing))
+    return Counted(made, registry, RequestMetrics(registry, made.routing))
 
 
 def decided(counted: Counted, isl_tokens: int = 400, **changed: Any) -> Verdict:
@@ -316,11 +321,39 @@ def test_a_decision_without_events_of_the_winner_is_approximate() -> None:
 
 def test_the_policy_and_the_fitness_of_every_rank_are_shown() -> None:
     told = counted(registered(dp_ranks=(0, 1)), registered("w1"))
-    Projection(told.registry, lambda: rank_families(told.bench.routing))
     assert told.series("policy_info") == {("kv",): 1}
     assert told.series("rank_fit") == {("w0", "0"): 1, ("w0", "1"): 1, ("w1", "0"): 1}
     assert told("breaker_state", worker="w1", dp_rank="0", state="closed") == 1
     assert told("breaker_state", worker="w1", dp_rank="0", state="open") == 0
+
+
+def test_every_rank_has_1_for_its_present_trust_and_0_for_the_others() -> None:
+    told = counted(registered(dp_ranks=(0, 1)), registered("w1", canary=1), stale="behind")
+    present = {("w0", "0"): "DEGRADED", ("w0", "1"): "DEGRADED", ("w1", "0"): "FALLBACK"}
+    expected = {(*rank, state): state == trust for rank, trust in present.items() for state in TRUST_STATES}
+    assert told.series("rank_trust") == expected
+
+
+def test_every_worker_has_every_parity_field_and_0_for_those_that_differ() -> None:
+    told = counted(registered(), registered("w1", block_size=32, template_digest="x"))
+    differs = {("w1", "block_size"), ("w1", "template_digest")}
+    expected = {at: at not in differs for at in product(("w0", "w1"), PARITY_FIELDS)}
+    assert told.series("worker_parity") == expected
+
+
+def test_what_was_routed_is_counted_and_what_of_it_went() -> None:
+    told = counted(registered(total_kv_blocks=2))
+    state = told.bench.state
+    routed = Routed(lease_id="l", worker_id="w0", dp_rank=0, blocks=pack_u64([1, 2, 3]), uncached_tokens=1)
+    state.apply(LedgerApplied(now_s=100.0, event=routed))
+    assert told("approximate_blocks", worker="w0", dp_rank="0") == 2
+    assert told("approximate_forgotten_blocks_total", cause="evicted") == 1
+    state.tick(220.0)
+    assert told.series("approximate_blocks") == {}
+    assert told("approximate_forgotten_blocks_total", cause="expired") == 2
+    state.apply(LedgerApplied(now_s=220.0, event=routed))
+    state.apply(FleetApplied(now_s=220.0, event=registered(instance="w0-2")))
+    assert told("approximate_forgotten_blocks_total", cause="left") == 2
 
 
 def test_the_ledgers_difference_is_of_ranks_that_report() -> None:

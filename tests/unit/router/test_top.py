@@ -3,14 +3,21 @@
 from typing import Any
 
 import pytest
+from prometheus_client.samples import Sample
 
-from router.cli.top import Decision, Decisions, Labels, Metrics, Snapshot, screen
+from router.cli.top import Decision, Decisions, Metrics, Snapshot, screen
 from router.decision.report import Outcome
-from router.doctor.facts import RankStatus
-from router.doctor.pages import PageUnreadable, WorkerRow, Workers, decoded
+from router.doctor.facts import RankStatus, WorkerRow, Workers
+from router.doctor.pages import PageUnreadable, decoded
 from tests.unit.router.samples import registered
 
-Samples = dict[str, dict[Labels, float]]
+
+def metrics(*found: tuple[str, dict[str, str], float]) -> Metrics:
+    """Return these samples: name, labels, value."""
+    samples = dict[str, list[Sample]]()
+    for name, labels, value in found:
+        samples.setdefault(f"kvrouter_{name}", []).append(Sample(f"kvrouter_{name}", labels, value))
+    return Metrics(samples)
 
 
 def worker(worker_id: str = "w0", **changed: Any) -> WorkerRow:
@@ -33,13 +40,17 @@ def snapshot(**changed: Any) -> Snapshot:
 
 
 def test_workers_have_their_state_their_load_and_their_rates() -> None:
-    at = (("dp_rank", "0"), ("worker", "w0"))
-    samples: Samples = {
-        "kvrouter_ledger_active_requests": {at: 7.0},
-        "kvrouter_ledger_prefill_tokens_queued": {at: 2048.0},
-        "kvrouter_rate_factor": {(*at, ("work", "prefill")): 1.25, (*at, ("work", "decode")): 0.75},
-    }
-    shown = screen(snapshot(metrics=Metrics(samples)))
+    at = {"dp_rank": "0", "worker": "w0"}
+    shown = screen(
+        snapshot(
+            metrics=metrics(
+                ("ledger_active_requests", at, 7.0),
+                ("ledger_prefill_tokens_queued", at, 2048.0),
+                ("rate_factor", at | {"work": "prefill"}, 1.25),
+                ("rate_factor", at | {"work": "decode"}, 0.75),
+            )
+        )
+    )
     row = next(line for line in shown if line.startswith("w0 "))
     assert row.split() == ["w0", "aggregated", "fit", "EXACT", "7", "2048", "0", "48", "1.25", "0.75"]
     assert [line.split()[2] for line in shown if line.startswith(("w1", "w2"))] == ["unfit", "draining"]
@@ -47,7 +58,7 @@ def test_workers_have_their_state_their_load_and_their_rates() -> None:
 
 def test_the_head_has_rates_between_two_looks_and_latencies_of_the_newest_decisions() -> None:
     def counted(ok: float, failed: float) -> Metrics:
-        return Metrics({"kvrouter_requests_total": {(("outcome", "ok"),): ok, (("outcome", "failed"),): failed}})
+        return metrics(("requests_total", {"outcome": "ok"}, ok), ("requests_total", {"outcome": "failed"}, failed))
 
     ended = tuple(decision(outcome=Outcome(outcome="ok", ttft_s=at / 100)) for at in range(10))
     found = snapshot(metrics=counted(29, 3), before=counted(10, 2), passed_s=2.0, decisions=ended)
@@ -59,25 +70,26 @@ def test_the_head_has_rates_between_two_looks_and_latencies_of_the_newest_decisi
 
 
 def test_a_restarted_routers_counters_show_no_negative_rate() -> None:
-    before = Metrics({"kvrouter_requests_total": {(): 9.0}})
+    before = metrics(("requests_total", {}, 9.0))
     assert snapshot(before=before, passed_s=1.0).rate("requests_total") == 0.0
 
 
 def test_advised_workers_are_shown_where_a_router_advises() -> None:
-    of = (("model", "m"), ("role", "decode"))
-    samples: Samples = {"kvrouter_planner_advised_workers": {of: 3.0}, "kvrouter_planner_workers": {of: 2.0}}
-    assert "advised workers m decode: 3, there are 2" in screen(snapshot(metrics=Metrics(samples)))
+    of = {"model": "m", "role": "decode"}
+    found = metrics(("planner_advised_workers", of, 3.0), ("planner_workers", of, 2.0))
+    assert "advised workers m decode: 3, there are 2" in screen(snapshot(metrics=found))
 
 
 def test_shadows_are_shown_with_what_they_would_change() -> None:
-    of, counts = ("shadow", "with-a-long-name"), {"agree": 3e4, "differ": 1e4}
-    seconds = {"live": 2e4, "shadow": 1.6e4}
-    samples: Samples = {
-        "kvrouter_shadow_decisions_total": {(of, ("verdict", each)): n for each, n in counts.items()},
-        "kvrouter_shadow_predicted_ttft_seconds_count": {(("choice", "live"), of): 4e4},
-        "kvrouter_shadow_predicted_ttft_seconds_sum": {(("choice", each), of): n for each, n in seconds.items()},
-    }
-    (line,) = [each for each in screen(snapshot(metrics=Metrics(samples))) if each.startswith("shadow")]
+    of, seconds = {"shadow": "with-a-long-name"}, "shadow_predicted_ttft_seconds"
+    found = metrics(
+        ("shadow_decisions_total", of | {"verdict": "agree"}, 3e4),
+        ("shadow_decisions_total", of | {"verdict": "differ"}, 1e4),
+        (f"{seconds}_count", of | {"choice": "live"}, 4e4),
+        (f"{seconds}_sum", of | {"choice": "live"}, 2e4),
+        (f"{seconds}_sum", of | {"choice": "shadow"}, 1.6e4),
+    )
+    (line,) = [each for each in screen(snapshot(metrics=found)) if each.startswith("shadow")]
     assert line == "shadow ~h-a-long-name: 25% of 40000 decisions differ, predicted TTFT -100.0ms"
     assert len(line) <= 80
 

@@ -12,67 +12,53 @@ from router.attached_workers import WorkerList, agent_settings
 from router.config import RouterSettings, WorkerAddress, worker_address
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("http://10.0.0.1:8100/", WorkerAddress("http://10.0.0.1:8100", "10-0-0-1-8100")),
-        ("https://GPU.example", WorkerAddress("https://GPU.example", "gpu-example-443")),
-        ("http://[::1]:80", WorkerAddress("http://[::1]:80", "1-80")),
-        (
-            "http://a:1,engine=sglang,kv-events=none,replay-endpoint=tcp://a:2,id=w0",
-            WorkerAddress("http://a:1", "w0", "sglang", "none", "tcp://a:2"),
-        ),
-    ],
-)
-def test_an_address_has_a_name_and_options(text: str, expected: WorkerAddress) -> None:
-    assert worker_address(text) == expected
+def test_an_address_has_a_name_and_options() -> None:
+    options = "engine=sglang,kv-events=none,replay-endpoint=tcp://a:2,id=w0"
+    for text, expected in {
+        "http://10.0.0.1:8100/": WorkerAddress("http://10.0.0.1:8100", "10-0-0-1-8100"),
+        "https://GPU.example": WorkerAddress("https://GPU.example", "gpu-example-443"),
+        "http://[::1]:80": WorkerAddress("http://[::1]:80", "1-80"),
+        f"http://a:1,{options}": WorkerAddress("http://a:1", "w0", "sglang", "none", "tcp://a:2"),
+    }.items():
+        assert worker_address(text) == expected
 
 
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("10.0.0.1:8100", "allowed http(s)://host:port"),
-        ("http://user:secret@a:1", "found an address with a user"),
-        ("http://a:99999", "allowed http(s)://host:port"),
-        ("http://a:1?x=1", "allowed http(s)://host:port"),
-        ("http://a:1,kv-event=none", "kv-event='none', allowed engine, kv-events, replay-endpoint, id"),
-        ("http://a:1,id=", "id='', allowed"),
-        ("http://a:1,id=UPPER", "id: found 'UPPER'"),
-    ],
-)
-def test_a_bad_address_says_what_is_allowed_and_shows_no_secret(text: str, found: str) -> None:
-    with pytest.raises(ValidationError) as error:
-        RouterSettings(workers=(text,))
-    assert found in str(error.value.errors()[0]["msg"])
-    assert "secret" not in str(error.value.errors()[0]["msg"])
+def test_a_bad_address_says_what_is_allowed_and_shows_no_secret() -> None:
+    for text, found in {
+        "10.0.0.1:8100": "allowed http(s)://host:port",
+        "http://user:secret@a:1": "found an address with a user",
+        "http://a:99999": "allowed http(s)://host:port",
+        "http://a:1?x=1": "allowed http(s)://host:port",
+        "http://a:1,kv-event=none": "kv-event='none', allowed engine, kv-events, replay-endpoint, id",
+        "http://a:1,id=": "id='', allowed",
+        "http://a:1,id=UPPER": "id: found 'UPPER'",
+    }.items():
+        with pytest.raises(ValidationError) as error:
+            RouterSettings(workers=(text,))
+        said = str(error.value.errors()[0]["msg"])
+        assert found in said
+        assert "secret" not in said
 
 
-@pytest.mark.parametrize(
-    ("options", "found"),
-    [
-        ("kv-events=5557", "publish_endpoint: found '5557'"),
-        ("replay-endpoint=x,kv-events=tcp://a:2", "found 'x'"),
-        ("engine=tgi", "kind: found 'tgi', allowed auto, vllm, sglang, trtllm-serve"),
-    ],
-)
-def test_an_option_that_the_agent_cannot_use_is_named_with_its_engine(options: str, found: str) -> None:
-    with pytest.raises(ConfigurationError, match="http://a:1: ") as error:
-        agent_settings(worker_address(f"http://a:1,{options}"), RouterSettings())
-    assert found in str(error.value)
+def test_an_option_that_the_agent_cannot_use_is_named_with_its_engine() -> None:
+    for options, found in {
+        "kv-events=5557": "publish_endpoint: found '5557'",
+        "replay-endpoint=x,kv-events=tcp://a:2": "found 'x'",
+        "engine=tgi": "kind: found 'tgi', allowed auto, vllm, sglang, trtllm-serve",
+    }.items():
+        with pytest.raises(ConfigurationError, match="http://a:1: ") as error:
+            agent_settings(worker_address(f"http://a:1,{options}"), RouterSettings())
+        assert found in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
+def test_settings_that_do_not_fit_are_refused() -> None:
+    twice, processes = (
         {"workers": ("http://a:1", "http://a:1/")},
         {"workers": ("http://a:1",), "data": {"processes": 2}},
-        {"workers_from": "dns://name"},
-        {"workers_from": "dns://name:0"},
-    ],
-)
-def test_settings_that_do_not_fit_are_refused(given: dict[str, object]) -> None:
-    with pytest.raises(ValidationError, match=r"workers|dns"):
-        RouterSettings.model_validate(given)
+    )
+    for given in (twice, processes, {"workers_from": "dns://name"}, {"workers_from": "dns://name:0"}):
+        with pytest.raises(ValidationError, match=r"workers|dns"):
+            RouterSettings.model_validate(given)
 
 
 async def test_a_list_in_a_file_is_read_as_it_is_now_and_kept_while_it_is_unreadable(tmp_path: Path) -> None:

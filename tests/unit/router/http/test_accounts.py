@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from kv_runtime.config.loading import ConfigurationError
-from router.cli.key import key as key_command
+from router.__main__ import key as key_command
 from router.http.accounts import Account, Accounts, Allowance
 from router.http.heads import Malformed
 

@@ -1,16 +1,20 @@
-"""`router explain`: one decision or the worst ones, from a running router or from the journal.
+"""`router explain` and `router report`: of a running router, or of the journals on the event log.
 
-exit code   0 explained     2 not: bad arguments, no such decision, none that missed, or nothing answers
+    explain    one decision, or the worst ones
+    report     what the reuse of prompts saved, and for whom
 
-Journals are read in one pass. They do not have every candidate's terms: each decision is taken again
-(`router/journal/replay.py`) and kept as its verdict, which is rendered if it is asked for. Outcomes and
-decisions of one request are joined while it is among the newest `REQUESTS_MAX` of its router.
+exit code   0 told     2 not: bad arguments, nothing of the kind, or nothing answers
+
+Journals are read in one pass. They do not have every candidate's terms: to explain, each decision is taken again
+(`router/journal/replay.py`) and kept as its verdict, which is rendered if it is asked for. Outcomes and decisions of
+one request are joined while it is among the newest `REQUESTS_MAX` of its router.
 """
 
 import asyncio
-import heapq
 from collections import OrderedDict
 from functools import partial
+from heapq import nlargest
+from http import HTTPStatus
 from itertools import count
 from typing import NamedTuple
 from urllib.parse import quote
@@ -19,19 +23,27 @@ import click
 import msgspec
 from msgspec.structs import replace
 
+from kv_protocol import subjects
 from kv_protocol.decided import Decided
 from kv_protocol.journal import AttemptEnded, JournalMessage, JournalRecord, OutcomeKnown, Refused
 from kv_runtime.clock import SystemClock
-from kv_runtime.event_log import EventLog
+from kv_runtime.event_log import EventLog, LogMessage
 from kv_runtime.process import print_json, print_lines
-from router.cli.options import ControlPages, NothingRead, asked, journal_option, require_log, run_on_log, with_source
+from router.attribution.journal import JournalSavings, Removals, count_removals
+from router.attribution.report import DIMENSIONS, Dimension, SavingsReport, report_of, report_page, report_text
+from router.attribution.service import iso
+from router.cli.options import NothingRead, asked, journal_option, moment, require_log, run_on_log, with_source
 from router.config import RouterSettings
 from router.decision.report import DecisionReport, Misses, MissKind, Outcome, RequestReport, misses
 from router.decision.report_text import report_lines
 from router.decision.verdict import Verdict
-from router.journal.log import JournalEntry, read_journal
+from router.doctor.pages import ControlPages, PageUnreadable
+from router.journal.log import CHECKPOINT_S, JournalEntry, read_journal, read_to_end
 from router.journal.replay import Continuity, Redecided, Replay
 
+_NS_PER_S = 1_000_000_000
+_CHECKPOINTS_BEFORE = 2
+"""How far before `--since` the journal is read, in the intervals of checkpoints: a replay starts at a checkpoint."""
 REQUESTS_MAX = 4096
 OF_A_REQUEST_MAX = 16
 """Decisions of one request that are kept: the newest."""
@@ -106,13 +118,12 @@ class Findings:
             return
         missed = misses(known.verdict.decision(), known.outcome, known.begun_s).of(self._question.by)
         if missed is not None and missed > 0:
-            keep = heapq.heappush if len(self._worst) < self._question.worst else heapq.heappushpop
-            keep(self._worst, (missed, -next(self._order), known))
+            self._worst = nlargest(self._question.worst, [*self._worst, (missed, -next(self._order), known)])
 
     def reports(self) -> list[RequestReport]:
         """Return the answer; empty if there is none."""
         if self._question.worst:
-            return [known.report() for _, _, known in sorted(self._worst, reverse=True)]
+            return [known.report() for _, _, known in self._worst]
         return [] if self._one is None else [self._one.report()]
 
     def _is_asked_for(self, record: Decided | Refused) -> bool:
@@ -215,10 +226,12 @@ def explain(
     if bool(any_id) + last + bool(worst) != 1:
         given = [name for name, value in (("an ID", any_id), ("--last", last), ("--worst", worst)) if value]
         raise click.UsageError(f"found {' and '.join(given) or 'none'}, allowed one of an ID, --last and --worst N")
-    if (url and from_journal) or (nats_url and not from_journal):
-        raise click.UsageError("found flags of both sources, allowed --router, or --journal and --nats-url")
+    _check_source(url, nats_url, reads_journal=from_journal)
     question = Question(any_id, worst or 0, by)
-    reports = _of_journal(settings, question) if from_journal else asked(settings, url, partial(_of_router, question))
+    if from_journal:
+        reports = _explained_by_journal(settings, question)
+    else:
+        reports = asked(settings, url, partial(_explained_by_router, question))
     if as_json:
         print_json(msgspec.json.encode(reports))
     else:
@@ -226,7 +239,12 @@ def explain(
             print_lines(*[""] * (at > 0), *report_lines(report))
 
 
-def _of_journal(settings: RouterSettings, question: Question) -> list[RequestReport]:
+def _check_source(url: str, nats_url: str | None, *, reads_journal: bool) -> None:
+    if (url and reads_journal) or (nats_url and not reads_journal):
+        raise click.UsageError("found flags of both sources, allowed --router, or --journal with --nats-url")
+
+
+def _explained_by_journal(settings: RouterSettings, question: Question) -> list[RequestReport]:
     require_log(settings)
     findings, routers = Findings(question), dict[str, JournalReports]()
 
@@ -257,13 +275,18 @@ def _not_there(any_id: str, words: str) -> str:
     return f"ID: found {any_id!r}, {words}"
 
 
-async def _of_router(question: Question, plane: ControlPages) -> list[RequestReport]:
+async def _explained_by_router(question: Question, plane: ControlPages) -> list[RequestReport]:
     ids = [question.any_id] if question.any_id else await _ids(question, plane)
-    words = "allowed a decision among the newest of the router; --journal finds older and refused ones"
-    return [
-        await plane.page(f"/v1/decisions/{quote(each, safe='')}", RequestReport, _not_there(each, words))
-        for each in ids
-    ]
+    reports = []
+    for each in ids:
+        try:
+            reports.append(await plane.page(f"/v1/decisions/{quote(each, safe='')}", RequestReport))
+        except PageUnreadable as error:
+            if error.status != HTTPStatus.NOT_FOUND:
+                raise
+            words = "allowed a decision among the newest of the router; --journal finds older and refused ones"
+            raise NothingRead(_not_there(each, words)) from error
+    return reports
 
 
 async def _ids(question: Question, plane: ControlPages) -> list[str]:
@@ -278,3 +301,100 @@ async def _ids(question: Question, plane: ControlPages) -> list[str]:
         newest = f"the newest {len(listed)} decisions of {plane.url}"
         raise NothingRead(f"--worst: found no decision with a miss by {question.by} among {newest}")
     return [decision_id for _, decision_id in worst]
+
+
+@click.command()
+@click.option(
+    "--since", "since_ns", type=moment, metavar="ISO", help="requests that ended from then on; needs a journal"
+)
+@click.option("--until", "until_ns", type=moment, metavar="ISO", help="requests that ended before; needs a journal")
+@click.option("--journal", "--from-journal", "from_journal", is_flag=True,
+              help="read the journals on the event log, not a router")  # fmt: skip
+@click.option("--evictions", "with_evictions", is_flag=True,
+              help="also read what the ranks removed; needs a journal, reads all KV events of the period")  # fmt: skip
+@click.option("--by", type=click.Choice(DIMENSIONS), multiple=True, help="the tables to print; without it all")
+@click.option("--json", "as_json", is_flag=True, help="print the report as one JSON object, with all tables")
+@click.option("--html", "as_html", is_flag=True, help="print the report as one HTML page")
+@journal_option
+@with_source
+def report(
+    *,
+    settings: RouterSettings,
+    since_ns: int | None,
+    until_ns: int | None,
+    from_journal: bool,
+    with_evictions: bool,
+    by: tuple[Dimension, ...],
+    url: str,
+    nats_url: str | None,
+    as_json: bool,
+    as_html: bool,
+) -> None:
+    """Report what the reuse of prompts saved, and for whom: by model, tenant, LoRA adapter and prefix family.
+
+    A running router reports all requests since it started. With --journal, --since or --until the journals on the event
+    log are read, for any period that they still have. docs/REPORT.md defines each figure.
+
+    \b
+    Examples:  router report --by tenant
+               router report --since 2026-11-21T22:00:00Z --nats-url nats://127.0.0.1:4222 --html > report.html
+    """  # noqa: D301
+    reads_journal = from_journal or with_evictions or since_ns is not None or until_ns is not None
+    _check_source(url, nats_url, reads_journal=reads_journal)
+    if as_json and as_html:
+        raise click.UsageError("found --json and --html, allowed one of them")
+    if since_ns is not None and until_ns is not None and since_ns >= until_ns:
+        raise click.UsageError(f"--until: found {iso(until_ns)}, allowed a time after --since, {iso(since_ns)}")
+    if reads_journal:
+        found = _saved_by_journal(settings, (since_ns, until_ns), with_evictions)
+    else:
+        found = asked(settings, url, lambda plane: plane.page("/v1/report", SavingsReport))
+    if as_json:
+        print_json(msgspec.json.encode(found))
+    elif as_html:
+        click.echo(report_page(found, by or DIMENSIONS))
+    else:
+        print_lines(*report_text(found, by or DIMENSIONS))
+
+
+def _saved_by_journal(
+    settings: RouterSettings,
+    period: tuple[int | None, int | None],
+    with_evictions: bool,  # noqa: FBT001
+) -> SavingsReport:
+    require_log(settings)
+    since_ns, until_ns = period
+    removals = Removals() if with_evictions else None
+    savings = JournalSavings(settings.report.limits(), since_ns, until_ns, removals)
+    lead_ns = round(_CHECKPOINTS_BEFORE * CHECKPOINT_S * _NS_PER_S)
+    from_ns = None if since_ns is None else max(0, since_ns - lead_ns)
+
+    def take(entry: JournalEntry) -> None:
+        savings.take(entry.router, entry.time_ns, entry.message)
+
+    async def remove(message: LogMessage) -> None:
+        if removals is not None and (until_ns is None or message.time_ns < until_ns):
+            count_removals(removals, message.subject, message.time_ns, message.data)
+
+    async def work(log: EventLog, stop: asyncio.Event) -> None:
+        if removals is not None:
+            events = subjects.EVENTS_STREAM, subjects.EVENTS_ALL
+            await read_to_end(log, SystemClock(), *events, remove, stop, from_ns=since_ns)
+        await read_journal(log, SystemClock(), "", take, stop, from_ns=from_ns)
+
+    run_on_log(settings, work)
+    savings.settle()
+    if savings.first_ns is None:
+        within = f"from {iso(since_ns) if since_ns else 'the oldest'} to {iso(until_ns) if until_ns else 'now'}"
+        raise NothingRead(f"the journals on the event log have no message {within}")
+    since = iso(since_ns if since_ns is not None else savings.first_ns)
+    last = iso(until_ns if until_ns is not None else savings.last_ns)
+    return report_of(
+        savings.attribution,
+        "journal",
+        since,
+        last,
+        settings.report.families,
+        not_repeated=savings.not_repeated,
+        removed_blocks=None if removals is None else removals.total,
+    )
