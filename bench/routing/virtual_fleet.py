@@ -22,7 +22,6 @@ from bench.routing.trace import TRACE_BLOCK_TOKENS, TraceHashes, TraceRequest
 from bench.routing.virtual_engine import FORESEEN_MAX, VirtualEngine, describe
 from bench.routing.virtual_router import (
     NO_QUEUE,
-    RecorderOf,
     VirtualClock,
     VirtualIndex,
     VirtualQueue,
@@ -37,7 +36,7 @@ from kv_protocol.events import Batch
 from kv_protocol.ids import WorkerRank
 from router.decision.policies import MODES, Mode
 from router.decision.policy import Policy
-from router.decision.routing import Lease
+from router.decision.routing import Lease, Routing
 from router.decision.state import RouterState
 from router.native import built
 from worker_agent.engines.simulated.blocks import NewPool, rank_pool
@@ -126,7 +125,7 @@ class VirtualFleet:
     """A fleet that plays one trace, once. Each of `requests` fits into a worker's cache.
 
     `follow_ups` are found by the block ids of the request that they follow. `modes_of` makes the modes that the policy
-    can name, anew for each start of the router. `recorder_of` makes what gets all that the router applies.
+    can name, anew for each start of the router, and `new_routing` makes its decisions.
     """
 
     def __init__(
@@ -138,7 +137,7 @@ class VirtualFleet:
         seed: int,
         follow_ups: FollowUps = MappingProxyType({}),
         modes_of: ModesOf = lambda _: MODES,
-        recorder_of: RecorderOf | None = None,
+        new_routing: Callable[..., Routing] = Routing,
         queue: VirtualQueue = NO_QUEUE,
     ) -> None:
         self._shape = shape
@@ -183,7 +182,7 @@ class VirtualFleet:
             policy,
             seed=seed,
             modes=modes_of(self.engines),
-            recorder_of=recorder_of,
+            new_routing=new_routing,
             queue=queue,
         )
         self._router = self._start()

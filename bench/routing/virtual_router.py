@@ -1,13 +1,10 @@
-"""The router of a virtual fleet: its own decisions on the run's clock and index. Heartbeats of workers come on time.
-
-`WatchedRouting` tells of all that happens to leases, in order: for simulations that look at each.
-"""
+"""The router of a virtual fleet: its own decisions on the run's clock and index. Heartbeats of workers come on time."""
 
 import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol, cast
+from typing import NamedTuple
 
 from bench.routing.trace import TraceRequest
 from bench.routing.virtual_engine import EPOCH, MODEL, TEXT, instance_of, registered
@@ -16,8 +13,7 @@ from indexer.follow.inputs import HeartbeatArrived
 from kv_protocol.decided import RouteRequest
 from kv_protocol.fleet import HEARTBEAT_PERIOD_S, Heartbeat
 from kv_protocol.ids import WorkerRank
-from kv_protocol.journal import FleetApplied, JournalRecord, LedgerApplied, WorkerHeard
-from kv_protocol.ledger import FirstToken, Renewed
+from kv_protocol.journal import FleetApplied, WorkerHeard
 from router.decision.policies import Mode
 from router.decision.policy import Policy
 from router.decision.routing import Lease, Routing
@@ -25,67 +21,9 @@ from router.decision.state import RouterState
 from router.decision.state_settings import StateSettings
 from router.decision.verdict import Verdict
 from router.http.refusals import Refusal
-from router.journal.encoder import JournalCheckpoint, JournalEncoder
 from router.queue.gate import Admission, FleetHeadroom
 from router.queue.waiting import QueueLimits, QueuePolicy
 from worker_agent.port.types import EngineDescription
-
-Told = JournalRecord | Verdict
-"""What was applied: a record, or a decision that was carried out."""
-
-
-class Watcher(Protocol):
-    """Gets all that a router applies."""
-
-    def record(self, what: Told) -> None:
-        """`what` was applied."""
-
-
-class _WatchedLease:
-    """A lease that reports its first token, renewals and outcome."""
-
-    def __init__(self, lease: Lease, tell: Callable[[Told], None]) -> None:
-        self._lease, self._tell = lease, tell
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the lease has
-        found = getattr(self._lease, name)
-        return partial(self._act, found) if callable(found) else found
-
-    def _act(self, act: Callable[..., None], *given: Any, **named: Any) -> None:  # noqa: ANN401 - as the lease has it
-        """Tell of the first token, the renewal or the end that the act brings."""
-        lease = self._lease
-        has_begun, renewed_s, before = lease.first_byte_s is not None, lease.renewed_s, lease.outcome
-        act(*given, **named)
-        if (known := lease.outcome) is not None:
-            if before is None:
-                self._tell(known)
-        elif lease.first_byte_s is not None and (not has_begun or lease.renewed_s != renewed_s):
-            event = (Renewed if has_begun else FirstToken)(lease_id=lease.verdict.decision_id)
-            self._tell(LedgerApplied(now_s=lease.renewed_s, event=event))
-
-
-class WatchedRouting(Routing):
-    """A `Routing` that reports decisions, and events of their leases, to `watch`; `recorders` get all other records."""
-
-    def __init__(self, *given: Any, watch: Sequence[Callable[[Told], None]], **named: Any) -> None:  # noqa: ANN401 - as `Routing`
-        super().__init__(*given, **named)
-        self._watch = watch
-
-    def _tell(self, what: Told) -> None:
-        for each in self._watch:
-            each(what)
-
-    def take(self, verdict: Verdict) -> Lease:
-        """Carry out `verdict`, and tell of it."""
-        lease = super().take(verdict)
-        self._tell(verdict)
-        return cast("Lease", _WatchedLease(lease, self._tell))
-
-
-def tell(encoder: JournalEncoder, what: Told | JournalCheckpoint) -> None:
-    """Have a journal that is not the router's own record `what`."""
-    encoder.batches.decided(what) if isinstance(what, Verdict) else encoder.record(what)
-
 
 LEASE_S = 300.0
 
@@ -127,10 +65,6 @@ class VirtualIndex(IndexFold):
         return ""
 
 
-RecorderOf = Callable[[RouterState, VirtualClock], Watcher]
-"""Makes what gets all that a router applies, for each start of the router."""
-
-
 class VirtualQueue(NamedTuple):
     """The router's queue (`router/queue/admission.py`) without a bound; threshold None: no request waits."""
 
@@ -159,16 +93,12 @@ class VirtualRouter:
         *,
         seed: int,
         modes: Mapping[str, Mode],
-        recorder_of: RecorderOf | None = None,
+        new_routing: Callable[..., Routing] = Routing,
         queue: VirtualQueue = NO_QUEUE,
     ) -> None:
         self._ranks, self._clock = ranks, clock
         self.state = RouterState(StateSettings(text=TEXT, lease_s=LEASE_S), modes)
-        routing: Callable[..., Routing] = Routing
-        if recorder_of is not None:
-            watcher = recorder_of(self.state, clock)
-            routing = partial(WatchedRouting, recorders=[watcher], watch=[watcher.record])
-        self._routing = routing(self.state, index, clock, policy, seed=seed, lease_s=LEASE_S, decisions_max=1)
+        self._routing = new_routing(self.state, index, clock, policy, seed=seed, lease_s=LEASE_S, decisions_max=1)
         for rank, description in zip(ranks, descriptions, strict=True):
             self._routing.apply(FleetApplied(now_s=clock.now_s, event=registered(rank, description)))
         self._beat_s = clock.now_s - HEARTBEAT_PERIOD_S

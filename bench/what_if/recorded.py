@@ -97,25 +97,6 @@ class RecordedFleet(NamedTuple):
         return tuple(found)
 
 
-class SpeedLearner:
-    """Learns the speed of ranks from decisions and outcomes, of a journal or of a simulation alike."""
-
-    def __init__(self) -> None:
-        self._state = RouterState(StateSettings(text=TextDigests("", "")))
-
-    def decided(self, verdict: Verdict) -> None:
-        """A decision was carried out."""
-        self._state.core.expect(verdict)
-
-    def ended(self, known: OutcomeKnown) -> None:
-        """The outcome of a decision is known."""
-        self._state.apply(known)
-
-    def speed_of(self, rank: WorkerRank) -> RankSpeed:
-        """Return a rank's speed; without measurements that of its model, or 1."""
-        return RankSpeed(*self._state.rate_factors().get(rank, (1.0, 1.0, 0, 0)))
-
-
 class Recorded:
     """The requests of one model in one router's journal, in the order of their decisions."""
 
@@ -124,7 +105,8 @@ class Recorded:
         self.model, self._requests_max = "", requests_max
         self.fleet: RecordedFleet | None = None
         self.left_out: Counter[str] = Counter()
-        self.speeds = SpeedLearner()
+        self.learnt = RouterState(StateSettings(text=TextDigests("", "")))
+        """Knows the speed of ranks from decisions and outcomes, and nothing else."""
         self._decisions: list[Decided] = []
         self._outcomes: dict[str, OutcomeKnown | None] = {}
         """Of the decisions above, and of no others: a journal may have any number. None: not known yet."""
@@ -138,10 +120,10 @@ class Recorded:
         """Take the next record of the journal, the decision that was taken again, and the policy then in force."""
         if isinstance(record, Decided) and found is not None:
             if found.verdict is not None:
-                self.speeds.decided(found.verdict)
+                self.learnt.core.expect(found.verdict)
             self._decided(record, found.verdict, policy)
         elif isinstance(record, OutcomeKnown):
-            self.speeds.ended(record)
+            self.learnt.apply(record)
             if record.decision_id in self._outcomes:
                 self._outcomes[record.decision_id] = record
         elif isinstance(record, LedgerApplied) and record.router and isinstance(record.event, Routed):
@@ -239,9 +221,10 @@ def _id_of(known: dict[int, int], sequence_hash: int, fresh: "count[int]") -> in
     return number
 
 
-def speeds_of(learner: SpeedLearner, ranks: Sequence[WorkerRank]) -> list[RankSpeed]:
-    """Return the speeds of these ranks."""
-    return [learner.speed_of(rank) for rank in ranks]
+def speeds_of(learnt: RouterState, ranks: Sequence[WorkerRank]) -> list[RankSpeed]:
+    """Return the speeds of these ranks; without measurements that of their model, or 1."""
+    factors = learnt.rate_factors()
+    return [RankSpeed(*factors.get(rank, (1.0, 1.0, 0, 0))) for rank in ranks]
 
 
 class JournalOfOne:

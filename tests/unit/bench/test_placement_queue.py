@@ -1,6 +1,7 @@
 """Dynamo's queue (`bench/placement/policies.py`), as its help texts and its own tests state it."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 
@@ -8,32 +9,23 @@ from bench.placement.policies import PLACEMENTS
 from bench.routing.trace import TraceRequest
 from bench.routing.virtual_engine import MAX_NUM_BATCHED_TOKENS
 from bench.routing.virtual_fleet import RequestFigures, VirtualFleet, VirtualFleetShape
-from bench.routing.virtual_router import Told, VirtualQueue
+from bench.routing.virtual_router import VirtualQueue
 from router.decision.verdict import Verdict
 from router.queue.waiting import QueuePolicy
+from tests.support.watched_routing import Told, WatchedRouting
 from tests.unit.bench.traces import request
-
-
-class Placed:
-    """What a router placed, in this order."""
-
-    def __init__(self) -> None:
-        self.verdicts: list[Verdict] = []
-
-    def record(self, what: Told) -> None:
-        if isinstance(what, Verdict):
-            self.verdicts.append(what)
 
 
 def played(
     trace: Sequence[TraceRequest], queue: VirtualQueue, workers: int = 1, restart_s: float | None = None
 ) -> tuple[list[Verdict], list[RequestFigures]]:
     """Return what was placed, and how the requests fared in the order of their arrival."""
-    placed = Placed()
+    told = list[Told]()
     shape = VirtualFleetShape(workers, kv_tokens=200 * 512, restart_s=restart_s)
     policy = PLACEMENTS["dynamo"].policy
-    fleet = VirtualFleet(shape, policy, trace, seed=1, recorder_of=lambda *_: placed, queue=queue)
-    return placed.verdicts, sorted(fleet.run(), key=lambda each: each.number)
+    watched = partial(WatchedRouting, watch=[told.append])
+    outcomes = VirtualFleet(shape, policy, trace, seed=1, new_routing=watched, queue=queue).run()
+    return [each for each in told if isinstance(each, Verdict)], sorted(outcomes, key=lambda each: each.number)
 
 
 def test_at_threshold_0_each_idle_worker_gets_one_request_and_each_first_token_lets_the_next_one_go() -> None:

@@ -5,11 +5,11 @@ predicted, as the router does. The same fleets with an engine that is wrong are 
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from bench.routing.virtual_fleet import VirtualFleet, VirtualFleetShape
-from bench.routing.virtual_router import Told
 from bench.routing.workloads import SyntheticShape, synthetic_trace
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import OutcomeKnown
@@ -17,6 +17,7 @@ from router.decision.policy import Policy
 from router.decision.routing import compared_of
 from router.decision.verdict import Verdict
 from router.fleet.trust import Calibration
+from tests.support.watched_routing import Told, WatchedRouting
 
 
 class Judge:
@@ -61,9 +62,9 @@ def live(room: float, seed: int, reported: Callable[[Verdict, int], int] = lambd
     """Play the trace on workers with room for so many of its longest requests; return the routers' judges."""
     judges = list[Judge]()
 
-    def recorder_of(_state: object, _clock: object) -> Judge:
+    def judged(*given: Any, **named: Any) -> WatchedRouting:
         judges.append(Judge(reported))
-        return judges[-1]
+        return WatchedRouting(*given, watch=[judges[-1].record], **named)
 
     shape = VirtualFleetShape(
         workers=3,
@@ -72,7 +73,7 @@ def live(room: float, seed: int, reported: Callable[[Verdict, int], int] = lambd
         lag_s=0.05,
         restart_s=TRACE[len(TRACE) // 2].arrival_s,
     )
-    VirtualFleet(shape, Policy(), TRACE, seed=seed, recorder_of=recorder_of).run()
+    VirtualFleet(shape, Policy(), TRACE, seed=seed, new_routing=judged).run()
     return judges
 
 

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.routing.virtual_router import Told, tell
 from indexer.follow.status import StaleReason
 from kv_protocol.decided import Decided, RouteRequest, best_columns, best_terms, other_costs, overlap_depths
 from kv_protocol.ids import WorkerRank
@@ -26,6 +25,7 @@ from router.fleet.trust import Trust, trust_of
 from router.journal.encoder import JournalEncoder, doubt_of
 from tests.support.amount import examples
 from tests.support.decide import decide
+from tests.support.watched_routing import Told, tell
 from tests.unit.router.samples import BLOCK_SIZE, MODEL, registered
 
 RANKS, BLOCKS = 64, 128
