@@ -1,4 +1,4 @@
-"""Answers read from bytes as they arrive, and compared with the expected text; and the tally of all. Pure.
+"""Answers compared with the expected text; and the tally of all. Pure.
 
 | outcome | is |
 |---|---|
@@ -13,8 +13,9 @@
 | hung | not complete in time |
 """
 
+from array import array
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -22,7 +23,6 @@ import msgspec
 
 from bench.soak.requests import Kind, SoakRequest
 
-_HEAD_END = b"\r\n\r\n"
 _EVENT = b"data: "
 _DONE = b"[DONE]"
 _OK = 200
@@ -47,76 +47,24 @@ AS_DUE = (AnswerOutcome.RIGHT, AnswerOutcome.REFUSED, AnswerOutcome.LEFT)
 """Outcomes as expected."""
 
 
-class AnswerInvalid(Exception):
-    """Bytes that are not an HTTP/1.1 answer; the message has what was found."""
-
-
-class AnswerReader:
-    """One answer of HTTP/1.1: its head, and its payload without the framing."""
-
-    __slots__ = ("_buffer", "_left", "events", "head", "payload", "status")
+class SoakAnswer:
+    """What has come of one answer so far."""
 
     def __init__(self) -> None:
-        self._buffer = b""
-        self._left: int | None = None
-        self.status, self.events = 0, 0
-        self.head = b""
-        """In lower case; empty until it is complete."""
+        self.status = 0
+        self.headers: Mapping[str, str] = {}
+        """Empty until its head has come."""
         self.payload = bytearray()
 
-    def feed(self, data: bytes) -> bool:
-        """Return whether the answer is complete; raise `AnswerInvalid`."""
-        data = self._buffer + data
-        self._buffer = b""
-        if not self.head:
-            head, found, rest = data.partition(_HEAD_END)
-            if not found:
-                self._buffer = data
-                return False
-            self._read_head(head.lower() + b"\r\n")
-            data = rest
-        if self._left is None:
-            return self._take_chunks(data)
-        self.payload += data
-        self._left -= len(data)
-        if self._left < 0:
-            raise AnswerInvalid(f"{-self._left} bytes behind the answer")
-        return not self._left
+    @property
+    def worker(self) -> str:
+        """The worker that answers; empty: it is not known."""
+        return self.headers.get("x-worker-instance-id", "")
 
-    def header(self, name: bytes) -> bytes:
-        """Return the value of a header, empty where there is none."""
-        _, _, behind = self.head.partition(b"\r\n" + name + b":")
-        return behind.partition(b"\r\n")[0].strip()
-
-    def _read_head(self, head: bytes) -> None:
-        self.head = head
-        try:
-            self.status = int(head[9:12])
-            if self.header(b"transfer-encoding") != b"chunked":
-                self._left = int(self.header(b"content-length"))
-        except ValueError:
-            raise AnswerInvalid(f"head {head!r}") from None
-
-    def _take_chunks(self, data: bytes) -> bool:
-        at = 0
-        while (end := data.find(b"\r\n", at)) >= 0:
-            try:
-                size = int(data[at:end], 16)
-            except ValueError:
-                raise AnswerInvalid(f"chunk size {data[at:end]!r}") from None
-            begin, behind = end + 2, end + 2 + size + 2
-            if len(data) < behind:
-                break
-            if not size:
-                if data[begin:] != b"\r\n":
-                    raise AnswerInvalid(f"{data[begin:]!r} behind the last chunk")
-                return True
-            chunk = data[begin : behind - 2]
-            self.payload += chunk
-            self.events += chunk.count(_EVENT)
-            at = behind
-        self._buffer = data[at:]
-        return False
+    @property
+    def events(self) -> int:
+        """How many events of a stream have begun."""
+        return self.payload.count(_EVENT)
 
 
 class _ParsedAnswer:
@@ -155,10 +103,10 @@ class _ParsedAnswer:
         return all(expected.startswith(part) for expected, part in zip(request.texts, self.texts, strict=True))
 
 
-def judged(request: SoakRequest, answer: AnswerReader) -> AnswerOutcome:
+def judged(request: SoakRequest, answer: SoakAnswer) -> AnswerOutcome:
     """Return the outcome of a request with a complete answer."""
     if answer.status != request.status:
-        is_turned_away = answer.status in {429, 503} and answer.header(b"retry-after")
+        is_turned_away = answer.status in {429, 503} and answer.headers.get("retry-after")
         return AnswerOutcome.TURNED_AWAY if is_turned_away else AnswerOutcome.FAILED
     try:
         parsed = _parsed(request, answer)
@@ -172,7 +120,7 @@ def judged(request: SoakRequest, answer: AnswerReader) -> AnswerOutcome:
     return AnswerOutcome.RIGHT if is_ended and parsed.is_right(request) else AnswerOutcome.WRONG
 
 
-def judged_when_left(request: SoakRequest, answer: AnswerReader) -> AnswerOutcome:
+def judged_when_left(request: SoakRequest, answer: SoakAnswer) -> AnswerOutcome:
     """Return the outcome of a request after its client closed the connection during the answer."""
     try:
         return AnswerOutcome.LEFT if _parsed(request, answer).begins(request) else AnswerOutcome.WRONG
@@ -180,7 +128,7 @@ def judged_when_left(request: SoakRequest, answer: AnswerReader) -> AnswerOutcom
         return AnswerOutcome.WRONG
 
 
-def _parsed(request: SoakRequest, answer: AnswerReader) -> _ParsedAnswer:
+def _parsed(request: SoakRequest, answer: SoakAnswer) -> _ParsedAnswer:
     parsed = _ParsedAnswer(request.kind.choices)
     if not request.kind.is_stream:
         parsed.take(msgspec.json.decode(answer.payload))
@@ -195,7 +143,6 @@ def _parsed(request: SoakRequest, answer: AnswerReader) -> _ParsedAnswer:
 
 
 _EXAMPLES_MAX = 5
-_BUCKETS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0)
 
 
 class Tally:
@@ -208,7 +155,7 @@ class Tally:
         self.tokens = 0
         """Tokens of right answers."""
         self.examples: defaultdict[AnswerOutcome, list[str]] = defaultdict(list)
-        self._latencies: Counter[float] = Counter()
+        self.latencies_s = array("d")
 
     @property
     def requests(self) -> int:
@@ -221,7 +168,7 @@ class Tally:
         """Count a request that has ended; `detail` is shown where it should have ended otherwise."""
         self.outcomes[kind, outcome] += 1
         self.hit[kind, outcome] += was_hit
-        self._latencies[next((bound for bound in _BUCKETS_S if took_s <= bound), float("inf"))] += 1
+        self.latencies_s.append(took_s)
         if outcome is AnswerOutcome.RIGHT:
             self.tokens += tokens
         elif outcome not in AS_DUE and len(self.examples[outcome]) < _EXAMPLES_MAX:
@@ -248,15 +195,6 @@ class Tally:
     def saved(self) -> int:
         """Return how many requests are right though their worker was killed in the midst of the answer."""
         return sum(count for (_, outcome), count in self.hit.items() if outcome is AnswerOutcome.RIGHT)
-
-    def quantile_s(self, quantile: float) -> float:
-        """Return the upper bound of the histogram's bucket in which the quantile of the latencies lies."""
-        wanted, seen = quantile * self.requests, 0
-        for bound in (*_BUCKETS_S, float("inf")):
-            seen += self._latencies[bound]
-            if seen >= wanted:
-                return bound
-        return 0.0
 
     def rows(self) -> Iterator[tuple[str, dict[AnswerOutcome, int]]]:
         """Yield each kind of request, and how many of it ended how."""

@@ -63,9 +63,7 @@ class SoakRun:
         """Return the results. A fleet that does not recover from a fault ends the run early with a complaint."""
         plan, complaints = self._plan, list[str]()
         async with SoakFleet(plan.programs, plan.workers) as fleet:
-            clients = Clients(
-                int(fleet.data_url.rpartition(":")[2]), users=plan.users, seed=plan.seed, patience_s=plan.patience_s
-            )
+            clients = Clients(fleet.data_url, users=plan.users, seed=plan.seed, patience_s=plan.patience_s)
             watching = asyncio.ensure_future(self._watch(fleet))
             try:
                 for number in range(1, plan.rounds + 1):
@@ -76,7 +74,7 @@ class SoakRun:
                 watching.cancel()
                 with suppress(asyncio.CancelledError):
                     await watching
-                clients.close()
+                await clients.close()
         complaints += fleet.complaints
         return Soak(
             clients.tally,
