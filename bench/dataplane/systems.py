@@ -25,8 +25,7 @@ import psutil
 
 from bench.child import Child
 from bench.dataplane.backend import BLOCK_SIZE, WORKERS, BackendRole
-from bench.dataplane.load import LoadRole
-from bench.dataplane.wire import MODEL, PATH, requests
+from bench.dataplane.load import MODEL, PATH, LoadRole, requests
 from bench.processes import ChildProcess, ProcessFailed, free_ports
 from bench.report import cpu_s
 

@@ -17,8 +17,7 @@ import zmq
 import zmq.asyncio
 
 from bench.child import Answer, Role
-from bench.events.load import EventLoad, engine_events, payloads
-from bench.events.run import BARE_STREAM, BARE_SUBJECT, MODEL, LogRole
+from bench.events.run import BARE_STREAM, BARE_SUBJECT, MODEL, EventLoad, LogRole, engine_events, payloads
 from indexer.follow.fold import IndexFold
 from indexer.native.index import make_index
 from indexer.service.feed import IndexFeed

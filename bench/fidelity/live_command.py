@@ -17,8 +17,16 @@ from msgspec.structs import replace
 from rich.console import Console
 from rich.progress import track
 
-from bench.fidelity.live_fleet import EngineModel, LiveFleet
-from bench.fidelity.live_recording import WORKERS, LiveRun, Recording, RecordingInvalid, live_workload, load_runs
+from bench.fidelity.live_recording import (
+    WORKERS,
+    EngineModel,
+    LiveFleet,
+    LiveRun,
+    Recording,
+    RecordingInvalid,
+    live_workload,
+    load_runs,
+)
 from bench.placement.policies import PLACEMENTS, Placement
 from bench.report import machine_line, percentile
 from bench.routing.virtual_fleet import RequestFigures

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import click
 
-from bench.placement.grid import PlacementGrid, medians, run_grid
 from bench.placement.policies import PLACEMENTS
 from bench.placement.regimes import REGIMES
-from bench.placement.report import by_queue, regrets, remarks, tables
+from bench.placement.report import PlacementGrid, by_queue, medians, regrets, remarks, run_grid, tables
 from bench.routing.trace import TraceInvalid
 from bench.tables import names_of, progress, report, report_options
 

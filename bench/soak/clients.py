@@ -1,15 +1,213 @@
-"""The users of a soak: each has one request at a time, over and over."""
+"""The users of a soak, each with one request at a time, over and over; their answers beside the expected text.
+
+| outcome | is |
+|---|---|
+| right | complete, and every choice has the expected text |
+| refused | a 4xx was expected, and came with an error body |
+| left | the client closed its connection; what it had received is right |
+| turned away | 429 or 503 with `Retry-After` |
+| error event | the stream ended with an error event; the part before it is right |
+| failed | not the expected status |
+| cut | the connection was lost before the answer was complete, without an error |
+| wrong | complete, with other content |
+| hung | not complete in time |
+"""
 
 import asyncio
 import time
-from collections import Counter
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
 from io import BytesIO
+from typing import Any
 
 import aiohttp
+import msgspec
 import psutil
 
-from bench.soak.answers import AS_DUE, AnswerOutcome, SoakAnswer, Tally, judged, judged_when_left
-from bench.soak.requests import SoakRequest, User
+from bench.soak.requests import Kind, SoakRequest, User
+
+_EVENT = b"data: "
+_DONE = b"[DONE]"
+_OK = 200
+_UNREADABLE = (msgspec.DecodeError, KeyError, TypeError, AttributeError)
+
+
+class AnswerOutcome(StrEnum):
+    """How a request ended."""
+
+    RIGHT = "right"
+    REFUSED = "refused"
+    LEFT = "left"
+    TURNED_AWAY = "turned away"
+    ERROR_EVENT = "error event"
+    FAILED = "failed"
+    CUT = "cut"
+    WRONG = "wrong"
+    HUNG = "hung"
+
+
+AS_DUE = (AnswerOutcome.RIGHT, AnswerOutcome.REFUSED, AnswerOutcome.LEFT)
+"""Outcomes as expected."""
+
+
+class SoakAnswer:
+    """What has come of one answer so far."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.headers: Mapping[str, str] = {}
+        """Empty until its head has come."""
+        self.payload = bytearray()
+
+    @property
+    def worker(self) -> str:
+        """The worker that answers; empty: it is not known."""
+        return self.headers.get("x-worker-instance-id", "")
+
+    @property
+    def events(self) -> int:
+        """How many events of a stream have begun."""
+        return self.payload.count(_EVENT)
+
+
+class _ParsedAnswer:
+    """A parsed answer: the texts of its choices, their finish reasons, and how the answer ended."""
+
+    def __init__(self, choices: int) -> None:
+        self._parts: defaultdict[int, list[str]] = defaultdict(list)
+        self._choices = choices
+        self.finished: dict[int, str] = {}
+        self.completion_tokens: int | None = None
+        self.has_error = self.is_done = False
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        return tuple("".join(self._parts[choice]) for choice in range(self._choices))
+
+    def take(self, body: dict[str, Any]) -> None:
+        """Add an answer's body, or that of one event."""
+        self.has_error |= "error" in body
+        for choice in body.get("choices", ()):
+            parsed = choice.get("delta") or choice.get("message") or choice
+            self._parts[choice["index"]].append(parsed.get("content", parsed.get("text")) or "")
+            if choice.get("finish_reason"):
+                self.finished[choice["index"]] = choice["finish_reason"]
+        if usage := body.get("usage"):
+            self.completion_tokens = usage["completion_tokens"]
+
+    def is_right(self, request: SoakRequest) -> bool:
+        """Whether nothing is missing, and nothing differs."""
+        tokens = request.tokens * request.kind.choices if request.has_usage else None
+        lengths = dict.fromkeys(range(request.kind.choices), "length")
+        return (self.texts, self.finished, self.completion_tokens) == (request.texts, lengths, tokens)
+
+    def begins(self, request: SoakRequest) -> bool:
+        """Whether the texts so far are prefixes of the expected texts."""
+        return all(expected.startswith(part) for expected, part in zip(request.texts, self.texts, strict=True))
+
+
+def judged(request: SoakRequest, answer: SoakAnswer) -> AnswerOutcome:
+    """Return the outcome of a request with a complete answer."""
+    if answer.status != request.status:
+        is_turned_away = answer.status in {429, 503} and answer.headers.get("retry-after")
+        return AnswerOutcome.TURNED_AWAY if is_turned_away else AnswerOutcome.FAILED
+    try:
+        parsed = _parsed(request, answer)
+    except _UNREADABLE:
+        return AnswerOutcome.WRONG
+    if request.status != _OK:
+        return AnswerOutcome.REFUSED if parsed.has_error else AnswerOutcome.WRONG
+    if parsed.has_error:
+        return AnswerOutcome.ERROR_EVENT if parsed.is_done and parsed.begins(request) else AnswerOutcome.WRONG
+    is_ended = parsed.is_done or not request.kind.is_stream
+    return AnswerOutcome.RIGHT if is_ended and parsed.is_right(request) else AnswerOutcome.WRONG
+
+
+def judged_when_left(request: SoakRequest, answer: SoakAnswer) -> AnswerOutcome:
+    """Return the outcome of a request after its client closed the connection during the answer."""
+    try:
+        return AnswerOutcome.LEFT if _parsed(request, answer).begins(request) else AnswerOutcome.WRONG
+    except _UNREADABLE:
+        return AnswerOutcome.WRONG
+
+
+def _parsed(request: SoakRequest, answer: SoakAnswer) -> _ParsedAnswer:
+    parsed = _ParsedAnswer(request.kind.choices)
+    if not request.kind.is_stream:
+        parsed.take(msgspec.json.decode(answer.payload))
+        return parsed
+    for event in bytes(answer.payload).split(b"\n\n")[:-1]:
+        _, found, data = event.partition(_EVENT)
+        if data == _DONE:
+            parsed.is_done = True
+        elif found:
+            parsed.take(msgspec.json.decode(data))
+    return parsed
+
+
+_EXAMPLES_MAX = 5
+
+
+class Tally:
+    """Counts of requests. A request was *hit* if its worker was killed before the answer had ended."""
+
+    def __init__(self) -> None:
+        self.outcomes: Counter[tuple[Kind, AnswerOutcome]] = Counter()
+        self.hit: Counter[tuple[Kind, AnswerOutcome]] = Counter()
+        """The hit requests among them."""
+        self.tokens = 0
+        """Tokens of right answers."""
+        self.examples: defaultdict[AnswerOutcome, list[str]] = defaultdict(list)
+        self.latencies_s = array("d")
+
+    @property
+    def requests(self) -> int:
+        """Return how many requests have ended."""
+        return self.outcomes.total()
+
+    def add(
+        self, kind: Kind, outcome: AnswerOutcome, *, tokens: int, took_s: float, was_hit: bool, detail: str
+    ) -> None:
+        """Count a request that has ended; `detail` is shown where it should have ended otherwise."""
+        self.outcomes[kind, outcome] += 1
+        self.hit[kind, outcome] += was_hit
+        self.latencies_s.append(took_s)
+        if outcome is AnswerOutcome.RIGHT:
+            self.tokens += tokens
+        elif outcome not in AS_DUE and len(self.examples[outcome]) < _EXAMPLES_MAX:
+            self.examples[outcome].append(f"{kind.name}: {detail}")
+
+    def total(self, outcome: AnswerOutcome) -> int:
+        """Return how many requests ended so."""
+        return sum(count for (_, each), count in self.outcomes.items() if each is outcome)
+
+    def excused(self) -> int:
+        """Return how many requests ended with an error event because their worker died and they could not migrate."""
+        return sum(
+            count
+            for (kind, outcome), count in self.hit.items()
+            if outcome is AnswerOutcome.ERROR_EVENT and not kind.can_migrate
+        )
+
+    def lost(self) -> Counter[AnswerOutcome]:
+        """Return how many requests did not end as they must, by how they ended, without those that are excused."""
+        lost = Counter({outcome: self.total(outcome) for outcome in AnswerOutcome if outcome not in AS_DUE})
+        lost[AnswerOutcome.ERROR_EVENT] -= self.excused()
+        return +lost
+
+    def saved(self) -> int:
+        """Return how many requests are right though their worker was killed in the midst of the answer."""
+        return sum(count for (_, outcome), count in self.hit.items() if outcome is AnswerOutcome.RIGHT)
+
+    def rows(self) -> Iterator[tuple[str, dict[AnswerOutcome, int]]]:
+        """Yield each kind of request, and how many of it ended how."""
+        by_kind: defaultdict[str, dict[AnswerOutcome, int]] = defaultdict(dict)
+        for (kind, outcome), count in self.outcomes.items():
+            by_kind[kind.name][outcome] = count
+        yield from by_kind.items()
+
 
 _DETAIL_BYTES = 300
 _KEPT_S = 3600.0

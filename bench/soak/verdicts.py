@@ -26,7 +26,7 @@ import aiohttp
 import psutil
 
 from bench.report import machine_line, percentile
-from bench.soak.answers import AnswerOutcome, Tally
+from bench.soak.clients import AnswerOutcome, Tally
 from bench.tables import FigureTable, markdown_table
 
 FaultKind = Literal[

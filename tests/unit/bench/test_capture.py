@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from bench.capture import capture as capture_module
-from bench.capture.capture import CapturedFrame, CaptureUnreadable, load_capture
+from bench.capture import command as capture_module
+from bench.capture.command import CapturedFrame, CaptureUnreadable, load_capture
 
 
 def request(**changed: Any) -> dict[str, Any]:

@@ -7,8 +7,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.capture.capture import Capture, CapturedFrame
-from bench.capture.command import CapturedCaches
+from bench.capture.command import Capture, CapturedCaches, CapturedFrame
 from kv_protocol.hashing import sequence_hashes
 from worker_agent.events.consolidation import Consolidation
 

@@ -7,17 +7,22 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from bench.placement.grid import Place, PlacementFigures, PlacementGrid, PlacementResult, medians, run_grid
 from bench.placement.policies import PLACEMENTS
 from bench.placement.regimes import REGIMES, Sizing
 from bench.placement.report import (
     COMPARED,
     REGRET_MAX,
+    Place,
+    PlacementFigures,
+    PlacementGrid,
+    PlacementResult,
     beside_the_best_of_others,
     clear_losses,
     failed_checks,
     held_out,
+    medians,
     regrets,
+    run_grid,
     summed,
 )
 from bench.routing.trace import TraceRequest

@@ -2,8 +2,8 @@
 
 import pytest
 
-from bench.placement.grid import Cell, Place, PlacementGrid, play
 from bench.placement.regimes import CACHES, LOADS, REGIMES
+from bench.placement.report import Cell, Place, PlacementGrid, play
 
 GRID = PlacementGrid()
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from bench.placement.policies import PLACEMENTS
-from bench.placement.rules import (
+from bench.placement.policies import (
     CHARACTERS_PER_TOKEN,
+    PLACEMENTS,
     CacheAware,
     CacheAwareSettings,
     EngineMetrics,

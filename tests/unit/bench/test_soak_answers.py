@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from bench.soak.answers import AnswerOutcome, SoakAnswer, judged, judged_when_left
+from bench.soak.clients import AnswerOutcome, SoakAnswer, judged, judged_when_left
 from bench.soak.requests import KINDS, REFUSED, Kind, SoakRequest
 
 BY_NAME = {kind.name: kind for kind in (*KINDS, REFUSED)}

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from bench.soak.answers import AnswerOutcome, Tally
+from bench.soak.clients import AnswerOutcome, Tally
 from bench.soak.requests import KINDS, Kind
 from bench.soak.verdicts import Quiet, ResourceSample, Soak, growth, problems
 
