@@ -1,4 +1,6 @@
-"""The cells of the placement bench (every regime, load, cache size and policy), played, and as tables. Regret: how far a policy is from the best of all in the same place.
+"""The cells of the placement bench (every regime, load, cache size and policy), played, and their results as tables.
+
+Regret: how far a policy is from the best of all in the same place.
 
     latency       value / best - 1
     rate          best / value - 1

@@ -4,9 +4,9 @@ comparable   rows of one workload (lengths and shares); each workload has plots 
 served       a run in which no request failed and no process lagged by more than `LAG_LIMIT_S`; others are drawn empty
 frontier     the served rows of a workload that no other one beats in both throughputs
 
-Runs of aiperf are read, too. Source: aiperf 0.13.0, schema 1.4: `profile_export_aiperf.json`, as it was written against this router. A metric is an
-object with `unit` and `avg`, and percentiles `p50`, `p90`, `p99` where it has one value for each request. Times are in
-ms. `error_summary` lists errors with their counts.
+Runs of aiperf are read, too. Source: aiperf 0.13.0, schema 1.4: `profile_export_aiperf.json`, as it was written against
+this router. A metric is an object with `unit` and `avg`, and percentiles `p50`, `p90`, `p99` where it has one value for
+each request. Times are in ms. `error_summary` lists errors with their counts.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

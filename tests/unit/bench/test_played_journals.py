@@ -23,7 +23,6 @@ from bench.what_if.report import (
     as_object,
     drawn,
     figures,
-    frontier,
     lines,
     names,
     result_of,
@@ -191,10 +190,6 @@ def test_a_busier_rank_is_an_imbalance() -> None:
     found = figures(run, ranks=2)
     assert found.imbalance.value == 1.5
     assert found.requests_per_s.value == pytest.approx(100 / 10.9)
-
-
-def test_the_front_has_the_points_that_no_other_beats_in_both() -> None:
-    assert frontier({"a": (1.0, 3.0), "b": (2.0, 2.0), "c": (2.0, 3.0), "d": (3.0, 1.0)}) == {"a", "b", "d"}
 
 
 def test_the_report_names_what_it_does_not_know_and_is_drawn(tmp_path: Any) -> None:
