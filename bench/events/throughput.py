@@ -153,9 +153,9 @@ async def throughput(plan: EventsPlan, results: Rounds, on_progress: Callable[[s
     """Measure all cells; `on_progress` gets the name of each once it is measured. CPU is in s a million blocks."""
     async with Stage() as stage:
         player = await stage.child(PlayerRole, events_a_payload=EVENTS_A_PAYLOAD)
-        endpoints = {each: player.started[each] for each in ("publisher", "replay")}
+        publisher = player.started["publisher"]
         agent, index, bare = await asyncio.gather(
-            stage.child(AgentRole, worker=_WORKER, dp_ranks=1, block_size=BLOCK_TOKENS, **endpoints),
+            stage.child(AgentRole, worker=_WORKER, dp_ranks=1, block_size=BLOCK_TOKENS, publisher=publisher),
             stage.child(IndexRole),
             stage.child(BareRole),
         )

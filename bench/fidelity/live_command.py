@@ -199,8 +199,7 @@ def _report(
     yield f"|---|{'---|' * len(TITLES)}"
     real, simulated, bounds = _real(runs), {}, []
     for policy in track(real, transient=True, console=Console(stderr=True)):
-        placement = placement_of(policy)
-        if placement is None:
+        if (placement := placement_of(policy)) is None:
             yield f"| {policy} | {' | '.join(['not simulated'] + [''] * (len(TITLES) - 1))} |"
             continue
         simulated[policy] = LiveFigures.mean([simulate(recording, model, placement, seed) for seed in range(seeds)])

@@ -250,7 +250,6 @@ def shape_of(recording: Recording, model: EngineModel, workers: int = WORKERS) -
         workers,
         recording.blocks_per_worker * recording.block_size,
         recording.block_size,
-        foreseen_max=0,
         scheduling=model.scheduling,
         descriptions=(description,) * workers,
         timings=(model.timing,) * workers,

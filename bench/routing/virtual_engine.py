@@ -10,7 +10,6 @@ Its block hashes are sequence hashes already:
 So do an agent's rules for TensorRT-LLM: `worker_agent/events/dialects/`.
 """
 
-from bisect import bisect_right
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -30,8 +29,6 @@ from worker_agent.engines.simulated.scheduling import TRTLLM, Scheduling
 from worker_agent.engines.simulated.timing import H200_8B, EngineTiming
 from worker_agent.port.types import EngineDescription, EngineOutput, EngineRequest
 
-FORESEEN_MAX = 64
-"""Iterations computed at once; a request that comes sooner wastes the rest of what was foreseen."""
 _ONE_TOKEN = OneToken()
 
 
@@ -42,12 +39,7 @@ def scaled(timing: EngineTiming, factor: float) -> EngineTiming:
 
 
 class VirtualEngine:
-    """One worker, busy or idle. `begin`, wait until the time that it returns, `end`; repeat while it `has_work`.
-
-    Iterations that can only decode are foreseen and computed at once, which changes no time, no
-    event and no end of an answer; their tokens are not reported one by one. A request that comes in between cuts the
-    stretch off at the end of the iteration that is being computed, as it would have had to wait for that end anyway.
-    """
+    """One worker, busy or idle. `begin`, wait until the time that it returns, `end`; repeat while it `has_work`."""
 
     def __init__(
         self,
@@ -56,7 +48,6 @@ class VirtualEngine:
         block_hash: BlockHash,
         *,
         slowdown: float = 1.0,
-        foreseen_max: int = FORESEEN_MAX,
         new_pool: NewPool = rank_pool,
         timing: EngineTiming = H200_8B,
         id_tokens: int = TRACE_BLOCK_TOKENS,
@@ -74,8 +65,6 @@ class VirtualEngine:
             new_pool=new_pool,
         )
         self.stream = CanonicalStream(description.block_size)
-        self._foreseen_max = foreseen_max
-        self._foreseen_s: list[float] = []
         self._outputs: tuple[tuple[str, EngineOutput], ...] = ()
         self.waiting_requests = 0
         """That wait for their first iteration, as the engine's metrics would say: at an iteration's end or later."""
@@ -92,40 +81,28 @@ class VirtualEngine:
         return self._timing.request_s(request.isl_tokens)
 
     def submit(self, request_id: str, request: TraceRequest, now_s: float) -> None:
-        """Queue a request; it is looked at when the next iteration begins. `ends_s` may be sooner now."""
+        """Queue a request; it is looked at when the next iteration begins."""
         engine_request = EngineRequest(
             request_id=request_id, prompt=prompt_tokens(request, self._id_tokens), max_tokens=request.osl_tokens
         )
         self.simulator.submit(engine_request, now_s)
         self.waiting_requests += 1
-        if self._foreseen_s:
-            del self._foreseen_s[bisect_right(self._foreseen_s, now_s) + 1 :]
-            self.ends_s = self._foreseen_s[-1]
 
     def begin(self, now_s: float, neighbours: int = 0, factor: float = 1.0) -> None:
-        """Begin an iteration, or a stretch of them; `ends_s` says when it ends.
+        """Begin an iteration; `ends_s` says when it ends.
 
         `neighbours` compute on the same GPU; one iteration lasts `factor` times as long as the engine model says.
         """
-        self._foreseen_s = self.simulator.foresee(now_s, self._foreseen_max)
-        if self._foreseen_s:
-            self.ends_s = self._foreseen_s[-1]
-        else:
-            step = self.simulator.step(now_s, neighbours)
-            self._outputs, self.ends_s = step.outputs, now_s + step.duration_s * factor
-            self.waiting_requests = step.statistics[0]["inflightBatchingStats"]["numQueuedContextRequests"]
+        step = self.simulator.step(now_s, neighbours)
+        self._outputs, self.ends_s = step.outputs, now_s + step.duration_s * factor
+        self.waiting_requests = step.statistics[0]["inflightBatchingStats"]["numQueuedContextRequests"]
 
     def end(self) -> tuple[tuple[tuple[str, EngineOutput], ...], list[Batch]]:
         """End the iteration; return the outputs by request id, and the batches that it publishes."""
         self.ends_s = None
-        if self._foreseen_s:
-            self.simulator.skip(len(self._foreseen_s))
-            self._foreseen_s = []
-            return (), []
         self.simulator.flush_events()
         batches = [batch for event in self.simulator.drain_events() for batch in self.stream.of(event)]
-        outputs, self._outputs = self._outputs, ()
-        return outputs, batches
+        return self._outputs, batches
 
 
 EPOCH = 1
