@@ -1,4 +1,4 @@
-"""`router bench placement`: its regimes, what regret is, and the command."""
+""""""
 
 import json
 from itertools import chain
@@ -8,10 +8,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from bench.placement.policies import PLACEMENTS
-from bench.placement.regimes import REGIMES, Sizing
+from bench.placement.regimes import CACHES, LOADS, REGIMES, Sizing
 from bench.placement.report import (
     COMPARED,
     REGRET_MAX,
+    Cell,
     Place,
     PlacementFigures,
     PlacementGrid,
@@ -21,6 +22,7 @@ from bench.placement.report import (
     failed_checks,
     held_out,
     medians,
+    play,
     regrets,
     run_grid,
     summed,
@@ -28,6 +30,31 @@ from bench.placement.report import (
 from bench.routing.trace import TraceRequest
 from bench.routing.workloads import Workload
 from router.__main__ import main
+
+GRID = PlacementGrid()
+
+
+def share(regime: str, load: float, cache: str) -> float:
+    """Return the share that the regime checks."""
+    checked = play(GRID, Cell(Place(regime, load, cache), "kv", GRID.seed)).checked
+    assert checked is not None
+    return checked
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("load", LOADS)
+def test_a_rank_that_computed_one_long_prompt_gets_its_part_of_the_600_short_ones_that_follow(
+    load: float, cache: str
+) -> None:
+    even = 1 / REGIMES["one long prompt"].workers
+    assert even / 2 < share("one long prompt", load, cache) < even * 1.5
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("load", LOADS)
+def test_after_a_restart_no_rank_gets_all_of_the_next_480_requests(load: float, cache: str) -> None:
+    assert 0.0 < share("restart", load, cache) < 1.0
+
 
 MADE_UP = [name for name, regime in REGIMES.items() if not regime.needs_trace]
 FAST = ("--fast", "--jobs", "1")

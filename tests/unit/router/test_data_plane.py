@@ -42,12 +42,6 @@ STREAMED: dict[str, Any] = {"stream": True}
 GOOD = answers(200, completion())
 
 
-@pytest_asyncio.fixture
-async def plane() -> AsyncIterator[Plane]:
-    async with running_plane() as running:
-        yield running
-
-
 def refusing_url() -> str:
     """Return an address at which no process listens."""
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -20,12 +20,6 @@ STATES = ("chat", "completions", "embeddings")
 CUT_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
 
 
-@pytest_asyncio.fixture
-async def plane() -> AsyncIterator[Plane]:
-    async with running_plane() as running:
-        yield running
-
-
 def body(**fields: Any) -> bytes:
     return json.dumps({"model": MODEL, "input": "hello"} | fields).encode()
 

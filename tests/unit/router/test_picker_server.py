@@ -26,12 +26,6 @@ from tests.unit.router.samples import MODEL
 SERVING, NOT_SERVING = 1, 2
 
 
-@pytest_asyncio.fixture
-async def plane() -> AsyncIterator[Plane]:
-    async with running_plane() as running:
-        yield running
-
-
 def picker_of(
     plane: Plane,
     credentials: Credentials | None = None,

@@ -17,12 +17,6 @@ LONG = {"prompt": "long " * 20_000}
 """A prompt whose body a thread reads."""
 
 
-@pytest_asyncio.fixture
-async def plane() -> AsyncIterator[Plane]:
-    async with running_plane() as running:
-        yield running
-
-
 def begun(plane: Plane, body: dict[str, Any]) -> None:
     """Let a request come, up to what it waits for."""
     client = BufferedResponse(plane.server.upstreams)

@@ -32,12 +32,6 @@ DELTAS = [event("output_text.delta", at, delta='word.delta"') for at in (1, 2, 3
 COMPLETED = event("completed", 4, response={"id": "resp_1", "usage": USAGE})
 
 
-@pytest_asyncio.fixture
-async def plane() -> AsyncIterator[Plane]:
-    async with running_plane() as running:
-        yield running
-
-
 def body(given: Any = "hello", **fields: Any) -> bytes:
     return json.dumps({"model": MODEL, "input": given} | fields).encode()
 
