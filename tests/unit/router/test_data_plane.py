@@ -5,12 +5,10 @@ import base64
 import gc
 import json
 import socket
-from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
 
 import pytest
-import pytest_asyncio
 from structlog.testing import capture_logs
 
 from kv_protocol.fleet import WorkerDraining

@@ -1,11 +1,9 @@
 """`/v1/embeddings` and the endpoints that workers state: which are asked, what is refused, what the decision says."""
 
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from router.decision.policy import Policy
 from router.decision.report_text import explanation

@@ -1,23 +1,15 @@
 """What only engines read, paths and options: to a worker that has them, as they are, with the router's limits."""
 
 import json
-from collections.abc import AsyncIterator
+from typing import Any
+
 import pytest
-import pytest_asyncio
+
 from kv_protocol.openai.endpoints import DEFAULT_ENDPOINTS
 from router.request.endpoints import is_passed
-from tests.unit.router.plane import Plane, running_plane
-from tests.unit.router.samples import MODEL
-from tests.unit.router.upstream import Upstream, answers, streams
-import json
-from collections.abc import AsyncIterator
-from typing import Any
-import pytest
-import pytest_asyncio
 from tests.unit.router.plane import CHAT, COMPLETIONS, Plane, running_plane
 from tests.unit.router.samples import MODEL
-from tests.unit.router.upstream import Upstream, answers
-
+from tests.unit.router.upstream import Upstream, answers, streams
 
 EMPTY = answers(200, b'{"choices":[]}')
 MESSAGES = [{"role": "user", "content": "hello"}]

@@ -1,10 +1,7 @@
 """What requests for a model have in common holds as long as the fleet and the policy do."""
 
 import gc
-from collections.abc import AsyncIterator
 from typing import Any
-
-import pytest_asyncio
 
 from router.decision.policy import Policy
 from router.http.buffered_response import BufferedResponse

@@ -3,14 +3,12 @@
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from kv_protocol.hashing import unpack_tokens
-from tests.unit.router.plane import CHAT, TEXT, Plane, running_plane
+from tests.unit.router.plane import CHAT, TEXT, Plane
 from tests.unit.router.samples import MODEL
 from tests.unit.router.upstream import STREAM_HEAD, Exchange, Upstream, answers, chunked, says, streams
 
