@@ -108,23 +108,20 @@ def test_reported_reuse_is_compared_with_a_candidate_drawn_evenly() -> None:
     assert total.foregone_tokens == 0
 
 
-def test_without_a_report_the_prediction_counts() -> None:
-    sent = Requests(w0=8, w1=2)
-    sent.send()
-    assert (sent.total.reused_tokens, sent.total.reported_tokens) == (8 * BLOCK_SIZE, 0)
-    assert sent.total.baseline_tokens == 5 * BLOCK_SIZE
-
-
-def test_a_report_of_more_than_the_prompt_counts_as_the_prompt() -> None:
-    sent = Requests(w0=8, w1=2)
-    sent.send(cached=10**9)
-    assert sent.total.reused_tokens == ISL
-
-
-def test_a_fleet_of_one_saves_nothing_by_routing() -> None:
-    sent = Requests(w0=8)
-    sent.send(cached=3 * BLOCK_SIZE)
-    assert (sent.total.reused_tokens, sent.total.routing_tokens, sent.total.routing_s) == (3 * BLOCK_SIZE, 0.0, 0.0)
+@pytest.mark.parametrize(
+    ("holds", "cached", "reused", "reported", "by_routing"),
+    [
+        ({"w0": 8, "w1": 2}, None, 8 * BLOCK_SIZE, 0, 3 * BLOCK_SIZE),
+        ({"w0": 8, "w1": 2}, 10**9, ISL, ISL, ISL / 2 - BLOCK_SIZE),
+        ({"w0": 8}, 3 * BLOCK_SIZE, 3 * BLOCK_SIZE, 3 * BLOCK_SIZE, 0.0),
+    ],
+    ids=["without a report the prediction counts", "no more than the prompt", "a fleet of one saves nothing"],
+)
+def test_what_counts_as_reused(holds: Any, cached: int | None, reused: int, reported: int, by_routing: float) -> None:
+    sent = Requests(**holds)
+    sent.send(cached=cached)
+    assert (sent.total.reused_tokens, sent.total.reported_tokens) == (reused, reported)
+    assert sent.total.routing_tokens == pytest.approx(by_routing)
 
 
 def test_a_worse_choice_than_the_mean_is_a_negative_saving_and_is_foregone() -> None:
@@ -139,15 +136,12 @@ def test_a_worse_choice_than_the_mean_is_a_negative_saving_and_is_foregone() -> 
     assert sent.total.routing_tokens == (requests - 1 - 1) * 3 * BLOCK_SIZE
 
 
-def test_seconds_are_of_the_tokens_and_of_their_pairs_by_the_reference_engine_until_something_is_learnt() -> None:
+def test_seconds_are_of_tokens_and_their_pairs_by_the_reference_engine_and_scaled_by_what_is_learnt() -> None:
     sent = Requests(w0=8, w1=2)
     sent.send()
     assert sent.total.saved_s == pytest.approx(seconds(8 * BLOCK_SIZE))
     assert sent.total.baseline_s == pytest.approx((seconds(8 * BLOCK_SIZE) + seconds(2 * BLOCK_SIZE)) / 2)
     assert sent.total.learnt_s == 0.0
-
-
-def test_a_learnt_rate_scales_the_seconds() -> None:
     sent = Requests(w0=8, w1=2)
     learnt = LearntRates(MODEL, prefill=3.0, decode=1.0, output_tokens=9.0, answers=50)
     sent.routing.apply(RatesRestored(now_s=100.0, models=(learnt,)))
@@ -259,8 +253,12 @@ def test_the_text_says_what_was_saved_and_for_whom() -> None:
     assert lines[-1].split() == ["acme", "1", "161", "128", "80%", "48", "0", "0.003", "0.001"]
 
 
-def test_a_name_that_a_terminal_would_act_on_is_escaped() -> None:
+def test_a_name_that_a_terminal_would_act_on_is_escaped_and_a_report_without_requests_is_one() -> None:
     sent = Requests(w0=8)
+    report = sent.savings.report()
+    assert report_text(report)[1] == "0 requests answered, with 0 prompt tokens"
+    assert merged([report], 64) == report
+    assert report_of(built.Attribution(*AttributionLimits()), "journal", "", "").by["tenant"].rows == ()
     sent.send(tenant="\x1b[2J")
     assert report_text(sent.savings.report(), ["tenant"])[-1].startswith("'\\x1b[2J'")
 
@@ -301,13 +299,6 @@ def test_the_page_has_the_cells_of_the_text_and_executes_nothing() -> None:
     assert len(_Read(report_page(report, ["tenant"])).rows) == 3
 
 
-def test_a_report_without_requests_is_one() -> None:
-    report = Requests(w0=1).savings.report()
-    assert report_text(report)[1] == "0 requests answered, with 0 prompt tokens"
-    assert merged([report], 64) == report
-    assert report_of(built.Attribution(*AttributionLimits()), "journal", "", "").by["tenant"].rows == ()
-
-
 def answered(held_blocks: int, outcome: OutcomeKnown) -> built.Placement:
     """Return a decision for a prompt of 10 blocks, of which its rank held so many, that was answered."""
     found = built.Attribution(*AttributionLimits())
@@ -334,37 +325,27 @@ class Charges:
         self.evictions.placed(W0, second, tenant, blocks)
 
 
-def test_a_removal_is_shared_in_proportion_to_new_blocks() -> None:
-    seen = Charges((100, 6))
-    seen.placed("a", 99, 9)
-    seen.placed("b", 100, 3)
-    seen.evictions.settle()
-    assert seen.of == {"a": 4.5, "b": 1.5}
-
-
-def test_a_request_is_charged_at_most_its_new_blocks() -> None:
-    seen = Charges((100, 50), (101, 50))
-    seen.placed("a", 99, 9)
-    seen.evictions.settle()
-    assert (seen.of["a"], seen.removals.total) == (9.0, 100)
-
-
 @pytest.mark.parametrize(
-    ("second", "charged"), [(100 - AFTER_S - 1, 0), (100 - AFTER_S, 5), (100 + BEFORE_S, 5), (100 + BEFORE_S + 1, 0)]
+    ("removed", "placed", "charged"),
+    [
+        ([(100, 6)], [("a", 99, 9), ("b", 100, 3)], {"a": 4.5, "b": 1.5}),
+        ([(100, 50), (101, 50)], [("a", 99, 9)], {"a": 9.0}),
+        ([(100, 5)], [("a", 100 - AFTER_S - 1, 9)], {}),
+        ([(100, 5)], [("a", 100 - AFTER_S, 9)], {"a": 5.0}),
+        ([(100, 5)], [("a", 100 + BEFORE_S, 9)], {"a": 5.0}),
+        ([(100, 5)], [("a", 100 + BEFORE_S + 1, 9)], {}),
+    ],
+    ids=["in proportion", "at most what is new", "too late", "just in time", "just before", "too early"],
 )
-def test_only_removals_soon_after_a_request_came_are_charged_to_it(second: int, charged: int) -> None:
-    seen = Charges((100, 5))
-    seen.placed("a", second, 9)
+def test_a_removal_is_charged_to_requests_that_came_about_then_by_their_new_blocks(
+    removed: list[tuple[int, int]], placed: list[tuple[str, int, int]], charged: dict[str, float]
+) -> None:
+    seen = Charges(*removed)
+    seen.removals.add(W1, 100, 5)  # at another rank
+    for each in placed:
+        seen.placed(*each)
     seen.evictions.settle()
-    assert seen.of["a"] == charged
-
-
-def test_a_removal_at_another_rank_is_not_charged() -> None:
-    seen = Charges()
-    seen.removals.add(W1, 100, 5)
-    seen.placed("a", 100, 9)
-    seen.evictions.settle()
-    assert seen.of == {}
+    assert (seen.of, seen.removals.total) == (charged, sum(blocks for _, blocks in removed) + 5)
 
 
 def test_more_placements_at_once_than_are_kept_are_not_charged() -> None:
