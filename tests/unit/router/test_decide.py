@@ -36,43 +36,29 @@ def found(kept: DecisionLog, any_id: str) -> str | None:
     return record.verdict.decision_id if record else None
 
 
-def test_a_decision_is_found_by_its_id_and_by_its_requests() -> None:
-    kept = log(9, ("d1", "r1"), ("d2", "r2"))
-    assert [found(kept, any_id) for any_id in ("d1", "r1", "d2", "r2")] == ["d1", "d1", "d2", "d2"]
-    assert [found(kept, any_id) for any_id in ("", "d3", "r3")] == [None, None, None]
+@pytest.mark.parametrize(
+    ("kept", "expected"),
+    [
+        (log(9, ("d1", "r1"), ("d2", "r2")), {"d1": "d1", "r1": "d1", "r2": "d2", "": None, "d3": None, "r3": None}),
+        (log(9, ("d1", "r"), ("d2", "r")), {"r": "d2", "d1": "d1", "d2": "d2"}),
+        (log(2, ("d1", "r1"), ("d2", "r2"), ("d3", "r3")), {"d1": None, "r1": None, "d2": "d2", "r3": "d3"}),
+        (log(2, ("d1", "r"), ("d2", "r"), ("d3", "x")), {"d1": None, "r": "d2"}),
+        (log(2, ("d1", "r"), ("d2", "r"), ("d3", "x"), ("d4", "y")), {"r": None}),
+        (log(9, ("d1", "r1"), ("d2", "d1")), {"d1": "d1", "d2": "d2"}),
+    ],
+    ids=["by both ids", "the request's last", "the oldest gives way", "its request stays", "and goes", "a name twice"],
+)
+def test_a_decision_is_found_by_its_id_and_the_last_of_a_request_by_that(
+    kept: DecisionLog, expected: dict[str, str | None]
+) -> None:
+    assert {any_id: found(kept, any_id) for any_id in expected} == expected
 
 
-def test_a_requests_last_decision_is_found_by_its_id_and_the_others_by_theirs() -> None:
-    kept = log(9, ("d1", "r"), ("d2", "r"))
-    assert [found(kept, any_id) for any_id in ("r", "d1", "d2")] == ["d2", "d1", "d2"]
-
-
-def test_the_newest_come_first() -> None:
-    kept = log(9, ("d1", "r1"), ("d2", "r2"), ("d3", "r3"))
-    assert [record.verdict.decision_id for record in kept.newest(2)] == ["d3", "d2"]
-    assert [record.verdict.decision_id for record in kept.newest(99)] == ["d3", "d2", "d1"]
-    assert log(9).newest(5) == []
-
-
-def test_the_oldest_gives_way_with_all_its_names() -> None:
-    kept = log(2, ("d1", "r1"), ("d2", "r2"), ("d3", "r3"))
-    assert [found(kept, any_id) for any_id in ("d1", "r1", "d2", "r3")] == [None, None, "d2", "d3"]
-
-
-def test_a_requests_name_stays_while_a_decision_of_it_does() -> None:
-    kept = log(2, ("d1", "r"), ("d2", "r"), ("d3", "x"))
-    assert [found(kept, any_id) for any_id in ("d1", "r")] == [None, "d2"]
-    kept.add(made("d4", "y"))
-    assert found(kept, "r") is None
-
-
-def test_a_request_that_calls_itself_as_a_decision_hides_nothing() -> None:
-    kept = log(9, ("d1", "r1"), ("d2", "d1"))
-    assert [found(kept, any_id) for any_id in ("d1", "d2")] == ["d1", "d2"]
-
-
-def test_a_requests_decisions_are_the_newest_of_it_eldest_first() -> None:
+def test_the_newest_come_first_and_those_of_a_request_eldest_first() -> None:
     kept = log(9, ("d1", "r"), ("d2", "r"), ("d3", "x"), ("d4", "r"))
+    assert [record.verdict.decision_id for record in kept.newest(2)] == ["d4", "d3"]
+    assert [record.verdict.decision_id for record in kept.newest(99)] == ["d4", "d3", "d2", "d1"]
+    assert log(9).newest(5) == []
     assert [each.verdict.decision_id for each in kept.of_request("r", 2)] == ["d2", "d4"]
 
 
