@@ -65,9 +65,8 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 from bench.prefix_tree import PrefixTree
-from bench.routing.virtual_engine import VirtualEngine
 from bench.routing.virtual_fleet import ModesOf
-from bench.routing.virtual_router import NO_QUEUE, VirtualQueue
+from bench.routing.virtual_router import NO_QUEUE, VirtualEngine, VirtualQueue
 from kv_protocol.codec import unpack_u64
 from kv_protocol.decided import RouteRequest
 from kv_protocol.splitmix import choice_index

@@ -19,13 +19,14 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from bench.routing.trace import TRACE_BLOCK_TOKENS, TraceHashes, TraceRequest
-from bench.routing.virtual_engine import VirtualEngine, describe
 from bench.routing.virtual_router import (
     NO_QUEUE,
     VirtualClock,
+    VirtualEngine,
     VirtualIndex,
     VirtualQueue,
     VirtualRouter,
+    describe,
     route_request_of,
 )
 from indexer.follow.inputs import MessageArrived, read_message

@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from bench.placement.policies import PLACEMENTS
-from bench.placement.regimes import CACHES, LOADS, REGIMES, Sizing
-from bench.placement.report import (
+from bench.placement.command import (
     COMPARED,
     REGRET_MAX,
     Cell,
@@ -27,6 +25,8 @@ from bench.placement.report import (
     run_grid,
     summed,
 )
+from bench.placement.policies import PLACEMENTS
+from bench.placement.regimes import CACHES, LOADS, REGIMES, Sizing
 from bench.routing.trace import TraceRequest
 from bench.routing.workloads import Workload
 from router.__main__ import main

@@ -17,9 +17,8 @@ from bench.placement.policies import (
 )
 from bench.prefix_tree import PrefixTree
 from bench.routing.trace import TraceRequest
-from bench.routing.virtual_engine import MAX_NUM_BATCHED_TOKENS
 from bench.routing.virtual_fleet import RequestFigures, VirtualFleet, VirtualFleetShape
-from bench.routing.virtual_router import VirtualQueue
+from bench.routing.virtual_router import MAX_NUM_BATCHED_TOKENS, VirtualQueue
 from kv_protocol.codec import pack_u64
 from router.decision.policies import Candidates
 from router.decision.policy import Policy

@@ -13,8 +13,8 @@ import pytest
 from msgspec.structs import replace
 
 from bench.placement.regimes import REGIMES, Sizing
-from bench.routing.virtual_engine import TEXT
 from bench.routing.virtual_fleet import VirtualFleet
+from bench.routing.virtual_router import TEXT
 from bench.what_if.play import Cell, Played, fitted, play_all, staged
 from bench.what_if.recorded import JournalOfOne, RankSpeed
 from bench.what_if.report import (

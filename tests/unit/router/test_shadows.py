@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from bench.placement.regimes import REGIMES, Sizing
-from bench.routing.virtual_engine import TEXT
 from bench.routing.virtual_fleet import VirtualFleet
+from bench.routing.virtual_router import TEXT
 from kv_protocol.journal import JournalBegan, PolicyChanged, decode_journal
 from kv_runtime.clock import Clock
 from kv_runtime.config.loading import ConfigurationError
