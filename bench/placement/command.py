@@ -1,6 +1,6 @@
 """`router bench placement`: our modes and other routers' rules in many regimes, in virtual time.
 
-A cell is a regime, a load, a cache size and a policy. Regret: how far a policy is from the best of all in the same place.
+A cell is a regime, a load, a cache size and a policy. Regret: how far a policy is from the best in the same place.
 
     latency       value / best - 1
     rate          best / value - 1

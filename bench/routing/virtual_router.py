@@ -1,6 +1,7 @@
 """A worker of a virtual fleet (engine, registration, canonical stream), and its router, which decides by itself.
 
-The router is on the run's clock and index; heartbeats of workers come on time. A worker's block hashes are sequence hashes already:
+The router is on the run's clock and index; heartbeats of workers come on time. The engine's block hashes are sequence
+hashes already:
 
     engine event                      published
     stored                            its full blocks; partial ones are not remembered either

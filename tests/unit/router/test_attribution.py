@@ -1,20 +1,16 @@
 """What requests saved: by the worker's report and by prediction, against a candidate drawn evenly, and for whom."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from html.parser import HTMLParser
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indexer.embedded import OverlapColumns, RankView
 from kv_protocol import subjects
 from kv_protocol.codec import encode_message, pack_u64
 from kv_protocol.events import Batch, Cleared, Event, Removed, Stored, Tier
-from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import FleetApplied, LearntRates, OutcomeKnown, OutcomeName, RatesRestored, WorkerHeard
 from router.attribution.journal import AFTER_S, BEFORE_S, Evictions, Removals, count_removals, new_blocks
 from router.attribution.report import (
@@ -35,31 +31,11 @@ from router.decision.routing import Routing
 from router.native import built
 from tests.support.decide import decide
 from tests.support.manual_clock import ManualClock
-from tests.unit.router.samples import BLOCK_SIZE, MODEL, rank, registered, route, row, state, view
+from tests.unit.router.samples import BLOCK_SIZE, MODEL, FakeIndex, rank, registered, route, row, state, view
 
 W0, W1 = rank("w0/0"), rank("w1/0")
 ISL = 10 * BLOCK_SIZE + 1
 """Ten blocks can be reused: the last token is always computed."""
-
-
-class Holds:
-    """An index that says of each worker how many blocks of any prompt it holds."""
-
-    def __init__(self, blocks: Mapping[str, int]) -> None:
-        self._blocks = blocks
-
-    def columns(self, _chain: bytes, ranks: tuple[WorkerRank, ...]) -> OverlapColumns:
-        """Return what each rank holds."""
-        depths = np.array([[self._blocks[rank.worker_id]] * 4 for rank in ranks], dtype=np.int32).T.copy()
-        return OverlapColumns(depths, (1,) * len(ranks), (1,) * len(ranks), ("",) * len(ranks))
-
-    def overlap(self, _hashes: Sequence[int], ranks: Sequence[WorkerRank]) -> list[RankView]:
-        """Return the same rank by rank."""
-        return [RankView((self._blocks[rank.worker_id],) * 4, 1, 1, "") for rank in ranks]
-
-    def catching_up(self) -> str:
-        """Return that there is nothing to wait for."""
-        return ""
 
 
 class Requests:
@@ -72,9 +48,9 @@ class Requests:
         settings = settings or ReportSection()
         limits = settings.limits()._replace(rows_max=rows_max)
         self.savings = Savings(settings, self.state.core, self.clock, limits=limits)
-        self.routing = Routing(
-            self.state, Holds(holds), self.clock, policy or Policy(), seed=1, lease_s=8.0, decisions_max=9
-        )
+        index = FakeIndex()
+        index.held = {rank(worker_id): blocks for worker_id, blocks in holds.items()}
+        self.routing = Routing(self.state, index, self.clock, policy or Policy(), seed=1, lease_s=8.0, decisions_max=9)
         for each in map(registered, holds):
             self.routing.apply(FleetApplied(now_s=100.0, event=each))
             self.routing.apply(WorkerHeard(now_s=100.0, worker_id=each.worker_id, instance=each.instance))

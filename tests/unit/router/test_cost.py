@@ -49,25 +49,6 @@ def test_every_tier_is_credited_with_what_it_adds_to_the_prefix() -> None:
 
 
 @pytest.mark.parametrize(
-    ("parameters", "credit"),
-    [
-        (CostParameters(overlap_credit=0.5), 0.5 * 3 + 0.75 * 2 + 0.25),
-        (CostParameters(host_weight=0.0), 3 + 0.25),
-        (CostParameters(disk_weight=1.0), 3 + 1.5 + 1.0),
-        (CostParameters(overlap_credit=0.0, host_weight=0.0, disk_weight=0.0), 0.0),
-    ],
-)
-def test_every_weight_of_the_credit_is_heeded(parameters: CostParameters, credit: float) -> None:
-    assert terms(parameters, overlap_blocks=(3, 5, 6, 9)).overlap_credit_blocks == credit
-
-
-@pytest.mark.parametrize(("trust", "credit"), [("EXACT", 4.75), ("DEGRADED", 2.375), ("FALLBACK", 4.75)])
-def test_the_credit_is_scaled_by_trust(trust: str, credit: float) -> None:
-    found = terms(trust=trust, overlap_blocks=(3, 5, 6, 9))
-    assert (found.overlap_credit_blocks, found.prefill_blocks) == (credit, 10.0 - credit)
-
-
-@pytest.mark.parametrize(
     ("predicted", "credit"),
     [
         (0, 3 + 0.75 * 2 + 0.25 * 1),
@@ -90,16 +71,6 @@ def test_prefill_is_never_less_than_none() -> None:
 def test_a_block_that_the_rank_works_on_already_counts_once() -> None:
     # 25 active, 4 of them are among our 10: the union has 31
     assert terms(active_blocks=25, shared_blocks=4).decode_blocks == 31.0
-
-
-def test_decay_devalues_the_gpu_by_queued_prefill_beyond_the_least_queued() -> None:
-    # excess = ((300 - 100) / 10) / 10 = 2; decay = 1 / (1 + 0.5 * 2) = 0.5
-    decaying = msgspec.structs.replace(PLAIN, overlap_credit_decay=0.5)
-    least = row("w0/0", overlap_blocks=(8, 8, 8, 8), prefill_tokens_queued=100)
-    more = row("w1/0", overlap_blocks=(8, 9, 9, 9), prefill_tokens_queued=300)
-    found = cost_terms(REQUEST, [least, more], decaying)
-    assert [each.overlap_credit_blocks for each in found] == [8.0, 0.5 * 8 + 0.75 * 1]
-    assert [each.prefill_blocks for each in found] == [20.0 - 8.0, 40.0 - 4.75]
 
 
 @pytest.mark.parametrize(

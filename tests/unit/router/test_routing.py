@@ -1,14 +1,10 @@
 """Decisions in motion: seeds, promises and leases."""
 
-from collections.abc import Sequence
-
 import msgspec
 import pytest
 
-from indexer.embedded import OverlapColumns, RankView
 from kv_protocol.decided import Decided, RouteRequest
 from kv_protocol.fleet import WorkerRegistered
-from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import (
     AttemptEnded,
     FleetApplied,
@@ -26,33 +22,11 @@ from router.decision.routing import Lease, Readiness, Recorder, Routing
 from router.decision.state import RankLoad
 from router.journal.encoder import JournalEncoder
 from router.native import built
-from router.prompt.chains import block_count
 from tests.support.manual_clock import ManualClock
 from tests.support.replayed import continuous
-from tests.unit.router.samples import BLOCK_SIZE, answer, chain, rank, registered, route, state
+from tests.unit.router.samples import BLOCK_SIZE, FakeIndex, chain, rank, registered, route, state
 
 LEASE_S = 8.0
-
-
-class FakeIndex:
-    """Every rank holds `depth` blocks."""
-
-    def __init__(self, depth: int, stale: str = "") -> None:
-        self._depth, self.stale, self.progress = depth, stale, ""
-
-    def columns(self, blocks: bytes, ranks: tuple[WorkerRank, ...]) -> OverlapColumns:
-        """Return the same for every rank, no more than was asked for."""
-        depth = min(self._depth, block_count(blocks))
-        return answer([((depth, depth, depth, depth), 1, 1, self.stale)] * len(ranks))
-
-    def overlap(self, hashes: Sequence[int], ranks: Sequence[WorkerRank]) -> list[RankView]:
-        """Return the same rank by rank."""
-        depth = min(self._depth, len(hashes))
-        return [RankView((depth, depth, depth, depth), 1, 1, self.stale) for _ in ranks]
-
-    def catching_up(self) -> str:
-        """Return how far it is."""
-        return self.progress
 
 
 class Bench:

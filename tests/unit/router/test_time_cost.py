@@ -48,11 +48,6 @@ def test_an_idle_rank_that_holds_nothing_costs_its_prefill_and_its_steps() -> No
     assert found.cost == pytest.approx(4 * (found.prefill_ms + found.lateness_ms) + found.decode_ms)
 
 
-def test_half_is_credited_of_what_a_rank_in_doubt_holds() -> None:
-    found = terms(row(overlap_blocks=(60, 60, 60, 60), trust="DEGRADED"))
-    assert found.prefill_ms == pytest.approx(prefill_ms(70 * 16))
-
-
 def test_the_prompt_stalls_every_active_request_and_its_answer_slows_each_of_their_steps() -> None:
     found = terms(row(active_requests=5, active_blocks=500))
     assert found.stall_ms == pytest.approx(5 * prefill_ms(TOKENS))
@@ -110,11 +105,6 @@ def test_as_many_blocks_as_are_missing_are_lost_of_those_that_nothing_uses(activ
     found = terms(crowded(active_blocks=active_blocks))
     assert (found.overlap_credit_blocks, found.overlap_lost_blocks) == (credited, 40 - credited)
     assert found.prefill_ms == pytest.approx(prefill_ms(TOKENS - 16 * credited))
-
-
-def test_what_is_lost_is_still_worth_a_copy_where_it_falls_to_the_host() -> None:
-    found = terms(crowded(active_blocks=525, overlap_blocks=(40, 44, 44, 44)))
-    assert found.overlap_credit_blocks == 25 + 0.75 * (4 + 15)
 
 
 @pytest.mark.parametrize("changed", [{"total_kv_blocks": 0}, {"active_blocks": 510}])
