@@ -257,25 +257,21 @@ def test_decisions_have_the_lower_trust_and_pages_and_log_say_why(
     assert counts == [ENOUGH, ENOUGH if holds else 0, 0 if holds else ENOUGH]
 
 
-@pytest.mark.parametrize("stale", ["log_away", "behind", "never_heard", "source"])
-def test_while_the_index_has_a_doubt_of_its_own_nothing_is_compared(stale: str) -> None:
-    bench = Bench(registered(), holds=2, stale=stale)
-    for reported in [0, 40] * WINDOW:
+@pytest.mark.parametrize(
+    "made",
+    [
+        *({"holds": 2, "stale": stale} for stale in ("log_away", "behind", "never_heard", "source")),
+        {"policy": Policy(predict_on_route=False)},
+        {"policy": Policy(mode="round-robin")},
+    ],
+    ids=["log away", "behind", "never heard", "source", "predicts nothing", "asks no index"],
+)
+def test_where_the_index_is_in_doubt_or_not_asked_or_nothing_is_predicted_nothing_is_compared(
+    made: dict[str, Any],
+) -> None:
+    bench = Bench(registered(), **made)
+    for reported in [0, 2 * BLOCK_SIZE] * WINDOW:
         ask(bench, reported)
-    assert bench.routing.calibration.doubts == {}
-
-
-def test_without_predictions_of_requests_in_flight_nothing_is_compared() -> None:
-    bench = Bench(registered(), policy=Policy(predict_on_route=False))
-    for _ in range(WINDOW):
-        ask(bench, 2 * BLOCK_SIZE)
-    assert bench.routing.calibration.doubts == {}
-
-
-def test_modes_that_do_not_ask_the_index_compare_nothing() -> None:
-    bench = Bench(registered(), policy=Policy(mode="round-robin"))
-    for _ in range(WINDOW):
-        ask(bench, 2 * BLOCK_SIZE)
     assert bench.routing.calibration.doubts == {}
 
 
