@@ -1,4 +1,4 @@
-""""""
+"""Captures: what a file may say, and the caches that its frames make, step by step."""
 
 import gzip
 from itertools import count

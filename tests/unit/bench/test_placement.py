@@ -1,4 +1,4 @@
-""""""
+"""`router bench placement`: its regimes, what regret is, the command, and that our defaults are those that it favours."""
 
 import json
 from itertools import chain

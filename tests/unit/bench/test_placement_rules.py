@@ -1,4 +1,4 @@
-""""""
+"""The rules of other routers, and Dynamo's queue, as their documentation, help texts and own tests state them."""
 
 from collections.abc import Sequence
 from functools import partial

@@ -1,4 +1,4 @@
-""""""
+"""Breakers of ranks, and what a worker's status says of it: one that refuses the router's token opens its breaker."""
 
 from typing import Any
 

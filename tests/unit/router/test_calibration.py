@@ -1,4 +1,8 @@
-""""""
+"""Ranks of which requests show that they are predicted wrongly lose trust, and get it back; a healthy fleet has all.
+
+Fleets live in virtual time, with caches that evict all the time, and a router that restarts. The same fleets with an
+engine that is wrong are the proof that something is compared.
+"""
 
 from collections.abc import Callable
 from typing import Any
