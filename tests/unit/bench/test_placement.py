@@ -1,4 +1,4 @@
-"""`router bench placement`: its regimes, what regret is, the command, and that our defaults are those that it favours."""
+"""`router bench placement`: its regimes, what regret is, the command, and mode kv by default in two of them."""
 
 import json
 from itertools import chain

@@ -1,4 +1,4 @@
-"""Breakers of ranks, and what a worker's status says of it: one that refuses the router's token opens its breaker."""
+"""Every cell of the breakers' table, whose fault a 500 is, and a worker that refuses the router's token."""
 
 from typing import Any
 
