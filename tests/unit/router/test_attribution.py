@@ -1,16 +1,20 @@
 """What requests saved: by the worker's report and by prediction, against a candidate drawn evenly, and for whom."""
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from html.parser import HTMLParser
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from indexer.embedded import OverlapColumns, RankView
 from kv_protocol import subjects
 from kv_protocol.codec import encode_message, pack_u64
 from kv_protocol.events import Batch, Cleared, Event, Removed, Stored, Tier
+from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import FleetApplied, LearntRates, OutcomeKnown, OutcomeName, RatesRestored, WorkerHeard
 from router.attribution.journal import AFTER_S, BEFORE_S, Evictions, Removals, count_removals, new_blocks
 from router.attribution.report import (
@@ -31,11 +35,31 @@ from router.decision.routing import Routing
 from router.native import built
 from tests.support.decide import decide
 from tests.support.manual_clock import ManualClock
-from tests.unit.router.samples import BLOCK_SIZE, MODEL, FakeIndex, rank, registered, route, row, state, view
+from tests.unit.router.samples import BLOCK_SIZE, MODEL, rank, registered, route, row, state, view
 
 W0, W1 = rank("w0/0"), rank("w1/0")
 ISL = 10 * BLOCK_SIZE + 1
 """Ten blocks can be reused: the last token is always computed."""
+
+
+class Holds:
+    """An index that says of each worker how many blocks of any prompt it holds."""
+
+    def __init__(self, blocks: Mapping[str, int]) -> None:
+        self._blocks = blocks
+
+    def columns(self, _chain: bytes, ranks: tuple[WorkerRank, ...]) -> OverlapColumns:
+        """Return what each rank holds."""
+        depths = np.array([[self._blocks[rank.worker_id]] * 4 for rank in ranks], dtype=np.int32).T.copy()
+        return OverlapColumns(depths, (1,) * len(ranks), (1,) * len(ranks), ("",) * len(ranks))
+
+    def overlap(self, _hashes: Sequence[int], ranks: Sequence[WorkerRank]) -> list[RankView]:
+        """Return the same rank by rank."""
+        return [RankView((self._blocks[rank.worker_id],) * 4, 1, 1, "") for rank in ranks]
+
+    def catching_up(self) -> str:
+        """Return that there is nothing to wait for."""
+        return ""
 
 
 class Requests:
@@ -48,9 +72,9 @@ class Requests:
         settings = settings or ReportSection()
         limits = settings.limits()._replace(rows_max=rows_max)
         self.savings = Savings(settings, self.state.core, self.clock, limits=limits)
-        index = FakeIndex()
-        index.held = {rank(worker_id): blocks for worker_id, blocks in holds.items()}
-        self.routing = Routing(self.state, index, self.clock, policy or Policy(), seed=1, lease_s=8.0, decisions_max=9)
+        self.routing = Routing(
+            self.state, Holds(holds), self.clock, policy or Policy(), seed=1, lease_s=8.0, decisions_max=9
+        )
         for each in map(registered, holds):
             self.routing.apply(FleetApplied(now_s=100.0, event=each))
             self.routing.apply(WorkerHeard(now_s=100.0, worker_id=each.worker_id, instance=each.instance))
@@ -84,20 +108,23 @@ def test_reported_reuse_is_compared_with_a_candidate_drawn_evenly() -> None:
     assert total.foregone_tokens == 0
 
 
-@pytest.mark.parametrize(
-    ("holds", "cached", "reused", "reported", "by_routing"),
-    [
-        ({"w0": 8, "w1": 2}, None, 8 * BLOCK_SIZE, 0, 3 * BLOCK_SIZE),
-        ({"w0": 8, "w1": 2}, 10**9, ISL, ISL, ISL / 2 - BLOCK_SIZE),
-        ({"w0": 8}, 3 * BLOCK_SIZE, 3 * BLOCK_SIZE, 3 * BLOCK_SIZE, 0.0),
-    ],
-    ids=["without a report the prediction counts", "no more than the prompt", "a fleet of one saves nothing"],
-)
-def test_what_counts_as_reused(holds: Any, cached: int | None, reused: int, reported: int, by_routing: float) -> None:
-    sent = Requests(**holds)
-    sent.send(cached=cached)
-    assert (sent.total.reused_tokens, sent.total.reported_tokens) == (reused, reported)
-    assert sent.total.routing_tokens == pytest.approx(by_routing)
+def test_without_a_report_the_prediction_counts() -> None:
+    sent = Requests(w0=8, w1=2)
+    sent.send()
+    assert (sent.total.reused_tokens, sent.total.reported_tokens) == (8 * BLOCK_SIZE, 0)
+    assert sent.total.baseline_tokens == 5 * BLOCK_SIZE
+
+
+def test_a_report_of_more_than_the_prompt_counts_as_the_prompt() -> None:
+    sent = Requests(w0=8, w1=2)
+    sent.send(cached=10**9)
+    assert sent.total.reused_tokens == ISL
+
+
+def test_a_fleet_of_one_saves_nothing_by_routing() -> None:
+    sent = Requests(w0=8)
+    sent.send(cached=3 * BLOCK_SIZE)
+    assert (sent.total.reused_tokens, sent.total.routing_tokens, sent.total.routing_s) == (3 * BLOCK_SIZE, 0.0, 0.0)
 
 
 def test_a_worse_choice_than_the_mean_is_a_negative_saving_and_is_foregone() -> None:
@@ -112,12 +139,15 @@ def test_a_worse_choice_than_the_mean_is_a_negative_saving_and_is_foregone() -> 
     assert sent.total.routing_tokens == (requests - 1 - 1) * 3 * BLOCK_SIZE
 
 
-def test_seconds_are_of_tokens_and_their_pairs_by_the_reference_engine_and_scaled_by_what_is_learnt() -> None:
+def test_seconds_are_of_the_tokens_and_of_their_pairs_by_the_reference_engine_until_something_is_learnt() -> None:
     sent = Requests(w0=8, w1=2)
     sent.send()
     assert sent.total.saved_s == pytest.approx(seconds(8 * BLOCK_SIZE))
     assert sent.total.baseline_s == pytest.approx((seconds(8 * BLOCK_SIZE) + seconds(2 * BLOCK_SIZE)) / 2)
     assert sent.total.learnt_s == 0.0
+
+
+def test_a_learnt_rate_scales_the_seconds() -> None:
     sent = Requests(w0=8, w1=2)
     learnt = LearntRates(MODEL, prefill=3.0, decode=1.0, output_tokens=9.0, answers=50)
     sent.routing.apply(RatesRestored(now_s=100.0, models=(learnt,)))
@@ -229,12 +259,8 @@ def test_the_text_says_what_was_saved_and_for_whom() -> None:
     assert lines[-1].split() == ["acme", "1", "161", "128", "80%", "48", "0", "0.003", "0.001"]
 
 
-def test_a_name_that_a_terminal_would_act_on_is_escaped_and_a_report_without_requests_is_one() -> None:
+def test_a_name_that_a_terminal_would_act_on_is_escaped() -> None:
     sent = Requests(w0=8)
-    report = sent.savings.report()
-    assert report_text(report)[1] == "0 requests answered, with 0 prompt tokens"
-    assert merged([report], 64) == report
-    assert report_of(built.Attribution(*AttributionLimits()), "journal", "", "").by["tenant"].rows == ()
     sent.send(tenant="\x1b[2J")
     assert report_text(sent.savings.report(), ["tenant"])[-1].startswith("'\\x1b[2J'")
 
@@ -275,6 +301,13 @@ def test_the_page_has_the_cells_of_the_text_and_executes_nothing() -> None:
     assert len(_Read(report_page(report, ["tenant"])).rows) == 3
 
 
+def test_a_report_without_requests_is_one() -> None:
+    report = Requests(w0=1).savings.report()
+    assert report_text(report)[1] == "0 requests answered, with 0 prompt tokens"
+    assert merged([report], 64) == report
+    assert report_of(built.Attribution(*AttributionLimits()), "journal", "", "").by["tenant"].rows == ()
+
+
 def answered(held_blocks: int, outcome: OutcomeKnown) -> built.Placement:
     """Return a decision for a prompt of 10 blocks, of which its rank held so many, that was answered."""
     found = built.Attribution(*AttributionLimits())
@@ -301,27 +334,37 @@ class Charges:
         self.evictions.placed(W0, second, tenant, blocks)
 
 
-@pytest.mark.parametrize(
-    ("removed", "placed", "charged"),
-    [
-        ([(100, 6)], [("a", 99, 9), ("b", 100, 3)], {"a": 4.5, "b": 1.5}),
-        ([(100, 50), (101, 50)], [("a", 99, 9)], {"a": 9.0}),
-        ([(100, 5)], [("a", 100 - AFTER_S - 1, 9)], {}),
-        ([(100, 5)], [("a", 100 - AFTER_S, 9)], {"a": 5.0}),
-        ([(100, 5)], [("a", 100 + BEFORE_S, 9)], {"a": 5.0}),
-        ([(100, 5)], [("a", 100 + BEFORE_S + 1, 9)], {}),
-    ],
-    ids=["in proportion", "at most what is new", "too late", "just in time", "just before", "too early"],
-)
-def test_a_removal_is_charged_to_requests_that_came_about_then_by_their_new_blocks(
-    removed: list[tuple[int, int]], placed: list[tuple[str, int, int]], charged: dict[str, float]
-) -> None:
-    seen = Charges(*removed)
-    seen.removals.add(W1, 100, 5)  # at another rank
-    for each in placed:
-        seen.placed(*each)
+def test_a_removal_is_shared_in_proportion_to_new_blocks() -> None:
+    seen = Charges((100, 6))
+    seen.placed("a", 99, 9)
+    seen.placed("b", 100, 3)
     seen.evictions.settle()
-    assert (seen.of, seen.removals.total) == (charged, sum(blocks for _, blocks in removed) + 5)
+    assert seen.of == {"a": 4.5, "b": 1.5}
+
+
+def test_a_request_is_charged_at_most_its_new_blocks() -> None:
+    seen = Charges((100, 50), (101, 50))
+    seen.placed("a", 99, 9)
+    seen.evictions.settle()
+    assert (seen.of["a"], seen.removals.total) == (9.0, 100)
+
+
+@pytest.mark.parametrize(
+    ("second", "charged"), [(100 - AFTER_S - 1, 0), (100 - AFTER_S, 5), (100 + BEFORE_S, 5), (100 + BEFORE_S + 1, 0)]
+)
+def test_only_removals_soon_after_a_request_came_are_charged_to_it(second: int, charged: int) -> None:
+    seen = Charges((100, 5))
+    seen.placed("a", second, 9)
+    seen.evictions.settle()
+    assert seen.of["a"] == charged
+
+
+def test_a_removal_at_another_rank_is_not_charged() -> None:
+    seen = Charges()
+    seen.removals.add(W1, 100, 5)
+    seen.placed("a", 100, 9)
+    seen.evictions.settle()
+    assert seen.of == {}
 
 
 def test_more_placements_at_once_than_are_kept_are_not_charged() -> None:

@@ -117,36 +117,30 @@ async def control() -> AsyncIterator[Control]:
         yield running
 
 
-def position(**changed: str) -> str:
-    """Return the path that asks for a position."""
-    asked = {"worker": "w0", "dp_rank": "0", "epoch": "1", "seq": "1", "timeout_s": "0"} | changed
-    return "/v1/index/position?" + "&".join(f"{name}={value}" for name, value in asked.items())
+@pytest.mark.parametrize("limit", ["0", "1001", "-1", "x", "", "²", "9" * 5000])
+async def test_a_bad_limit_is_named(control: Control, limit: str) -> None:
+    answered = await control.get(f"/v1/decisions?limit={limit}")
+    assert (answered.status, answered.error["param"]) == (400, "limit")
 
 
-BAD = {
-    "limit": ("0", "1001", "-1", "x", "", "²", "9" * 5000),
-    **dict.fromkeys(("dp_rank", "epoch", "seq"), ("x", "-1", "", "9" * 5000)),
-    "timeout_s": ("nan", "inf", "-inf", "1e999", "soon", ""),
-    "ttft_s": ("0",),
-    "kept_ratio": ("nan",),
-    "itl_s": ("x",),
-    "x": ("1",),
-}
+@pytest.mark.parametrize("value", ["x", "-1", "", "9" * 5000])
+@pytest.mark.parametrize("field", ["dp_rank", "epoch", "seq"])
+async def test_a_bad_position_is_named(control: Control, field: str, value: str) -> None:
+    query = {"dp_rank": "0", "epoch": "1", "seq": "1"} | {field: value}
+    path = "&".join(f"{name}={each}" for name, each in query.items())
+    answered = await control.get(f"/v1/index/position?worker=w0&timeout_s=0&{path}")
+    assert (answered.status, answered.error["param"]) == (400, field)
 
 
-@pytest.mark.parametrize("name", BAD)
-async def test_a_bad_parameter_is_named(control: Control, name: str) -> None:
-    for value in BAD[name]:
-        path = {"limit": "/v1/decisions", "dp_rank": "", "epoch": "", "seq": "", "timeout_s": ""}.get(
-            name, "/v1/planner"
-        )
-        answered = await control.get(f"{path}?{name}={value}" if path else position(**{name: value}))
-        assert (answered.status, json.loads(answered.body)["error"]["param"]) == (400, name), value
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e999", "soon", ""])
+async def test_a_wait_that_is_no_time_is_named(control: Control, value: str) -> None:
+    answered = await control.get(f"/v1/index/position?worker=w0&epoch=1&seq=1&timeout_s={value}")
+    assert (answered.status, answered.error["param"]) == (400, "timeout_s")
 
 
 @pytest.mark.parametrize("value", ["0", "-5", "0.01"])
 async def test_a_wait_that_is_over_says_so(control: Control, value: str) -> None:
-    answered = await control.get(position(timeout_s=value))
+    answered = await control.get(f"/v1/index/position?worker=w0&epoch=1&seq=1&timeout_s={value}")
     assert (answered.status, answered.error["code"]) == (504, "not_reached")
 
 
@@ -306,26 +300,17 @@ async def test_a_policy_that_may_not_be_is_named_and_nothing_changes(control: Co
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "body", "bytes_max"),
+    "body",
     [
-        ("PATCH", "/v1/policy", json.dumps({"mode": "m" * 60_000}).encode(), 8192),
-        ("PATCH", "/v1/policy", json.dumps({"prefill": [{}] * 15_000}).encode(), 8192),
-        ("PATCH", "/v1/policy", json.dumps({"prefill": {f"unknown{at}": at for at in range(3000)}}).encode(), 8192),
-        ("PATCH", "/v1/policy", json.dumps({"prefill": {"k" * 60_000: 1}}).encode(), 8192),
-        ("POST", "/v1/workers", b'{"type": "' + b"t" * 100_000 + b'"}', 1024),
-        (
-            *("POST", "/v1/workers"),
-            b'{"type": "left", "worker_id": "' + b"W" * 100_000 + b'", "instance": "i", "reason": "drained"}',
-            1024,
-        ),
+        json.dumps({"mode": "m" * 60_000}),
+        json.dumps({"prefill": [{}] * 15_000}),
+        json.dumps({"prefill": {f"unknown{at}": at for at in range(3000)}}),
+        json.dumps({"prefill": {"k" * 60_000: 1}}),
     ],
-    ids=["mode", "list", "unknown", "long key", "type", "worker id"],
 )
-async def test_the_refusal_of_something_long_is_short(
-    control: Control, method: str, path: str, body: bytes, bytes_max: int
-) -> None:
-    answered = await control.send(method, path, body)
-    assert (answered.status, len(answered.body) < bytes_max) == (400, True)
+async def test_the_refusal_of_a_long_policy_is_short(control: Control, body: str) -> None:
+    answered = await control.send("PATCH", "/v1/policy", body.encode())
+    assert (answered.status, len(answered.body) < 8192) == (400, True)
 
 
 @pytest.mark.parametrize("method", ["PATCH", "PUT"])
@@ -334,6 +319,18 @@ async def test_a_policy_of_more_than_64_kib_is_not_read(control: Control, method
     assert (await control.send(method, "/v1/policy", policy.ljust(1 << 16))).status == 200
     answered = await control.send(method, "/v1/policy", policy.ljust((1 << 16) + 1))
     assert (answered.status, answered.error["code"]) == (413, "body_too_large")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"type": "' + b"t" * 100_000 + b'"}',
+        b'{"type": "left", "worker_id": "' + b"W" * 100_000 + b'", "instance": "i", "reason": "drained"}',
+    ],
+)
+async def test_the_refusal_of_a_long_registration_is_short(control: Control, body: bytes) -> None:
+    answered = await control.send("POST", "/v1/workers", body)
+    assert (answered.status, len(answered.body) < 1024) == (400, True)
 
 
 @pytest.mark.parametrize(
@@ -355,20 +352,21 @@ async def test_a_registration_beyond_its_bounds_is_refused_by_field(
 
 
 @pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        ("GET", "decisions/{}"),
-        ("GET", "decisions?limit={}"),
-        ("GET", "index/position?seq=1&epoch=1&dp_rank={}"),
-        ("GET", "index/position?epoch={}"),
-        ("DELETE", "workers/{}"),
-        *((method, "workers/{}/drain") for method in ("POST", "GET", "DELETE")),
-    ],
+    "path", ["decisions/", "decisions?limit=", "index/position?seq=1&epoch=1&dp_rank=", "index/position?epoch="]
 )
-async def test_of_a_long_name_or_value_the_beginning_is_shown(control: Control, method: str, path: str) -> None:
-    answered = await control.send(method, f"/v1/{path.format('x' * 4000)}", b"")
+async def test_of_a_long_path_or_query_the_beginning_is_shown(control: Control, path: str) -> None:
+    answered = await control.get(f"/v1/{path}{'x' * 4000}")
     assert answered.status in (400, 404)
     assert f'found "{"x" * 79}..., allowed ' in answered.error["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("DELETE", "{}"), ("POST", "{}/drain"), ("GET", "{}/drain"), ("DELETE", "{}/drain")]
+)
+async def test_of_a_long_worker_id_the_beginning_is_shown(control: Control, method: str, path: str) -> None:
+    answered = await control.send(method, f"/v1/workers/{path.format('x' * 4000)}", b"")
+    assert answered.status == 404
+    assert answered.error["message"].startswith(f'id: found "{"x" * 79}..., allowed ')
 
 
 async def test_a_changed_policy_is_stored_and_a_reset_returns_to_the_configured_one(tmp_path: Path) -> None:
@@ -401,6 +399,14 @@ async def test_a_plan_is_computed_for_the_objectives_that_are_asked(control: Con
     found = json.loads(answered.body)
     assert (answered.status, found["window_s"], found["objectives"]["ttft_s"]) == (200, 60.0, 0.5)
     assert [(group["advised_workers"], group["reason"]) for group in found["groups"]] == [(1, "idle")]
+
+
+@pytest.mark.parametrize(
+    ("query", "field"), [("ttft_s=0", "ttft_s"), ("kept_ratio=nan", "kept_ratio"), ("itl_s=x", "itl_s"), ("x=1", "x")]
+)
+async def test_objectives_that_cannot_be_are_named(control: Control, query: str, field: str) -> None:
+    answered = await control.get(f"/v1/planner?{query}")
+    assert (answered.status, json.loads(answered.body)["error"]["param"]) == (400, field)
 
 
 async def test_shadows_are_set_shown_beside_a_decision_and_reset(control: Control) -> None:

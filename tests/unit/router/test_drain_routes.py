@@ -186,22 +186,34 @@ async def test_a_drain_hands_over_by_the_configured_budget(control: Control) -> 
     assert (told["warmed"], told["prefixes"][0]["outcome"]) == (1, "warmed")
 
 
-async def test_a_worker_is_drained_once_its_requests_are_over_and_who_waits_is_told_then_or_in_the_end(
-    control: Control,
-) -> None:
+async def test_a_worker_is_drained_once_its_requests_are_over(control: Control) -> None:
     assert await control.state() == "serving"
-    lease, clock = control.running(), control.found.plane.clock
+    lease = control.running()
     await control.post(b'{"handover_tokens": 0}')
     assert json.loads((await control.get()).body)["running_requests"] == 1
     assert await control.state() == "draining"
-    for wait_s, state_then in ((0.1, "draining"), (60, "drained")):
-        waiting = asyncio.ensure_future(control.get(f"{PATH}?wait={wait_s}"))
-        await until(lambda: bool(clock.sleepers))
-        if state_then == "drained":
-            lease.end("ok")
-        await clock.advance(1.0)
-        assert json.loads((await waiting).body)["state"] == state_then
+    lease.end("ok")
     assert await control.state() == "drained"
+
+
+async def test_a_waiting_request_is_answered_when_the_worker_is_drained(control: Control) -> None:
+    lease = control.running()
+    await control.post(b'{"handover_tokens": 0}')
+    waiting = asyncio.ensure_future(control.get(f"{PATH}?wait=60"))
+    await until(lambda: bool(control.found.plane.clock.sleepers))
+    lease.end("ok")
+    await control.found.plane.clock.advance(0.1)
+    assert json.loads((await waiting).body)["state"] == "drained"
+
+
+async def test_a_wait_that_times_out_gets_the_present_status(control: Control) -> None:
+    lease = control.running()
+    await control.post(b'{"handover_tokens": 0}')
+    waiting = asyncio.ensure_future(control.get(f"{PATH}?wait=0.1"))
+    await until(lambda: bool(control.found.plane.clock.sleepers))
+    await control.found.plane.clock.advance(1.0)
+    assert json.loads((await waiting).body)["state"] == "draining"
+    lease.end("ok")
 
 
 async def test_a_worker_is_not_drained_while_it_is_handed_over(control: Control) -> None:
@@ -224,17 +236,27 @@ async def test_what_was_handed_over_is_told_after_the_worker_left_and_not_of_its
     assert (told["state"], told["handover"]) == ("serving", None)
 
 
-async def test_what_cannot_be_drained_or_asked_is_named_and_drains_no_worker(control: Control) -> None:
-    for answered in (await control.post(path="/v1/workers/w9/drain"), await control.get("/v1/workers/w9/drain")):
-        assert (answered.status, answered.error["param"]) == (404, "id")
-    for wait in ("-1", "61", "nan", "inf", "soon", ""):
-        answered = await control.get(f"{PATH}?wait={wait}")
-        assert (answered.status, answered.error["param"]) == (400, "wait"), wait
-    answered = await control.post(b'{"handover_tokens": "many"}')
-    assert (answered.status, answered.error["param"]) == (400, "handover_tokens")
+async def test_while_the_log_is_away_no_worker_is_drained(control: Control) -> None:
     control.log.is_away = True
     answered = await control.post()
     assert (answered.status, answered.error["code"]) == (503, "log_unavailable")
+    assert await control.state() == "serving"
+
+
+async def test_an_unknown_worker_cannot_be_drained(control: Control) -> None:
+    for answered in (await control.post(path="/v1/workers/w9/drain"), await control.get("/v1/workers/w9/drain")):
+        assert (answered.status, answered.error["param"]) == (404, "id")
+
+
+@pytest.mark.parametrize("wait", ["-1", "61", "nan", "inf", "soon", ""])
+async def test_a_wait_that_may_not_be_is_named(control: Control, wait: str) -> None:
+    answered = await control.get(f"{PATH}?wait={wait}")
+    assert (answered.status, answered.error["param"]) == (400, "wait")
+
+
+async def test_an_invalid_request_drains_no_worker(control: Control) -> None:
+    answered = await control.post(b'{"handover_tokens": "many"}')
+    assert (answered.status, answered.error["param"]) == (400, "handover_tokens")
     assert (await control.state(), control.log.events) == ("serving", [])
 
 

@@ -120,11 +120,14 @@ def test_a_prefill_that_is_not_over_after_all_is_taken_back() -> None:
     assert applied(made.on_message(answer(3, 1, lease), 0.0)) == [Finished(lease_id="l"), routed("l")]
 
 
-def test_while_the_log_is_away_silence_of_peers_means_nothing_and_a_former_life_keeps_no_later_one_alive() -> None:
+def test_while_the_log_is_away_silence_of_peers_means_nothing() -> None:
     made = replication(told(1, routed("l")))
     made.deaf(100.0)
     assert applied(made.tick(100.0)) == []
     assert applied(made.tick(100.0 + SILENT_S)) == [Expired(lease_id="l")]
+
+
+def test_a_former_life_that_speaks_keeps_no_later_one_alive() -> None:
     made = replication(told(1, routed("l"), life=2))
     made.on_message(told(9, life=1), 4.0)
     assert applied(made.tick(SILENT_S)) == [Expired(lease_id="l")]
@@ -278,7 +281,10 @@ def test_more_leases_than_an_answer_can_hold_are_told_without_their_blocks_names
     told_leases = [lease for part in parts for lease in part]
     assert len(told_leases) == len(leases)
     assert {(lease.routed.blocks, lease.routed.extra_blocks) for lease in told_leases} == {(b"", BLOCKS_MAX)}
-    assert parts_of([]) == [()], "without leases an answer has one part"
+
+
+def test_without_leases_an_answer_has_one_part() -> None:
+    assert parts_of([]) == [()]
 
 
 def test_a_digest_tells_leases_apart_and_what_became_of_them() -> None:
