@@ -72,18 +72,6 @@ def test_the_answer_is_as_long_as_learnt_or_as_the_client_says(changed: dict[str
     assert terms_ms(**changed).decode_ms == pytest.approx(tokens * (STEP_MS + SEQUENCE_MS + TOKENS * KV_TOKEN_MS))
 
 
-def test_a_prefill_worker_decodes_nothing() -> None:
-    found = terms_ms(row(role="prefill", active_requests=5, prefill_tokens_queued=10), phase="prefill")
-    assert (found.stall_ms, found.decode_ms, found.slowdown_ms) == (0.0, 0.0, 0.0)
-    assert found.prefill_ms > 0 < found.wait_ms
-
-
-def test_a_decode_worker_computes_no_prompt() -> None:
-    found = terms_ms(row(role="decode", active_requests=5, prefill_tokens_queued=10), phase="decode")
-    assert (found.wait_ms, found.prefill_ms, found.lateness_ms, found.stall_ms) == (0.0, 0.0, 0.0, 0.0)
-    assert found.decode_ms > 0 < found.slowdown_ms
-
-
 def test_what_the_reference_engine_would_need_is_what_measurements_are_compared_with() -> None:
     busy = row("w1/0", prefill_tokens_queued=1000, active_requests=5, active_blocks=500)
     verdict = decided(view(row("w0/0"), busy)._replace(rates=RateColumns(np.ones(2), np.ones(2), OUTPUT_TOKENS)))
