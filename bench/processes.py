@@ -116,12 +116,10 @@ except OSError as error:
 
 
 class FleetShape(NamedTuple):
-    """What to start. `worker_settings` and `router_settings` are `section.key=value` assignments.
+    """What to start: `workers`, or those of `prefill` and `decode`; settings are `section.key=value` assignments.
 
-    `more_settings` are further ones of some workers, by their ids.
     `router_module` is what runs as the router: a test may plant a fault in it. `programs` is a folder with the commands
     `router` and `worker-agent`, which run in place of this interpreter's modules.
-    `ids` are those of the workers; without them w0, w1, ....
     `nats_servers` keep the log together; 0: the router has a server of its own.
     Of several `routers` the first has the ports.
     Ports of 0 are any free ones. `log_directory` gets a file with the output of each process.
@@ -134,14 +132,20 @@ class FleetShape(NamedTuple):
     router_settings: tuple[str, ...] = ()
     router_module: str = "router"
     programs: Path | None = None
-    more_settings: Mapping[str, tuple[str, ...]] = {}
-    ids: tuple[str, ...] = ()
+    prefill: int = 0
+    decode: int = 0
     nats_servers: int = 0
     routers: int = 1
     port: int = 0
     control_port: int = 0
     nats_port: int = 0
     log_directory: Path | None = None
+
+    @property
+    def roles(self) -> dict[str, str]:
+        """The roles of the workers by their ids: w0, ..., p0, ..., d0, ...."""
+        counts = {"aggregated": ("w", self.workers), "prefill": ("p", self.prefill), "decode": ("d", self.decode)}
+        return {f"{letter}{number}": role for role, (letter, count) in counts.items() for number in range(count)}
 
 
 def own_environment() -> dict[str, str]:
@@ -150,17 +154,6 @@ def own_environment() -> dict[str, str]:
     Other programs get `child_environment`.
     """
     return {name: value for name, value in os.environ.items() if not name.upper().startswith(ENV_PREFIX)}
-
-
-def roles_of(*, aggregated: int = 0, prefill: int = 0, decode: int = 0) -> dict[str, str]:
-    """Return the roles of so many simulated workers by their ids: w0, ..., p0, ..., d0, ...."""
-    counts = {"aggregated": ("w", aggregated), "prefill": ("p", prefill), "decode": ("d", decode)}
-    return {f"{letter}{number}": role for role, (letter, count) in counts.items() for number in range(count)}
-
-
-def settings_of(roles: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """Return `FleetShape.more_settings` of these workers."""
-    return {worker_id: (f"worker.role={role}",) for worker_id, role in roles.items()}
 
 
 class ProcessFailed(Exception):
@@ -361,8 +354,7 @@ class FleetProcesses:
             self.router_urls[name] = data, (await router.line_with("control plane")).split()[2]
         self.data_url, self.control_url = self.router_urls["router"]
         self.nats_url = (await self.router.line_with("event log")).split()[2]
-        ids = self._shape.ids or tuple(f"w{number}" for number in range(self._shape.workers))
-        await asyncio.gather(*map(self.start_worker, ids))
+        await asyncio.gather(*map(self.start_worker, self._shape.roles))
         try:
             await self.until_ready()
         except TimeoutError:
@@ -376,7 +368,7 @@ class FleetProcesses:
         """Start a worker and return its address. The router may not know it yet (`until_ready`)."""
         command = [*self._program("worker-agent", "worker_agent"), "serve", "--worker-id", worker_id]
         command += ["--nats-url", self.nats_url, "--model", self._shape.model]
-        for setting in (*self._shape.worker_settings, *self._shape.more_settings.get(worker_id, ())):
+        for setting in (*self._shape.worker_settings, f"worker.role={self._shape.roles[worker_id]}"):
             command += ["--set", setting]
         worker = self._process(worker_id, command)
         await self.add_worker(worker)

@@ -23,9 +23,9 @@ def play_side_by_side(
 ) -> Iterator[tuple[CellT, ResultT]]:
     """Yield each cell and what `play` returns for it, in the order in which they end.
 
-    `jobs` cells at a time run in processes of their own; with `jobs` 1 they run in this process. SIGINT and SIGTERM
-    raise `KeyboardInterrupt` here and kill the processes, which may be minutes away from the end of a cell. Only for
-    the main thread.
+    `jobs` cells at a time run in processes of their own; with `jobs` 1 they run in this process. SIGINT raises
+    `KeyboardInterrupt` here and kills the processes, which may be minutes away from the end of a cell; they also end
+    with this process. Only for the main thread.
 
     Raises:
         CellFailed: a process ended early.
@@ -34,7 +34,7 @@ def play_side_by_side(
         yield from ((cell, play(cell)) for cell in cells)
         return
     spawning = get_context("spawn")  # and not fork: a progress bar has a thread
-    with _terminated_like_interrupted(), ProcessPoolExecutor(jobs, spawning, _end_with_parent) as pool:
+    with ProcessPoolExecutor(jobs, spawning, _end_with_parent) as pool:
         try:
             with _ignored_by_children():
                 playing = {pool.submit(play, cell): cell for cell in cells}
@@ -67,13 +67,3 @@ def _ignored_by_children() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-
-
-@contextmanager
-def _terminated_like_interrupted() -> Iterator[None]:
-    """SIGTERM raises `KeyboardInterrupt` within the block; by default it would leave the processes behind."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from bench.processes import FleetProcesses, FleetShape, ProcessFailed, free_ports, roles_of, settings_of
+from bench.processes import FleetProcesses, FleetShape, ProcessFailed, free_ports
 from kv_runtime.clock import SystemClock
 from kv_runtime.process import run_process
 from kv_runtime.supervise import until
@@ -75,8 +75,7 @@ def up(
         raise click.UsageError("found --nats-port with --nats-servers, allowed one of them: several have free ports")
     if shape["nats_port"] is None:
         shape["nats_port"] = 4222
-    roles = roles_of(aggregated=workers, prefill=prefill, decode=decode)
-    if not roles:
+    if not workers and not prefill:
         raise click.UsageError("found no worker, allowed --workers, or --prefill with --decode")
     shape["worker_settings"] = (f"engine.text={text}", *shape["worker_settings"])
     for name in ("port", "control_port", "nats_port"):
@@ -84,9 +83,9 @@ def up(
     directory = logs or Path(tempfile.mkdtemp(prefix="kv-router-up-"))
     directory.mkdir(parents=True, exist_ok=True)
     fleet = FleetShape(
-        workers=0,
-        ids=tuple(roles),
-        more_settings=settings_of(roles),
+        workers=workers,
+        prefill=prefill,
+        decode=decode,
         router_settings=(f"tokens.text={text}", *settings),
         log_directory=directory,
         **shape,
@@ -129,9 +128,8 @@ class _Up:
             await self._watch(fleet)
 
     def _what(self, name: str) -> str:
-        if name not in self._shape.more_settings:
-            return "nats-server"
-        return f"simulated, {self._shape.more_settings[name][0].partition('=')[2]}"
+        role = self._shape.roles.get(name)
+        return "nats-server" if role is None else f"simulated, {role}"
 
     async def _watch(self, fleet: FleetProcesses) -> None:
         """Report processes that end, until no router is left."""

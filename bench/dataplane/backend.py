@@ -1,6 +1,6 @@
 """A process of the data plane bench: two cheap workers, each on a port, with the endpoints that other routers need.
 
-It reads the keys of a request that `wire.py` names and answers with prepared bytes. It registers both workers at our
+It reads the keys of a request that `load.py` names and answers with prepared bytes. It registers both workers at our
 router, with heartbeats and without KV events; to other routers it answers `/health` and the like with success.
 """
 
@@ -11,7 +11,7 @@ from typing import NamedTuple, cast
 import msgspec
 
 from bench.child import Answer, Role
-from bench.dataplane.wire import CHUNK, JSON_ANSWER, MODEL, PATH, STREAM_END, STREAM_HEAD, content_length, json_answer
+from bench.dataplane.load import CHUNK, JSON_ANSWER, MODEL, PATH, STREAM_END, STREAM_HEAD, content_length, json_answer
 from kv_protocol import fleet, subjects
 from kv_protocol.fleet import HEARTBEAT_PERIOD_S, Heartbeat, WorkerRegistered
 from kv_protocol.hashing import HASH_SCHEME, canary

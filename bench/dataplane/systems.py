@@ -2,7 +2,6 @@
 
     ours    `python -m router`, in mode round-robin and in mode kv; metrics, ledger and journal on, with a nats-server;
             on request also with tracing on: no request sampled, or all, whose spans the back end takes unread
-    nginx   one worker process, no buffering of answers, connections to workers kept alive: the cost of proxying only
     peers   each executable that is named or on PATH, in each of its policies
     dynamo  NVIDIA Dynamo's frontend in mode kv, before two of its own simulated workers (`dynamo.mocker`): it knows no
             others. It tokenizes prompts, so it and ours in mode kv run with the tokenizer of one model
@@ -12,7 +11,6 @@ A system is a process and its children. The nats-server of our router, which sto
 
 import asyncio
 import os
-import resource
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -27,13 +25,12 @@ import psutil
 
 from bench.child import Child
 from bench.dataplane.backend import BLOCK_SIZE, WORKERS, BackendRole
-from bench.dataplane.load import LoadRole
-from bench.dataplane.wire import MODEL, PATH, requests
+from bench.dataplane.load import MODEL, PATH, LoadRole, requests
 from bench.processes import ChildProcess, ProcessFailed, free_ports
 from bench.report import cpu_s
 
 ROUND_ROBIN, CACHE, KV = "round robin", "cache-aware", "kv"
-OURS, NGINX, DIRECT, DYNAMO = "router", "nginx", "direct", "dynamo"
+OURS, DIRECT, DYNAMO = "router", "direct", "dynamo"
 PEERS: dict[str, tuple[str, ...]] = {
     "sglang-router": ("launch",),
     "vllm-router": (),
@@ -48,33 +45,6 @@ _MOCKER = ("--num-workers", str(WORKERS), "--speedup-ratio", "1000", "--block-si
 _READY_S, _POLL_S = 60.0, 0.1
 _ANSWER_S = 2.0
 _OK = 200
-_NGINX = """daemon off;
-worker_processes 1;
-worker_rlimit_nofile {files};
-pid {directory}/nginx.pid;
-error_log stderr error;
-events {{ worker_connections {files}; }}
-http {{
-    access_log off;
-    client_body_temp_path {directory}/body;
-    proxy_temp_path {directory}/proxy;
-    fastcgi_temp_path {directory}/fastcgi;
-    uwsgi_temp_path {directory}/uwsgi;
-    scgi_temp_path {directory}/scgi;
-    client_body_buffer_size 128k;
-    keepalive_requests 1000000000;
-    upstream workers {{ {workers} keepalive 1024; keepalive_requests 1000000000; }}
-    server {{
-        listen 127.0.0.1:{port} backlog=4096;
-        location / {{
-            proxy_pass http://workers;
-            proxy_http_version 1.1;
-            proxy_set_header Connection "";
-            proxy_buffering off;
-        }}
-    }}
-}}
-"""
 
 
 class SystemAbsent(Exception):
@@ -105,7 +75,7 @@ class SystemPlan(NamedTuple):
     @property
     def name(self) -> str:
         """The display name."""
-        if self.kind in (NGINX, DIRECT):
+        if self.kind == DIRECT:
             return self.kind
         tracing = "" if self.sampled is None else f", {self.sampled:.0%} traced"
         tokenizer = ", tokenizer" if self.text and self.kind == OURS else ""
@@ -158,12 +128,12 @@ def found(
         plans.append(SystemPlan(DYNAMO, KV, dict(named)[DYNAMO], text=text))
     else:
         absent.append("dynamo: absent (it needs --text and --peer dynamo=PYTHON, a Python that has ai-dynamo)")
-    for name in (NGINX, *PEERS):
-        executable = shutil.which(dict(named).get(name, name), path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+    for name in PEERS:
+        executable = shutil.which(dict(named).get(name, name))
         if executable is None:
             absent.append(f"{name}: absent (not on PATH, and no executable that --peer names)")
         else:
-            plans += [SystemPlan(name, policy, executable) for policy in (_PEER_POLICIES if name in PEERS else ("",))]
+            plans += [SystemPlan(name, policy, executable) for policy in _PEER_POLICIES]
     return plans, absent
 
 
@@ -215,12 +185,12 @@ class SystemProcesses:
         Raises:
             SystemAbsent: it could not be started, and was ended.
         """
-        backend, directory, cores = self._backend, self._directory, self._cores
+        backend, cores, port = self._backend, self._cores, free_ports(1)[0]
         if plan.kind == DIRECT:
             return RunningSystem(plan, backend.ports[0], None)
-        process = {OURS: _ours, NGINX: _nginx, DYNAMO: _dynamo}.get(plan.kind, _peer)(plan, backend, directory)
+        process = {OURS: _ours, DYNAMO: _dynamo}.get(plan.kind, _peer)(plan, backend, port)
         workers = _dynamo_workers(plan) if plan.kind == DYNAMO else None
-        variables = _dynamo_variables(plan, directory) if plan.kind == DYNAMO else {}
+        variables = _dynamo_variables(self._directory) if plan.kind == DYNAMO else {}
         async with AsyncExitStack() as cleanup:
             try:
                 if workers is not None:
@@ -229,7 +199,9 @@ class SystemProcesses:
                 cleanup.push_async_callback(process.end)
                 with on_core(cores[0]):
                     await process.start(self._group, variables)
-                port = await _port(plan, process, backend, directory)
+                if plan.kind == OURS:
+                    url = (await process.line_with("event log")).split()[2]
+                    await backend.child.call("join", url=url, text=plan.text or "byte")
                 await _until_answers(port, process)
                 _move_nats(process.pid, cores[1])
             except (OSError, ProcessFailed) as error:
@@ -238,8 +210,8 @@ class SystemProcesses:
         return RunningSystem(plan, port, process)
 
 
-def _ours(plan: SystemPlan, backend: Backend, _directory: Path) -> ChildProcess:
-    options = ["--mode", _OUR_MODES[plan.policy], "--port", "0", "--control-port", "0", "--set", "nats.port=0"]
+def _ours(plan: SystemPlan, backend: Backend, port: int) -> ChildProcess:
+    options = ["--mode", _OUR_MODES[plan.policy], "--port", f"{port}", "--control-port", "0", "--set", "nats.port=0"]
     if plan.sampled is not None:
         collector = f"tracing.endpoint=http://127.0.0.1:{backend.ports[0]}"
         options += ["--set", collector, "--set", f"tracing.ratio={plan.sampled}"]
@@ -248,27 +220,15 @@ def _ours(plan: SystemPlan, backend: Backend, _directory: Path) -> ChildProcess:
     return ChildProcess(plan.name, [sys.executable, *plan.command, *options])
 
 
-def _nginx(plan: SystemPlan, backend: Backend, directory: Path) -> ChildProcess:
-    own = _own(plan, directory)
-    text = _NGINX.format(
-        directory=own,
-        files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-        port=_port_file(own),
-        workers=" ".join(f"server 127.0.0.1:{port};" for port in backend.ports),
-    )
-    (own / "nginx.conf").write_text(text)
-    return ChildProcess(plan.name, [plan.executable, "-p", str(own), "-c", str(own / "nginx.conf")])
-
-
-def _peer(plan: SystemPlan, backend: Backend, directory: Path) -> ChildProcess:
-    command = [plan.executable, *PEERS[plan.kind], "--host", "127.0.0.1", "--port", _port_file(_own(plan, directory))]
+def _peer(plan: SystemPlan, backend: Backend, port: int) -> ChildProcess:
+    command = [plan.executable, *PEERS[plan.kind], "--host", "127.0.0.1", "--port", f"{port}"]
     command += ["--policy", _PEER_POLICIES[plan.policy], "--prometheus-port", str(free_ports(1)[0])]
     command += ["--log-level", "error", "--worker-urls", *(f"http://127.0.0.1:{port}" for port in backend.ports)]
     return ChildProcess(plan.name, command)
 
 
-def _dynamo(plan: SystemPlan, _backend: Backend, directory: Path) -> ChildProcess:
-    options = ["--http-host", "127.0.0.1", "--http-port", _port_file(_own(plan, directory)), "--router-mode", "kv"]
+def _dynamo(plan: SystemPlan, _backend: Backend, port: int) -> ChildProcess:
+    options = ["--http-host", "127.0.0.1", "--http-port", f"{port}", "--router-mode", "kv"]
     return _dynamo_module(plan, "frontend", [*options, "--tokenizer", "fastokens", "--no-tokenizer-fallback"])
 
 
@@ -281,31 +241,9 @@ def _dynamo_module(plan: SystemPlan, module: str, options: list[str]) -> ChildPr
     return ChildProcess(f"{plan.name}, {module}", command)
 
 
-def _dynamo_variables(plan: SystemPlan, directory: Path) -> dict[str, str]:
+def _dynamo_variables(directory: Path) -> dict[str, str]:
     """Return what lets its programs find each other by files, and keeps them off the network."""
-    return {"DYN_FILE_KV": str(_own(plan, directory) / "discovery"), "HF_HUB_OFFLINE": "1", "DYN_LOG": "error"}
-
-
-def _own(plan: SystemPlan, directory: Path) -> Path:
-    own = directory / plan.name.replace(" ", "-").replace(",", "")
-    own.mkdir(exist_ok=True)
-    return own
-
-
-def _port_file(own: Path) -> str:
-    """Return a free port, and write it to a file beside the system's configuration."""
-    port = str(free_ports(1)[0])
-    (own / "port").write_text(port)
-    return port
-
-
-async def _port(plan: SystemPlan, process: ChildProcess, backend: Backend, directory: Path) -> int:
-    if plan.kind != OURS:
-        return int((_own(plan, directory) / "port").read_text())
-    address = (await process.line_with("router on")).split()[2]
-    url = (await process.line_with("event log")).split()[2]
-    await backend.child.call("join", url=url, text=plan.text or "byte")
-    return int(address.rpartition(":")[2])
+    return {"DYN_FILE_KV": str(directory / "discovery"), "HF_HUB_OFFLINE": "1", "DYN_LOG": "error"}
 
 
 async def _until_answers(port: int, process: ChildProcess) -> None:

@@ -11,9 +11,8 @@ import click
 import psutil
 
 from bench.child import BenchFailed, finished
-from bench.events.freshness import freshness
 from bench.events.run import OURS, QUICK, EventsPlan
-from bench.events.throughput import cold, throughput
+from bench.events.throughput import cold, freshness, throughput
 from bench.processes import ProcessFailed
 from bench.tables import (
     FigureTable,

@@ -15,8 +15,7 @@ from math import inf
 from typing import NamedTuple, cast
 
 from bench.child import Answer
-from bench.events.load import EventLoad, Flush, schedule
-from bench.events.run import MODEL, LogRole
+from bench.events.run import MODEL, EventLoad, Flush, LogRole, schedule
 from bench.report import percentile
 from indexer.embedded import EmbeddedIndex
 from kv_protocol import codec, fleet, subjects

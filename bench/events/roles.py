@@ -10,15 +10,13 @@ SnapshotRole    an index in parts that writes a snapshot
 
 import asyncio
 import time
-from collections import deque
 from math import ceil
 
 import zmq
 import zmq.asyncio
 
 from bench.child import Answer, Role
-from bench.events.load import EventLoad, engine_events, payloads
-from bench.events.run import BARE_STREAM, BARE_SUBJECT, MODEL, LogRole
+from bench.events.run import BARE_STREAM, BARE_SUBJECT, MODEL, EventLoad, LogRole, engine_events, payloads
 from indexer.follow.fold import IndexFold
 from indexer.native.index import make_index
 from indexer.service.feed import IndexFeed
@@ -31,7 +29,7 @@ from kv_runtime.event_log import EventLog, LogMessage
 from kv_runtime.supervise import Part
 from worker_agent.events.consolidation import SOLE, Consolidation
 from worker_agent.events.consolidator import Consolidator
-from worker_agent.events.dialects.engine_wire import REPLAY_END, decode_sequence, encode_sequence
+from worker_agent.events.dialects.engine_wire import encode_sequence
 from worker_agent.events.engine_event_subscriber import EngineEventSubscriber, PublisherAddress
 from worker_agent.events.event_path import new_epoch
 
@@ -44,12 +42,10 @@ _RING_BYTES = 16 << 20
 class AgentRole(LogRole):
     """One worker. Each of its ranks keeps `_RING_BYTES` for replays."""
 
-    def __init__(
-        self, *, url: str, worker: str, dp_ranks: int, block_size: int, publisher: str = "", replay: str = ""
-    ) -> None:
+    def __init__(self, *, url: str, worker: str, dp_ranks: int, block_size: int, publisher: str = "") -> None:
         super().__init__(url)
         self._worker, self._dp_ranks, self._block_size = worker, dp_ranks, block_size
-        self._publisher, self._replay = publisher, replay
+        self._publisher = publisher
         self._context = zmq.asyncio.Context()
         self._sequence = 0
 
@@ -67,8 +63,7 @@ class AgentRole(LogRole):
     def _readers(self) -> list[EngineEventSubscriber]:
         if not self._publisher:
             return []
-        at = PublisherAddress(SOLE, self._publisher, self._replay)
-        return [EngineEventSubscriber(at, self._context, self._clock)]
+        return [EngineEventSubscriber(PublisherAddress(SOLE, self._publisher), self._context, self._clock)]
 
     def parts(self) -> list[Part]:
         """Return the parts of the consolidator and of the connection."""
@@ -102,16 +97,14 @@ class AgentRole(LogRole):
         self._context.destroy(linger=0)
 
 
-_RING_STEPS = 50_000
 _HWM_MESSAGES = 100_000
-_POLL_MS = 100
 
 
 class PlayerRole(Role):
     """Prepares loads one after another, with `events_a_payload` events in a message, and sends them as vLLM does.
 
-    The newest `_RING_STEPS` messages can be had again. The live socket is an XPUB, on the wire a PUB that also sees
-    subscriptions: nothing is sent before there is a subscriber. Source: `docs/SOURCES.md` E3.1, E3.5, E3.6.
+    The socket is an XPUB, on the wire a PUB that also sees subscriptions: nothing is sent before there is a subscriber.
+    Source: `docs/SOURCES.md` E3.1, E3.5.
     """
 
     def __init__(self, *, url: str, events_a_payload: int) -> None:
@@ -119,33 +112,14 @@ class PlayerRole(Role):
         self._events_a_payload = events_a_payload
         self._prepared: list[bytes] = []
         self._sequence = 0
-        self._ring: deque[tuple[int, bytes]] = deque(maxlen=_RING_STEPS)
         self._context = zmq.asyncio.Context()
 
     async def begin(self) -> Answer:
-        """Return the endpoints of publications and of replays."""
-        self._live, self._replays = self._bound(zmq.XPUB), self._bound(zmq.ROUTER)
-        publisher, replay = (each.getsockopt_string(zmq.LAST_ENDPOINT) for each in (self._live, self._replays))
-        return {"publisher": publisher, "replay": replay}
-
-    def _bound(self, kind: int) -> zmq.asyncio.Socket:
-        socket = self._context.socket(kind)
-        socket.set(zmq.SNDHWM, _HWM_MESSAGES)
-        socket.bind("tcp://127.0.0.1:*")
-        return socket
-
-    def parts(self) -> list[Part]:
-        """Return the server of replays."""
-        return [Part("replays", self._answer_replays, 1)]
-
-    async def _answer_replays(self, stop: asyncio.Event) -> None:
-        while not stop.is_set():
-            if await self._replays.poll(timeout=_POLL_MS):
-                identity, _, start = await self._replays.recv_multipart()
-                wanted = decode_sequence(start)
-                for sequence, payload in [each for each in self._ring if each[0] >= wanted]:
-                    await self._replays.send_multipart([identity, b"", encode_sequence(sequence), payload])
-                await self._replays.send_multipart([identity, b"", encode_sequence(REPLAY_END), b""])
+        """Return the endpoint of publications."""
+        self._live = self._context.socket(zmq.XPUB)
+        self._live.set(zmq.SNDHWM, _HWM_MESSAGES)
+        self._live.bind("tcp://127.0.0.1:*")
+        return {"publisher": self._live.getsockopt_string(zmq.LAST_ENDPOINT)}
 
     async def subscribed(self) -> Answer:
         """Return once there is a subscriber."""
@@ -162,7 +136,6 @@ class PlayerRole(Role):
         """Send all; return when the first message was sent, and the sequence after the last one."""
         began_ns = time.time_ns()
         for payload in self._prepared:
-            self._ring.append((self._sequence, payload))
             await self._live.send_multipart([b"", encode_sequence(self._sequence), payload])
             self._sequence += 1
         return {"began_ns": began_ns, "sequence": self._sequence}

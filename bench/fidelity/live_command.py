@@ -16,8 +16,16 @@ import click
 from rich.console import Console
 from rich.progress import track
 
-from bench.fidelity.live_fleet import EngineModel, LiveFleet
-from bench.fidelity.live_recording import WORKERS, LiveRun, Recording, RecordingInvalid, live_workload, load_runs
+from bench.fidelity.live_recording import (
+    WORKERS,
+    EngineModel,
+    LiveFleet,
+    LiveRun,
+    Recording,
+    RecordingInvalid,
+    live_workload,
+    load_runs,
+)
 from bench.fidelity.live_timings import H100_4B_SGLANG, H200_4B
 from bench.placement.policies import PLACEMENTS, Placement
 from bench.report import machine_line, percentile
@@ -182,8 +190,7 @@ def _report(
     yield f"|---|{'---|' * len(TITLES)}"
     real, simulated, bounds = _real(runs), {}, []
     for policy in track(real, transient=True, console=Console(stderr=True)):
-        placement = placement_of(policy)
-        if placement is None:
+        if (placement := placement_of(policy)) is None:
             yield f"| {policy} | {' | '.join(['not simulated'] + [''] * (len(TITLES) - 1))} |"
             continue
         simulated[policy] = LiveFigures.mean([simulate(recording, model, placement, seed) for seed in range(seeds)])

@@ -117,7 +117,7 @@ class ColdMatchCell:
 
 
 class TraceCell:
-    """A trace's schedule (`plan.py`): every request is matched, what it misses stored, what is evicted removed."""
+    """A trace's schedule (`command.py`): every request is matched, what it misses stored, what is evicted removed."""
 
     def __init__(self, of: Subject, *, file: str, ranks: int, cache_blocks: int) -> None:
         self._of, self._capacity = of, (ranks, cache_blocks)

@@ -10,7 +10,7 @@ Equal seeds give equal hashes, for every subject:
 
 chain    blocks of one sequence, one behind the other: random u64s
 event    some blocks of a chain, stored together
-request  a step of the trace's replay (see `plan.py`), which comes in a file
+request  a step of the trace's replay (see `command.py`), which comes in a file
 """
 
 import json

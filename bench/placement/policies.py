@@ -1,11 +1,11 @@
-"""The policies that the bench compares, by name.
+"""The policies that the bench compares, by name, and the rules of those that are no mode of ours.
 
 kv                  mode kv as it is by default
 kv-fcfs, kv-wspt    the same behind our queue
 predicted-ttft, least-loaded, power-of-two, round-robin        our other modes; the last three are other routers' too
-dynamo              NVIDIA Dynamo's rule: see `rules.py`
+dynamo              NVIDIA Dynamo's rule, `fewest_blocks`
 dynamo-fcfs, dynamo-wspt                                       the same behind its queue
-sglang, session-hash, llm-d                                    rules of their own: see the modules of this folder
+sglang, session-hash, llm-d                                    rules of their own, below
 
 Dynamo's queue (`--router-queue-threshold`, `--router-queue-policy`; off by default, as ours): a request waits while
 others do, or while every worker has more than threshold x max_num_batched_tokens of uncached prompts before their
@@ -16,17 +16,207 @@ Not theirs: what workers hold is read anew when a request is placed, there only 
 ai-dynamo 1.6.1, help texts of the flags (`dynamo/common/configuration/groups/kv_router_args.py`, which allows no
 lcfs); ai-dynamo/dynamo, `lib/kv-router/src/scheduling/queue.rs` at 00067c3 and
 `docs/components/router/router-configuration.md` at 057096c.
+
+The rules of other routers, written from their documentation; none of their code is here.
+
+`CacheAware`: SGLang's router in its policy `cache_aware`.
+
+    imbalanced   (most - fewest) > balance_abs_threshold and most > balance_rel_threshold * fewest, of requests that
+                 are in flight at each worker: the worker with the fewest
+    otherwise    the worker whose tree holds the longest prefix of the prompt, if that is a greater share of the prompt
+                 than cache_threshold; else the worker with the smallest tree
+    afterwards   the prompt is inserted into the chosen worker's tree, in either case
+    eviction     every eviction_interval_secs each tree loses its least recently used leaves beyond max_tree_size
+
+Source: the flags' help texts and defaults of sglang-router 0.3.2 (`python -m sglang_router.launch_router --help`); the
+algorithm: the documentation of its successor (lightseekorg/smg, `docs/concepts/routing/cache-aware.md`).
+vllm-router's `cache_aware` has the same rule and defaults (its help texts).
+
+Not theirs: trees are of full blocks where theirs are of characters; a character is taken as a quarter of a token. Which
+of several workers with equally long prefixes is chosen is not documented: the seed draws one.
+
+`WeightedScorers`: llm-d's, with the weights of its guides.
+
+    prefix    share of the prompt's blocks that the worker holds, from its KV events        weight 3
+    queue     (most - waiting) / (most - fewest), of requests that wait in the engines; 1 where all are equal      2
+    cache     1 - share of the KV blocks that running requests use                                                 2
+    choice    the greatest weighted sum; of equal ones the seed draws one
+
+Queue and cache are the engines' own metrics, read every `SCRAPE_S`. Source: llm-d's guide for precise prefix-cache
+routing (`precise-prefix-cache-scorer` 3.0, `kv-cache-utilization-scorer` 2.0, `queue-scorer` 2.0, `max-score-picker`);
+formulas of the scorers: Gateway API Inference Extension, plugin documentation. The interval of 50 ms: its
+`--refresh-metrics-interval`.
+
+`fewest_blocks`: NVIDIA Dynamo's (its documentation of 1.6), with our tie-breaks.
+
+    cost      (queued tokens + ISL) / B - blocks held, or 0, and the worker's active blocks with those of the request
+    choice    the lowest cost; of equal ones the seed draws one
+
+`SessionHash`: vllm-router's policy `consistent_hash`.
+
+    ring      160 points for each worker; a key belongs to the worker of the first point at or after its hash, the first
+              of all after the last
+    key       the session id of the request (a header), else its user, else its body
+
+Load is not read. Source: vllm-router's README and flags (the policy), descriptions of it (160 virtual nodes a worker;
+the key is looked for in headers, then in the body). Its hash function is another one; here it is BLAKE2b.
 """
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import blake2b
 from typing import NamedTuple
 
-from bench.placement.rules import CacheAware, EngineMetrics, SessionHash, WeightedScorers, fewest_blocks
-from bench.routing.virtual_engine import VirtualEngine
+import numpy as np
+
+from bench.prefix_tree import PrefixTree
 from bench.routing.virtual_fleet import ModesOf
-from bench.routing.virtual_router import NO_QUEUE, VirtualQueue
-from router.decision.policies import MODES, Mode
+from bench.routing.virtual_router import NO_QUEUE, VirtualEngine, VirtualQueue
+from kv_protocol.codec import unpack_u64
+from kv_protocol.decided import RouteRequest
+from kv_protocol.splitmix import choice_index
+from router.decision.policies import MODES, Candidates, Choice, Mode
 from router.decision.policy import Policy
+
+CHARACTERS_PER_TOKEN = 4
+
+
+class CacheAwareSettings(NamedTuple):
+    """The flags, by their names and with their defaults."""
+
+    cache_threshold: float = 0.3
+    balance_abs_threshold: int = 64
+    balance_rel_threshold: float = 1.5
+    eviction_interval_secs: float = 60.0
+    max_tree_size: int = 67_108_864
+
+
+class CacheAware:
+    """One life of that router: trees by worker, empty at first."""
+
+    def __init__(self, settings: CacheAwareSettings | None = None) -> None:
+        self._settings = settings or CacheAwareSettings()
+        self._trees: dict[str, PrefixTree] = {}
+        self._evicted_s = 0.0
+
+    def choose(self, candidates: Candidates, request: RouteRequest, _policy: Policy, seed: int) -> Choice:
+        """Return the choice; the prompt counts as routed there."""
+        view = candidates.columns
+        trees = [self._trees.setdefault(rank.worker_id, PrefixTree()) for rank in view.ranks]
+        self._evict(view.now_s, request.block_size)
+        chain = unpack_u64(request.sequence_hashes)
+        in_flight = view.active_requests.tolist()
+        if self._is_imbalanced(in_flight):
+            choice = Choice(in_flight.index(min(in_flight)), "load")
+        else:
+            choice = self._by_prefix(trees, chain, request, seed)
+        trees[choice.winner].insert(chain)
+        return choice
+
+    def _is_imbalanced(self, in_flight: Sequence[int]) -> bool:
+        most, fewest = max(in_flight), min(in_flight)
+        settings = self._settings
+        return most - fewest > settings.balance_abs_threshold and most > settings.balance_rel_threshold * fewest
+
+    def _by_prefix(self, trees: Sequence[PrefixTree], chain: Sequence[int], request: RouteRequest, seed: int) -> Choice:
+        depths = [tree.depth(chain) for tree in trees]
+        deepest = max(depths)
+        if deepest * request.block_size > self._settings.cache_threshold * request.isl_tokens:
+            holders = [place for place, depth in enumerate(depths) if depth == deepest]
+            return Choice(holders[choice_index(seed, len(holders))], "overlap")
+        sizes = [len(tree) for tree in trees]
+        return Choice(sizes.index(min(sizes)), "load")
+
+    def _evict(self, now_s: float, block_size: int) -> None:
+        if now_s - self._evicted_s < self._settings.eviction_interval_secs:
+            return
+        self._evicted_s = now_s
+        for tree in self._trees.values():
+            tree.evict(self._settings.max_tree_size // (block_size * CHARACTERS_PER_TOKEN))
+
+
+SCRAPE_S = 0.05
+
+
+class EngineMetrics(NamedTuple):
+    """What an engine reports: requests that wait, and the share (0..1) of its KV blocks that requests use."""
+
+    waiting: int
+    kv_usage: float
+
+
+def fewest_blocks(candidates: Candidates, request: RouteRequest, _policy: Policy, seed: int) -> Choice:
+    """Return the worker with the fewest blocks to compute and in use."""
+    ranks, own_blocks = candidates.columns, -(-request.isl_tokens // request.block_size)
+    missing = (ranks.queued_tokens + request.isl_tokens) / request.block_size - ranks.overlap[0]
+    costs = (np.maximum(missing, 0.0) + ranks.active_blocks - ranks.shared_blocks + own_blocks).tolist()
+    best = [place for place, cost in enumerate(costs) if cost == min(costs)]
+    return Choice(best[choice_index(seed, len(best))], "load", costs=costs)
+
+
+_PREFIX, _QUEUE, _CACHE = 3.0, 2.0, 2.0
+"""The weights of the three scorers."""
+
+
+class WeightedScorers:
+    """The scorers, and the metrics as they were read last; `scrape` returns the engines' in the order of the ranks."""
+
+    def __init__(self, scrape: Callable[[], Sequence[EngineMetrics]]) -> None:
+        self._scrape = scrape
+        self._metrics: Sequence[EngineMetrics] = ()
+        self._scraped_s = 0.0
+
+    def choose(self, candidates: Candidates, request: RouteRequest, _policy: Policy, seed: int) -> Choice:
+        """Return the worker with the greatest score."""
+        now_s = candidates.view.now_s
+        if not self._metrics or now_s - self._scraped_s >= SCRAPE_S:
+            self._metrics, self._scraped_s = self._scrape(), now_s
+        scores = self.scores(candidates, request)
+        best = [place for place, score in enumerate(scores) if score == max(scores)]
+        return Choice(best[choice_index(seed, len(best))], "load" if len(best) == len(scores) else "overlap")
+
+    def scores(self, candidates: Candidates, request: RouteRequest) -> list[float]:
+        """Return the weighted sum of each candidate, by the metrics that were read last."""
+        blocks = max(1, len(request.sequence_hashes) // 8)
+        held = candidates.columns.overlap[0].tolist()
+        metrics = [self._metrics[place] for place in candidates.rank_indices]
+        waiting = [each.waiting for each in metrics]
+        most, fewest = max(waiting), min(waiting)
+        return [
+            _PREFIX * held[place] / blocks
+            + _QUEUE * ((most - each.waiting) / (most - fewest) if most > fewest else 1.0)
+            + _CACHE * (1.0 - each.kv_usage)
+            for place, each in enumerate(metrics)
+        ]
+
+
+VIRTUAL_NODES = 160
+
+
+class SessionHash:
+    """The ring, built anew when the workers change."""
+
+    def __init__(self) -> None:
+        self._workers: tuple[str, ...] = ()
+        self._points: list[tuple[int, int]] = []
+
+    def choose(self, candidates: Candidates, request: RouteRequest, _policy: Policy, _seed: int) -> Choice:
+        """Return the worker of the request's key."""
+        workers = tuple(rank.worker_id for rank in candidates.columns.ranks)
+        if workers != self._workers:
+            self._workers = workers
+            self._points = sorted(
+                (_hash(f"{worker}:{node}".encode()), place)
+                for place, worker in enumerate(workers)
+                for node in range(VIRTUAL_NODES)
+            )
+        key = request.session_id.encode() or request.sequence_hashes or request.request_id.encode()
+        at = bisect_left(self._points, (_hash(key), 0))
+        return Choice(self._points[at % len(self._points)][1], "affinity")
+
+
+def _hash(key: bytes) -> int:
+    return int.from_bytes(blake2b(key, digest_size=8).digest(), "little")
 
 
 class Placement(NamedTuple):

@@ -19,14 +19,14 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from bench.routing.trace import TRACE_BLOCK_TOKENS, TraceHashes, TraceRequest
-from bench.routing.virtual_engine import FORESEEN_MAX, VirtualEngine, describe
 from bench.routing.virtual_router import (
     NO_QUEUE,
-    RecorderOf,
     VirtualClock,
+    VirtualEngine,
     VirtualIndex,
     VirtualQueue,
     VirtualRouter,
+    describe,
     route_request_of,
 )
 from indexer.follow.inputs import Received, read_message
@@ -37,7 +37,7 @@ from kv_protocol.events import Batch
 from kv_protocol.ids import WorkerRank
 from router.decision.policies import MODES, Mode
 from router.decision.policy import Policy
-from router.decision.routing import Lease
+from router.decision.routing import Lease, Routing
 from router.decision.state import RouterState
 from router.native import built
 from worker_agent.engines.simulated.blocks import NewPool, rank_pool
@@ -58,14 +58,13 @@ class VirtualFleetShape(NamedTuple):
 
     So many `engines_per_gpu` slow each other down: an iteration lasts as long as the number of them that compute when
     it begins makes it. The router takes `router_s` for a request, one after the other. `jitter`: the standard deviation
-    of the logarithm of an iteration's length. Nothing is foreseen of either (`foreseen_max` 0).
+    of the logarithm of an iteration's length.
     """
 
     workers: int
     kv_tokens: int
     block_size: int = 512
     lag_s: float = 0.005
-    foreseen_max: int = FORESEEN_MAX
     slowdowns: tuple[float, ...] = (1.0,)
     new_pool: NewPool = rank_pool
     scheduling: Scheduling = TRTLLM
@@ -126,7 +125,7 @@ class VirtualFleet:
     """A fleet that plays one trace, once. Each of `requests` fits into a worker's cache.
 
     `follow_ups` are found by the block ids of the request that they follow. `modes_of` makes the modes that the policy
-    can name, anew for each start of the router. `recorder_of` makes what gets all that the router applies.
+    can name, anew for each start of the router, and `new_routing` makes its decisions.
     """
 
     def __init__(
@@ -138,7 +137,7 @@ class VirtualFleet:
         seed: int,
         follow_ups: FollowUps = MappingProxyType({}),
         modes_of: ModesOf = lambda _: MODES,
-        recorder_of: RecorderOf | None = None,
+        new_routing: Callable[..., Routing] = Routing,
         queue: VirtualQueue = NO_QUEUE,
     ) -> None:
         self._shape = shape
@@ -163,7 +162,6 @@ class VirtualFleet:
                 descriptions[number],
                 self._hashes.of_engine_block,
                 slowdown=shape.slowdowns[number % len(shape.slowdowns)],
-                foreseen_max=shape.foreseen_max,
                 new_pool=shape.new_pool,
                 timing=shape.timings[number] if shape.timings else H200_8B,
                 id_tokens=shape.id_tokens,
@@ -183,7 +181,7 @@ class VirtualFleet:
             policy,
             seed=seed,
             modes=modes_of(self.engines),
-            recorder_of=recorder_of,
+            new_routing=new_routing,
             queue=queue,
         )
         self._router = self._start()
@@ -261,12 +259,9 @@ class VirtualFleet:
         )
 
     def _submit(self, engine: VirtualEngine, request_id: str, request: TraceRequest) -> None:
-        ended_s = engine.ends_s
         engine.submit(request_id, request, self._clock.now_s)
-        if ended_s is None:
+        if engine.ends_s is None:
             self._begin(engine)
-        if engine.ends_s != ended_s:
-            self._await(engine)
 
     def _begin(self, engine: VirtualEngine) -> None:
         shape, number = self._shape, self._number_of[engine.rank.worker_id]
@@ -274,14 +269,10 @@ class VirtualFleet:
         neighbours = sum(each.ends_s is not None for each in self.engines[gpu : gpu + shape.engines_per_gpu])
         factor = math.exp(self._draw.gauss(-(shape.jitter**2) / 2, shape.jitter)) if shape.jitter else 1.0
         engine.begin(self._clock.now_s, neighbours, factor)
-
-    def _await(self, engine: VirtualEngine) -> None:
         assert engine.ends_s is not None
         self._at(engine.ends_s, _END, lambda: self._end(engine))
 
     def _end(self, engine: VirtualEngine) -> None:
-        if engine.ends_s != self._clock.now_s:
-            return  # it was cut off before
         outputs, batches = engine.end()
         if batches and not math.isinf(self._shape.lag_s):
             self._at(self._clock.now_s + self._shape.lag_s, _LEARN, lambda: self._learn(engine.rank, batches))
@@ -289,7 +280,6 @@ class VirtualFleet:
             self._on_output(request_id, output)
         if engine.has_work:
             self._begin(engine)
-            self._await(engine)
 
     def _learn(self, rank: WorkerRank, batches: Sequence[Batch]) -> None:
         for batch in batches:

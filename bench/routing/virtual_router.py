@@ -1,90 +1,229 @@
-"""The router of a virtual fleet: its own decisions on the run's clock and index. Heartbeats of workers come on time.
+"""A worker of a virtual fleet (engine, registration, canonical stream), and its router, which decides by itself.
 
-`WatchedRouting` tells of all that happens to leases, in order: for simulations that look at each.
+The router is on the run's clock and index; heartbeats of workers come on time. The engine's block hashes are sequence
+hashes already:
+
+    engine event                      published
+    stored                            its full blocks; partial ones are not remembered either
+    removed                           from the tier where each block is
+    updated, to another cache level   stored on the one tier, then removed from the other
+
+So do an agent's rules for TensorRT-LLM: `worker_agent/events/dialects/`.
 """
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol, cast
+from typing import NamedTuple
 
-from bench.routing.trace import TraceRequest
-from bench.routing.virtual_engine import EPOCH, MODEL, TEXT, instance_of, registered
+import msgspec
+
+from bench.routing.trace import TRACE_BLOCK_TOKENS, OneToken, TraceRequest, prompt_tokens
 from indexer.follow.fold import IndexFold
 from indexer.follow.inputs import Received
 from kv_protocol.decided import RouteRequest
-from kv_protocol.fleet import HEARTBEAT_PERIOD_S, Heartbeat
+from kv_protocol.events import Batch, Event, Removed, Stored, Tier
+from kv_protocol.fleet import HEARTBEAT_PERIOD_S, Heartbeat, WorkerRegistered
+from kv_protocol.hashing import HASH_SCHEME, canary
 from kv_protocol.ids import WorkerRank
-from kv_protocol.journal import FleetApplied, JournalRecord, LedgerApplied, WorkerHeard
-from kv_protocol.ledger import FirstToken, Renewed
+from kv_protocol.journal import FleetApplied, WorkerHeard
 from router.decision.policies import Mode
 from router.decision.policy import Policy
 from router.decision.routing import Lease, Routing
 from router.decision.state import RouterState
 from router.decision.state_settings import StateSettings
 from router.decision.verdict import Verdict
+from router.fleet.registry import TextDigests
 from router.http.refusals import Refusal
-from router.journal.encoder import JournalCheckpoint, JournalEncoder
 from router.queue.gate import Admission, FleetHeadroom
 from router.queue.waiting import QueueLimits, QueuePolicy
-from worker_agent.port.types import EngineDescription
+from worker_agent.engines.simulated.blocks import NewPool, rank_pool
+from worker_agent.engines.simulated.events import BlocksRemoved, BlocksStored, BlockUpdated, EngineEvent
+from worker_agent.engines.simulated.identity import BlockHash
+from worker_agent.engines.simulated.scheduler import Simulator
+from worker_agent.engines.simulated.scheduling import TRTLLM, Scheduling
+from worker_agent.engines.simulated.timing import H200_8B, EngineTiming
+from worker_agent.port.types import EngineDescription, EngineOutput, EngineRequest
 
-Told = JournalRecord | Verdict
-"""What was applied: a record, or a decision that was carried out."""
-
-
-class Watcher(Protocol):
-    """Gets all that a router applies."""
-
-    def record(self, what: Told) -> None:
-        """`what` was applied."""
+_ONE_TOKEN = OneToken()
 
 
-class _WatchedLease:
-    """A lease that reports its first token, renewals and outcome."""
-
-    def __init__(self, lease: Lease, tell: Callable[[Told], None]) -> None:
-        self._lease, self._tell = lease, tell
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the lease has
-        found = getattr(self._lease, name)
-        return partial(self._act, found) if callable(found) else found
-
-    def _act(self, act: Callable[..., None], *given: Any, **named: Any) -> None:  # noqa: ANN401 - as the lease has it
-        """Tell of the first token, the renewal or the end that the act brings."""
-        lease = self._lease
-        has_begun, renewed_s, before = lease.first_byte_s is not None, lease.renewed_s, lease.outcome
-        act(*given, **named)
-        if (known := lease.outcome) is not None:
-            if before is None:
-                self._tell(known)
-        elif lease.first_byte_s is not None and (not has_begun or lease.renewed_s != renewed_s):
-            event = (Renewed if has_begun else FirstToken)(lease_id=lease.verdict.decision_id)
-            self._tell(LedgerApplied(now_s=lease.renewed_s, event=event))
+def scaled(timing: EngineTiming, factor: float) -> EngineTiming:
+    """Return the timing of an engine that needs `factor` times as long for everything."""
+    seconds = {name: getattr(timing, name) * factor for name in timing.__struct_fields__ if name.endswith("_s")}
+    return msgspec.structs.replace(timing, **seconds)
 
 
-class WatchedRouting(Routing):
-    """A `Routing` that reports decisions, and events of their leases, to `watch`; `recorders` get all other records."""
+class VirtualEngine:
+    """One worker, busy or idle. `begin`, wait until the time that it returns, `end`; repeat while it `has_work`."""
 
-    def __init__(self, *given: Any, watch: Sequence[Callable[[Told], None]], **named: Any) -> None:  # noqa: ANN401 - as `Routing`
-        super().__init__(*given, **named)
-        self._watch = watch
+    def __init__(
+        self,
+        rank: WorkerRank,
+        description: EngineDescription,
+        block_hash: BlockHash,
+        *,
+        slowdown: float = 1.0,
+        new_pool: NewPool = rank_pool,
+        timing: EngineTiming = H200_8B,
+        id_tokens: int = TRACE_BLOCK_TOKENS,
+        scheduling: Scheduling = TRTLLM,
+    ) -> None:
+        """Each id of a request's blocks stands for `id_tokens`."""
+        self.rank = rank
+        self._timing, self._id_tokens = scaled(timing, slowdown), id_tokens
+        self.simulator = Simulator(
+            description,
+            timing=self._timing,
+            scheduling=scheduling,
+            token_source=_ONE_TOKEN,
+            block_hash=block_hash,
+            new_pool=new_pool,
+        )
+        self.stream = CanonicalStream(description.block_size)
+        self._outputs: tuple[tuple[str, EngineOutput], ...] = ()
+        self.waiting_requests = 0
+        """That wait for their first iteration, as the engine's metrics would say: at an iteration's end or later."""
+        self.ends_s: float | None = None
+        """When what is being computed ends; None while the engine is idle."""
 
-    def _tell(self, what: Told) -> None:
-        for each in self._watch:
-            each(what)
+    @property
+    def has_work(self) -> bool:
+        """Whether there is anything to compute."""
+        return self.simulator.has_work
 
-    def take(self, verdict: Verdict) -> Lease:
-        """Carry out `verdict`, and tell of it."""
-        lease = super().take(verdict)
-        self._tell(verdict)
-        return cast("Lease", _WatchedLease(lease, self._tell))
+    def request_s(self, request: TraceRequest) -> float:
+        """Return how long a request is on its way to this engine."""
+        return self._timing.request_s(request.isl_tokens)
+
+    def submit(self, request_id: str, request: TraceRequest, now_s: float) -> None:
+        """Queue a request; it is looked at when the next iteration begins."""
+        engine_request = EngineRequest(
+            request_id=request_id, prompt=prompt_tokens(request, self._id_tokens), max_tokens=request.osl_tokens
+        )
+        self.simulator.submit(engine_request, now_s)
+        self.waiting_requests += 1
+
+    def begin(self, now_s: float, neighbours: int = 0, factor: float = 1.0) -> None:
+        """Begin an iteration; `ends_s` says when it ends.
+
+        `neighbours` compute on the same GPU; one iteration lasts `factor` times as long as the engine model says.
+        """
+        step = self.simulator.step(now_s, neighbours)
+        self._outputs, self.ends_s = step.outputs, now_s + step.duration_s * factor
+        self.waiting_requests = step.statistics[0]["inflightBatchingStats"]["numQueuedContextRequests"]
+
+    def end(self) -> tuple[tuple[tuple[str, EngineOutput], ...], list[Batch]]:
+        """End the iteration; return the outputs by request id, and the batches that it publishes."""
+        self.ends_s = None
+        self.simulator.flush_events()
+        batches = [batch for event in self.simulator.drain_events() for batch in self.stream.of(event)]
+        return self._outputs, batches
 
 
-def tell(encoder: JournalEncoder, what: Told | JournalCheckpoint) -> None:
-    """Have a journal that is not the router's own record `what`."""
-    encoder.batches.decided(what) if isinstance(what, Verdict) else encoder.record(what)
+EPOCH = 1
+
+
+class _Held(NamedTuple):
+    parent: int | None
+    position: int
+    tier: Tier
+
+
+class CanonicalStream:
+    """Turns the events of one rank into batches."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._held: dict[int, _Held] = {}
+        self.seq = 0
+
+    def of(self, engine_event: EngineEvent) -> Iterator[Batch]:
+        """Yield the batches of an engine event, in order."""
+        for event in self._events(engine_event.data):
+            self.seq += 1
+            yield Batch(EPOCH, self.seq, event)
+
+    def _events(self, data: object) -> Iterator[Event]:
+        if isinstance(data, BlocksStored):
+            yield from self._stored(data)
+        elif isinstance(data, BlocksRemoved):
+            yield from self._removed(data)
+        elif isinstance(data, BlockUpdated) and data.cache_level is not None:
+            yield from self._moved(data.block_hash, Tier(data.cache_level.new_value))
+
+    def _stored(self, data: BlocksStored) -> Iterator[Event]:
+        hashes = tuple(block.block_hash for block in data.blocks if len(block.tokens) == self._block_size)
+        if not hashes:
+            return
+        start = 0 if data.parent_hash is None else self._held[data.parent_hash].position + 1
+        parent = data.parent_hash
+        for position, each in enumerate(hashes, start):
+            self._held[each] = _Held(parent, position, Tier.GPU)
+            parent = each
+        yield Stored(hashes, data.parent_hash, start)
+
+    def _removed(self, data: BlocksRemoved) -> Iterator[Event]:
+        known = [(each, self._held.pop(each).tier) for each in data.block_hashes if each in self._held]
+        for tier in (Tier.GPU, Tier.HOST):
+            gone = tuple(each for each, held_on in known if held_on is tier)
+            if gone:
+                yield Removed(gone, tier)
+
+    def _moved(self, block_hash: int, tier: Tier) -> Iterator[Event]:
+        held = self._held.get(block_hash)
+        if held is None or held.tier is tier:
+            return
+        self._held[block_hash] = held._replace(tier=tier)
+        yield Stored((block_hash,), held.parent, held.position, tier)
+        yield Removed((block_hash,), held.tier)
+
+
+MODEL = "sim-8b"
+TEXT = TextDigests("trace", "trace")
+MAX_NUM_SEQS = 256
+MAX_NUM_BATCHED_TOKENS = 8192
+
+
+def instance_of(worker_id: str) -> str:
+    """Return the name of the worker's only life."""
+    return f"{worker_id}-1"
+
+
+def describe(*, kv_tokens: int, block_size: int, max_seq_len: int) -> EngineDescription:
+    """Return an engine whose KV cache holds `kv_tokens` in blocks of `block_size`."""
+    return EngineDescription(
+        model=MODEL,
+        version="virtual",
+        event_source="simulated",
+        block_size=block_size,
+        total_kv_blocks=kv_tokens // block_size,
+        max_num_seqs=MAX_NUM_SEQS,
+        max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
+        max_seq_len=max_seq_len,
+    )
+
+
+def registered(rank: WorkerRank, description: EngineDescription) -> WorkerRegistered:
+    """Return the fleet event by which the worker with this one rank joins."""
+    return WorkerRegistered(
+        worker_id=rank.worker_id,
+        instance=instance_of(rank.worker_id),
+        model=MODEL,
+        served_names=(MODEL,),
+        base_url="http://virtual",
+        block_size=description.block_size,
+        hash_scheme=HASH_SCHEME,
+        tokenizer_digest=TEXT.tokenizer,
+        template_digest=TEXT.template,
+        canary=canary(description.block_size),
+        total_kv_blocks=description.total_kv_blocks,
+        max_num_seqs=description.max_num_seqs,
+        max_num_batched_tokens=description.max_num_batched_tokens,
+        max_seq_len=description.max_seq_len,
+        event_source="simulated",
+    )
 
 
 LEASE_S = 300.0
@@ -127,10 +266,6 @@ class VirtualIndex(IndexFold):
         return ""
 
 
-RecorderOf = Callable[[RouterState, VirtualClock], Watcher]
-"""Makes what gets all that a router applies, for each start of the router."""
-
-
 class VirtualQueue(NamedTuple):
     """The router's queue (`router/queue/waiting.py`) without a bound; threshold None: no request waits."""
 
@@ -159,16 +294,12 @@ class VirtualRouter:
         *,
         seed: int,
         modes: Mapping[str, Mode],
-        recorder_of: RecorderOf | None = None,
+        new_routing: Callable[..., Routing] = Routing,
         queue: VirtualQueue = NO_QUEUE,
     ) -> None:
         self._ranks, self._clock = ranks, clock
         self.state = RouterState(StateSettings(text=TEXT, lease_s=LEASE_S), modes)
-        routing: Callable[..., Routing] = Routing
-        if recorder_of is not None:
-            watcher = recorder_of(self.state, clock)
-            routing = partial(WatchedRouting, recorders=[watcher], watch=[watcher.record])
-        self._routing = routing(self.state, index, clock, policy, seed=seed, lease_s=LEASE_S, decisions_max=1)
+        self._routing = new_routing(self.state, index, clock, policy, seed=seed, lease_s=LEASE_S, decisions_max=1)
         for rank, description in zip(ranks, descriptions, strict=True):
             self._routing.apply(FleetApplied(now_s=clock.now_s, event=registered(rank, description)))
         self._beat_s = clock.now_s - HEARTBEAT_PERIOD_S

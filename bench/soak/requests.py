@@ -4,7 +4,7 @@ A simulated engine's text is a pure function of the prompt's tokens, so the answ
 whichever worker computes it, and however many workers computed parts of it. Prompts are those of the byte tokenizer.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -60,23 +60,25 @@ KINDS = (
 )
 REFUSED = Kind("request to refuse", 10, (0, 0))
 _LONG, _LARGE = "x" * 16_000, "x" * 100_000
-_UNACCEPTABLE = (
-    (400, b"{", b""),
-    (400, msgspec.json.encode({"model": MODEL, "prompt": _LARGE, "max_tokens": -1}), b""),
-    (400, msgspec.json.encode({"model": MODEL, "prompt": "x", "max_tokens": 1 << 20}), b""),
-    (400, msgspec.json.encode({"model": MODEL, "prompt": _LONG}), b"x-worker-instance-id: no-such-worker\r\n"),
-    (404, msgspec.json.encode({"model": "no-such-model", "prompt": _LONG}), b""),
-    (413, msgspec.json.encode({"model": MODEL, "prompt": "x", "user": "x" * (1 << 20)}), b""),
+_UNACCEPTABLE: tuple[tuple[int, bytes, dict[str, str]], ...] = (
+    (400, b"{", {}),
+    (400, msgspec.json.encode({"model": MODEL, "prompt": _LARGE, "max_tokens": -1}), {}),
+    (400, msgspec.json.encode({"model": MODEL, "prompt": "x", "max_tokens": 1 << 20}), {}),
+    (400, msgspec.json.encode({"model": MODEL, "prompt": _LONG}), {"x-worker-instance-id": "no-such-worker"}),
+    (404, msgspec.json.encode({"model": "no-such-model", "prompt": _LONG}), {}),
+    (413, msgspec.json.encode({"model": MODEL, "prompt": "x", "user": "x" * (1 << 20)}), {}),
 )
 """Bodies with their expected status, and headers: no JSON, a wrong field of a large body, more tokens than any worker
 allows, pinned to an unknown worker, an unknown model, too large."""
 
 
 class SoakRequest(NamedTuple):
-    """One request; `data` are its bytes, `texts` the expected text of each choice."""
+    """One request; `texts` are the expected text of each choice."""
 
     kind: Kind
-    data: bytes
+    path: str = _COMPLETION
+    body: bytes = b""
+    headers: Mapping[str, str] = {}
     texts: tuple[str, ...] = ()
     tokens: int = 0
     """Of each choice."""
@@ -103,7 +105,7 @@ class User:
         kind = draw.choices((*KINDS, REFUSED), weights)[0]
         if kind is REFUSED:
             status, body, headers = draw.choice(_UNACCEPTABLE)
-            return SoakRequest(kind, _http(_COMPLETION, body, headers), status=status)
+            return SoakRequest(kind, _COMPLETION, body, headers, status=status)
         return self._chat(kind) if kind.is_chat else self._completion(kind)
 
     def _chat(self, kind: Kind) -> SoakRequest:
@@ -134,10 +136,11 @@ class User:
             options["stream_options"] = {"include_usage": True}
         return SoakRequest(
             kind,
-            _http(path, msgspec.json.encode(options | prompt)),
-            tuple(_answer(_ENGINE.of_choice(choice), state, tokens) for choice, state in enumerate(states)),
-            tokens,
-            has_usage,
+            path,
+            msgspec.json.encode(options | prompt),
+            texts=tuple(_answer(_ENGINE.of_choice(choice), state, tokens) for choice, state in enumerate(states)),
+            tokens=tokens,
+            has_usage=has_usage,
             leaves_after=draw.randint(*_LEAVES_AFTER_EVENTS) if kind.leaves else 0,
         )
 
@@ -153,9 +156,3 @@ def _answer(engine: TokenSource, state: int, tokens: int) -> str:
 
 def _words(draw: Random, size: tuple[int, int]) -> str:
     return "".join(draw.choices(_LETTERS, k=draw.randint(*size)))
-
-
-def _http(path: str, body: bytes, headers: bytes = b"") -> bytes:
-    """Return the request; each of the further `headers` ends with CRLF."""
-    lines = ("host: localhost", "content-type: application/json", f"content-length: {len(body)}", "")
-    return "\r\n".join((f"POST {path} HTTP/1.1", *lines)).encode() + headers + b"\r\n" + body

@@ -25,8 +25,8 @@ from typing import Literal, NamedTuple
 import aiohttp
 import psutil
 
-from bench.report import machine_line
-from bench.soak.answers import AnswerOutcome, Tally
+from bench.report import machine_line, percentile
+from bench.soak.clients import AnswerOutcome, Tally
 from bench.tables import FigureTable, markdown_table
 
 FaultKind = Literal[
@@ -289,7 +289,8 @@ def _summary(soak: Soak, problems: Sequence[str], took_s: float) -> Iterator[str
     yield ""
     yield f"* lost: {sum(tally.lost().values())}; ended with an error event because their worker died and they could "
     yield f"  not migrate: {tally.excused()}; right though their worker was killed in the midst: {tally.saved()}"
-    yield f"* latency: p50 <= {tally.quantile_s(0.5) * 1000:g} ms, p99 <= {tally.quantile_s(0.99) * 1000:g} ms"
+    p50_ms, p99_ms = (1000 * percentile(tally.latencies_s, quantile) for quantile in (0.5, 0.99))
+    yield f"* latency: p50 {p50_ms:.0f} ms, p99 {p99_ms:.0f} ms"
     yield f"* CPU: {_cpu(soak)}"
     yield f"* most leases at once: {soak.leases_peak:g}, of {soak.users} users"
     yield f"* result: {'as it must be' if not problems else f'{len(problems)} problems'}"

@@ -96,14 +96,9 @@ def time_left(took_s: Mapping[RunInputs, float], runs: Sequence[RunInputs]) -> s
     """Return in words how long these runs will take, by those that were measured."""
     if not runs or not took_s:
         return f"{len(runs)} left"
-    seconds = sum(_expected_s(took_s, each.load) for each in runs)
+    seconds = len(runs) * sum(took_s.values()) / len(took_s)
     about = f"{seconds / 60:.0f} min" if seconds >= _IN_MINUTES_S else f"{seconds:.0f} s"
     return f"{len(runs)} left, about {about}"
-
-
-def _expected_s(took_s: Mapping[RunInputs, float], load: str) -> float:
-    alike = [seconds for inputs, seconds in took_s.items() if inputs.load == load] or list(took_s.values())
-    return sum(alike) / len(alike)
 
 
 QUANTILES = (0.50, 0.90, 0.99)

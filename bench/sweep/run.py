@@ -29,7 +29,7 @@ from random import Random
 import aiohttp
 import msgspec
 
-from bench.processes import FleetProcesses, FleetShape, roles_of, settings_of
+from bench.processes import FleetProcesses, FleetShape
 from bench.report import lag_s, machine_line
 from bench.streaming_client import Measured, StreamingClient
 from bench.sweep import results
@@ -266,11 +266,10 @@ def workers_of(layout: str) -> tuple[int, int, int]:
 def shape_of(inputs: RunInputs) -> FleetShape:
     """Return the fleet of a run."""
     aggregated, prefill, decode = workers_of(inputs.layout)
-    roles = roles_of(aggregated=aggregated, prefill=prefill, decode=decode)
     return FleetShape(
-        workers=0,
-        ids=tuple(roles),
-        more_settings=settings_of(roles),
+        workers=aggregated,
+        prefill=prefill,
+        decode=decode,
         mode=inputs.mode,
         model=inputs.model,
         worker_settings=(_QUIET, *inputs.worker_settings),

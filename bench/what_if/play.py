@@ -25,14 +25,9 @@ from numpy.typing import NDArray
 
 from bench.routing.trace import TraceRequest, at_rate
 from bench.routing.virtual_fleet import VirtualFleet, VirtualFleetShape
-from bench.routing.virtual_router import Told, VirtualClock
 from bench.side_by_side import play_side_by_side
-from bench.what_if.recorded import JournalUnfit, RankSpeed, Recorded, SpeedLearner, speeds_of
-from kv_protocol.ids import WorkerRank
-from kv_protocol.journal import OutcomeKnown
+from bench.what_if.recorded import JournalUnfit, RankSpeed, Recorded, speeds_of
 from router.decision.policy import Policy
-from router.decision.state import RouterState
-from router.decision.verdict import Verdict
 from worker_agent.engines.simulated.timing import EngineTiming
 
 ROUNDS = 3
@@ -153,34 +148,16 @@ def staged(recorded: Recorded, prior: EngineTiming, kv_blocks: int = 0) -> Stage
         id_tokens=fleet.block_size,
     )
     play = partial(_learnt, requests[:REQUESTS], shape, fleet.policy)
-    fit = fitted(prior, speeds_of(recorded.speeds, fleet.ranks), play)
+    fit = fitted(prior, speeds_of(recorded.learnt, fleet.ranks), play)
     return Stage(requests, shape._replace(timings=fit.timings), fit)
-
-
-class _Learning:
-    """Learns the speed of a simulated fleet's ranks as a journal's reader does."""
-
-    def __init__(self) -> None:
-        self.speeds = SpeedLearner()
-
-    def record(self, what: Told) -> None:
-        if isinstance(what, Verdict):
-            self.speeds.decided(what)
-        elif isinstance(what, OutcomeKnown):
-            self.speeds.ended(what)
 
 
 def _learnt(
     requests: Sequence[TraceRequest], shape: VirtualFleetShape, policy: Policy, timings: Sequence[EngineTiming]
 ) -> list[RankSpeed]:
-    learning = _Learning()
-
-    def recorder_of(_state: RouterState, _clock: VirtualClock) -> _Learning:
-        return learning
-
-    timed = shape._replace(timings=tuple(timings))
-    VirtualFleet(timed, policy, requests, seed=SEED, recorder_of=recorder_of).run()
-    return speeds_of(learning.speeds, [WorkerRank(f"w{number}", 0) for number in range(shape.workers)])
+    fleet = VirtualFleet(shape._replace(timings=tuple(timings)), policy, requests, seed=SEED)
+    fleet.run()
+    return speeds_of(fleet.state, [engine.rank for engine in fleet.engines])
 
 
 class Cell(NamedTuple):

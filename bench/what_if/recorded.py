@@ -97,28 +97,6 @@ class RecordedFleet(NamedTuple):
         return tuple(found)
 
 
-class SpeedLearner:
-    """Learns the speed of ranks from decisions and outcomes, of a journal or of a simulation alike."""
-
-    def __init__(self) -> None:
-        self._state = RouterState(StateSettings(text=TextDigests("", "")))
-        self._decided = dict[str, Verdict]()
-
-    def decided(self, verdict: Verdict) -> None:
-        """A decision was carried out."""
-        self._decided[verdict.decision_id] = verdict
-
-    def ended(self, known: OutcomeKnown) -> None:
-        """The outcome of a decision is known."""
-        verdict = self._decided.pop(known.decision_id, None)
-        if verdict is not None and known.outcome == "ok":
-            self._state.core.learn(verdict, known.now_s, known.ttft_s, known.itl_s, known.output_tokens or 0)
-
-    def speed_of(self, rank: WorkerRank) -> RankSpeed:
-        """Return a rank's speed; without measurements that of its model, or 1."""
-        return RankSpeed(*self._state.rate_factors().get(rank, (1.0, 1.0, 0, 0)))
-
-
 class Recorded:
     """The requests of one model in one router's journal, in the order of their decisions."""
 
@@ -127,7 +105,10 @@ class Recorded:
         self.model, self._requests_max = "", requests_max
         self.fleet: RecordedFleet | None = None
         self.left_out: Counter[str] = Counter()
-        self.speeds = SpeedLearner()
+        self.learnt = RouterState(StateSettings(text=TextDigests("", "")))
+        """Knows the speed of ranks from decisions and outcomes, and nothing else."""
+        self._open = dict[str, Verdict]()
+        """Decisions whose outcomes are not known yet."""
         self._decisions: list[Decided] = []
         self._outcomes: dict[str, OutcomeKnown | None] = {}
         """Of the decisions above, and of no others: a journal may have any number. None: not known yet."""
@@ -141,10 +122,13 @@ class Recorded:
         """Take the next record of the journal, the decision that was taken again, and the policy then in force."""
         if isinstance(record, Decided) and found is not None:
             if found.verdict is not None:
-                self.speeds.decided(found.verdict)
+                self._open[found.decision_id] = found.verdict
             self._decided(record, found.verdict, policy)
         elif isinstance(record, OutcomeKnown):
-            self.speeds.ended(record)
+            verdict = self._open.pop(record.decision_id, None)
+            if verdict is not None and record.outcome == "ok":
+                tokens = record.output_tokens or 0
+                self.learnt.core.learn(verdict, record.now_s, record.ttft_s, record.itl_s, tokens)
             if record.decision_id in self._outcomes:
                 self._outcomes[record.decision_id] = record
         elif isinstance(record, LedgerApplied) and record.router and isinstance(record.event, Routed):
@@ -242,9 +226,10 @@ def _id_of(known: dict[int, int], sequence_hash: int, fresh: "count[int]") -> in
     return number
 
 
-def speeds_of(learner: SpeedLearner, ranks: Sequence[WorkerRank]) -> list[RankSpeed]:
-    """Return the speeds of these ranks."""
-    return [learner.speed_of(rank) for rank in ranks]
+def speeds_of(learnt: RouterState, ranks: Sequence[WorkerRank]) -> list[RankSpeed]:
+    """Return the speeds of these ranks; without measurements that of their model, or 1."""
+    factors = learnt.rate_factors()
+    return [RankSpeed(*factors.get(rank, (1.0, 1.0, 0, 0))) for rank in ranks]
 
 
 class JournalOfOne:

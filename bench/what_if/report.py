@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.plot import PlotLabels, Point, plotted
+from bench.plot import PlotLabels, Point, frontier, plotted
 from bench.report import WINDOW_S
 from bench.what_if.play import WARM, Cell, Fit, Floats, Played, Stage
 from bench.what_if.recorded import Recorded, RecordedFigures
@@ -150,15 +150,6 @@ def drawn(count: int) -> list[NDArray[np.intp]]:
     ]
 
 
-def frontier(points: dict[str, tuple[float, float]]) -> set[str]:
-    """Return the names of points that no other one beats in both values, of which less is better."""
-    return {
-        name
-        for name, (x, y) in points.items()
-        if not any((a <= x and b <= y and (a, b) != (x, y)) for a, b in points.values())
-    }
-
-
 def of_recorded(values: Sequence[float]) -> tuple[float, float, float] | None:
     """Return mean, p50 and p99 of measured times; None of none."""
     if not values:
@@ -237,14 +228,16 @@ def _table(result: Result, load: float) -> list[str]:
     if load == 1.0:
         rows.append(_measured_row(result.measured))
     policies = result.at(load)
-    best = frontier({each.cell.name: _costs(each.figures) for each in policies})
-    rows += [_row(each, is_best=each.cell.name in best) for each in policies]
+    best = frontier(list(map(_point, policies)))
+    rows += [_row(each, is_best=_point(each) in best) for each in policies]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-def _costs(found: PolicyFigures) -> tuple[float, float]:
-    return found.ttft_mean_s.value, found.itl_mean_s.value
+def _point(each: PlayedPolicy) -> Point:
+    """Return how soon first tokens come, and how fast the others: more is better in both."""
+    ttft_s, itl_s = each.figures.ttft_mean_s.value, each.figures.itl_mean_s.value
+    return Point(1 / max(ttft_s, 1e-6), 1 / max(itl_s, 1e-6), f"x{each.cell.load:g}", is_served=True)
 
 
 def _measured_row(measured: RecordedFigures) -> list[str]:
@@ -350,9 +343,7 @@ def write_plot(result: Result, path: Path) -> None:
     """Write the Pareto front: first tokens against the tokens of a user, one line a policy, one point a load."""
     series = dict[str, list[Point]]()
     for each in result.played:
-        ttft_s, itl_s = _costs(each.figures)
-        point = Point(1 / max(ttft_s, 1e-6), 1 / max(itl_s, 1e-6), f"x{each.cell.load:g}", is_served=True)
-        series.setdefault(each.cell.name, []).append(point)
+        series.setdefault(each.cell.name, []).append(_point(each))
     labels = PlotLabels("What other policies would do", "1 / mean TTFT, 1/s", "tokens/s of a user (1 / mean ITL)")
     path.write_bytes(plotted(series, labels, "png" if path.suffix == ".png" else "svg"))
 

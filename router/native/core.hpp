@@ -177,7 +177,7 @@ public:
     void turned(std::string_view model);
     // Throws `std::invalid_argument` for what was decided by another core: rows are of one core.
     void check(const View& view) const;
-    // Learns how fast the winner is, of whichever core the decision is.
+    // Learns how fast the winner is from an outcome that is ok, of whichever core the decision is: for tools.
     void learn(const Verdict& verdict, const Outcome& outcome);
     void promised(const RankKey& rank, Promise promise, double now_s, std::string_view origin);
     void first_token(std::string_view lease_id, double now_s) { ledger.renew(lease_id, now_s, true); }

@@ -12,8 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from bench.capture.capture import Capture, load_capture
-from bench.capture.command import CapturedCaches, CaptureFigures, checked
+from bench.capture.command import Capture, CapturedCaches, CaptureFigures, checked, load_capture
 from tests.support.forked import Ended, forked
 from tests.support.paths import RECORDINGS
 

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
-from bench.routing.virtual_router import Told, Watcher, tell
 from kv_protocol import subjects
 from kv_protocol.journal import PolicyChanged, TimePassed
 from kv_runtime.clock import SystemClock
@@ -19,6 +18,7 @@ from router.journal.encoder import JournalCheckpoint, JournalEncoder
 from router.journal.log import JournalWriter, ensure_journal
 from tests.support.manual_clock import ManualClock
 from tests.support.parts import at_work
+from tests.support.watched_routing import Told, Watcher, tell
 from tests.system.e2e.typed import figure, typed
 from tests.system.integration.broker import Broker, eventually
 from tests.system.integration.test_journal import SETTINGS, written

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from bench.processes import FleetShape, roles_of, settings_of
+from bench.processes import FleetShape
 from tests.support.otlp_sink import OtlpSink, Span
 from tests.system.e2e.client import fleet_of
 from tests.system.e2e.conftest import FAST_WORKER, QUIET_ROUTER
@@ -45,12 +45,12 @@ async def test_an_attached_engine_gets_the_trace_of_the_router_s_client_span(ran
 
 
 async def test_the_spans_of_router_prefill_and_decode_workers_are_one_tree() -> None:
-    roles = roles_of(prefill=1, decode=1)
     with OtlpSink() as sink:
         tracing = f"tracing.endpoint={sink.url}"
         shape = FleetShape(
-            ids=tuple(roles),
-            more_settings=settings_of(roles),
+            workers=0,
+            prefill=1,
+            decode=1,
             worker_settings=(*FAST_WORKER, tracing),
             router_settings=(*QUIET_ROUTER, tracing),
         )

@@ -5,7 +5,6 @@ async with fleet_on_one_server(directory) as (server, running), running.traffic(
 """
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -18,7 +17,7 @@ from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import SystemClock
 from tests.system.faults.children import Child, Children
 from tests.system.faults.nats_servers import Limits, NatsServer
-from tests.system.faults.proof import IndexAt, Proof
+from tests.system.faults.proof import until_equal
 from tests.system.faults.scraped import Scraped, scrape
 from tests.system.faults.stream_reader import Stored, holes, stored_in
 from tests.system.faults.traffic import BLOCK_TOKENS, MODEL, Traffic, TrafficShape, traffic
@@ -57,7 +56,8 @@ class Fleet:
         self.processes: dict[str, Child] = {}
         self.urls: dict[str, str] = {}
         self.ranks: list[WorkerRank] = []
-        self.indexes: list[IndexAt] = []
+        self.indexes: dict[str, str] = {}
+        """The URLs of what `until_equal` asks."""
 
     @property
     def data_url(self) -> str:
@@ -84,15 +84,13 @@ class Fleet:
         router = ("router", "--mode", "kv", *ports, "--nats-url", self.nats_urls[0])
         settings = (_QUIET, *self._shape.nats_settings, *self._shape.router_settings)
         await self._start("router", *router, ready="control plane", settings=settings)
-        self.urls["router"] = f"http://127.0.0.1:{self._control_port}"
-        self._compare(IndexAt("router", self.urls["router"]))
+        self.urls["router"] = self.indexes["router"] = f"http://127.0.0.1:{self._control_port}"
 
     async def start_index(self, name: str, *, nats_url: str = "", port: int = 0) -> None:
         """A stand-alone index listens; `until_equal` asks it, too. `port` 0: any free one."""
         index = ("indexer", "serve", "--port", str(port), "--nats-url", nats_url or self.nats_urls[0])
         line = await self._start(name, *index, ready="index on", settings=(_QUIET, *self._shape.nats_settings))
-        self.urls[name] = line.split()[-1]
-        self._compare(IndexAt(name, self.urls[name]))
+        self.urls[name] = self.indexes[name] = line.split()[-1]
 
     async def start_worker(self, worker_id: str, model: str = MODEL, settings: tuple[str, ...] = ()) -> None:
         """The worker serves; the router may not know of it yet. `settings` are further ones."""
@@ -115,9 +113,6 @@ class Fleet:
     async def _start(self, name: str, *arguments: str, ready: str, settings: tuple[str, ...]) -> str:
         child = self.processes[name] = await self._children.start_ours(name, *arguments, ready=ready, settings=settings)
         return await child.line_with(ready)
-
-    def _compare(self, index: IndexAt) -> None:
-        self.indexes = [*(each for each in self.indexes if each.name != index.name), index]
 
     async def kill(self, name: str) -> None:
         """One of the processes is gone without a word."""
@@ -152,15 +147,8 @@ class Fleet:
 
         With `moved` every rank is proven by what came to its mirror after this call.
         """
-        indexes = [index for index in self.indexes if not only or index.name in only]
-        proof = Proof(self.nats_urls, self.session, MODEL, indexes=indexes)
-        await proof.until_equal(self.ranks, within_s=within_s, moved=moved)
-
-    async def verified(self, name: str) -> int:
-        """Return the exit code of `indexer verify` on an index: 0 where it finds every rank equal."""
-        verify = ("-m", "indexer", "verify", "--nats-url", self.nats_urls[0], "--index-url", self.urls[name])
-        process = await asyncio.create_subprocess_exec(sys.executable, *verify, stdout=asyncio.subprocess.DEVNULL)
-        return await process.wait()
+        indexes = {name: url for name, url in self.indexes.items() if not only or name in only}
+        await until_equal(self.nats_urls, indexes, MODEL, self.ranks, within_s=within_s, moved=moved)
 
     async def until_published(self, within_s: float) -> None:
         """Return once the log took all that the workers have for it; with traffic there is always something new."""

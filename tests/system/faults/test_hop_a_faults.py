@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from indexer.follow.checkpoint import RankState
+from indexer.service.index_client import IndexClient
 from kv_runtime.clock import SystemClock
 from tests.system.faults.fleet import READY_S, Fleet, fleet_on_one_server
 from tests.system.faults.foreign_engine import FOREIGN, ForeignEngine, foreign_engine, stepping
-from tests.system.faults.proof import Unanswered
 
 CONSOLIDATOR_S = 10.0
 DROPPED_S = 30.0
@@ -24,19 +25,21 @@ async def start_consolidator(running: Fleet, engine: ForeignEngine) -> None:
     await running.start_consolidator("consolidator", engine.attached(), FOREIGN)
 
 
+async def state_in(url: str) -> RankState | None:
+    async with IndexClient(url, token="", timeout_s=1.0) as index:
+        return await index.state(FOREIGN)
+
+
 async def epochs(running: Fleet) -> list[int]:
     """Return the rank's epoch in every index."""
-    return [(await index.held(running.session, FOREIGN)).place.epoch for index in running.indexes]
+    states = [await state_in(url) for url in running.indexes.values()]
+    return [state.epoch for state in states if state is not None]
 
 
 async def hashes_in_index(running: Fleet) -> set[int] | None:
     """Return what the index holds of the rank; None while it does not know the rank, as after a long silence."""
-    (index,) = (each for each in running.indexes if each.name == "index")
-    try:
-        held = await index.held(running.session, FOREIGN)
-    except Unanswered:
-        return None
-    return {block.sequence_hash for block in held.blocks}
+    state = await state_in(running.indexes["index"])
+    return None if state is None else {block.sequence_hash for chunk in state.chunks for block in chunk.blocks()}
 
 
 async def until_index_is(running: Fleet, engine: ForeignEngine, within_s: float) -> None:

@@ -4,7 +4,6 @@ The clients never repeat a request: an error, a cut and any status but 200 is a 
 """
 
 import asyncio
-from contextlib import suppress
 from pathlib import Path
 from random import Random
 
@@ -14,7 +13,6 @@ from bench.processes import free_ports
 from kv_runtime.clock import SystemClock
 from tests.system.faults.children import Child, Children
 from tests.system.faults.nats_servers import NatsServer
-from tests.system.integration.http.serving import answered
 
 SEED = 8
 REQUESTS = 6_000
@@ -41,7 +39,7 @@ class Clients:
     """Requests in closed loops, until `REQUESTS` were sent."""
 
     def __init__(self, port: int, random: Random) -> None:
-        self._port, self._random = port, random
+        self._url, self._random = f"http://127.0.0.1:{port}/v1/completions", random
         self._left = iter(range(REQUESTS))
         self.answered = 0
         self.lost: list[str] = []
@@ -53,40 +51,24 @@ class Clients:
                 group.create_task(self._loop(keeps=keeps))
 
     async def _loop(self, *, keeps: bool) -> None:
-        streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-        for number in self._left:
-            try:
-                streams = streams or await asyncio.open_connection("127.0.0.1", self._port)
-                streams[1].write(self._request(number))
-                answer = await answered(streams[0])
-            except (OSError, asyncio.IncompleteReadError) as error:
-                self.lost.append(f"request {number}, {'kept' if keeps else 'new'}: {error!r}")
-                streams = None
-                continue
-            if answer.status == 200 and b"error" not in answer.body:
-                self.answered += 1
-            else:
-                self.lost.append(f"request {number}: {answer.status} {answer.body[:200]!r}")
-            if not keeps or answer.headers.get("connection") == "close":
-                await _closed(streams[1])
-                streams = None
-            if number % 2:
-                await SystemClock().sleep(self._random.random() * PAUSE_S_MAX)
-        if streams is not None:
-            await _closed(streams[1])
+        connector = aiohttp.TCPConnector(limit=1, force_close=not keeps)
+        async with aiohttp.ClientSession(connector=connector) as session:
+            for number in self._left:
+                try:
+                    async with session.post(self._url, json=self._body(number)) as response:
+                        status, body = response.status, await response.read()
+                except aiohttp.ClientError as error:
+                    status, body = 0, repr(error).encode()
+                if status == 200 and b"error" not in body:
+                    self.answered += 1
+                else:
+                    self.lost.append(f"request {number}, {'kept' if keeps else 'new'}: {status} {body[:200]!r}")
+                if number % 2:
+                    await SystemClock().sleep(self._random.random() * PAUSE_S_MAX)
 
-    def _request(self, number: int) -> bytes:
-        stream = "true" if number % 3 else "false"
+    def _body(self, number: int) -> dict[str, object]:
         tokens = self._random.randint(1, ANSWER_TOKENS_MAX)
-        body = f'{{"model":"m","prompt":"request {number}","max_tokens":{tokens},"stream":{stream}}}'.encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
-        return head.encode() + body
-
-
-async def _closed(writer: asyncio.StreamWriter) -> None:
-    writer.close()
-    with suppress(ConnectionError):
-        await writer.wait_closed()
+        return {"model": "m", "prompt": f"request {number}", "max_tokens": tokens, "stream": bool(number % 3)}
 
 
 async def test_of_two_routers_on_one_port_one_stops_and_no_request_is_lost(tmp_path: Path) -> None:

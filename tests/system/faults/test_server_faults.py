@@ -1,16 +1,53 @@
-"""One nats-server under a fleet that serves: it is killed, loses its data, stands still, retires."""
+"""One nats-server under a fleet that serves: it is killed, loses its data, stands still, retires, is full."""
 
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from tests.system.faults.fleet import READY_S, Fleet, fleet_on_one_server
-from tests.system.faults.stream_reader import stored_in
+import pytest
 
-KILLED_S = 10.0
-EMPTY_S = 10.0
-FROZEN_S = 10.0
-RETIRED_S = 15.0
+from tests.system.faults.fleet import READY_S, Fleet, fleet_on_one_server
+from tests.system.faults.nats_servers import Limits, NatsServer
+from tests.system.faults.stream_reader import first_seq_of, squeezed, stored_in
+from tests.system.faults.traffic import Traffic
+
+RIGHT_S = 15.0
 QUIET_S = 5.0
+FEW_BYTES = 4096
+"""A few messages; and less than the streams have after a second."""
 READERS = ("router", "index")
+Fault = Callable[[NatsServer, Fleet, Traffic], Awaitable[None]]
+
+
+async def killed(server: NatsServer, _running: Fleet, sent: Traffic) -> None:
+    await server.kill()
+    await sent.more()
+    await server.start()
+
+
+async def stopped(server: NatsServer, _running: Fleet, sent: Traffic) -> None:
+    server.child.freeze()
+    await sent.more(80)
+    server.child.thaw()
+
+
+async def retired(server: NatsServer, _running: Fleet, sent: Traffic) -> None:
+    await server.retire()
+    await sent.more()
+    await server.until_retired()
+    await server.start()
+
+
+async def full(server: NatsServer, running: Fleet, sent: Traffic) -> None:
+    await server.kill()
+    await server.start(Limits(file_store_bytes=FEW_BYTES))
+    await server.child.line_with("resource limits exceeded")
+    before = await running.totals("publish_failures_total", *running.worker_ids)
+    await sent.more(40)
+    after = await running.totals("publish_failures_total", *running.worker_ids)
+    assert all(earlier < later for earlier, later in zip(before, after, strict=True)), (before, after)
+    assert min(await running.totals("outbox_bytes", *running.worker_ids)) > 0
+    await server.kill()
+    await server.start()
 
 
 async def all_processes_lost_and_found_the_log(running: Fleet) -> None:
@@ -20,19 +57,22 @@ async def all_processes_lost_and_found_the_log(running: Fleet) -> None:
     assert sum(await running.totals("publish_failures_total", *running.worker_ids)) >= 1
 
 
-async def test_a_killed_server_that_has_its_data_again_has_lost_nothing_acknowledged(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fault", [killed, stopped, retired, full], ids=lambda fault: fault.__name__)
+async def test_nothing_that_a_server_confirmed_is_lost_and_what_it_refused_arrives(
+    tmp_path: Path, fault: Fault
+) -> None:
     async with fleet_on_one_server(tmp_path) as (server, running):
         async with running.traffic() as sent:
             await running.until_equal(READY_S)
             kept = await stored_in(running.nats_urls)
-            await server.kill()
-            await sent.more()
-            await server.start()
-            await running.until_equal(KILLED_S)
+            await fault(server, running, sent)
+            await running.until_equal(RIGHT_S)
         assert sent.failed == []
         await running.nothing_is_lost(kept)
         await all_processes_lost_and_found_the_log(running)
         assert await running.totals("log_read_anew_total", *READERS) == [0, 0]
+        for metric in ("outbox_dropped_total", "outbox_bytes"):
+            assert await running.totals(metric, *running.worker_ids) == [0, 0, 0]
         await running.until_equal(QUIET_S, moved=False)
 
 
@@ -46,9 +86,9 @@ async def test_a_killed_server_that_comes_back_empty_leaves_indexes_right_and_th
             server.lose_store()
             await sent.more()
             await server.start()
-            await running.until_equal(EMPTY_S)
+            await running.until_equal(RIGHT_S)
             await running.start_index("index-2")
-            await running.until_equal(EMPTY_S, only=["index-2"])
+            await running.until_equal(RIGHT_S, only=["index-2"])
         assert sent.failed == []
         await all_processes_lost_and_found_the_log(running)
         assert min(await running.totals("log_read_anew_total", *READERS)) >= 1
@@ -56,32 +96,18 @@ async def test_a_killed_server_that_comes_back_empty_leaves_indexes_right_and_th
         await running.until_equal(QUIET_S, moved=False)
 
 
-async def test_a_stopped_server_blocks_no_client_and_loses_nothing(tmp_path: Path) -> None:
-    async with fleet_on_one_server(tmp_path) as (server, running):
+async def test_an_index_that_starts_while_a_full_stream_discards_its_oldest_asks_for_what_is_gone(
+    tmp_path: Path,
+) -> None:
+    async with fleet_on_one_server(tmp_path) as (_, running):
         async with running.traffic() as sent:
             await running.until_equal(READY_S)
-            kept = await stored_in(running.nats_urls)
-            server.child.freeze()
-            await sent.more(80)
-            server.child.thaw()
-            await running.until_equal(FROZEN_S)
+            async with squeezed(running.nats_urls, FEW_BYTES):
+                await sent.more(40)
+                await running.start_index("index-2")
+                await running.until_equal(RIGHT_S)
         assert sent.failed == []
-        await running.nothing_is_lost(kept)
-        await all_processes_lost_and_found_the_log(running)
-        await running.until_equal(QUIET_S, moved=False)
-
-
-async def test_a_server_that_retires_hands_over_to_the_next_one_on_its_port(tmp_path: Path) -> None:
-    async with fleet_on_one_server(tmp_path) as (server, running):
-        async with running.traffic() as sent:
-            await running.until_equal(READY_S)
-            kept = await stored_in(running.nats_urls)
-            await server.retire()
-            await sent.more()
-            await server.until_retired()
-            await server.start()
-            await running.until_equal(RETIRED_S)
-        assert sent.failed == []
-        await running.nothing_is_lost(kept)
-        await all_processes_lost_and_found_the_log(running)
+        assert await first_seq_of(running.nats_urls) > 1
+        assert min(await running.totals("stream_gaps_total", "index-2")) >= 1
+        assert await running.totals("log_read_anew_total", "router", "index", "index-2") == [0, 0, 0]
         await running.until_equal(QUIET_S, moved=False)

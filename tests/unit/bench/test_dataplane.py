@@ -4,7 +4,7 @@ import pytest
 
 from bench.dataplane.command import verdicts
 from bench.dataplane.run import BURST, CRAWLED, HELD, HIGH_RATE, IDLE, LARGE, LEFT, PACED, SMALL, DataplaneResults
-from bench.dataplane.systems import CACHE, DIRECT, DYNAMO, KV, NGINX, OURS, ROUND_ROBIN, UNSAMPLED, SystemPlan
+from bench.dataplane.systems import CACHE, DIRECT, DYNAMO, KV, OURS, ROUND_ROBIN, UNSAMPLED, SystemPlan
 
 SMALL_PLAIN = "CPU of a small request (router, round robin), over the best peer's, round robin"
 SMALL_AWARE = "CPU of a small request (router, kv), over the best peer's, cache-aware"
@@ -15,7 +15,6 @@ def measured(cpu_us: dict[str, float], *, more_mib: float = 0.5) -> DataplaneRes
     results.systems = [
         SystemPlan(DIRECT, ""),
         SystemPlan(OURS, ROUND_ROBIN),
-        SystemPlan(NGINX, ""),
         SystemPlan("smg", ROUND_ROBIN),
     ]
     for plan in results.systems:
@@ -36,7 +35,7 @@ def said(results: DataplaneResults) -> dict[str, tuple[tuple[tuple[str, float], 
 
 
 def test_targets_are_judged_against_the_best_peer() -> None:
-    results = measured({OURS: 20.0, NGINX: 14.0, "smg": 40.0, DIRECT: 1.0})
+    results = measured({OURS: 20.0, "smg": 40.0, DIRECT: 1.0})
     held = said(results)
     assert held[SMALL_PLAIN] == ((("against smg, round robin", 0.5),), True)
     assert held["CPU of a chunk, high rate (router, round robin), over the best peer's"][1] is True

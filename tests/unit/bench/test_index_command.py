@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from bench.index.cells import FILL_SEED, WORK, make
-from bench.index.plan import IndexPlan, cells, tables, verdicts
+from bench.index.command import IndexPlan, cells, tables, verdicts
 from bench.index.subjects import ScheduledRequest, chain, pack, subject, write_requests
 from bench.tables import Rounds
 from router.__main__ import main

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from bench.fidelity.live_fleet import EngineModel, LiveFleet
-from bench.fidelity.live_recording import Recording, Session
+from bench.fidelity.live_recording import EngineModel, LiveFleet, Recording, Session
 from bench.placement.policies import PLACEMENTS
 from bench.routing.virtual_fleet import RequestFigures
 from worker_agent.engines.simulated.timing import H200_8B, IterationWork

@@ -1,4 +1,4 @@
-"""`router bench placement`: its regimes, what regret is, and the command."""
+"""`router bench placement`: its regimes, what regret is, the command, and mode kv by default in two of them."""
 
 import json
 from itertools import chain
@@ -7,22 +7,54 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from bench.placement.grid import Place, PlacementFigures, PlacementGrid, PlacementResult, medians, run_grid
-from bench.placement.policies import PLACEMENTS
-from bench.placement.regimes import REGIMES, Sizing
-from bench.placement.report import (
+from bench.placement.command import (
     COMPARED,
     REGRET_MAX,
+    Cell,
+    Place,
+    PlacementFigures,
+    PlacementGrid,
+    PlacementResult,
     beside_the_best_of_others,
     clear_losses,
     failed_checks,
     held_out,
+    medians,
+    play,
     regrets,
+    run_grid,
     summed,
 )
+from bench.placement.policies import PLACEMENTS
+from bench.placement.regimes import CACHES, LOADS, REGIMES, Sizing
 from bench.routing.trace import TraceRequest
 from bench.routing.workloads import Workload
 from router.__main__ import main
+
+GRID = PlacementGrid()
+
+
+def share(regime: str, load: float, cache: str) -> float:
+    """Return the share that the regime checks."""
+    checked = play(GRID, Cell(Place(regime, load, cache), "kv", GRID.seed)).checked
+    assert checked is not None
+    return checked
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("load", LOADS)
+def test_a_rank_that_computed_one_long_prompt_gets_its_part_of_the_600_short_ones_that_follow(
+    load: float, cache: str
+) -> None:
+    even = 1 / REGIMES["one long prompt"].workers
+    assert even / 2 < share("one long prompt", load, cache) < even * 1.5
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("load", LOADS)
+def test_after_a_restart_no_rank_gets_all_of_the_next_480_requests(load: float, cache: str) -> None:
+    assert 0.0 < share("restart", load, cache) < 1.0
+
 
 MADE_UP = [name for name, regime in REGIMES.items() if not regime.needs_trace]
 FAST = ("--fast", "--jobs", "1")

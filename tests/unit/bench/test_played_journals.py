@@ -3,8 +3,8 @@
 Engines need `SLOWER` times as long as the prior of the fit.
 """
 
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Mapping, Sequence
+from functools import cache, partial
 from typing import Any
 
 import msgspec
@@ -13,9 +13,8 @@ import pytest
 from msgspec.structs import replace
 
 from bench.placement.regimes import REGIMES, Sizing
-from bench.routing.virtual_engine import TEXT
 from bench.routing.virtual_fleet import VirtualFleet
-from bench.routing.virtual_router import Told, VirtualClock, tell
+from bench.routing.virtual_router import TEXT
 from bench.what_if.play import Cell, Played, fitted, play_all, staged
 from bench.what_if.recorded import JournalOfOne, RankSpeed
 from bench.what_if.report import (
@@ -24,7 +23,6 @@ from bench.what_if.report import (
     as_object,
     drawn,
     figures,
-    frontier,
     lines,
     names,
     result_of,
@@ -34,7 +32,7 @@ from bench.what_if.tune import proposal, proposal_lines, screened
 from kv_protocol.decided import Decided
 from kv_protocol.journal import JournalBegan, JournalRecord, decode_journal
 from router.decision.policy import Policy
-from router.decision.state import RouterState
+from router.decision.routing import Routing
 from router.decision.state_settings import StateSettings
 from router.journal.encoder import JournalEncoder
 from worker_agent.engines.simulated.timing import H200_8B, IterationWork
@@ -44,41 +42,31 @@ SEED, SLOWER = 1, 2.0
 _REQUESTS_MAX = 5000
 
 
-class SimulatedJournal:
-    """The journal of a simulated fleet's router."""
-
-    def __init__(self) -> None:
-        self._encoder = JournalEncoder(1)
-        self.records: list[JournalRecord] = []
-        settings = msgspec.to_builtins(StateSettings(text=TEXT))
-        self.record(JournalBegan(now_s=0.0, router="simulated", started_ns=1, settings=settings))
-
-    def record(self, what: Told) -> None:
-        """`what` was applied."""
-        tell(self._encoder, what)
-        self.records += decode_journal(self._encoder.cut().data).records
-
-
-def journal_of(regime: str, policy: Policy = LIVE, *, scale: float, load: float) -> SimulatedJournal:
+def journal_of(regime: str, policy: Policy = LIVE, *, scale: float, load: float) -> Sequence[JournalRecord]:
     """Return the journal of a fleet with small caches that serves the regime under the policy."""
-    found, of = SimulatedJournal(), REGIMES[regime]
+    of, encoder = REGIMES[regime], JournalEncoder(1)
+    settings = msgspec.to_builtins(StateSettings(text=TEXT))
+    encoder.record(JournalBegan(now_s=0.0, router="simulated", started_ns=1, settings=settings))
     workload = of.make(Sizing(SEED, load, scale))
-
-    def recorder_of(_state: RouterState, _clock: VirtualClock) -> SimulatedJournal:
-        return found
-
     speeds = tuple(SLOWER * each for each in of.slowdowns)
-    shape = of.fleet("small", workload)._replace(slowdowns=speeds)
     VirtualFleet(
-        shape, policy, workload.requests, seed=SEED, follow_ups=workload.follow_ups, recorder_of=recorder_of
+        of.fleet("small", workload)._replace(slowdowns=speeds),
+        policy,
+        workload.requests,
+        seed=SEED,
+        follow_ups=workload.follow_ups,
+        new_routing=partial(Routing, journal=encoder.batches, recorders=[encoder]),
     ).run()
-    return found
+    records = list[JournalRecord]()
+    while len(encoder):
+        records += decode_journal(encoder.cut().data).records
+    return records
 
 
-def read(of: SimulatedJournal, others: Mapping[str, Mapping[str, Any]]) -> JournalOfOne:
+def read(of: Sequence[JournalRecord], others: Mapping[str, Mapping[str, Any]]) -> JournalOfOne:
     """Return the journal as it is read, with each other policy asked at its moments."""
     found = JournalOfOne(others, _REQUESTS_MAX, asks=True)
-    for record in of.records:
+    for record in of:
         found.fold(record)
     return found
 
@@ -100,7 +88,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 
 
 @cache
-def journal(policy: Policy = LIVE) -> SimulatedJournal:
+def journal(policy: Policy = LIVE) -> Sequence[JournalRecord]:
     """Return the journal of a small fleet of chats."""
     return journal_of("chat", policy, scale=0.2, load=0.5)
 
@@ -142,7 +130,7 @@ def test_what_cannot_be_played_is_left_out_and_counted() -> None:
     found = JournalOfOne({}, 1000)
     changes: list[dict[str, Any]] = [{"tried": (("w0", 0),)}, {"phase": "decode"}, {"endpoint": "embeddings"}]
     left, count = iter(changes), 0
-    for record in journal().records:
+    for record in journal():
         if isinstance(record, Decided):
             count += 1
             change = next(left, {}) if count > 1 else {}
@@ -155,7 +143,7 @@ def test_what_cannot_be_played_is_left_out_and_counted() -> None:
 
 def test_prompts_share_what_their_recorded_hashes_share() -> None:
     found = read(journal(), {})
-    recorded = [record for record in journal().records if isinstance(record, Decided)]
+    recorded = [record for record in journal() if isinstance(record, Decided)]
     trace = found.recorded.trace()
     assert [each.isl_tokens for each in trace] == [each.request.isl_tokens for each in recorded]
     first = {each.request.sequence_hashes[:8] for each in recorded}
@@ -202,10 +190,6 @@ def test_a_busier_rank_is_an_imbalance() -> None:
     found = figures(run, ranks=2)
     assert found.imbalance.value == 1.5
     assert found.requests_per_s.value == pytest.approx(100 / 10.9)
-
-
-def test_the_front_has_the_points_that_no_other_beats_in_both() -> None:
-    assert frontier({"a": (1.0, 3.0), "b": (2.0, 2.0), "c": (2.0, 3.0), "d": (3.0, 1.0)}) == {"a", "b", "d"}
 
 
 def test_the_report_names_what_it_does_not_know_and_is_drawn(tmp_path: Any) -> None:

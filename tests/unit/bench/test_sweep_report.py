@@ -11,9 +11,8 @@ from click.testing import CliRunner
 
 from bench.streaming_client import Measured
 from bench.sweep import results
-from bench.sweep.aiperf_export import NAME, read_export
 from bench.sweep.command import sweep
-from bench.sweep.report_command import SummaryRow, on_frontier, report
+from bench.sweep.report_command import NAME, SummaryRow, on_frontier, read_export, report
 from bench.sweep.results import RunFigures, RunInputs, RunRecord, figures, left
 from tests.support.paths import ROOT
 

@@ -9,14 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from bench.routing.trace import TraceRequest, at_rate, load_trace
 from bench.routing.virtual_fleet import RequestFigures, VirtualFleet, VirtualFleetShape
 from kv_protocol.events import Tier
 from router.decision.policy import Policy
-from tests.support.amount import examples
 from tests.unit.bench.traces import random_trace, request
 from worker_agent.engines.simulated.blocks import rank_pool
 from worker_agent.engines.simulated.timing import H200_8B, IterationWork
@@ -30,15 +27,6 @@ def played(
 ) -> tuple[VirtualFleet, list[RequestFigures]]:
     fleet = VirtualFleet(shape, policy, trace, seed=7)
     return fleet, fleet.run()
-
-
-def told(run: tuple[VirtualFleet, list[RequestFigures]]) -> tuple[list[RequestFigures], list[Any]]:
-    """Return all that a run shows of itself: outcomes, and each engine's batches, blocks and counts."""
-    fleet, outcomes = run
-    return outcomes, [
-        (engine.stream.seq, engine.simulator.held_hashes(0), engine.simulator.pool_statistics())
-        for engine in fleet.engines
-    ]
 
 
 @pytest.mark.parametrize("policy", [KV, ROUND_ROBIN])
@@ -99,13 +87,6 @@ def test_a_lone_request_takes_the_time_that_the_engine_model_says() -> None:
     second_s = H200_8B.iteration_s(IterationWork(decode_sequences=1, kv_tokens=1024))
     assert outcome.ttft_s == pytest.approx(H200_8B.request_s(1024) + first_s)
     assert outcome.itl_s == pytest.approx(second_s)
-
-
-@settings(max_examples=examples(8))
-@given(seed=st.integers(0, 10_000), per_s=st.sampled_from((0.5, 4.0, 40.0)), policy=st.sampled_from((KV, ROUND_ROBIN)))
-def test_iterations_computed_at_once_change_nothing(seed: int, per_s: float, policy: Policy) -> None:
-    trace = random_trace(seed, requests=25, per_s=per_s)
-    assert told(played(trace, policy=policy)) == told(played(trace, SHAPE._replace(foreseen_max=0), policy))
 
 
 def line(**changed: Any) -> dict[str, Any]:

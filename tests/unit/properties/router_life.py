@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 import msgspec
 import numpy as np
 
-from bench.routing.virtual_router import Told, WatchedRouting, Watcher
 from indexer.embedded import OverlapColumns, RankView
 from kv_protocol.codec import pack_u64
 from kv_protocol.decided import RequestPhase, RouteRequest
@@ -43,6 +42,7 @@ from router.native import built
 from tests.reference.following import Answered
 from tests.support.manual_clock import ManualClock
 from tests.support.replayed import continuous
+from tests.support.watched_routing import Told, WatchedRouting, Watcher
 from tests.unit.router.samples import BLOCK_SIZE, TEXT, registered
 
 STEPS = 400

@@ -10,7 +10,6 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.routing.virtual_router import Told, tell
 from kv_protocol.decided import RouteRequest
 from kv_protocol.decision import Exclusion
 from kv_protocol.ids import WorkerRank
@@ -37,6 +36,7 @@ from router.journal.replay import CheckpointRead, Replay
 from tests.support.amount import examples
 from tests.support.decide import decide
 from tests.support.replayed import continuous
+from tests.support.watched_routing import Told, tell
 from tests.unit.properties.router_life import SETTINGS
 from tests.unit.router.samples import BLOCK_SIZE, MODEL, registered, row, view
 

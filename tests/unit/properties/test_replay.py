@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.routing.virtual_router import Told, tell
 from kv_protocol.decided import Decided, RouteRequest, best_terms, overlap_depths
 from kv_protocol.journal import (
     AttemptEnded,
@@ -40,6 +39,7 @@ from router.journal.encoder import TABLES, JournalEncoder
 from router.journal.replay import Redecided, Replay
 from tests.support.amount import examples
 from tests.support.replayed import continuous, replay
+from tests.support.watched_routing import Told, tell
 from tests.unit.properties.router_life import MODELS, POLICIES, Life, journal
 from tests.unit.router.samples import BLOCK_SIZE, answer, chain
 

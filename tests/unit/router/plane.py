@@ -7,17 +7,13 @@ import json
 import socket
 import struct
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any, NamedTuple, cast
 
 import aiohttp
-import numpy as np
 
-from indexer.embedded import OverlapColumns, RankView
-from kv_protocol.codec import unpack_u64
 from kv_protocol.fleet import WorkerLeft
-from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import FleetApplied, OutcomeKnown, WorkerHeard
 from kv_runtime.telemetry import new_registry
 from kv_runtime.text.byte_model import ByteText
@@ -38,40 +34,13 @@ from router.request.endpoints import endpoints
 from router.request.serving import Serving
 from router.request.tracer import Tracer
 from tests.support.manual_clock import ManualClock
-from tests.unit.router.samples import MODEL, registered
+from tests.unit.router.samples import MODEL, FakeIndex, registered
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 PROMPT = list(range(64))
 """Four blocks, of which three can be reused."""
 TEXT = ByteText()
 NOW_S = 1000.0
-
-
-class FakeIndex:
-    """What `Routing` asks of an index: every rank holds what the test says, nothing by default."""
-
-    def __init__(self) -> None:
-        self.held: dict[WorkerRank, int] = {}
-        self.stale: dict[WorkerRank, str] = {}
-        self.progress = ""
-
-    def columns(self, chain: bytes, ranks: tuple[WorkerRank, ...]) -> OverlapColumns:
-        """Return every rank's columns."""
-        views = self.overlap(unpack_u64(chain), ranks)
-        depths = np.array([view.overlap_blocks for view in views], dtype=np.int32).reshape(len(ranks), 4).T.copy()
-        doubts = tuple(view.stale for view in views)
-        return OverlapColumns(depths, tuple(1 for _ in views), tuple(1 for _ in views), doubts)
-
-    def overlap(self, hashes: Sequence[int], ranks: Sequence[WorkerRank]) -> list[RankView]:
-        """Return each rank's view."""
-        return [self._view(each, min(self.held.get(each, 0), len(hashes))) for each in ranks]
-
-    def catching_up(self) -> str:
-        """Return how far it is."""
-        return self.progress
-
-    def _view(self, each: WorkerRank, depth: int) -> RankView:
-        return RankView((depth, depth, depth, depth), 1, 1, self.stale.get(each, ""))
 
 
 class Checked:

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from indexer.embedded import OverlapColumns
+from indexer.embedded import OverlapColumns, RankView
 from kv_protocol.codec import pack_u64
 from kv_protocol.decided import RouteRequest
 from kv_protocol.decision import Candidate, CostTerms, Decision, TrustState
@@ -141,6 +141,31 @@ def answer(held: Sequence[Held]) -> OverlapColumns:
     depths = np.array([each[0] for each in held], dtype=np.int32).reshape(len(held), 4).T.copy()
     epochs, seqs, doubts = zip(*(each[1:] for each in held), strict=True) if held else ((), (), ())
     return OverlapColumns(depths, epochs, seqs, doubts)
+
+
+class FakeIndex:
+    """What `Routing` asks of an index: every rank holds `depth` blocks of each prompt, or as many as `held` says."""
+
+    def __init__(self, depth: int = 0, doubt: str = "") -> None:
+        self._depth, self.doubt, self.progress = depth, doubt, ""
+        self.held: dict[WorkerRank, int] = {}
+        self.stale: dict[WorkerRank, str] = {}
+        """The doubt in some ranks; that in all others is `doubt`."""
+
+    def columns(self, chain: bytes, ranks: tuple[WorkerRank, ...]) -> OverlapColumns:
+        """Return every rank's columns, no more than was asked for."""
+        return answer([(each.overlap_blocks, 1, 1, each.stale) for each in self.overlap(range(len(chain) // 8), ranks)])
+
+    def overlap(self, hashes: Sequence[int], ranks: Sequence[WorkerRank]) -> list[RankView]:
+        """Return the same rank by rank."""
+        depths = [min(self.held.get(each, self._depth), len(hashes)) for each in ranks]
+        return [
+            RankView((at,) * 4, 1, 1, self.stale.get(each, self.doubt)) for each, at in zip(ranks, depths, strict=True)
+        ]
+
+    def catching_up(self) -> str:
+        """Return how far it is."""
+        return self.progress
 
 
 def ask(_: object, ranks: Sequence[WorkerRank]) -> OverlapColumns:

@@ -30,8 +30,7 @@ from router.decision.routing import Routing
 from router.native import built
 from tests.support.decide import decide
 from tests.support.manual_clock import ManualClock
-from tests.unit.router.plane import FakeIndex
-from tests.unit.router.samples import BLOCK_SIZE, MODEL, rank, registered, route, row, state, view
+from tests.unit.router.samples import BLOCK_SIZE, MODEL, FakeIndex, rank, registered, route, row, state, view
 
 W0, W1 = rank("w0/0"), rank("w1/0")
 ISL = 10 * BLOCK_SIZE + 1

@@ -1,4 +1,4 @@
-"""Every cell of the breakers' table, and whose fault a 500 is."""
+"""Every cell of the breakers' table, whose fault a 500 is, and a worker that refuses the router's token."""
 
 from typing import Any
 
@@ -7,7 +7,38 @@ import pytest
 from kv_protocol.journal import AttemptEnded
 from kv_protocol.ledger import Cancelled, Expired, Finished, FirstToken, LedgerEvent, Routed
 from router.fleet.breakers import BreakerLimits, Breakers
+from tests.unit.router.plane import Plane, running_plane
 from tests.unit.router.samples import rank
+from tests.unit.router.upstream import Upstream, answers
+
+_REFUSAL = b'{"error":{"message":"no","type":"t","param":null,"code":null}}'
+_GOOD = answers(200, b"{}")
+
+
+@pytest.mark.parametrize("status", [401, 407])
+async def test_a_worker_that_refuses_the_routers_token_is_left_alone_and_another_answers(status: int) -> None:
+    async with running_plane() as plane, Upstream(answers(status, _REFUSAL)) as deaf, Upstream(_GOOD) as good:
+        plane.join("w0", deaf.base_url, holds=3)
+        plane.join("w1", good.base_url)
+        answered = [await _status(plane) for _ in range(4)]
+        assert (answered, len(deaf.received)) == ([200] * 4, 3)
+        assert plane.unfit("w0") == f"breaker open: first_byte: status {status}: the worker refuses data.worker_token"
+
+
+@pytest.mark.parametrize(("status", "is_open"), [(500, False), (502, True), (504, True)])
+async def test_an_error_that_every_request_gets_opens_a_breaker_only_if_it_cannot_be_the_requests_fault(
+    status: int, is_open: bool
+) -> None:
+    async with running_plane() as plane, Upstream(answers(status, _REFUSAL)) as worker:
+        plane.join("w0", worker.base_url)
+        for _ in range(3):
+            await _status(plane)
+        assert plane.unfit("w0") == (f"breaker open: first_byte: status {status}" if is_open else "")
+
+
+async def _status(plane: Plane) -> int:
+    return (await plane.post()).status
+
 
 LIMITS = BreakerLimits(failures=3, window_s=60.0, open_s=10.0, open_s_max=35.0, retry_after_s_max=30.0)
 W0, W0_1, W1 = rank("w0/0"), rank("w0/1"), rank("w1/0")
@@ -70,30 +101,20 @@ def probing() -> Told:
 # ---------------------------------------------------------------- closed
 
 
-def test_so_many_failures_in_a_row_open_it() -> None:
-    told = Told()
-    told.failed(2)
-    assert told.unfit() == ""
-    told.failed()
-    assert told.unfit() == "breaker open: body: cut"
-    assert told.unfit("w0/1") == ""
-    assert told.breakers.statistics.opened_total == 1
-
-
-def test_an_ok_between_failures_begins_the_row_anew() -> None:
+def test_so_many_failures_in_a_row_open_it_and_an_ok_or_a_long_time_between_begins_the_row_anew() -> None:
     told = Told()
     told.failed(2)
     told.ended("ok")
     told.failed(2)
-    assert told.state() == "closed"
-
-
-def test_failures_that_lie_further_apart_than_the_window_are_no_row() -> None:
-    told = Told()
+    assert (told.unfit(), told.state()) == ("", "closed")
+    told.failed()
+    assert (told.unfit(), told.unfit("w0/1")) == ("breaker open: body: cut", "")
+    assert told.breakers.statistics.opened_total == 1
+    seldom = Told()
     for _ in range(9):
-        told.failed()
-        told.now_s += LIMITS.window_s / 2 + 1
-    assert told.state() == "closed"
+        seldom.failed()
+        seldom.now_s += LIMITS.window_s / 2 + 1
+    assert seldom.state() == "closed"
 
 
 @pytest.mark.parametrize("outcome", ["client_fault", "cancelled", "erred"])

@@ -1,14 +1,109 @@
-"""Ranks of which requests show that they are predicted wrongly lose trust, and get it back."""
+"""Ranks of which requests show that they are predicted wrongly lose trust, and get it back; a healthy fleet has all.
+
+Fleets live in virtual time, with caches that evict all the time, and a router that restarts. The same fleets with an
+engine that is wrong are the proof that something is compared.
+"""
+
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
+from bench.routing.virtual_fleet import VirtualFleet, VirtualFleetShape
+from bench.routing.workloads import SyntheticShape, synthetic_trace
 from kv_protocol.decided import RouteRequest
+from kv_protocol.ids import WorkerRank
+from kv_protocol.journal import OutcomeKnown
 from router.decision.policy import Policy
+from router.decision.routing import compared_of
+from router.decision.verdict import Verdict
 from router.feeds.watch import FleetWatch
 from router.fleet.trust import ENOUGH, RETRY_S, WINDOW, Calibration, Compared, Move
+from tests.support.watched_routing import Told, WatchedRouting
 from tests.unit.router.samples import BLOCK_SIZE, rank, registered, route
 from tests.unit.router.test_routing import Bench
+
+
+class Judge:
+    """Compares each answer with its prediction; a restarted router has another one."""
+
+    def __init__(self, reported: Callable[[Verdict, int], int]) -> None:
+        self.calibration = Calibration()
+        self.compared = self.overpredicted = 0
+        self._reported = reported
+        self._verdicts = dict[str, Verdict]()
+
+    def record(self, what: Told) -> None:
+        """See a decision, or its outcome."""
+        if isinstance(what, Verdict):
+            self._verdicts[what.decision_id] = what
+        elif isinstance(what, OutcomeKnown) and what.cached_tokens is not None:
+            verdict = self._verdicts.pop(what.decision_id)
+            compared = compared_of(verdict, self._reported(verdict, what.cached_tokens))
+            if compared is not None:
+                self.compared += 1
+                self.overpredicted += compared.held_tokens - compared.reported_tokens >= compared.block_size
+                self.calibration.apply(compared, what.now_s)
+
+
+TRACE = synthetic_trace(
+    SyntheticShape(
+        sessions=60,
+        turns=4.0,
+        systems=6,
+        system_tokens=1024,
+        question_tokens=300,
+        answer_tokens=60,
+        think_s=5.0,
+        session_rate=3.0,
+    ),
+    seed=3,
+)
+LONGEST = max(each.isl_tokens + each.osl_tokens for each in TRACE)
+
+
+def live(room: float, seed: int, reported: Callable[[Verdict, int], int] = lambda _, cached: cached) -> list[Judge]:
+    """Play the trace on workers with room for so many of its longest requests; return the routers' judges."""
+    judges = list[Judge]()
+
+    def judged(*given: Any, **named: Any) -> WatchedRouting:
+        judges.append(Judge(reported))
+        return WatchedRouting(*given, watch=[judges[-1].record], **named)
+
+    shape = VirtualFleetShape(
+        workers=3,
+        kv_tokens=(int(room * LONGEST) // 512 + 1) * 512,
+        block_size=64,
+        lag_s=0.05,
+        restart_s=TRACE[len(TRACE) // 2].arrival_s,
+    )
+    VirtualFleet(shape, Policy(), TRACE, seed=seed, new_routing=judged).run()
+    return judges
+
+
+@pytest.mark.parametrize(("room", "seed"), [(1.2, 3), (1.2, 4), (3.0, 3)])
+def test_a_healthy_fleet_is_not_doubted(room: float, seed: int) -> None:
+    judges = live(room, seed)
+    shown = [(judge.compared, judge.overpredicted, judge.calibration.begun_total) for judge in judges]
+    assert sum(judge.compared for judge in judges) > len(TRACE) * 0.9, shown
+    assert all(not any(judge.calibration.begun_total.values()) for judge in judges), shown
+
+
+@pytest.mark.parametrize(
+    ("reports", "doubt"),
+    [(lambda _cached, _isl_tokens: 0, "overpredicted"), (lambda _cached, isl_tokens: isl_tokens - 1, "underpredicted")],
+    ids=["lying", "boasting"],
+)
+def test_one_wrong_worker_in_such_a_fleet_is_doubted_and_no_other(
+    reports: Callable[[int, int], int], doubt: str
+) -> None:
+    def reported(verdict: Verdict, cached: int) -> int:
+        return reports(cached, verdict.request.isl_tokens) if verdict.winner.worker_id == "w0" else cached
+
+    found = [judge.calibration.doubts for judge in live(3.0, 3, reported)]
+    assert found == [{WorkerRank("w0", 0): doubt}] * 2
+
 
 FOUND_WITHIN = 200
 """Requests of a rank, of which half show something."""
@@ -166,25 +261,21 @@ def test_decisions_have_the_lower_trust_and_pages_and_log_say_why(
     assert counts == [ENOUGH, ENOUGH if holds else 0, 0 if holds else ENOUGH]
 
 
-@pytest.mark.parametrize("stale", ["log_away", "behind", "never_heard", "source"])
-def test_while_the_index_has_a_doubt_of_its_own_nothing_is_compared(stale: str) -> None:
-    bench = Bench(registered(), holds=2, stale=stale)
-    for reported in [0, 40] * WINDOW:
+@pytest.mark.parametrize(
+    "made",
+    [
+        *({"holds": 2, "stale": stale} for stale in ("log_away", "behind", "never_heard", "source")),
+        {"policy": Policy(predict_on_route=False)},
+        {"policy": Policy(mode="round-robin")},
+    ],
+    ids=["log away", "behind", "never heard", "source", "predicts nothing", "asks no index"],
+)
+def test_where_the_index_is_in_doubt_or_not_asked_or_nothing_is_predicted_nothing_is_compared(
+    made: dict[str, Any],
+) -> None:
+    bench = Bench(registered(), **made)
+    for reported in [0, 2 * BLOCK_SIZE] * WINDOW:
         ask(bench, reported)
-    assert bench.routing.calibration.doubts == {}
-
-
-def test_without_predictions_of_requests_in_flight_nothing_is_compared() -> None:
-    bench = Bench(registered(), policy=Policy(predict_on_route=False))
-    for _ in range(WINDOW):
-        ask(bench, 2 * BLOCK_SIZE)
-    assert bench.routing.calibration.doubts == {}
-
-
-def test_modes_that_do_not_ask_the_index_compare_nothing() -> None:
-    bench = Bench(registered(), policy=Policy(mode="round-robin"))
-    for _ in range(WINDOW):
-        ask(bench, 2 * BLOCK_SIZE)
     assert bench.routing.calibration.doubts == {}
 
 

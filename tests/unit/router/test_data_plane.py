@@ -5,12 +5,10 @@ import base64
 import gc
 import json
 import socket
-from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
 
 import pytest
-import pytest_asyncio
 from structlog.testing import capture_logs
 
 from kv_protocol.fleet import WorkerDraining
@@ -40,12 +38,6 @@ SHORT_S = 0.5
 QUICKLY_CHECKED = HttpLimits(sweep_s=0.02, drain_s=0.0)
 STREAMED: dict[str, Any] = {"stream": True}
 GOOD = answers(200, completion())
-
-
-@pytest_asyncio.fixture
-async def plane() -> AsyncIterator[Plane]:
-    async with running_plane() as running:
-        yield running
 
 
 def refusing_url() -> str:
@@ -414,12 +406,12 @@ async def test_a_busy_worker_is_spared_and_is_no_failed_one(plane: Plane, status
     assert plane.outcomes() == {"ok": 1}
 
 
-@pytest.mark.parametrize(("status", "code"), [(401, "upstream_failed"), (302, "upstream_failed")])
-async def test_an_answer_that_is_meant_for_the_router_is_never_passed_on(status: int, code: str) -> None:
+@pytest.mark.parametrize("status", [401, 302])
+async def test_an_answer_that_is_meant_for_the_router_is_never_passed_on(status: int) -> None:
     async with running_plane(retry_limit=0) as plane, Upstream(answers(status, b"go away")) as worker:
         plane.join("w0", worker.base_url)
         answered = await plane.post()
-    assert (answered.status, answered.error["code"]) == (502, code)
+    assert (answered.status, answered.error["code"]) == (502, "upstream_failed")
 
 
 # ---------------------------------------------------------------- clients' faults
@@ -464,7 +456,11 @@ async def test_errors_show_80_characters_of_a_path_a_key_and_a_header(plane: Pla
         ({}, {"x_dp_rank": "-1"}, 400, "x-dp-rank"),
         ({}, {"x_dp_rank": "9" * 5000}, 400, "x-dp-rank"),
         ({}, {"x_dp_rank": "²"}, 400, "x-dp-rank"),
+        (b'{"model":7,', {}, 400, "model"),
+        (b'{"model":7,"temperature":1e999}', {}, 400, "model"),
+        (b'{"model":"m","nvext":' + b'{"a":' * 100_000, {}, 400, "nvext.a"),
     ],
+    ids=lambda value: str(value)[:40],
 )
 async def test_a_bad_request_is_named_and_reaches_no_worker(
     plane: Plane, body: Any, headers: dict[str, str], status: int, param: str
@@ -479,22 +475,6 @@ async def test_a_bad_request_is_named_and_reaches_no_worker(
     assert sum(plane.metric("requests_total", model=m, mode="kv", outcome="refused") for m in (MODEL, "unknown")) == 1
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        b'{"model":7,',
-        b'{"model":7,"temperature":1e999}',
-        b'{"model":"m","nvext":' + b'{"a":' * 100_000,
-    ],
-    ids=["wrong, then cut", "wrong, then out of range", "too deep"],
-)
-async def test_whatever_bytes_come_they_are_the_clients_fault(plane: Plane, body: bytes) -> None:
-    async with Upstream(GOOD) as worker:
-        plane.join("w0", worker.base_url)
-        answered = await plane.post(body, CHAT)
-    assert (answered.status, answered.error["type"]) == (400, "invalid_request_error")
-
-
 async def test_an_oversized_body_is_refused_and_counted_as_such() -> None:
     async with running_plane(limits=HttpLimits(body_bytes_max=1024)) as plane, Upstream(GOOD) as worker:
         plane.join("w0", worker.base_url)
@@ -507,14 +487,13 @@ async def test_an_oversized_body_is_refused_and_counted_as_such() -> None:
 # ---------------------------------------------------------------- no worker, or too many requests
 
 
-async def test_while_no_worker_is_registered_requests_are_to_come_again(plane: Plane) -> None:
+async def test_while_no_worker_is_registered_requests_are_to_come_again_and_then_served_models_are_named(
+    plane: Plane,
+) -> None:
     answered = await plane.post()
     assert (answered.status, answered.error["code"]) == (503, "no_worker")
     assert answered.error["message"] == "no worker is registered yet"
     assert answered.headers["retry-after"] == "1"
-
-
-async def test_an_unserved_model_is_named_beside_the_served_ones(plane: Plane) -> None:
     plane.join("w0", refusing_url(), served_names=("m", "alias"))
     answered = await plane.post({"model": "gpt-9"})
     assert (answered.status, answered.error["code"]) == (404, "model_not_found")
@@ -721,21 +700,17 @@ async def test_the_header_says_what_the_index_says_and_not_what_is_on_its_way(pl
     assert plane.metric("predicted_cached_tokens_total", worker="w0") == 16
 
 
-async def test_a_model_is_found_by_its_name(plane: Plane) -> None:
+async def test_models_are_those_that_workers_serve_and_each_is_found_by_its_name(plane: Plane) -> None:
     assert (await plane.get("/v1/models/m")).status == 503
+    assert json.loads((await plane.get("/v1/models")).body) == {"object": "list", "data": []}
     plane.join("w0", "http://127.0.0.1:1", served_names=("org/m", "m"), loras=("poet",))
+    listed = json.loads((await plane.get("/v1/models")).body)["data"]
+    assert [each["id"] for each in listed] == ["org/m", "m", "poet"]
     for name in ("m", "org/m", "org%2Fm", "poet"):
         found = await plane.get(f"/v1/models/{name}")
         assert (found.status, json.loads(found.body)["id"]) == (200, name.replace("%2F", "/"))
     unknown = await plane.get("/v1/models/other")
     assert (unknown.status, unknown.error["code"]) == (404, "model_not_found")
-
-
-async def test_models_are_those_that_workers_serve(plane: Plane) -> None:
-    assert json.loads((await plane.get("/v1/models")).body) == {"object": "list", "data": []}
-    plane.join("w0", "http://127.0.0.1:1", served_names=("m", "alias"))
-    listed = json.loads((await plane.get("/v1/models")).body)["data"]
-    assert [each["id"] for each in listed] == ["m", "alias"]
 
 
 @pytest.mark.parametrize(
@@ -760,10 +735,10 @@ async def test_a_route_is_a_decision_of_which_nothing_comes(plane: Plane, body: 
     assert plane.routing.decisions.newest(1) == []
 
 
-@pytest.mark.parametrize(("body", "status"), [(b"{", 400), (b"[]", 400), (b"", 400), (b'{"messages":[]}', 400)])
-async def test_a_route_of_nonsense_is_refused(plane: Plane, body: bytes, status: int) -> None:
+@pytest.mark.parametrize("body", [b"{", b"[]", b"", b'{"messages":[]}'])
+async def test_a_route_of_nonsense_is_refused(plane: Plane, body: bytes) -> None:
     plane.join("w0", "http://127.0.0.1:1")
-    assert (await plane.post(body, "/v1/route")).status == status
+    assert (await plane.post(body, "/v1/route")).status == 400
 
 
 async def test_a_limit_of_the_router_itself_is_not_held_against_the_worker() -> None:

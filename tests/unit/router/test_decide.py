@@ -1,4 +1,4 @@
-"""Which ranks may take a request, what a decision has, and that the same in is the same out."""
+"""Which ranks may take a request, what a decision has, and the newest decisions by either id."""
 
 from struct import unpack
 
@@ -12,9 +12,55 @@ from kv_protocol.journal import decode_record
 from router.decision.eligibility import NoEligibleWorker
 from router.decision.policies import MODES
 from router.decision.policy import CostParameters, Policy
+from router.decision.routing import DecisionLog, Lease
 from router.decision.view import View
 from tests.support import decide as decisions
 from tests.unit.router.samples import Row, route, row, state, view
+from tests.unit.router.test_routing import Bench
+
+
+def log(decisions_max: int, *ids: tuple[str, str]) -> DecisionLog:
+    """Return a log with decisions of these (decision id, request id)."""
+    kept = DecisionLog(decisions_max)
+    for each in ids:
+        kept.add(made(*each))
+    return kept
+
+
+def made(decision_id: str, request_id: str) -> Lease:
+    return Bench().take(route(decision_id=decision_id, request_id=request_id))
+
+
+def found(kept: DecisionLog, any_id: str) -> str | None:
+    record = kept.find(any_id)
+    return record.verdict.decision_id if record else None
+
+
+@pytest.mark.parametrize(
+    ("kept", "expected"),
+    [
+        (log(9, ("d1", "r1"), ("d2", "r2")), {"d1": "d1", "r1": "d1", "r2": "d2", "": None, "d3": None, "r3": None}),
+        (log(9, ("d1", "r"), ("d2", "r")), {"r": "d2", "d1": "d1", "d2": "d2"}),
+        (log(2, ("d1", "r1"), ("d2", "r2"), ("d3", "r3")), {"d1": None, "r1": None, "d2": "d2", "r3": "d3"}),
+        (log(2, ("d1", "r"), ("d2", "r"), ("d3", "x")), {"d1": None, "r": "d2"}),
+        (log(2, ("d1", "r"), ("d2", "r"), ("d3", "x"), ("d4", "y")), {"r": None}),
+        (log(9, ("d1", "r1"), ("d2", "d1")), {"d1": "d1", "d2": "d2"}),
+    ],
+    ids=["by both ids", "the request's last", "the oldest gives way", "its request stays", "and goes", "a name twice"],
+)
+def test_a_decision_is_found_by_its_id_and_the_last_of_a_request_by_that(
+    kept: DecisionLog, expected: dict[str, str | None]
+) -> None:
+    assert {any_id: found(kept, any_id) for any_id in expected} == expected
+
+
+def test_the_newest_come_first_and_those_of_a_request_eldest_first() -> None:
+    kept = log(9, ("d1", "r"), ("d2", "r"), ("d3", "x"), ("d4", "r"))
+    assert [record.verdict.decision_id for record in kept.newest(2)] == ["d4", "d3"]
+    assert [record.verdict.decision_id for record in kept.newest(99)] == ["d4", "d3", "d2", "d1"]
+    assert log(9).newest(5) == []
+    assert [each.verdict.decision_id for each in kept.of_request("r", 2)] == ["d2", "d4"]
+
 
 KV, ROUND_ROBIN = Policy(), Policy(mode="round-robin")
 

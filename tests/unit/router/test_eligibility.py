@@ -13,10 +13,6 @@ def reason(request: dict[str, Any], **standing: Any) -> str:
     return why
 
 
-def test_a_fit_rank_may_take_a_request_that_asks_for_nothing() -> None:
-    assert reason({}) == ""
-
-
 @pytest.mark.parametrize(
     ("request_", "standing", "expected"),
     [
@@ -30,28 +26,20 @@ def test_a_fit_rank_may_take_a_request_that_asks_for_nothing() -> None:
         ({"pinned_worker": "w1"}, {}, "pinned to w1"),
         ({"pinned_dp_rank": 3}, {}, "pinned to dp_rank 3"),
         ({"tried": (rank("w0/0"),)}, {}, "failed this request"),
+        ({}, {}, ""),
+        ({"lora": "x"}, {"loras": ("x",)}, ""),
+        ({"required_taints": ("a", "b")}, {"taints": ("b", "a", "c")}, ""),
+        ({}, {"taints": ("a",), "loras": ("x",)}, ""),
+        ({"isl_tokens": 47, "max_tokens": 1}, {"max_seq_len": 48}, ""),
+        ({"isl_tokens": 0, "max_tokens": 99}, {"max_seq_len": 48}, ""),
+        ({"pinned_worker": "w0", "pinned_dp_rank": 0}, {}, ""),
+        ({"tried": (rank("w0/1"),)}, {}, ""),
     ],
 )
-def test_a_reason_says_what_was_found_and_what_is_allowed(
+def test_a_reason_says_what_was_found_and_what_is_allowed_and_a_met_constraint_is_none(
     request_: dict[str, Any], standing: dict[str, Any], expected: str
 ) -> None:
     assert reason(request_, **standing) == expected
-
-
-@pytest.mark.parametrize(
-    ("request_", "standing"),
-    [
-        ({"lora": "x"}, {"loras": ("x",)}),
-        ({"required_taints": ("a", "b")}, {"taints": ("b", "a", "c")}),
-        ({}, {"taints": ("a",), "loras": ("x",)}),
-        ({"isl_tokens": 47, "max_tokens": 1}, {"max_seq_len": 48}),
-        ({"isl_tokens": 0, "max_tokens": 99}, {"max_seq_len": 48}),
-        ({"pinned_worker": "w0", "pinned_dp_rank": 0}, {}),
-        ({"tried": (rank("w0/1"),)}, {}),
-    ],
-)
-def test_a_met_constraint_excludes_no_rank(request_: dict[str, Any], standing: dict[str, Any]) -> None:
-    assert reason(request_, **standing) == ""
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,9 @@
 """`/v1/embeddings` and the endpoints that workers state: which are asked, what is refused, what the decision says."""
 
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from router.decision.policy import Policy
 from router.decision.report_text import explanation
@@ -18,12 +16,6 @@ ANSWER = json.dumps({"object": "list", "data": [], "usage": {"prompt_tokens": 12
 GOOD = answers(200, ANSWER)
 STATES = ("chat", "completions", "embeddings")
 CUT_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
-
-
-@pytest_asyncio.fixture
-async def plane() -> AsyncIterator[Plane]:
-    async with running_plane() as running:
-        yield running
 
 
 def body(**fields: Any) -> bytes:

@@ -5,8 +5,7 @@ import pytest
 from kv_protocol.ids import WorkerRank
 from router.feeds.watch import VOTES, EventOrigins
 from router.fleet.trust import Disparity
-from tests.unit.router.plane import FakeIndex
-from tests.unit.router.samples import rank, registered, route
+from tests.unit.router.samples import FakeIndex, rank, registered, route
 from tests.unit.router.test_routing import Bench
 
 OWN, OTHER = rank("w0/0"), rank("w1/0")

@@ -46,16 +46,12 @@ def test_a_registered_worker_is_known_and_unfit_until_it_is_heard() -> None:
     assert unfit(folded, 3.0) == ""
 
 
-def test_workers_come_eldest_first() -> None:
-    folded = fleet(registered("w2"), registered("w0"), registered("w1", served_names=("other",)))
+def test_workers_come_eldest_first_and_a_model_has_all_its_names_each_once() -> None:
+    folded = fleet(registered("w2"), registered("w0"), registered("w1", served_names=("other", "m0")))
     assert [each.registration.worker_id for each in folded.workers()] == ["w2", "w0", "w1"]
     assert [each.registration.worker_id for each in folded.serving("m")] == ["w2", "w0"]
-
-
-def test_a_model_has_all_its_names_each_once() -> None:
-    folded = fleet(registered("w0", served_names=("m", "alias")), registered("w1", served_names=("n", "m")))
-    assert folded.models() == ("m", "alias", "n")
-    assert [each.registration.worker_id for each in folded.serving("alias")] == ["w0"]
+    assert folded.models() == ("m", "other", "m0")
+    assert [each.registration.worker_id for each in folded.serving("m0")] == ["w1"]
 
 
 def test_the_same_instance_again_changes_what_it_says_and_nothing_else() -> None:
@@ -140,15 +136,10 @@ def test_a_worker_that_is_silent_for_five_periods_while_another_is_heard_is_unfi
     assert unfit(folded, 60.0) == ""
 
 
-def test_while_no_worker_is_heard_silence_says_nothing_of_one() -> None:
+def test_while_no_worker_is_heard_silence_says_nothing_of_one_and_the_first_that_is_makes_the_others_silent() -> None:
     folded = heard_beside(registered(), heard_until_s=3.0)
     assert unfit(folded, 7.999) == "silent for 5 s or longer"
-    assert (unfit(folded, 8.0), unfit(folded, 8.0, "w7")) == ("", "")
-
-
-def test_the_first_worker_that_is_heard_again_makes_the_others_silent() -> None:
-    folded = heard_beside(registered(), heard_until_s=3.0)
-    assert unfit(folded, 60.0) == ""
+    assert (unfit(folded, 8.0), unfit(folded, 8.0, "w7"), unfit(folded, 60.0)) == ("", "", "")
     changes = folded.changes
     folded.on_heartbeat("w7", "w7-1", 60.0)
     assert unfit(folded, 60.0) == "silent for 5 s or longer"
@@ -171,66 +162,49 @@ def test_a_heartbeat_of_another_instance_or_an_unknown_worker_does_not_count(wor
     assert folded.worker("w9") is None
 
 
-def test_while_the_log_cannot_be_heard_silence_says_nothing() -> None:
-    folded = fleet(registered())
-    folded.on_log_connection(connected=False, now_s=1.0)
-    assert unfit(folded, 1000.0) == ""
-
-
-def test_when_the_log_is_found_every_worker_has_the_full_time_to_send_a_heartbeat() -> None:
+def test_while_the_log_is_away_silence_says_nothing_and_then_every_worker_has_the_full_time() -> None:
     folded = fleet(registered(), registered("w1"))
     folded.on_log_connection(connected=False, now_s=1.0)
+    assert unfit(folded, 999.0) == ""
     folded.on_log_connection(connected=True, now_s=1000.0)
     assert unfit(folded, 1004.999) == ""
     folded.on_heartbeat("w1", "w1-1", 1004.0)
-    assert unfit(folded, 1005.0) == "silent for 5 s or longer"
-    assert unfit(folded, 1005.0, "w1") == ""
+    assert (unfit(folded, 1005.0), unfit(folded, 1005.0, "w1")) == ("silent for 5 s or longer", "")
 
 
-def test_a_log_that_was_never_lost_gives_no_worker_more_time() -> None:
+def test_a_log_that_was_not_lost_gives_no_more_time_and_a_reconnection_none_to_a_worker_without_heartbeats() -> None:
     folded = heard_beside(registered(), heard_until_s=4.5)
     folded.on_log_connection(connected=True, now_s=4.0)
     assert unfit(folded, 5.0) == "silent for 5 s or longer"
-
-
-def test_a_reconnection_gives_no_time_to_a_worker_without_heartbeats() -> None:
     folded = fleet(registered(), heard_at_s=None)
-    folded.on_log_connection(connected=False, now_s=1.0)
-    assert unfit(folded, 2.0) == "no heartbeat yet"
-    folded.on_log_connection(connected=True, now_s=3.0)
-    assert unfit(folded, 3.0) == "no heartbeat yet"
+    for connected, now_s in ((False, 1.0), (True, 3.0)):
+        folded.on_log_connection(connected=connected, now_s=now_s)
+        assert unfit(folded, now_s) == "no heartbeat yet"
 
 
 # ---------------------------------------------------------------- draining, leaving
 
 
-def test_a_draining_worker_takes_no_new_work_and_is_still_known() -> None:
-    folded = fleet(registered())
-    folded.apply(WorkerDraining(worker_id="w0", instance="w0-1"))
-    assert unfit(folded, 0.0) == "draining"
-    assert len(folded.serving("m")) == 1
-
-
-def test_a_worker_that_left_is_forgotten() -> None:
-    folded = fleet(registered())
-    folded.apply(WorkerLeft(worker_id="w0", instance="w0-1"))
-    assert folded.worker("w0") is None
-    assert folded.models() == ()
-
-
-def test_of_several_reasons_the_lasting_one_is_named() -> None:
+def test_a_draining_worker_takes_no_new_work_is_still_known_and_forgotten_once_it_left() -> None:
     folded = heard_beside(registered(), heard_until_s=6.5)
     assert unfit(folded, 7.0) == "silent for 5 s or longer"
     folded.apply(WorkerDraining(worker_id="w0", instance="w0-1"))
-    assert unfit(folded, 7.0) == "draining"
+    assert unfit(folded, 7.0) == "draining", "of several reasons the lasting one"
+    assert len(folded.serving("m")) == 2
+    for worker_id in ("w0", "w7"):
+        folded.apply(WorkerLeft(worker_id=worker_id, instance=f"{worker_id}-1"))
+    assert folded.worker("w0") is None
+    assert folded.models() == ()
 
 
 # ---------------------------------------------------------------- parity
 
 
-def test_a_worker_that_agrees_in_everything_differs_in_nothing() -> None:
-    folded = fleet(registered())
-    assert folded.disparities(known(folded), Hashing(BLOCK_SIZE)) == ()
+def test_a_worker_that_agrees_differs_in_nothing_whatever_other_fields_say() -> None:
+    other: dict[str, Any] = {"total_kv_blocks": 9, "version": "2", "event_source": "vllm", "max_seq_len": 1}
+    for changed in ({}, other):
+        folded = fleet(registered(**changed))
+        assert folded.disparities(known(folded), Hashing(BLOCK_SIZE)) == (), changed
 
 
 @pytest.mark.parametrize(
@@ -266,30 +240,21 @@ def test_of_a_worker_that_differs_in_everything_every_field_is_named() -> None:
     assert [each.found for each in found] == [*list(every.values())[:-2], rule_text(IMAGES), "none"]
 
 
-def test_the_canary_must_be_that_of_the_hashing_that_the_worker_itself_states() -> None:
+def test_the_canary_must_be_that_of_the_stated_hashing_and_a_registration_that_is_told_again_is_judged_anew() -> None:
     folded = fleet(registered(block_size=32, canary=canary(BLOCK_SIZE)))
     found = folded.disparities(known(folded), Hashing(BLOCK_SIZE))
     assert [each.field for each in found] == ["block_size", "canary"]
     assert found[1].allowed == canary(32)
-
-
-def test_a_registration_that_is_told_again_is_judged_anew() -> None:
-    folded = fleet(registered(canary=1))
     folded.apply(registered(block_size=32))
-    found = folded.disparities(known(folded), Hashing(BLOCK_SIZE))
-    assert [each.field for each in found] == ["block_size"]
+    assert [each.field for each in folded.disparities(known(folded), Hashing(BLOCK_SIZE))] == ["block_size"]
 
 
-def test_other_fields_may_differ() -> None:
-    folded = fleet(registered(total_kv_blocks=9, version="2", event_source="vllm", max_seq_len=1))
-    assert folded.disparities(known(folded), Hashing(BLOCK_SIZE)) == ()
-
-
-def test_a_model_is_hashed_as_its_eldest_fit_worker_states() -> None:
+def test_a_model_is_hashed_as_its_eldest_fit_worker_states_unless_the_scheme_is_unknown() -> None:
     folded = fleet(registered(hash_scheme=EAGLE_HASH_SCHEME, canary=canary(BLOCK_SIZE, EAGLE_HASH_SCHEME)))
     hashing = Hashing(BLOCK_SIZE, EAGLE_HASH_SCHEME)
     assert folded.hashing("m", 0.0) == hashing
     assert folded.disparities(known(folded), hashing) == ()
+    assert fleet(registered(hash_scheme="sha256")).hashing("m", 0.0) == Hashing(BLOCK_SIZE)
 
 
 def test_parity_is_judged_by_how_the_eldest_fit_worker_has_prompts_hashed() -> None:
@@ -333,11 +298,6 @@ def test_a_worker_of_several_models_is_told_every_difference_once() -> None:
     found = folded.parity_of(known(folded, "w2"), 0.0)
     assert [each.field for each in found] == ["tokenizer_digest", "hash_scheme"]
     assert folded.parity(0.0) == {"w0": (), "w1": (), "w2": found}
-
-
-def test_an_unknown_hash_scheme_never_decides_how_prompts_are_hashed() -> None:
-    folded = fleet(registered(hash_scheme="sha256"))
-    assert folded.hashing("m", 0.0) == Hashing(BLOCK_SIZE)
 
 
 def test_a_worker_is_lost_while_others_are_heard_and_not_when_all_fall_silent() -> None:

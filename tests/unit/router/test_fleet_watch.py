@@ -27,7 +27,7 @@ def looks(bench: Bench, watch: FleetWatch, stales: Iterable[str]) -> list[Any]:
     """Look once at each of these, and return what was told: level, rank, state, reason, former state."""
     with capture_logs() as logs:
         for stale in stales:
-            bench.index.stale = stale
+            bench.index.doubt = stale
             watch.look()
     names = ("log_level", "worker", "dp_rank", "trust", "reason", "was")
     assert {entry["event"] for entry in logs} <= {"rank_trust_changed"}
@@ -78,7 +78,7 @@ def test_of_a_worker_that_left_nothing_is_kept() -> None:
 async def test_it_looks_again_and_again_until_it_is_stopped() -> None:
     bench, watch = watched()
     stop = asyncio.Event()
-    bench.index.stale = "source"
+    bench.index.doubt = "source"
     with capture_logs() as logs:
         async with asyncio.TaskGroup() as group:
             group.create_task(watch.run(stop))

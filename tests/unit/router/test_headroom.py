@@ -19,31 +19,27 @@ def has_headroom(threshold: float, *queued: int, request: Any = None, stated: in
 
 
 @pytest.mark.parametrize(
-    ("queued", "expected"), [((500,), True), ((501,), False), ((501, 500), True), ((501, 9999), False), ((), True)]
+    ("threshold", "queued", "changed", "expected"),
+    [
+        (0.5, (500,), {}, True),
+        (0.5, (501,), {}, False),
+        (0.5, (501, 500), {}, True),
+        (0.5, (501, 9999), {}, False),
+        (0.5, (), {}, True),
+        (0.0, (1, 0), {}, True),
+        (0.0, (1, 1), {}, False),
+        (1.0, (BATCHED_TOKENS_DEFAULT,), {"stated": 0}, True),
+        (1.0, (BATCHED_TOKENS_DEFAULT + 1,), {"stated": 0}, False),
+        (0.5, (0, 9999), {"unfit": "draining"}, False),
+        (0.5, (0, 9999), {"request": route(pinned_worker="w1")}, False),
+        (0.5, (0, 9999), {"request": route(pinned_worker="w0")}, True),
+        (0.5, (9999,), {"request": route(pinned_worker="gone")}, True),
+    ],
 )
-def test_there_is_room_while_a_rank_is_at_its_threshold_or_below(queued: tuple[int, ...], expected: bool) -> None:
-    assert has_headroom(0.5, *queued) is expected
-
-
-def test_a_threshold_of_0_wants_a_rank_without_any_prefill() -> None:
-    assert has_headroom(0.0, 1, 0)
-    assert not has_headroom(0.0, 1, 1)
-
-
-def test_a_worker_that_states_no_batch_has_the_default() -> None:
-    assert has_headroom(1.0, BATCHED_TOKENS_DEFAULT, stated=0)
-    assert not has_headroom(1.0, BATCHED_TOKENS_DEFAULT + 1, stated=0)
-
-
-def test_room_at_a_rank_that_may_not_take_the_request_is_none() -> None:
-    assert not has_headroom(0.5, 0, 9999, unfit="draining")
-    assert not has_headroom(0.5, 0, 9999, request=route(pinned_worker="w1"))
-    assert has_headroom(0.5, 0, 9999, request=route(pinned_worker="w0"))
-
-
-def test_without_an_eligible_rank_there_is_headroom() -> None:
-    assert has_headroom(0.5, 9999, request=route(pinned_worker="gone"))
-    assert has_headroom(0.5, 0, request=route(pinned_worker="gone"))
+def test_there_is_room_while_a_rank_that_may_take_the_request_is_at_its_threshold_or_below(
+    threshold: float, queued: tuple[int, ...], changed: dict[str, Any], *, expected: bool
+) -> None:
+    assert has_headroom(threshold, *queued, **changed) is expected
 
 
 def test_another_fleet_is_looked_at_anew() -> None:

@@ -1,4 +1,4 @@
-"""What the ledger shows of ranks, and what is read-only; `tests/reference/ledger.py` has its table."""
+"""What the ledger shows of ranks (`tests/reference` has their tables)."""
 
 import pytest
 

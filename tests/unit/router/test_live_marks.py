@@ -55,20 +55,14 @@ def test_a_change_is_one_mark(changed: dict[str, Any], kind: str, text: str) -> 
     assert (mark.kind, mark.text, mark.at_s) == (kind, text, 2.0)
 
 
-def test_what_is_as_before_is_no_mark() -> None:
+def test_a_worker_that_joins_is_a_mark_and_its_ranks_are_none_and_what_ends_is_one_as_well() -> None:
     assert marked() == []
-
-
-def test_a_worker_that_joins_is_a_mark_and_its_ranks_are_none() -> None:
     found = marked(
         workers={**BEFORE.workers, "b": ("b-1", False, False)},
         trust={**BEFORE.trust, B0: DOUBTED},
         resyncs={**BEFORE.resyncs, B0: 3},
     )
     assert [(each.kind, each.worker_id) for each in found] == [("worker_joined", "b")]
-
-
-def test_what_ends_is_a_mark_as_well() -> None:
     bad = BEFORE._replace(is_log_connected=False, workers={"a": ("a-1", False, True)}, trust={A0: DOUBTED})
     assert [each.text for each in marks_of(bad, BEFORE, 2.0)] == [
         "the event log is connected again",
@@ -93,17 +87,18 @@ def filled(seconds: float, *, bytes_max: int = 1 << 30, size: int = 10) -> Ring:
     return ring
 
 
-def test_nothing_is_found_in_an_empty_ring_or_before_its_first_sample() -> None:
-    assert (Ring(100).at(BEGAN_S), Ring(100).span) == (None, None)
-    assert filled(10).at(BEGAN_S - 0.001) is None
+def found(ring: Ring, seconds: float) -> int | None:
+    """Return the number of the last sample at this time or before it."""
+    sample = ring.at(BEGAN_S + seconds)
+    return None if sample is None else int(sample.data)
 
 
 def test_the_last_sample_at_a_time_or_before_it_is_found() -> None:
-    ring = filled(60)
-    for seconds, number in ((0.0, 0), (4.9, 0), (5.0, 1), (34.0, 6), (1e9, 12)):
-        found = ring.at(BEGAN_S + seconds)
-        assert found is not None
-        assert int(found.data) == number
+    assert (Ring(100).at(BEGAN_S), Ring(100).span) == (None, None)
+    ring, expected = filled(60), {-0.001: None, 0.0: 0, 4.9: 0, 5.0: 1, 34.0: 6, 1e9: 12}
+    assert {seconds: found(ring, seconds) for seconds in expected} == expected
+    ring.add(BEGAN_S + 12.0, b"99")  # a clock that is set back ends what is later
+    assert (ring.span, found(ring, 1000)) == ((BEGAN_S, BEGAN_S + 12.0), 99)
 
 
 def test_what_is_old_is_thinned_and_what_is_older_is_dropped() -> None:
@@ -118,21 +113,15 @@ def test_what_is_old_is_thinned_and_what_is_older_is_dropped() -> None:
     assert now_s - OLD_S < ring.span[0] <= now_s - OLD_S + OLD_STEP_S
     assert len(ring) <= RECENT_S / RECENT_STEP_S + OLD_S / OLD_STEP_S
     for ago_s, step_s in ((100.0, RECENT_STEP_S), (RECENT_S + 1000.0, OLD_STEP_S)):
-        found = ring.at(now_s - ago_s)
-        assert found is not None
-        assert 0 <= now_s - ago_s - found.at_s < step_s
+        sample = ring.at(now_s - ago_s)
+        assert sample is not None
+        assert 0 <= now_s - ago_s - sample.at_s < step_s
 
 
-def test_the_oldest_are_dropped_beyond_the_bytes_and_bytes_are_counted() -> None:
+def test_the_oldest_are_dropped_beyond_the_bytes_and_a_sample_beyond_all_is_not_kept() -> None:
     ring = filled(RECENT_S * 2, bytes_max=5000, size=100)
-    assert (len(ring), ring.size) == (50, 5000)
-    assert ring.at(BEGAN_S) is None
-    last = ring.at(BEGAN_S + RECENT_S * 2)
-    assert last is not None
-    assert int(last.data) == RECENT_S * 2 / RECENT_STEP_S
-
-
-def test_a_sample_beyond_all_bytes_is_not_kept() -> None:
+    assert (len(ring), ring.size, found(ring, 0.0)) == (50, 5000, None)
+    assert found(ring, RECENT_S * 2) == RECENT_S * 2 / RECENT_STEP_S
     ring = Ring(10)
     ring.add(BEGAN_S, b"x" * 11)
     assert (len(ring), ring.size, ring.at(BEGAN_S)) == (0, 0, None)
@@ -144,10 +133,10 @@ def test_samples_are_in_order_and_within_the_bytes_whatever_comes() -> None:
     for _ in range(3000):
         now_s += random.choice([5.0, 5.0, 5.0, 60.0, 1800.0, -500.0])
         ring.add(now_s, b"x" * random.randrange(1, 200))
-        found = ring.at(now_s)
+        newest = ring.at(now_s)
         assert ring.size <= 3000
-        assert found is not None
-        assert found.at_s == now_s
+        assert newest is not None
+        assert newest.at_s == now_s
     assert ring.span is not None
     times = []
     at_s = now_s
@@ -181,13 +170,9 @@ async def test_a_row_has_what_was_added_in_its_step() -> None:
     assert (first.requests, first.first_tokens, first.reused_tokens, first.saved_s) == (3, [2, 1], 60, 0.5)
     assert (second.requests, second.first_tokens, second.reused_tokens) == (1, [0, 1], 0)
     assert (second.in_flight, second.event_lag_s, second.at_s - first.at_s) == (7, 0.25, STEP_S)
-
-
-async def test_the_rows_of_15_minutes_are_kept() -> None:
-    router = Router()
     for _ in range(STEPS + 5):
         await router.step()
-    assert len(router.trends.shown().rows) == STEPS
+    assert len(router.trends.shown().rows) == STEPS, "those of 15 minutes"
 
 
 async def test_rows_of_processes_are_summed_by_their_times_and_gauges_are_the_largest() -> None:

@@ -1,8 +1,9 @@
-"""Which ranks are newcomers, until when, and how large the slice of full misses of each is."""
+"""Trust in ranks; which of them are newcomers, until when, and how large the slice of full misses of each is."""
 
 from collections import Counter
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,8 +13,40 @@ from kv_protocol.journal import FleetApplied, LoadApplied, WorkerHeard
 from kv_protocol.ledger import Routed
 from kv_protocol.load import LoadReport
 from router.decision.state import RouterState
+from router.fleet.trust import Disparity, trust_of
 from tests.reference.newcomers import GATHER_S
 from tests.unit.router.samples import BLOCK_SIZE, ask, chain, joined, rank, registered, route, tell
+
+SIZE = Disparity("block_size", 32, 16)
+TOKENIZER = Disparity("tokenizer_digest", "x", "y")
+
+
+@pytest.mark.parametrize(
+    ("stale", "state", "reason"),
+    [
+        ("", "EXACT", ""),
+        ("behind", "DEGRADED", "behind"),
+        ("resyncing", "DEGRADED", "resyncing"),
+        ("source", "DEGRADED", "source"),
+        ("overfull", "DEGRADED", "overfull"),
+        ("log_away", "DEGRADED", "event log away"),
+        ("never_heard", "FALLBACK", "no KV events heard; approximate"),
+        ("refused", "FALLBACK", "no room in the index; approximate"),
+    ],
+)
+def test_trust_follows_the_stream(stale: str, state: str, reason: str) -> None:
+    trust = trust_of((), stale)
+    assert trust == (state, reason)
+    assert trust.overlap_source == ("approximate" if state == "FALLBACK" else "index")
+
+
+@pytest.mark.parametrize("stale", ["", "behind", "never_heard", "log_away"])
+def test_where_parity_is_broken_the_stream_has_no_say_and_every_field_is_named(stale: str) -> None:
+    trust = trust_of((SIZE, TOKENIZER), stale)
+    differences = "block_size: found 32, allowed 16; tokenizer_digest: found 'x', allowed 'y'"
+    assert trust == ("FALLBACK", f"{differences}; approximate")
+    assert trust.overlap_source == "approximate"
+
 
 BLOCKS = 100
 NOW_S = 2 * GATHER_S

@@ -9,7 +9,6 @@ from typing import Any
 
 import grpc
 import pytest
-import pytest_asyncio
 from structlog.testing import capture_logs
 
 from kv_runtime.http.acceptor import PortUsed
@@ -20,16 +19,10 @@ from router.http.credentials import CredentialFiles, Credentials
 from router.http.limits import HttpLimits
 from router.request.endpoints import endpoints
 from tests.support.certificates import self_signed
-from tests.unit.router.plane import COMPLETIONS, PROMPT, Plane, encoded, running_plane, until
+from tests.unit.router.plane import COMPLETIONS, PROMPT, Plane, encoded, until
 from tests.unit.router.samples import MODEL
 
 SERVING, NOT_SERVING = 1, 2
-
-
-@pytest_asyncio.fixture
-async def plane() -> AsyncIterator[Plane]:
-    async with running_plane() as running:
-        yield running
 
 
 def picker_of(

@@ -13,11 +13,9 @@ from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import FleetApplied, OutcomeKnown
 from router.decision.policy import Policy
 from router.decision.state import RouterState
-from router.decision.verdict import Verdict
 from router.decision.view import RateColumns
 from tests.reference.rates import FORGET_S, SECONDS_MAX
-from tests.support.decide import decide
-from tests.unit.router.samples import MODEL, ask, joined, rank, registered, route, row, view
+from tests.unit.router.samples import MODEL, ask, joined, rank, registered, route
 
 NOW_S = 1.0
 HERE, THERE = rank("w0/0"), rank("w1/0")
@@ -38,19 +36,19 @@ def ended(decision_id: str, ttft_s: float, itl_s: float, output_tokens: int = 10
     return OutcomeKnown(decision_id=decision_id, ttft_s=ttft_s, output_tokens=output_tokens, itl_s=itl_s, **fields)
 
 
-def decided(at: WorkerRank, **changed: Any) -> Verdict:
-    """A request "d" goes to an idle rank."""
-    request = route(decision_id="d", **changed)
-    role: Any = "decode" if request.phase == "decode" else "aggregated"
-    return decide(view(row(str(at), role=role)), request, Policy(), 1)
+def taken(folded: RouterState, at: WorkerRank) -> tuple[float, float]:
+    """The rank gets a request "d"; return the times that the reference engine would need."""
+    request = route(decision_id="d", pinned_worker=at.worker_id, sequence_hashes=b"")
+    verdict = folded.decide(request, ask, NOW_S, 1)
+    folded.take(verdict)
+    return folded.core.expected_s(verdict, verdict.place)
 
 
 def learn(folded: RouterState, at: WorkerRank, *, slower: float, times: int = 1, output_tokens: int = 101) -> None:
     """The rank needs `slower` times as long as the reference engine."""
     for _ in range(times):
-        verdict = decided(at)
-        ttft_s, itl_s = folded.core.expected_s(verdict, verdict.place)
-        folded.core.learn(verdict, NOW_S, ttft_s * slower, itl_s * slower, output_tokens)
+        ttft_s, itl_s = taken(folded, at)
+        folded.apply(ended("d", ttft_s * slower, itl_s * slower, output_tokens))
 
 
 def columns(folded: RouterState, model: str = MODEL, now_s: float = NOW_S) -> RateColumns:
@@ -110,7 +108,8 @@ def test_one_stray_measurement_moves_a_factor_little() -> None:
 @pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, math.inf, SECONDS_MAX * 2])
 def test_an_impossible_latency_is_counted_and_not_learnt(seconds: float) -> None:
     folded = workers()
-    folded.core.learn(decided(HERE), NOW_S, seconds, None, 101)
+    _, itl_s = taken(folded, HERE)
+    folded.apply(msgspec.structs.replace(ended("d", seconds, itl_s), duration_s=None, came_whole=True))
     assert columns(folded).prefill[0] == 1.0
     assert folded.core.rates_refused_total == 1
 

@@ -12,16 +12,20 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from kv_protocol.journal import JournalRecord, LearntRates, RatesRestored
+from kv_protocol.journal import JournalRecord, LearntRates, OutcomeKnown, RatesRestored
 from router.decision.policy import Policy
 from router.decision.routing import Routing
+from router.decision.state import RouterState
 from router.feeds.feeds import MODELS_MAX, WRITE_S, RatesStore
-from tests.support.decide import decide
 from tests.support.manual_clock import ManualClock
 from tests.unit.router.plane import until
-from tests.unit.router.samples import MODEL, route, row, state, view
+from tests.unit.router.samples import MODEL, ask, joined, registered, route
 
 LEARNT = LearntRates(MODEL, 2.0, 0.5, 200.0, 7)
+
+
+def workers() -> RouterState:
+    return joined(registered(), lease_s=1e9)
 
 
 class Life:
@@ -32,7 +36,14 @@ class Life:
         recorder: Any = SimpleNamespace(record=self.records.append)
         index: Any = None  # not asked here
         self.routing = Routing(
-            state(), index, self.clock, Policy(), seed=0, lease_s=1.0, decisions_max=1, recorders=[recorder]
+            joined(registered(), lease_s=1e9),
+            index,
+            self.clock,
+            Policy(),
+            seed=0,
+            lease_s=1.0,
+            decisions_max=1,
+            recorders=[recorder],
         )
         self.store = RatesStore("" if directory is None else str(directory), self.routing, self.clock)
         self.store.restore()
@@ -45,9 +56,14 @@ class Life:
         """A rank takes so many times as long as the reference engine, for 50 requests."""
         state_ = self.routing.state
         for number in range(50):
-            verdict = decide(view(row()), route(decision_id=f"d{number}"), Policy(mode="round-robin"), 1)
+            verdict = state_.decide(route(decision_id=f"d{number}", sequence_hashes=b""), ask, 1.0, 1)
+            state_.take(verdict)
             ttft_s, itl_s = state_.core.expected_s(verdict, 0)
-            state_.core.learn(verdict, 1.0, slower * ttft_s, slower * itl_s, 50)
+            known = OutcomeKnown(
+                now_s=1.0, decision_id=f"d{number}", outcome="ok", ttft_s=slower * ttft_s, itl_s=slower * itl_s,
+                output_tokens=50, came_whole=False,
+            )  # fmt: skip
+            state_.apply(known)
 
     async def end(self) -> None:
         stop = asyncio.Event()
@@ -66,7 +82,7 @@ async def test_a_router_goes_on_with_what_the_former_one_had_learnt_and_its_jour
     life = Life(tmp_path)
     assert life.rates == former.rates
     assert life.rates[0].prefill == pytest.approx(2.0, rel=0.02)
-    again = state()
+    again = workers()
     for record in (each for each in life.records if isinstance(each, RatesRestored)):
         again.apply(record)
     assert again.learnt() == former.rates != ()

@@ -1,10 +1,7 @@
 """What requests for a model have in common holds as long as the fleet and the policy do."""
 
 import gc
-from collections.abc import AsyncIterator
 from typing import Any
-
-import pytest_asyncio
 
 from router.decision.policy import Policy
 from router.http.buffered_response import BufferedResponse
@@ -15,12 +12,6 @@ from tests.unit.router.upstream import Upstream, answers, completion
 GOOD = answers(200, completion())
 LONG = {"prompt": "long " * 20_000}
 """A prompt whose body a thread reads."""
-
-
-@pytest_asyncio.fixture
-async def plane() -> AsyncIterator[Plane]:
-    async with running_plane() as running:
-        yield running
 
 
 def begun(plane: Plane, body: dict[str, Any]) -> None:

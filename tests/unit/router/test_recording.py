@@ -1,19 +1,23 @@
-"""What the journal has of a decision: small, and each column as it was weighed."""
+"""What the journal has of a decision, and that decisions that were recorded once come out again bit for bit."""
 
+import gzip
 import random
+import re
+from collections.abc import Sequence
 from typing import Any, get_args
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from bench.routing.virtual_router import Told, tell
 from indexer.follow.status import StaleReason
 from kv_protocol.decided import Decided, RouteRequest, best_columns, best_terms, other_costs, overlap_depths
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import (
     JournalRecord,
+    PolicyChanged,
     RankStanding,
     decode_journal,
     encode_record,
@@ -24,9 +28,48 @@ from router.decision.verdict import Verdict
 from router.decision.view import RateColumns, View
 from router.fleet.trust import Trust, trust_of
 from router.journal.encoder import JournalEncoder, doubt_of
+from tests.golden.make_journals import JOURNALS
 from tests.support.amount import examples
 from tests.support.decide import decide
+from tests.support.paths import RECORDINGS
+from tests.support.replayed import replay
+from tests.support.watched_routing import Told, tell
 from tests.unit.router.samples import BLOCK_SIZE, MODEL, registered
+
+SHOWN_MAX = 8
+
+
+def recorded_in(name: str) -> Sequence[JournalRecord]:
+    """Return the records of a golden journal."""
+    return decode_journal(gzip.decompress((RECORDINGS / name).read_bytes())).records
+
+
+def differences(records: Sequence[JournalRecord]) -> list[str]:
+    """Return a line for each decision of the journal that comes out otherwise."""
+    again = list(replay(records))
+    assert sum(isinstance(record, Decided) and bool(record.best) for record in records) > 20
+    assert all(each.is_exact for each in again)
+    return [f"{each.decision_id}: {each.difference}" for each in again if not each.equal]
+
+
+@pytest.mark.parametrize("name", JOURNALS)
+def test_every_decision_of_a_golden_journal_is_taken_again_bit_for_bit(name: str) -> None:
+    found = differences(recorded_in(name))
+    told = "\n".join(found[:SHOWN_MAX])
+    assert not found, f"{len(found)} decisions of {name} differ; the first:\n{told}"
+
+
+def test_a_planted_change_of_a_cost_is_told_with_its_rank_its_term_and_both_values() -> None:
+    def dearer(record: JournalRecord) -> JournalRecord:
+        if not isinstance(record, PolicyChanged):
+            return record
+        weights = {**record.policy["parameters"], "ttft_weight": 2 * record.policy["parameters"]["ttft_weight"]}
+        return replace(record, policy={**record.policy, "parameters": weights})
+
+    found = differences([dearer(record) for record in recorded_in("journal_kv.msgpack.gz")])
+    assert len(found) > 5
+    assert any(re.search(r"^d\d+\+*: .*\bw\d/\d: cost now \d+\.\d+, recorded \d+\.\d+", each) for each in found)
+
 
 RANKS, BLOCKS = 64, 128
 DECISION_BYTES_MAX = 2200

@@ -43,8 +43,8 @@ from router.metrics import (
 from router.native import built
 from router.prompt.chains import block_count
 from router.queue.waiting import RequestQueue
-from tests.unit.router.samples import MODEL, answer, registered, route
-from tests.unit.router.test_routing import Bench, FakeIndex
+from tests.unit.router.samples import MODEL, FakeIndex, answer, registered, route
+from tests.unit.router.test_routing import Bench
 
 
 @dataclass

@@ -3,14 +3,12 @@
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from kv_protocol.hashing import unpack_tokens
-from tests.unit.router.plane import CHAT, TEXT, Plane, running_plane
+from tests.unit.router.plane import CHAT, TEXT, Plane
 from tests.unit.router.samples import MODEL
 from tests.unit.router.upstream import STREAM_HEAD, Exchange, Upstream, answers, chunked, says, streams
 
@@ -30,12 +28,6 @@ def event(kind: str, number: int, **fields: Any) -> bytes:
 CREATED = event("created", 0, response={"id": "resp_1", "status": "in_progress"})
 DELTAS = [event("output_text.delta", at, delta='word.delta"') for at in (1, 2, 3)]
 COMPLETED = event("completed", 4, response={"id": "resp_1", "usage": USAGE})
-
-
-@pytest_asyncio.fixture
-async def plane() -> AsyncIterator[Plane]:
-    async with running_plane() as running:
-        yield running
 
 
 def body(given: Any = "hello", **fields: Any) -> bytes:

@@ -1,14 +1,10 @@
 """Decisions in motion: seeds, promises and leases."""
 
-from collections.abc import Sequence
-
 import msgspec
 import pytest
 
-from indexer.embedded import OverlapColumns, RankView
 from kv_protocol.decided import Decided, RouteRequest
 from kv_protocol.fleet import WorkerRegistered
-from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import (
     AttemptEnded,
     FleetApplied,
@@ -26,33 +22,11 @@ from router.decision.routing import Lease, Readiness, Recorder, Routing
 from router.decision.state import RankLoad
 from router.journal.encoder import JournalEncoder
 from router.native import built
-from router.prompt.chains import block_count
 from tests.support.manual_clock import ManualClock
 from tests.support.replayed import continuous
-from tests.unit.router.samples import BLOCK_SIZE, answer, chain, rank, registered, route, state
+from tests.unit.router.samples import BLOCK_SIZE, FakeIndex, chain, rank, registered, route, state
 
 LEASE_S = 8.0
-
-
-class FakeIndex:
-    """Every rank holds `depth` blocks."""
-
-    def __init__(self, depth: int, stale: str = "") -> None:
-        self._depth, self.stale, self.progress = depth, stale, ""
-
-    def columns(self, blocks: bytes, ranks: tuple[WorkerRank, ...]) -> OverlapColumns:
-        """Return the same for every rank, no more than was asked for."""
-        depth = min(self._depth, block_count(blocks))
-        return answer([((depth, depth, depth, depth), 1, 1, self.stale)] * len(ranks))
-
-    def overlap(self, hashes: Sequence[int], ranks: Sequence[WorkerRank]) -> list[RankView]:
-        """Return the same rank by rank."""
-        depth = min(self._depth, len(hashes))
-        return [RankView((depth, depth, depth, depth), 1, 1, self.stale) for _ in ranks]
-
-    def catching_up(self) -> str:
-        """Return how far it is."""
-        return self.progress
 
 
 class Bench:
@@ -327,20 +301,14 @@ def burst(*suffixes: int) -> list[RouteRequest]:
     ]
 
 
-def test_what_is_on_its_way_is_not_promised_again() -> None:
-    bench = Bench()
+@pytest.mark.parametrize(("predict_on_route", "more"), [(True, 16 + 1), (False, 16 * 33 + 1)])
+def test_what_is_on_its_way_is_not_promised_again_where_that_is_predicted(predict_on_route: bool, more: int) -> None:
+    bench = Bench(policy=Policy(predict_on_route=predict_on_route))
     first, second = burst(1000, 2000)
     bench.take(first)
     assert bench.load.prefill_tokens_queued == 16 * 33 + 1
     bench.take(second)
-    assert bench.load.prefill_tokens_queued == (16 * 33 + 1) + (16 + 1)
-
-
-def test_where_nothing_is_predicted_every_sibling_is_promised_whole() -> None:
-    bench = Bench(policy=Policy(predict_on_route=False))
-    for each in burst(1000, 2000):
-        bench.take(each)
-    assert bench.load.prefill_tokens_queued == 2 * (16 * 33 + 1)
+    assert bench.load.prefill_tokens_queued == (16 * 33 + 1) + more
 
 
 @pytest.mark.parametrize(("predict_on_route", "worker_id"), [(True, "w0"), (False, "w1")])
@@ -416,30 +384,18 @@ def test_the_trust_of_every_rank_of_the_fleet_is_known_without_a_request() -> No
     assert bench.routing.trust() == {rank("w0/0"): away, rank("w0/1"): away, rank("w1/0"): differs}
 
 
-def test_an_index_that_is_catching_up_makes_the_router_unready_and_says_how_far_it_is() -> None:
-    bench = Bench()
+def test_only_an_index_that_is_catching_up_makes_the_router_unready_and_other_problems_are_noted() -> None:
+    bench, ready = Bench(), Readiness(ready=True, reasons=[], notes=[])
     bench.index.progress = "index at 40 of 100"
     assert bench.routing.readiness().reasons == ["index at 40 of 100"]
     bench.index.progress = ""
-    assert bench.routing.readiness().reasons == []
-
-
-def test_a_disconnected_log_is_noted_and_excludes_no_rank() -> None:
-    bench = Bench()
-    assert bench.routing.readiness() == Readiness(ready=True, reasons=[], notes=[])
+    assert bench.routing.readiness() == ready
     bench.state.apply(LogConnection(now_s=100.0, heard=False))
     note = "the event log is away: requests are routed from memory"
-    assert bench.routing.readiness() == Readiness(ready=True, reasons=[], notes=[note])
+    assert bench.routing.readiness() == ready._replace(notes=[note])
     bench.state.apply(LogConnection(now_s=100.0, heard=True))
-    assert bench.routing.readiness().notes == []
     bench.problem = "the journal is not written"
-    assert bench.routing.readiness() == Readiness(ready=True, reasons=[], notes=["the journal is not written"])
-
-
-@pytest.mark.parametrize("stale", ["never_heard", "refused", "resyncing", "source", "behind", "no_events"])
-def test_a_rank_that_is_routed_to_blindly_is_noted_and_leaves_the_router_ready(stale: str) -> None:
-    assert Bench(stale=stale).routing.readiness() == Readiness(ready=True, reasons=[], notes=[f"w0/0: {stale}"])
-
-
-def test_a_full_index_is_not_noted() -> None:
-    assert Bench(stale="overfull").routing.readiness().notes == []
+    assert bench.routing.readiness() == ready._replace(notes=["the journal is not written"])
+    for stale in ("never_heard", "refused", "resyncing", "source", "behind", "no_events"):
+        assert Bench(stale=stale).routing.readiness() == ready._replace(notes=[f"w0/0: {stale}"]), stale
+    assert Bench(stale="overfull").routing.readiness() == ready, "a full index"

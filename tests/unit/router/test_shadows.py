@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 from bench.placement.regimes import REGIMES, Sizing
-from bench.routing.virtual_engine import TEXT
 from bench.routing.virtual_fleet import VirtualFleet
-from bench.routing.virtual_router import Told, VirtualClock, tell
+from bench.routing.virtual_router import TEXT
 from kv_protocol.journal import JournalBegan, PolicyChanged, decode_journal
+from kv_runtime.clock import Clock
 from kv_runtime.config.loading import ConfigurationError
 from router.decision.policies import MODES, Choice, Mode
 from router.decision.policy import Policy
@@ -26,6 +26,7 @@ from router.journal.encoder import JournalEncoder
 from router.shadows.comparison import BATCHES, Series, SeriesMean, ShadowReport, Tally, compared, pooled
 from router.shadows.service import KEPT_REQUESTS, WAITING_MAX, Budget, Shadows, ShadowSection, pooled_page
 from tests.support.replayed import replay
+from tests.support.watched_routing import Told, WatchedRouting, tell
 from tests.unit.router.samples import registered, route
 from tests.unit.router.test_routing import Bench
 
@@ -49,7 +50,7 @@ def section(**changed: Any) -> ShadowSection:
 class Recording:
     """Keeps the journal of a router, and lets its shadows see each decision when the next one comes."""
 
-    def __init__(self, state: RouterState, clock: VirtualClock, watched: ShadowSection) -> None:
+    def __init__(self, state: RouterState, clock: Clock, watched: ShadowSection) -> None:
         self._encoder = JournalEncoder(1)
         self._decided = DecisionLog(1)
         routing: Any = SimpleNamespace(state=state, clock=clock, decisions=self._decided, records=[])
@@ -82,9 +83,10 @@ def lived(regime: str = "chat") -> Recording:
 def recorded(watched: ShadowSection, regime: str = "chat") -> Recording:
     found = list[Recording]()
 
-    def recorder_of(state: RouterState, clock: VirtualClock) -> Recording:
+    def recording(state: RouterState, index: Any, clock: Clock, *given: Any, **named: Any) -> WatchedRouting:
         found.append(Recording(state, clock, watched))
-        return found[-1]
+        watch = [found[-1].record]
+        return WatchedRouting(state, index, clock, *given, recorders=found[-1:], watch=watch, **named)
 
     of, workload = REGIMES[regime], REGIMES[regime].make(Sizing(seed=1, load=1.0, scale=0.1))
     fleet = VirtualFleet(
@@ -93,7 +95,7 @@ def recorded(watched: ShadowSection, regime: str = "chat") -> Recording:
         workload.requests,
         seed=1,
         follow_ups=workload.follow_ups,
-        recorder_of=recorder_of,
+        new_routing=recording,
     )
     fleet.run()
     found[0].shadows.evaluate_slice()

@@ -109,21 +109,12 @@ def test_a_worker_that_makes_something_else_of_images_differs_until_it_is_the_el
 # ---------------------------------------------------------------- block size
 
 
-def test_prompts_are_hashed_as_the_eldest_worker_does() -> None:
+def test_prompts_are_hashed_as_the_eldest_fit_worker_does_or_the_eldest_where_none_is_fit() -> None:
     folded = joined(registered(block_size=32), registered("w1"))
-    assert folded.fleet.hashing("m", 0.0) == Hashing(32)
     assert folded.fleet.hashing("unheard-of", 0.0) is None
-
-
-def test_an_eldest_that_is_dead_does_not_make_all_others_differ() -> None:
-    folded = joined(registered(block_size=32), registered("w1"))
+    assert (folded.fleet.hashing("m", 0.0), folded.fleet.hashing("m", 100.0)) == (Hashing(32), Hashing(32))
     folded.apply(WorkerHeard(now_s=100.0, worker_id="w1", instance="w1-1"))
     assert folded.fleet.hashing("m", 100.0) == Hashing(16)
-
-
-def test_while_no_worker_is_fit_the_eldest_defines_the_hashing() -> None:
-    folded = joined(registered(block_size=32), registered("w1"))
-    assert folded.fleet.hashing("m", 100.0) == Hashing(32)
 
 
 # ---------------------------------------------------------------- turns
@@ -171,27 +162,14 @@ def test_the_log_is_folded() -> None:
 # ---------------------------------------------------------------- the policy and what it reads
 
 
-def under(folded: RouterState, **policy: Any) -> RouterState:
-    """Return the state with another policy in force."""
-    folded.apply(PolicyChanged(now_s=0.0, policy=msgspec.to_builtins(Policy(**policy))))
-    return folded
-
-
-def test_the_whole_policy_is_part_of_the_state() -> None:
-    wanted = Policy(mode="least-loaded", temperature=0.25, affinity="soft", itl_target_s=0.5)
-    folded = joined(registered())
-    assert folded.policy == Policy()
-    folded.apply(PolicyChanged(now_s=0.0, policy=msgspec.to_builtins(wanted)))
-    assert folded.policy == wanted
-
-
-def test_a_journal_of_other_default_weights_is_read_with_those() -> None:
+def test_the_whole_policy_is_part_of_the_state_with_its_weights_of_version_0_1() -> None:
     former = CostParameters(ttft_weight=1.0, host_weight=0.5)
-    recorded = msgspec.to_builtins(Policy(parameters=former))
+    wanted = Policy(mode="least-loaded", temperature=0.25, affinity="soft", parameters=former)
+    recorded, folded = msgspec.to_builtins(wanted), joined(registered())
     assert set(recorded["parameters"]) == set(CostParameters.__struct_fields__)
-    folded = joined(registered())
+    assert folded.policy == Policy()
     folded.apply(PolicyChanged(now_s=0.0, policy=recorded))
-    assert folded.policy.parameters == former != CostParameters()
+    assert folded.policy == wanted
 
 
 def test_a_failed_attempt_is_held_against_its_rank_for_a_time() -> None:

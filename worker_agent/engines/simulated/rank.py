@@ -16,7 +16,6 @@ emitted, never computed; a stop token is the last one.
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterator
 from itertools import chain, islice
 from typing import Any
 
@@ -147,37 +146,6 @@ class Rank:
             work = msgspec.structs.replace(work, host_tokens=moved_blocks * self._engine.block_size)
         did = self._did(work, chunks, len(resumed) + sum(chunk.is_first for chunk in chunks))
         return RankStep(work=work, outputs=outputs, did=did)
-
-    def quiet_iterations(self, iterations_max: int) -> int:
-        """Return for how many iterations only decoding can happen: no request begins, ends or takes a block."""
-        if self._waiting or self._context:
-            return 0
-        if len(self._decoding) > self._engine.max_num_batched_tokens:
-            return 0
-        return min((self._quiet_iterations(each) for each in self._decoding.values()), default=iterations_max)
-
-    def _quiet_iterations(self, running: RunningRequest) -> int:
-        if running.request.stop_token_ids:
-            return 0
-        until_end = computed_tokens_max(running.request) - len(running.tokens)
-        blocks = len(running.table.path) + running.table.own_blocks
-        return min(until_end, blocks * self._engine.block_size - running.computed_tokens)
-
-    def quiet_work(self, iterations: int) -> Iterator[IterationWork]:
-        """Yield the work of so many quiet iterations."""
-        sequences = len(self._decoding)
-        kv_tokens = sum(running.computed_tokens for running in self._decoding.values())
-        for iteration in range(iterations):
-            yield IterationWork(decode_sequences=sequences, kv_tokens=kv_tokens + iteration * sequences)
-
-    def skip(self, iterations: int, began_s: float) -> None:
-        """Compute quiet iterations without outputs; the last of them began at `began_s`."""
-        self._began_s = began_s
-        self._estimate.decoded(iterations)
-        for running in self._decoding.values():
-            running.computed_tokens += iterations
-            for _ in range(iterations):
-                self._generate_token(running)
 
     def _plan(self, now_s: float) -> None:
         """Note when this iteration's batch was fixed: with the iteration before, if that continues into this one."""

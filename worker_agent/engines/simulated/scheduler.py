@@ -13,7 +13,6 @@ A decode engine's request is submitted once its KV has come. A prefill engine ho
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -92,7 +91,6 @@ class Simulator:
         self._rank_of: dict[str, int] = {}
         self._iteration = 0
         self._has_unreported = False
-        self._foreseen_s: list[float] = []
         self.transfer_counts = TransferStatistics()
         self._visible: deque[EngineEvent] = deque(maxlen=event_buffer_max_size * len(self._ranks))
         self.flush_events()
@@ -192,25 +190,6 @@ class Simulator:
         statistics = tuple(both | step.did for step in steps.values())
         self._iteration += 1
         return Step(duration_s=duration_s, outputs=outputs, statistics=statistics)
-
-    def foresee(self, now_s: float, iterations_max: int) -> list[float]:
-        """Return when each of the coming quiet iterations ends, the first of which begins at `now_s`.
-
-        In a quiet iteration every running sequence computes a token and nothing else happens: no event, no end. The
-        forecast holds until a request is submitted or cancelled, or KV is handed over.
-        """
-        ranks, quiet = self._ranks.values(), iterations_max if self.has_work and not self._has_unreported else 0
-        quiet = min(quiet, *(rank.quiet_iterations(iterations_max) for rank in ranks))
-        durations_s = (map(self._timing.iteration_s, rank.quiet_work(quiet)) for rank in ranks)
-        ends_s = (max(of_ranks_s) for of_ranks_s in zip(*durations_s, strict=True))
-        self._foreseen_s = list(accumulate(ends_s, initial=now_s))
-        return self._foreseen_s[1:]
-
-    def skip(self, iterations: int) -> None:
-        """Compute so many (1 or more) of the iterations just foreseen, without outputs and statistics."""
-        for rank in self._ranks.values():
-            rank.skip(iterations, self._foreseen_s[iterations - 1])
-        self._iteration += iterations
 
     def flush_events(self) -> None:
         """Make visible what happened since the last call; the end of an iteration."""

@@ -1,12 +1,56 @@
-"""Where bodies end, piece by piece."""
+"""Where bodies end, piece by piece, and what a client gets of a stream that is kept for another worker."""
+
+import json
+from collections.abc import Sequence
 
 import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kv_protocol.continuation import token_comment, without_tokens
 from router.http.framing import TAIL_BYTES, AnswerBody, BodyReader, KeptEvents
 from router.http.heads import CHUNKED, UNTIL_CLOSE, Malformed
+from router.http.stream_replay import StreamReplayBuffer
+
+TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=9)
+TEXT = st.one_of(st.text(max_size=20), st.sampled_from([": tokens AAAA", "\n: tokens AAAA\n", "data: [DONE]"]))
+EVENTS = st.lists(st.tuples(TOKENS, TEXT), min_size=1, max_size=6)
+
+
+def said(text: str) -> bytes:
+    return b"data: " + json.dumps({"text": text}).encode() + b"\n\n"
+
+
+def parts(events: Sequence[tuple[list[int], str]]) -> list[tuple[bytes, bytes]]:
+    """Return each event as the worker sends it, and as a client gets it."""
+    return [(token_comment(tokens) + said(text), said(text)) for tokens, text in events]
+
+
+@given(EVENTS)
+def test_events_lose_their_comments_and_nothing_else(events: list[tuple[list[int], str]]) -> None:
+    whole, bare = (b"".join(each) for each in zip(*parts(events), strict=True))
+    assert without_tokens(whole) == (bare, sum(len(tokens) for tokens, _ in events))
+    assert without_tokens(bare) == (bare, 0)
+
+
+@given(EVENTS, st.booleans())
+def test_all_is_kept_and_the_client_gets_what_it_wants(events: list[tuple[list[int], str]], hides_tokens: bool) -> None:
+    kept, got = StreamReplayBuffer(KeptEvents(1 << 20), hides_tokens=hides_tokens), b""
+    for whole, bare in parts(events):
+        shown = kept.add(whole)
+        got += shown
+        assert shown == (bare if hides_tokens else whole)
+    assert kept.events() == b"".join(whole for whole, _ in parts(events))
+    assert kept.later_tokens == sum(len(tokens) for tokens, _ in events[1:])
+
+
+@pytest.mark.parametrize("bytes_max", [0, 60])
+def test_of_a_stream_that_is_too_long_comments_are_hidden_and_counted_on(bytes_max: int) -> None:
+    kept, event = StreamReplayBuffer(KeptEvents(bytes_max)), token_comment([1, 2]) + said("ab")
+    assert [kept.add(event) for _ in range(4)] == [said("ab")] * 4
+    assert (kept.is_overfull, kept.events(), kept.later_tokens) == (True, b"", 6)
+
 
 BODY = b'5\r\nhello\r\n6;x="y"\r\n world\r\n1  \r\n!\r\n00\r\nx: y\r\n\r\n'
 
@@ -22,13 +66,9 @@ def read(data: bytes, piece: int) -> tuple[bytes, int]:
 
 
 @pytest.mark.parametrize("piece", range(1, len(BODY) + 5))
-def test_chunks_in_any_pieces_are_the_same_body(piece: int) -> None:
+def test_chunks_in_any_pieces_are_the_same_body_that_does_not_end_before_its_end(piece: int) -> None:
     assert read(BODY + b"next", piece) == (b"hello world!", len(BODY))
-
-
-@pytest.mark.parametrize("cut", range(len(BODY)))
-def test_a_body_does_not_end_before_its_end(cut: int) -> None:
-    assert read(BODY[:cut], 1)[1] == -1
+    assert read(BODY[: piece - 1][: len(BODY) - 1], 1)[1] == -1
 
 
 @pytest.mark.parametrize(
@@ -72,12 +112,6 @@ def test_a_fault_is_refused_though_a_body_would_end_behind_it(data: bytes) -> No
             read(data, piece)
 
 
-def test_the_rest_of_a_chunk_is_known() -> None:
-    reader = BodyReader(CHUNKED)
-    reader.feed(b"fffffffffffffff\r\nabc", bytearray())
-    assert reader.left == 0xFFFFFFFFFFFFFFF - 3
-
-
 @pytest.mark.parametrize("piece", range(1, 8))
 def test_a_length_is_read_to_its_end_and_no_further(piece: int) -> None:
     reader, payload, data = BodyReader(5), bytearray(), b"hello, you"
@@ -85,8 +119,10 @@ def test_a_length_is_read_to_its_end_and_no_further(piece: int) -> None:
     assert (bytes(payload), ends[-1]) == (b"hello", 5)
 
 
-def test_a_body_until_the_end_has_no_other() -> None:
-    payload = bytearray()
+def test_the_rest_of_a_chunk_is_known_and_a_body_until_the_end_has_no_other() -> None:
+    reader, payload = BodyReader(CHUNKED), bytearray()
+    reader.feed(b"fffffffffffffff\r\nabc", bytearray())
+    assert reader.left == 0xFFFFFFFFFFFFFFF - 3
     assert BodyReader(UNTIL_CLOSE).feed(b"0\r\n\r\n", payload) == -1
     assert payload == b"0\r\n\r\n"
 
