@@ -5,13 +5,14 @@ Source: `docs/WIRE.md`.
 """
 
 import re
+from collections.abc import Callable
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 import msgspec
 
 from kv_protocol.digest import TierDigest
-from kv_protocol.errors import UNDECODABLE, LimitExceeded, MalformedMessage
+from kv_protocol.errors import LimitExceeded, decoder_of
 from kv_protocol.ids import WorkerRank, checked_block_size, checked_dp_rank, checked_u64, checked_worker_id
 from kv_protocol.images import ImageRule
 from kv_protocol.openai.endpoints import DEFAULT_ENDPOINTS, check_stated
@@ -224,27 +225,7 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
         checked_u64("last_seq", self.last_seq)
 
 
+encode: Callable[[FleetEvent | Heartbeat], bytes] = msgspec.json.Encoder().encode
 _fleet_decoder: msgspec.json.Decoder[FleetEvent] = msgspec.json.Decoder(FleetEvent)
-_heartbeat_decoder = msgspec.json.Decoder(Heartbeat)
-_encode = msgspec.json.Encoder().encode
-
-
-def encode(message: FleetEvent | Heartbeat) -> bytes:
-    """Return the JSON of a fleet event or a heartbeat."""
-    return _encode(message)
-
-
-def decode_fleet_event(data: bytes) -> FleetEvent:
-    """Return the fleet event in `data`; raise `MalformedMessage`, which names the field, for anything else."""
-    try:
-        return _fleet_decoder.decode(data)
-    except UNDECODABLE as error:
-        raise MalformedMessage(0, f"fleet event: {error}") from error
-
-
-def decode_heartbeat(data: bytes) -> Heartbeat:
-    """Return the heartbeat in `data`; raise `MalformedMessage`, which names the field, for anything else."""
-    try:
-        return _heartbeat_decoder.decode(data)
-    except UNDECODABLE as error:
-        raise MalformedMessage(0, f"heartbeat: {error}") from error
+decode_fleet_event = decoder_of("fleet event", _fleet_decoder.decode)
+decode_heartbeat = decoder_of("heartbeat", msgspec.json.Decoder(Heartbeat).decode)

@@ -19,15 +19,14 @@ tables are those of `router/journal/encoder.py` and of the core (`router/native/
 A router of another version refuses unknown tables, and its replay starts at a later checkpoint.
 """
 
-import re
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from kv_protocol.decided import Decided, RouteRequest
 from kv_protocol.decision import Exclusion, TrustState
-from kv_protocol.errors import UNDECODABLE, LimitExceeded, MalformedMessage
+from kv_protocol.errors import LimitExceeded, decoder_of
 from kv_protocol.fleet import FleetEvent
 from kv_protocol.ids import U64, DpRank, WorkerId, WorkerRank
 from kv_protocol.ledger import Cancelled, Finished, LedgerEvent
@@ -308,12 +307,12 @@ class JournalMessage(msgspec.Struct, frozen=True, array_like=True, kw_only=True)
 _encoder = msgspec.msgpack.Encoder()
 _ARRAY_OF_4, _LONG_ARRAY = b"\x94", b"\xdd"
 """How msgpack begins a list of four, and a list with a u32 length."""
-_decoder = msgspec.msgpack.Decoder(JournalMessage)
-_cutter = msgspec.msgpack.Decoder(tuple[msgspec.Raw, msgspec.Raw, msgspec.Raw, list[list[msgspec.Raw]]])
-_KINDS = {kind.__struct_config__.tag: kind for kind in get_args(JournalRecord)}
-_IN_RECORD = re.compile(r"\$\[3\]\[(\d+)\]\[(\d+)\](?:\[(\d+)\])?")
 encode_record = _encoder.encode
 _record_decoder: msgspec.msgpack.Decoder[JournalRecord] = msgspec.msgpack.Decoder(JournalRecord)
+decode_record = decoder_of("journal record", _record_decoder.decode)
+"""Decodes a record, also from the joined bytes of its parts."""
+decode_journal = decoder_of("journal", msgspec.msgpack.Decoder(JournalMessage).decode, MESSAGE_BYTES_MAX)
+"""Decodes a message. An error names the place as `$[3][record][field]`: field 0 is the kind, 1 is `now_s`."""
 
 
 def in_parts(encoded: bytes, now_s: float) -> Sequence[bytes]:
@@ -333,45 +332,7 @@ def in_parts(encoded: bytes, now_s: float) -> Sequence[bytes]:
     ]
 
 
-def decode_record(data: bytes) -> JournalRecord:
-    """Decode a record from the joined bytes of its parts; raise `MalformedMessage` for anything else."""
-    try:
-        return _record_decoder.decode(data)
-    except UNDECODABLE as error:
-        raise MalformedMessage(0, f"journal record: {error}") from error
-
-
 def pack_journal(life: int, first: int, count: int, *encoded: bytes) -> bytes:
     """Return a message of so many encoded records, each or joined; the caller respects `MESSAGE_BYTES_MAX`."""
     head = map(_encoder.encode, (VERSION, life, first))
     return b"".join((_ARRAY_OF_4, *head, _LONG_ARRAY, count.to_bytes(4), *encoded))
-
-
-def decode_journal(data: bytes) -> JournalMessage:
-    """Return a journal message; raise `MalformedMessage`, which names the field, for anything else."""
-    if len(data) > MESSAGE_BYTES_MAX:
-        raise MalformedMessage(MESSAGE_BYTES_MAX, f"journal: {len(data)} bytes, at most {MESSAGE_BYTES_MAX} allowed")
-    try:
-        return _decoder.decode(data)
-    except UNDECODABLE as error:
-        raise MalformedMessage(0, f"journal: {_named(str(error), data)}") from error
-
-
-def _named(reason: str, data: bytes) -> str:
-    """Replace the positions of record and field in the reason by their names."""
-    found = _IN_RECORD.search(reason)
-    if found is None:
-        return reason
-    record, field_index, inner = found.groups()
-    try:
-        kind = _KINDS[msgspec.msgpack.decode(_cutter.decode(data)[3][int(record)][0], type=str)]
-    except (*UNDECODABLE, KeyError):  # the bytes behind the field may be malformed, too
-        return reason
-    if field_index == "0":
-        return reason
-    named = f"$[3][{record}] {kind.__struct_config__.tag}.{kind.__struct_fields__[int(field_index) - 1]}"
-    if inner is not None and named.endswith(".request"):
-        named += f".{RouteRequest.__struct_fields__[int(inner)]}"
-    elif inner is not None:
-        named += f"[{inner}]"
-    return reason.replace(found[0], named)

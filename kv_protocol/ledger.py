@@ -18,7 +18,7 @@ import msgspec
 from xxhash import xxh3_64_intdigest
 
 from kv_protocol.codec import MESSAGE_BYTES_MAX
-from kv_protocol.errors import UNDECODABLE, LimitExceeded, MalformedMessage
+from kv_protocol.errors import LimitExceeded, decoder_of
 from kv_protocol.ids import U64, DpRank, WorkerId
 
 _BLOCK_BYTES = 8
@@ -177,16 +177,7 @@ ReplicaMessage = LedgerTold | LedgerBeat | LedgerAsked | LedgerOpen
 
 _decoder: msgspec.msgpack.Decoder[ReplicaMessage] = msgspec.msgpack.Decoder(ReplicaMessage)
 encode_replica = msgspec.msgpack.Encoder().encode
-
-
-def decode_replica(data: bytes) -> ReplicaMessage:
-    """Return the message in `data`; raise `MalformedMessage`, with the reason, for anything else."""
-    if len(data) > 2 * MESSAGE_BYTES_MAX:
-        raise MalformedMessage(0, f"ledger message: {len(data)} bytes, at most {2 * MESSAGE_BYTES_MAX} allowed")
-    try:
-        return _decoder.decode(data)
-    except UNDECODABLE as error:
-        raise MalformedMessage(0, f"ledger message: {error}") from error
+decode_replica = decoder_of("ledger message", _decoder.decode, 2 * MESSAGE_BYTES_MAX)
 
 
 def lease_digest(lease_id: str, *, is_prefilled: bool) -> int:

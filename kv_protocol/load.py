@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from kv_protocol.errors import UNDECODABLE, MalformedMessage
+from kv_protocol.errors import decoder_of
 from kv_protocol.fleet import checked_instance
 from kv_protocol.ids import checked_u64
 
@@ -57,13 +57,5 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
         checked_u64("iteration", self.iteration)
 
 
-_decoder = msgspec.json.Decoder(LoadReport)
 encode_load = msgspec.json.Encoder().encode
-
-
-def decode_load(data: bytes) -> LoadReport:
-    """Return the report in `data`; raise `MalformedMessage`, which names the field, for anything else."""
-    try:
-        return _decoder.decode(data)
-    except UNDECODABLE as error:
-        raise MalformedMessage(0, f"load report: {error}") from error
+decode_load = decoder_of("load report", msgspec.json.Decoder(LoadReport).decode)

@@ -75,7 +75,7 @@ def test_counts_do_not_depend_on_where_a_slice_ends() -> None:
         read(ids, limits)
         fewer = limits._replace(values_max=60_000, prompt_bytes_max=(4 << 18) - 4)
         for data in (texts, ids):
-            with pytest.raises(BodyTooLarge, match="more than (60000 values|262143 token ids)"):
+            with pytest.raises(BodyTooLarge, match=r"more than (60000 values|262143 token ids)"):
                 read(data, fewer)
 
 

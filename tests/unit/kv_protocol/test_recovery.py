@@ -4,11 +4,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from kv_protocol.codec import MESSAGE_BYTES_MAX
 from kv_protocol.errors import LimitExceeded, MalformedMessage
 from kv_protocol.recovery import (
-    ANSWER_BYTES_MAX,
     DUMP_CHUNKS_MAX,
-    REQUEST_BYTES_MAX,
     BlockColumns,
     DumpChunk,
     HeldBlock,
@@ -89,13 +88,13 @@ def test_a_chunk_that_contradicts_itself_is_refused(change: dict[str, Any], reas
 
 
 def test_a_chunk_beyond_the_size_of_a_message_is_refused_unread() -> None:
-    n = ANSWER_BYTES_MAX // 17 + 1
+    n = (MESSAGE_BYTES_MAX + 1024) // 17 + 1
     data = encode(
         msgspec.convert(CHUNK | {"parents": b"\0" * 8 * n, "hashes": b"\0" * 8 * n, "tiers": b"\1" * n}, DumpChunk)
     )
-    with pytest.raises(MalformedMessage, match=f"answer of {len(data)} bytes") as refused:
+    with pytest.raises(MalformedMessage, match=f"answer: {len(data)} bytes, at most 525312 allowed") as refused:
         decode_answer(data)
-    assert refused.value.offset == ANSWER_BYTES_MAX
+    assert refused.value.offset == MESSAGE_BYTES_MAX + 1024
 
 
 def test_a_request_with_digests_and_a_repair_survive_the_wire() -> None:
@@ -153,5 +152,5 @@ def test_a_row_names_a_tier_and_no_unknown_bit() -> None:
 
 
 def test_a_request_beyond_its_size_is_refused_unread() -> None:
-    with pytest.raises(MalformedMessage, match=f"recover request of {REQUEST_BYTES_MAX + 1} bytes"):
-        decode_recover_request(b"\0" * (REQUEST_BYTES_MAX + 1))
+    with pytest.raises(MalformedMessage, match="recover request: 9217 bytes, at most 9216 allowed"):
+        decode_recover_request(b"\0" * 9217)
