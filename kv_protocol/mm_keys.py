@@ -2,18 +2,16 @@
 
     digest       BLAKE3 of the bytes, 64 hex digits; given to the engine as the item's UUID
     mm hash      the digest's first 16 digits, u64; of an identity that is no digest: H(utf8 identity, seed 0)
-    key          of each run of an item's tokens and each block that it touches: digest, and the item's offset there
-    block hash   the tokens, then the mm hashes of the block's keys (`hashing.py`); offsets do not count
+    key          of each run of an item's tokens and each block that it touches: the digest. One item in two runs, with
+                 other tokens between them, has two keys in a block that both touch
+    block hash   the tokens, then the mm hashes of the block's keys (`hashing.py`)
 
 Without a UUID an engine hashes decoded pixels, which other processes cannot repeat. With one it keys its cache by UUID
 and content together and names the UUID in its events: a wrong UUID costs a cache hit, never correctness.
 
-A key begins where the run meets the block: `start_offset` = item's offset of the run + max(0, block - run). One item in
-two runs, with other tokens between them, has two keys in a block that both touch.
-
-Source: TensorRT-LLM `batch_manager/blockKey.cpp`, generateBlockHashExtraKeys (overlap, runs, offsets; its pull
-request 13815); `inputs/multimodal.py`, apply_mm_hashes (BLAKE3 of UUID and content; pull request 11075);
-`docs/SOURCES.md` E1.3 (`mm_keys`), 3.3 (`extra_keys`), 6.
+Source: TensorRT-LLM `batch_manager/blockKey.cpp`, generateBlockHashExtraKeys (overlap, runs; its pull request 13815);
+`inputs/multimodal.py`, apply_mm_hashes (BLAKE3 of UUID and content; pull request 11075); `docs/SOURCES.md` E1.3
+(`mm_keys`), 3.3 (`extra_keys`), 6.
 """
 
 import re
@@ -30,19 +28,11 @@ _NUMBER_DIGITS = 16
 
 
 class MmRun(NamedTuple):
-    """Tokens `start` to `start + length` of a prompt belong to an item, from its `item_offset`-th token on."""
+    """Tokens `start` to `start + length` of a prompt belong to an item."""
 
     digest: str
     start: int
     length: int
-    item_offset: int = 0
-
-
-class MmKey(NamedTuple):
-    """An item in a block, as events name it: `hash`, and `start_offset` in tokens of the item."""
-
-    digest: str
-    start_offset: int
 
 
 def is_digest(identity: str) -> bool:
@@ -83,16 +73,14 @@ def expanded(
     return tokens, runs
 
 
-def keys_of_blocks(runs: Sequence[MmRun], token_count: int, block_size: int) -> tuple[tuple[MmKey, ...], ...]:
+def keys_of_blocks(runs: Sequence[MmRun], token_count: int, block_size: int) -> list[list[str]]:
     """Return the keys of each block of a prompt, the last partial one among them, in the order of `runs`."""
-    checked_block_size(block_size)
-    keys: list[list[MmKey]] = [[] for _ in range(-(-token_count // block_size))]
+    keys: list[list[str]] = [[] for _ in range(-(-token_count // checked_block_size(block_size)))]
     for run in runs:
         end = min(run.start + run.length, token_count)
         for block in range(run.start // block_size, -(-end // block_size)):
-            offset = max(0, block * block_size - run.start)
-            keys[block].append(MmKey(run.digest, run.item_offset + offset))
-    return tuple(map(tuple, keys))
+            keys[block].append(run.digest)
+    return keys
 
 
 def mm_block_hashes(
@@ -102,5 +90,5 @@ def mm_block_hashes(
 
     Equal to a mirror's hashes of an engine's event with the same tokens and keys.
     """
-    mm_hashes = [[mm_hash(key.digest) for key in keys] for keys in keys_of_blocks(runs, len(tokens), block_size)]
+    mm_hashes = [list(map(mm_hash, keys)) for keys in keys_of_blocks(runs, len(tokens), block_size)]
     return local_block_hashes(tokens, block_size, seed=seed, mm_hashes=mm_hashes, is_eagle=is_eagle)

@@ -290,8 +290,8 @@ def found_wrong(fake: Fake) -> str:
 
 @pytest.mark.planted
 def test_a_key_in_the_first_of_an_images_blocks_alone_is_found(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    def first_alone(*arguments: Any) -> Any:
-        return tuple(tuple(key for key in each if key.start_offset == 0) for each in keys(*arguments))
+    def first_alone(runs: list[mm_keys.MmRun], *sizes: int) -> Any:
+        return keys([run._replace(length=1) for run in runs], *sizes)
 
     keys = mm_keys.keys_of_blocks
     monkeypatch.setattr(mm_keys, "keys_of_blocks", first_alone)
