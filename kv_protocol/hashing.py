@@ -1,6 +1,6 @@
 """Block hashes, equal to NVIDIA Dynamo's, so that its users can migrate and verify ours.
 
-    seed S          = 1337 + H(utf8(lora_name), 0) if it is not empty + H(utf8(cache_salt), 1) if it is not empty
+    seed S          = 1337 + the sum of H(utf8(text), i) over the fields i of a `Namespace` that are not empty
     local hash L_i  = H(le32 tokens of block i ++ le64 of its multimodal hashes in ascending order, S)
     sequence hash   : S_0 = L_0;  S_i = H(le64 S_{i-1} ++ le64 L_i, 1337)      H = XXH3-64, all mod 2^64
 
@@ -47,15 +47,21 @@ class Hashing(NamedTuple):
         return self.scheme == EAGLE_HASH_SCHEME
 
 
+class Namespace(NamedTuple):
+    """The texts in a block's hash beside its tokens; None or empty: absent. `hash_seed` uses a field's place, too."""
+
+    lora_name: str | None = None
+    cache_salt: str | None = None
+
+    def below(self, above: "Namespace") -> "Namespace":
+        """Return the namespace of a block below one of `above`, whose texts it inherits where it has none."""
+        return Namespace(*[own or inherited for own, inherited in zip(self, above, strict=True)])
+
+
 @lru_cache(4096)
-def hash_seed(lora_name: str | None = None, cache_salt: str | None = None) -> int:
-    """Return the seed of local hashes; an empty name or salt is an absent one."""
-    seed = BASE_SEED
-    if lora_name:
-        seed += xxh3_64_intdigest(lora_name.encode(), 0)
-    if cache_salt:
-        seed += xxh3_64_intdigest(cache_salt.encode(), 1)
-    return seed & U64_MASK
+def hash_seed(*namespace: str | None) -> int:
+    """Return the seed of local hashes in a `Namespace`."""
+    return BASE_SEED + sum(xxh3_64_intdigest(text.encode(), at) for at, text in enumerate(namespace) if text) & U64_MASK
 
 
 def pack_tokens(tokens: Sequence[int]) -> bytes:
@@ -112,12 +118,12 @@ def sequence_hashes(
     tokens: Sequence[int],
     block_size: int,
     *,
-    lora_name: str | None = None,
-    cache_salt: str | None = None,
     is_eagle: bool = False,
+    **namespace: str | None,
 ) -> list[int]:
-    """Return the sequence hash of each full block of a text-only prompt."""
-    return chain(local_block_hashes(tokens, block_size, seed=hash_seed(lora_name, cache_salt), is_eagle=is_eagle))
+    """Return the sequence hash of each full block of a text-only prompt; `namespace`: the fields of a `Namespace`."""
+    seed = hash_seed(*Namespace(**namespace))
+    return chain(local_block_hashes(tokens, block_size, seed=seed, is_eagle=is_eagle))
 
 
 def canary(block_size: int, scheme: str = HASH_SCHEME) -> int:

@@ -25,24 +25,16 @@ Stores are counted because some engines store one block twice (two requests comp
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
 
 import msgspec
 
 from kv_protocol.digest import BUCKETS, SetDigest, TierDigest, bucket_table
 from kv_protocol.events import TIERS, Cleared, Event, Removed, Stored, Tier
-from kv_protocol.hashing import chain, hash_seed, local_block_hashes
+from kv_protocol.hashing import Namespace, chain, hash_seed, local_block_hashes
 from kv_protocol.recovery import HeldBlock
 from worker_agent.events.engine_events import EngineCleared, EngineEvent, EngineRemoved, EngineStored
 
 FORMER_NAMES_MAX = 16_384
-
-
-class Namespace(NamedTuple):
-    """The parts of a block's hash beside its tokens."""
-
-    lora_name: str | None = None
-    cache_salt: str | None = None
 
 
 class MirrorBlock:
@@ -271,7 +263,7 @@ class RankMirror:
                 counts.unknown_parent += blocks
                 return []
             position, above = parent.position + 1, parent.namespace
-        namespace = Namespace(event.lora_name or above.lora_name, event.cache_salt or above.cache_salt)
+        namespace = event.namespace.below(above)
         parent_hash = None if parent is None else parent.sequence_hash
         hashes = self._hashes(event, parent_hash, namespace)
         left = self._leave_others(zip(event.block_hashes, hashes, strict=True), source)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kv_protocol.hashing import BASE_SEED, hash_seed, lora_id
+from kv_protocol.hashing import BASE_SEED, Namespace, hash_seed, lora_id
 from kv_protocol.mm_keys import mm_hash
 from tests.unit.worker_agent.wire_words import read, stored, stored_array, stored_map
 from worker_agent.events.dialects.batches import BatchDecoder
@@ -14,6 +14,7 @@ DIGEST = "0123456789abcdef" * 4
 OTHER = "fedcba9876543210" * 4
 NUMBER = 0x0123456789ABCDEF
 TAG = "dynamo-cache-salt:"
+SALTED = Namespace(cache_salt="s")
 
 
 def two_blocks(**keys: object) -> EngineStored:
@@ -87,7 +88,7 @@ def test_items_of_blocks_are_found_in_every_spelling(
     ],
 )
 def test_a_salt_is_said_or_tagged_in_the_first_block(keys: dict[str, object], cache_salt: str | None) -> None:
-    assert two_blocks(**keys).cache_salt == cache_salt
+    assert two_blocks(**keys).namespace.cache_salt == cache_salt
 
 
 def test_a_tagged_digest_is_a_salt_and_no_item() -> None:
@@ -97,7 +98,7 @@ def test_a_tagged_digest_is_a_salt_and_no_item() -> None:
 def test_a_salt_of_names_only_is_kept_and_their_items_are_not() -> None:
     (event,) = read(stored_map(token_ids=[], extra_keys=[[TAG + "s", DIGEST]])).events
     assert isinstance(event, EngineStored)
-    assert (event.cache_salt, event.mm_hashes) == ("s", ())
+    assert (event.namespace.cache_salt, event.mm_hashes) == ("s", ())
 
 
 @pytest.mark.parametrize(
@@ -122,19 +123,23 @@ def test_unexplained_keys_are_counted(extra_keys: list[object], unexplained: int
 @pytest.mark.parametrize(
     ("slots", "fields"),
     [
-        pytest.param(("adapter",), {"lora_name": "adapter"}, id="adapter"),
-        pytest.param(({"cache_salt": "s"},), {"cache_salt": "s"}, id="metadata for the adapter"),
+        pytest.param(("adapter",), {"namespace": Namespace("adapter")}, id="adapter"),
+        pytest.param(({"cache_salt": "s"},), {"namespace": SALTED}, id="metadata for the adapter"),
         pytest.param(({"cache_salt": None},), {}, id="metadata without a salt"),
         pytest.param(({"other": 1},), {}, id="other metadata"),
-        pytest.param(("adapter", "session-1"), {"lora_name": "adapter"}, id="a session for the keys"),
+        pytest.param(("adapter", "session-1"), {"namespace": Namespace("adapter")}, id="a session for the keys"),
         pytest.param((None, [[DIGEST]]), {"mm_hashes": ((NUMBER,),)}, id="keys"),
         pytest.param((None, None, [infos(5)]), {"mm_hashes": ((5,),)}, id="items in a legacy tail"),
         pytest.param(
             ("adapter", [[TAG + "s"]], None, None, None, None, None, {"cache_salt": "s"}),
-            {"lora_name": "adapter", "cache_salt": "s"},
+            {"namespace": Namespace("adapter", "s")},
             id="metadata behind a fixed tail",
         ),
-        pytest.param((None, None, None, None, {"cache_salt": "s"}), {"cache_salt": "s"}, id="metadata inside a tail"),
+        pytest.param(
+            (None, None, None, None, {"cache_salt": "s"}),
+            {"namespace": SALTED},
+            id="metadata inside a tail",
+        ),
     ],
 )
 def test_slots_behind_the_medium_of_an_array(slots: tuple[object, ...], fields: dict[str, Any]) -> None:

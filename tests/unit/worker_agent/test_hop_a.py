@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from bench.capture.payloads import encode_payload
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.events import TIERS, Tier
+from kv_protocol.hashing import Namespace
 from tests.golden.engine_payloads import TRTLLM_STORED
 from tests.unit.worker_agent.wire_words import stored, stored_map
 from worker_agent.events.dialects import engine_wire as hop_a
@@ -34,7 +35,7 @@ def test_a_store_is_written_as_the_field_writes_it_with_its_medium() -> None:
 
 def test_a_payload_is_a_three_array_of_float_maps_and_rank() -> None:
     events: list[EngineEvent] = [
-        stored(5, parent=U64 - 1, lora_name="a", cache_salt="s"),
+        stored(5, parent=U64 - 1, namespace=Namespace("a", "s")),
         EngineRemoved(block_hashes=(6,), tier=Tier.HOST),
     ]
     assert msgspec.msgpack.decode(encode_payload(2.0, events, 3)) == [
@@ -78,8 +79,7 @@ def stores(draw: st.DrawFn) -> EngineStored:
         token_ids=tuple(draw(st.lists(st.integers(0, 2**32 - 1), min_size=tokens, max_size=tokens))),
         block_size=block_size,
         tier=draw(st.sampled_from(TIERS)),
-        lora_name=draw(texts),
-        cache_salt=draw(texts),
+        namespace=draw(st.builds(Namespace, texts, texts)),
         mm_hashes=tuple(items) if any(items) else (),
         is_eagle=is_eagle,
         group_idx=draw(groups),
@@ -93,7 +93,7 @@ names = st.builds(
     token_ids=st.just(()),
     block_size=st.integers(0, 4096),
     tier=st.sampled_from(TIERS),
-    cache_salt=texts,
+    namespace=st.builds(Namespace, st.none(), texts),
     group_idx=groups,
 )
 removals = st.builds(EngineRemoved, block_hashes=hash_tuples, tier=st.sampled_from(TIERS), group_idx=groups)

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from kv_protocol.events import Cleared, Removed, Stored, Tier
-from kv_protocol.hashing import chain, local_block_hashes, sequence_hashes
+from kv_protocol.hashing import Namespace, chain, local_block_hashes, sequence_hashes
 from worker_agent.events import mirror as mirror_module
 from worker_agent.events.engine_events import EngineCleared, EngineRemoved, EngineStored
 from worker_agent.events.mirror import (
@@ -12,7 +12,6 @@ from worker_agent.events.mirror import (
     FORMER_NAMES_MAX,
     MirrorBlock,
     MirrorCounts,
-    Namespace,
     RankMirror,
     SourceNames,
 )
@@ -31,8 +30,7 @@ def store(
     base: int = 100,
     parent: int | None = None,
     tier: Tier = Tier.GPU,
-    lora_name: str | None = None,
-    cache_salt: str | None = None,
+    **namespace: str,
 ) -> EngineStored:
     """Return a store of blocks `first`.. of TOKENS, under the block before them."""
     return EngineStored(
@@ -41,8 +39,7 @@ def store(
         token_ids=TOKENS[first * BLOCK_SIZE : (first + count) * BLOCK_SIZE],
         block_size=BLOCK_SIZE,
         tier=tier,
-        lora_name=lora_name,
-        cache_salt=cache_salt,
+        namespace=Namespace(**namespace),
     )
 
 

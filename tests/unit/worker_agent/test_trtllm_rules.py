@@ -68,7 +68,7 @@ def test_a_store_of_no_blocks_and_a_removal_of_none_publish_nothing(rules: Trtll
 
 
 def test_the_adapter_s_name_is_published_where_there_is_one(rules: TrtllmRules) -> None:
-    assert the_store(rules, stored(block(1), lora_name="adapter")).lora_name == "adapter"
+    assert the_store(rules, stored(block(1), lora_name="adapter")).namespace.lora_name == "adapter"
 
 
 @pytest.mark.parametrize("hash_algo", ["v1_block_key", "v2_sha256_64"])
@@ -107,12 +107,12 @@ def test_the_one_salt_of_an_event_is_published(
     rules: TrtllmRules, salts: tuple[str | None, ...], of_event: Json
 ) -> None:
     blocks = [block(number, cache_salt=salt) for number, salt in enumerate(salts)]
-    assert the_store(rules, stored(*blocks, **of_event)).cache_salt == "s"
+    assert the_store(rules, stored(*blocks, **of_event)).namespace.cache_salt == "s"
 
 
 def test_the_longest_salt_of_a_request_can_be_read_in_an_event(rules: TrtllmRules) -> None:
     longest = "😀" * CACHE_SALT_CHARACTERS_MAX
-    assert the_store(rules, stored(block(1), cache_salt=longest)).cache_salt == longest
+    assert the_store(rules, stored(block(1), cache_salt=longest)).namespace.cache_salt == longest
     assert rules.stale(0) == ""
 
 

@@ -174,8 +174,7 @@ class RankBlocks:
             token_ids=tuple(chain.from_iterable(block.token_ids for block in blocks)),
             block_size=self._block_size,
             tier=tier,
-            lora_name=data.lora_name,
-            cache_salt=data.cache_salt,
+            namespace=data.namespace,
             mm_hashes=tuple(block.mm_hashes for block in blocks) if has_items else (),
             group_idx=group_idx,
         )
