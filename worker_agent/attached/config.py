@@ -28,8 +28,8 @@ from worker_agent.engines.sglang import Sglang
 from worker_agent.engines.trtllm_serve import TrtllmServe
 from worker_agent.engines.vllm import Vllm
 from worker_agent.events.consolidation import Origin
+from worker_agent.events.consolidator import WorkerStreams
 from worker_agent.events.engine_event_subscriber import PublisherAddress
-from worker_agent.events.event_path import WorkerStreams
 from worker_agent.events.mirror import ENGINE
 from worker_agent.events.publishers import rank_endpoints
 

@@ -45,9 +45,8 @@ from worker_agent.attached.loads import EngineLoads
 from worker_agent.attached.metrics import attach_families
 from worker_agent.attached.survey import EngineSurvey
 from worker_agent.engines.server import NO_EVENTS_ENDPOINT, EngineFacts
-from worker_agent.events.consolidator import Consolidator
+from worker_agent.events.consolidator import Consolidator, WorkerStreams, end_unrun, event_path
 from worker_agent.events.dialects.trtllm import TrtllmRules
-from worker_agent.events.event_path import WorkerStreams, end_unrun, event_path
 from worker_agent.events.source_poller import Source
 from worker_agent.fleet.membership import Membership
 from worker_agent.fleet.worker_id import WorkerId

@@ -95,8 +95,10 @@ class Consolidation:
         chunk_blocks: int = recoveries.CHUNK_BLOCKS,
     ) -> None:
         self._instance = instance
-        self._mirrors = {dp_rank: RankMirror(block_size, is_eagle=is_eagle) for dp_rank in dp_ranks}
-        self._outboxes = {
+        self.dp_ranks = dp_ranks
+        """The ranks that have a stream."""
+        self.mirrors = {dp_rank: RankMirror(block_size, is_eagle=is_eagle) for dp_rank in dp_ranks}
+        self.outboxes = {
             dp_rank: Outbox(
                 draw_epoch(), bytes_max=outbox_bytes_max, ring_bytes_max=ring_bytes_max, window=window_messages
             )
@@ -107,22 +109,9 @@ class Consolidation:
         """The states of all publishers, for metrics and operators."""
         self._stale: dict[tuple[int, str], str] = {}
 
-    @property
-    def dp_ranks(self) -> tuple[int, ...]:
-        """The ranks that have a stream."""
-        return tuple(self._mirrors)
-
     def ranks_of(self, origin: Origin) -> tuple[int, ...]:
         """Return the ranks of a publisher."""
         return self.dp_ranks if origin.dp_rank is None else (origin.dp_rank,)
-
-    def mirror(self, dp_rank: int) -> RankMirror:
-        """Return what the rank holds."""
-        return self._mirrors[dp_rank]
-
-    def outbox(self, dp_rank: int) -> Outbox:
-        """Return the rank's stream."""
-        return self._outboxes[dp_rank]
 
     def on_payload(self, sequence: int, payload: bytes, origin: Origin = SOLE) -> set[int]:
         """Apply one engine event payload; return the ranks whose outbox has new batches."""
@@ -174,7 +163,7 @@ class Consolidation:
         return None
 
     def _apply(self, dp_rank: int, source: str, batch: EngineBatch) -> set[int]:
-        mirror, changed = self._mirrors[dp_rank], set[int]()
+        mirror, changed = self.mirrors[dp_rank], set[int]()
         for engine_event in batch.events:
             if isinstance(engine_event, EngineCleared):
                 self._stale.pop((dp_rank, source), None)
@@ -195,11 +184,11 @@ class Consolidation:
             publisher.forget()
         for dp_rank in self.ranks_of(origin):
             self._stale.pop((dp_rank, origin.source), None)
-            changed |= self._enqueue(dp_rank, self._mirrors[dp_rank].clear(origin.source), 0, 0)
+            changed |= self._enqueue(dp_rank, self.mirrors[dp_rank].clear(origin.source), 0, 0)
         return changed
 
     def _enqueue(self, dp_rank: int, events: Iterable[Event], source_seq: int, engine_time_ns: int) -> set[int]:
-        outbox = self._outboxes[dp_rank]
+        outbox = self.outboxes[dp_rank]
         before = outbox.last_seq
         for event in events:
             outbox.add(event, source_seq=source_seq, engine_time_ns=engine_time_ns)
@@ -217,22 +206,22 @@ class Consolidation:
 
     def heartbeat(self, dp_rank: int, source_stale: str = "") -> Heartbeat:
         """Return the rank's heartbeat. `source_stale` is its reason to be stale, if this object knows none."""
-        outbox = self._outboxes[dp_rank]
+        outbox = self.outboxes[dp_rank]
         outbox.end_message_here()
         return Heartbeat(
             instance=self._instance,
             epoch=outbox.epoch,
             last_seq=outbox.last_seq,
-            tiers=self._mirrors[dp_rank].digests(),
+            tiers=self.mirrors[dp_rank].digests(),
             stale=(self.stale(dp_rank) or source_stale)[:_STALE_CHARACTERS_MAX],
         )
 
     def recover(self, dp_rank: int, request: RecoverRequest) -> Iterator[Answer]:
         """Return the parts (at least one) of the answer to a recovery request, up to the rank's present last seq."""
-        outbox, mirror = self._outboxes[dp_rank], self._mirrors[dp_rank]
+        outbox, mirror = self.outboxes[dp_rank], self.mirrors[dp_rank]
         answer = recoveries.less_than_all(request, outbox, mirror, self._chunk_blocks)
         return self.dump(dp_rank, request.request_id) if answer is None else answer
 
     def dump(self, dp_rank: int, request_id: int) -> Iterator[DumpChunk]:
         """Return the rank's whole state, as of its last seq now."""
-        return recoveries.dump(request_id, self._outboxes[dp_rank], self._mirrors[dp_rank].dump(), self._chunk_blocks)
+        return recoveries.dump(request_id, self.outboxes[dp_rank], self.mirrors[dp_rank].dump(), self._chunk_blocks)

@@ -44,9 +44,9 @@ def with_unreadable(*events: EngineEvent, before: bool = False) -> bytes:
 def told(core: Consolidation, dp_rank: int = 0) -> list[Batch]:
     """Return what the rank's outbox publishes now."""
     batches: list[Batch] = []
-    while message := core.outbox(dp_rank).next_message():
+    while message := core.outboxes[dp_rank].next_message():
         batches += decode_message(message.payload)
-        core.outbox(dp_rank).acknowledge(message)
+        core.outboxes[dp_rank].acknowledge(message)
     return batches
 
 
@@ -63,7 +63,7 @@ def test_an_event_becomes_a_batch_with_its_hop_a_sequence_and_time(core: Consoli
 def test_a_payload_that_changes_nothing_has_nothing_to_publish(core: Consolidation) -> None:
     core.on_payload(0, payload(STORED))
     assert core.on_payload(1, payload(STORED)) == set()
-    assert core.outbox(0).last_seq == 1
+    assert core.outboxes[0].last_seq == 1
 
 
 # -------------------------------------------------------------------- proof and dump
@@ -78,7 +78,7 @@ def test_a_reader_comes_to_just_the_place_of_a_heartbeat(core: Consolidation) ->
     core.on_payload(0, payload(STORED))
     place = core.heartbeat(0).last_seq
     core.on_payload(1, payload(REMOVED))
-    messages = list(iter(core.outbox(0).next_message, None))
+    messages = list(iter(core.outboxes[0].next_message, None))
     assert [message.last_seq for message in messages] == [place, place + 1]
 
 
