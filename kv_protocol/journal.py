@@ -48,62 +48,59 @@ AttemptOutcome = Literal["ok", "client_fault", "back_pressure", "erred", "failed
 have caused; the worker's fault (connect, cut, timeout, 502, 504, redirect); the client left."""
 
 
-class JournalBegan(msgspec.Struct, frozen=True, tag="began", array_like=True, kw_only=True):
+class _Record(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    now_s: float
+
+
+class JournalBegan(_Record, frozen=True, tag="began", kw_only=True):
     """A router started with an empty state, made from these settings; earlier records are of another life.
 
     `settings` has every setting of the state by name (`router/decision/state_settings.py`).
     """
 
-    now_s: float
     router: WorkerId
     started_ns: U64
     """Wall time, since 1970."""
     settings: dict[str, Any]
 
 
-class FleetApplied(msgspec.Struct, frozen=True, tag="fleet", array_like=True, kw_only=True):
+class FleetApplied(_Record, frozen=True, tag="fleet", kw_only=True):
     """A fleet event was applied."""
 
-    now_s: float
     event: FleetEvent
 
 
-class WorkerHeard(msgspec.Struct, frozen=True, tag="heard", array_like=True, kw_only=True):
+class WorkerHeard(_Record, frozen=True, tag="heard", kw_only=True):
     """A worker's heartbeat was received."""
 
-    now_s: float
     worker_id: str
     instance: str
 
 
-class LogConnection(msgspec.Struct, frozen=True, tag="log", array_like=True, kw_only=True):
+class LogConnection(_Record, frozen=True, tag="log", kw_only=True):
     """The connection to the event log was found (`heard`) or lost."""
 
-    now_s: float
     heard: bool
 
 
-class LoadApplied(msgspec.Struct, frozen=True, tag="load", array_like=True, kw_only=True):
+class LoadApplied(_Record, frozen=True, tag="load", kw_only=True):
     """A rank's load report was applied."""
 
-    now_s: float
     worker_id: str
     dp_rank: int
     report: LoadReport
 
 
-class LedgerApplied(msgspec.Struct, frozen=True, tag="ledger", array_like=True, kw_only=True):
+class LedgerApplied(_Record, frozen=True, tag="ledger", kw_only=True):
     """A ledger event was applied: this router's own, or that of the replica `router`."""
 
-    now_s: float
     event: LedgerEvent
     router: str = ""
 
 
-class PolicyChanged(msgspec.Struct, frozen=True, tag="policy", array_like=True, kw_only=True):
+class PolicyChanged(_Record, frozen=True, tag="policy", kw_only=True):
     """The policy changed: all fields of the new one, by name."""
 
-    now_s: float
     policy: dict[str, Any]
 
 
@@ -120,21 +117,19 @@ class LearntRates(msgspec.Struct, frozen=True, array_like=True):
     answers: Annotated[int, msgspec.Meta(ge=0)]
 
 
-class RatesRestored(msgspec.Struct, frozen=True, tag="rates", array_like=True, kw_only=True):
+class RatesRestored(_Record, frozen=True, tag="rates", kw_only=True):
     """A router started with what a former one had learnt."""
 
-    now_s: float
     models: tuple[LearntRates, ...]
 
 
-class AttemptEnded(msgspec.Struct, frozen=True, tag="attempt", array_like=True, kw_only=True):
+class AttemptEnded(_Record, frozen=True, tag="attempt", kw_only=True):
     """An attempt at a rank ended. `phase` is where it failed: connect, first_byte, body; empty: nowhere.
 
     `decision_id` is that of its lease. For an "ok" attempt, `erred_before` has the ranks at which earlier attempts of
     the same request ended as "erred".
     """
 
-    now_s: float
     worker_id: str
     dp_rank: int
     outcome: AttemptOutcome
@@ -145,17 +140,14 @@ class AttemptEnded(msgspec.Struct, frozen=True, tag="attempt", array_like=True, 
     erred_before: tuple[WorkerRank, ...] = ()
 
 
-class TimePassed(msgspec.Struct, frozen=True, tag="tick", array_like=True, kw_only=True):
+class TimePassed(_Record, frozen=True, tag="tick", kw_only=True):
     """A tick: expired state was removed."""
 
-    now_s: float
 
-
-class RankStanding(msgspec.Struct, frozen=True, tag="standing", array_like=True, kw_only=True):
+class RankStanding(_Record, frozen=True, tag="standing", kw_only=True):
     """The index's status of a rank, from the next decision on that reads it: its stream's epoch, and the doubt
     about its blocks (empty: none)."""  # noqa: D205, D209
 
-    now_s: float
     worker_id: WorkerId
     dp_rank: DpRank
     epoch: U64
@@ -165,14 +157,13 @@ class RankStanding(msgspec.Struct, frozen=True, tag="standing", array_like=True,
 OutcomeName = Literal["ok", "refused", "failed", "cancelled"]
 
 
-class OutcomeKnown(msgspec.Struct, frozen=True, tag="outcome", array_like=True, kw_only=True, gc=False):
+class OutcomeKnown(_Record, frozen=True, tag="outcome", kw_only=True, gc=False):
     """The outcome of a decision: the cached tokens that the worker reported, and latencies. Its lease is over.
 
     Seconds; `ttft_s` and `itl_s`, the mean time between tokens, are None if unknown (`router/native/answer.hpp`).
     `came_whole`: no first token was recorded before.
     """
 
-    now_s: float
     decision_id: str
     outcome: str
     cached_tokens: int | None = None
@@ -189,7 +180,7 @@ class OutcomeKnown(msgspec.Struct, frozen=True, tag="outcome", array_like=True, 
         return kind(lease_id=self.decision_id)
 
 
-class TrustMoved(msgspec.Struct, frozen=True, tag="trust", array_like=True, kw_only=True):
+class TrustMoved(_Record, frozen=True, tag="trust", kw_only=True):
     """The trust in a rank changed, and what shows it. For readers: no decision depends on the record.
 
     `reason` is that of the new state, `was_reason` that of the former one. Where requests show it
@@ -197,7 +188,6 @@ class TrustMoved(msgspec.Struct, frozen=True, tag="trust", array_like=True, kw_o
     `newest_decision` is the last of them.
     """
 
-    now_s: float
     worker_id: WorkerId
     dp_rank: DpRank
     trust: TrustState
@@ -210,13 +200,12 @@ class TrustMoved(msgspec.Struct, frozen=True, tag="trust", array_like=True, kw_o
     newest_decision: str = ""
 
 
-class Refused(msgspec.Struct, frozen=True, tag="refused", array_like=True, kw_only=True):
+class Refused(_Record, frozen=True, tag="refused", kw_only=True):
     """No rank was eligible for a request; `exclusions` has the reason for every rank.
 
     Eligibility does not depend on the request's hashes: the record has none.
     """
 
-    now_s: float
     request: RouteRequest
     exclusions: tuple[Exclusion, ...]
 
@@ -224,17 +213,15 @@ class Refused(msgspec.Struct, frozen=True, tag="refused", array_like=True, kw_on
         self.request.check()
 
 
-class Lost(msgspec.Struct, frozen=True, tag="lost", array_like=True, kw_only=True):
+class Lost(_Record, frozen=True, tag="lost", kw_only=True):
     """`count` records at this place were dropped: the log was away or too slow."""
 
-    now_s: float
     count: Annotated[int, msgspec.Meta(ge=1)]
 
 
-class RecordPart(msgspec.Struct, frozen=True, tag="part", array_like=True, kw_only=True):
+class RecordPart(_Record, frozen=True, tag="part", kw_only=True):
     """The part `index` of `count` of a longer record: the joined bytes of all parts are that record."""
 
-    now_s: float
     index: int
     count: Annotated[int, msgspec.Meta(ge=1, le=RECORD_PARTS_MAX)]
     data: bytes
@@ -244,26 +231,23 @@ class RecordPart(msgspec.Struct, frozen=True, tag="part", array_like=True, kw_on
             raise LimitExceeded("index", self.index, f"0..{self.count - 1}")
 
 
-class CheckpointBegan(msgspec.Struct, frozen=True, tag="checkpoint", array_like=True, kw_only=True):
+class CheckpointBegan(_Record, frozen=True, tag="checkpoint", kw_only=True):
     """A checkpoint of the state follows, as of the tick at `now_s`."""
 
-    now_s: float
     router: WorkerId
     settings: dict[str, Any]
 
 
-class CheckpointPart(msgspec.Struct, frozen=True, tag="checkpoint_part", array_like=True, kw_only=True):
+class CheckpointPart(_Record, frozen=True, tag="checkpoint_part", kw_only=True):
     """Rows of one table: `rows` is a msgpack list of them."""
 
-    now_s: float
     table: str
     rows: bytes
 
 
-class CheckpointEnded(msgspec.Struct, frozen=True, tag="checkpoint_end", array_like=True, kw_only=True):
+class CheckpointEnded(_Record, frozen=True, tag="checkpoint_end", kw_only=True):
     """The checkpoint is complete if `parts` parts came before."""
 
-    now_s: float
     parts: U64
 
 

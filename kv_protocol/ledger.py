@@ -30,7 +30,11 @@ ExpiryCause = Literal["silence", "engine"]
 """No event of the lease came for its duration; or its rank's engine has reported fewer requests for a while."""
 
 
-class Routed(msgspec.Struct, frozen=True, tag="routed", kw_only=True, gc=False):
+class _OfLease(msgspec.Struct, frozen=True, kw_only=True):
+    lease_id: LeaseId
+
+
+class Routed(_OfLease, frozen=True, tag="routed", kw_only=True, gc=False):
     """A request was routed to a rank.
 
     `blocks` are its sequence hashes (u64s, little-endian, in the order of the chain), `uncached_tokens` the tokens to
@@ -40,7 +44,6 @@ class Routed(msgspec.Struct, frozen=True, tag="routed", kw_only=True, gc=False):
         LimitExceeded: `blocks` is cut within a block.
     """
 
-    lease_id: LeaseId
     worker_id: WorkerId
     dp_rank: DpRank
     blocks: bytes
@@ -57,34 +60,25 @@ class Routed(msgspec.Struct, frozen=True, tag="routed", kw_only=True, gc=False):
             raise LimitExceeded("blocks", len(self.blocks), f"a multiple of {_BLOCK_BYTES} bytes")
 
 
-class FirstToken(msgspec.Struct, frozen=True, tag="first_token", kw_only=True, gc=False):
+class FirstToken(_OfLease, frozen=True, tag="first_token", kw_only=True, gc=False):
     """The request's prefill is over; its blocks stay in use."""
 
-    lease_id: LeaseId
 
-
-class Renewed(msgspec.Struct, frozen=True, tag="renewed", kw_only=True, gc=False):
+class Renewed(_OfLease, frozen=True, tag="renewed", kw_only=True, gc=False):
     """Bytes of the answer still arrive: the lease's timeout starts again."""
 
-    lease_id: LeaseId
 
-
-class Finished(msgspec.Struct, frozen=True, tag="finished", kw_only=True, gc=False):
+class Finished(_OfLease, frozen=True, tag="finished", kw_only=True, gc=False):
     """The request succeeded or failed; its blocks are free."""
 
-    lease_id: LeaseId
 
-
-class Cancelled(msgspec.Struct, frozen=True, tag="cancelled", kw_only=True, gc=False):
+class Cancelled(_OfLease, frozen=True, tag="cancelled", kw_only=True, gc=False):
     """The client left; the request's blocks are free."""
 
-    lease_id: LeaseId
 
-
-class Expired(msgspec.Struct, frozen=True, tag="expired", kw_only=True):
+class Expired(_OfLease, frozen=True, tag="expired", kw_only=True):
     """The ledger ended the lease."""
 
-    lease_id: LeaseId
     cause: ExpiryCause = "silence"
 
 

@@ -8,8 +8,7 @@ from typing import Annotated
 import msgspec
 
 from kv_protocol.errors import decoder_of
-from kv_protocol.fleet import checked_instance
-from kv_protocol.ids import checked_u64
+from kv_protocol.fleet import Instance
 
 COUNT_MAX = (1 << 53) - 1
 """Bound on a report's counts: every JSON reader holds such integers exactly, and sums fit 64 bits."""
@@ -42,8 +41,8 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     `phases` is None if the engine does not report them.
     """
 
-    instance: str
-    iteration: int
+    instance: Instance
+    iteration: Count
     running_requests: Count
     waiting_requests: Count
     used_blocks: Count
@@ -51,10 +50,6 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     context_tokens: Count = 0
     iteration_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     phases: PhaseLoad | None = None
-
-    def __post_init__(self) -> None:
-        checked_instance(self.instance)
-        checked_u64("iteration", self.iteration)
 
 
 encode_load = msgspec.json.Encoder().encode

@@ -13,7 +13,6 @@ from kv_protocol.decided import (
     best_terms,
     other_costs,
     overlap_depths,
-    packed_mask,
 )
 from kv_protocol.decision import Candidate, CostTerms, Decision, Exclusion
 from kv_protocol.errors import LimitExceeded, MalformedMessage
@@ -53,6 +52,7 @@ from kv_protocol.journal import (
 )
 from kv_protocol.ledger import Finished, FirstToken, LedgerEvent, Reconciled, Routed
 from kv_protocol.load import LoadReport
+from tests.reference.verdict import packed_mask
 from tests.unit.kv_protocol.test_fleet import EVENTS
 
 U64_MAX = 2**64 - 1
@@ -187,7 +187,7 @@ def test_every_truncation_of_a_message_is_refused(record: JournalRecord) -> None
         (["heard", "1", "w", "i"], r"Expected `float`, got `str` - at `\$\[3\]\[0\]\[1\]`"),
         (["heard", 1.0, "w"], r"`array` of at least length 4"),
         (["ledger", 1.0, {"type": "left"}], r"Invalid value 'left' - at `\$\[3\]\[0\]\[2\]\.type`"),
-        (["fleet", 1.0, {"type": "left", "worker_id": "A.B", "instance": "i"}], r"worker_id: found 'A\.B'"),
+        (["fleet", 1.0, {"type": "left", "worker_id": "A.B", "instance": "i"}], r"`\$\[3\]\[0\]\[2\]\.worker_id`"),
         (["standing", 1.0, "w", 4096, 1, ""], r"Expected `int` <= 4095 - at `\$\[3\]\[0\]\[3\]`"),
         (["lost", 1.0, 0], r"Expected `int` >= 1 - at `\$\[3\]\[0\]\[2\]`"),
         (["refused", 1.0, ["d", "r", "m", "x", 16], []], r"\$\[3\]\[0\]\[2\]\[3\]`"),
