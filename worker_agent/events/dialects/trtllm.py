@@ -33,7 +33,6 @@ Source: `docs/SOURCES.md` E1.3 to E1.5, E2.2, E7 (rows 1, 2, 20).
 from collections.abc import Iterable, Iterator
 from itertools import chain, groupby
 from operator import attrgetter
-from typing import NamedTuple
 
 import msgspec
 
@@ -42,7 +41,6 @@ from kv_protocol.events import Tier
 from kv_protocol.ids import checked_block_size
 from worker_agent.events.dialects.trtllm_wire import (
     UNBOUNDED,
-    BlockChange,
     TrtllmBlock,
     TrtllmEvent,
     TrtllmHead,
@@ -56,6 +54,7 @@ from worker_agent.events.engine_events import EngineCleared, EngineEvent, Engine
 from worker_agent.events.quarantine import Quarantine
 
 WITHHELD_MAX = 65_536
+HELD_BACK_MAX = 64
 
 
 class PublisherCounts(msgspec.Struct, kw_only=True):
@@ -106,20 +105,22 @@ class RankBlocks:
         self._groups.clear()
         self.doubt = ""
 
-    def apply(self, change: BlockChange, group_idx: int) -> list[EngineEvent]:
-        """Return the events to publish for the change, in order."""
-        group = self._groups.setdefault(group_idx, _Group())
-        match change:
-            case TrtllmStored():
+    def apply(self, event: TrtllmEvent) -> list[EngineEvent]:
+        """Return the events to publish for the event, in order."""
+        group_idx, group = event.group_idx, self._groups.setdefault(event.group_idx, _Group())
+        match event.change:
+            case TrtllmStored() as stored:
                 self._counts.stored += 1
-                self._counts.named_items += sum(block.named_items for block in change.blocks)
-                return self._stored(group, change, group_idx)
-            case TrtllmRemoved():
+                self._counts.named_items += sum(block.named_items for block in stored.blocks)
+                return self._stored(group, stored, group_idx)
+            case TrtllmRemoved() as removed:
                 self._counts.removed += 1
-                return self._removed(group, change, group_idx)
-            case TrtllmUpdated():
+                return self._removed(group, removed, group_idx)
+            case TrtllmUpdated() as updated:
                 self._counts.updated += 1
-                return self._updated(group, change, group_idx)
+                return self._updated(group, updated, group_idx)
+            case None:
+                return []
 
     def _stored(self, group: _Group, data: TrtllmStored, group_idx: int) -> list[EngineEvent]:
         largest = max((len(block.token_ids) for block in data.blocks), default=0)
@@ -243,12 +244,6 @@ def _gone(hashes: list[int], tier: Tier, group_idx: int) -> EngineRemoved:
     return EngineRemoved(block_hashes=tuple(hashes), tier=tier, group_idx=group_idx)
 
 
-class _HeldBack(NamedTuple):
-    window: int
-    group_idx: int
-    change: BlockChange
-
-
 class WidestWindow:
     """Which attention window of a rank counts: the widest, in tokens; blocks of sliding windows are no prefix.
 
@@ -293,7 +288,7 @@ class _RankRules:
         self.window = window
         self.blocks = blocks
         self.next_id: int | None = None
-        self.held_back: list[_HeldBack] = []
+        self.held_back: list[TrtllmEvent] = []
         self.has_passed = False
         self.unplaced_seen = 0
 
@@ -399,7 +394,7 @@ class TrtllmRules:
             self._forget(rank)
             yield EngineCleared()
         if event.change is not None:
-            rank.held_back.append(_HeldBack(event.window, event.group_idx, event.change))
+            rank.held_back.append(event)
         if rank.window.widest is None and len(rank.held_back) == HELD_BACK_MAX:
             self.counts.windows_assumed += 1
             rank.window.assume(held.window for held in rank.held_back)
@@ -408,12 +403,9 @@ class TrtllmRules:
 
     def _released(self, rank: _RankRules) -> Iterator[EngineEvent]:
         held_back, rank.held_back = rank.held_back, []
-        for window, group_idx, change in held_back:
-            if window == rank.window.widest:
+        for event in held_back:
+            if event.window == rank.window.widest:
                 rank.has_passed = True
-                yield from rank.blocks.apply(change, group_idx)
+                yield from rank.blocks.apply(event)
             else:
                 self.counts.window_filtered += 1
-
-
-HELD_BACK_MAX = 64
