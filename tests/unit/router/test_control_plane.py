@@ -333,21 +333,14 @@ async def test_the_refusal_of_a_long_registration_is_short(control: Control, bod
     assert (answered.status, len(answered.body) < 1024) == (400, True)
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "refusal"),
-    [
-        ("instance", "i" * 100_000, "allowed 1..128 characters"),
-        ("served_names", [""], "served_names[0]: found '', allowed 1..256 characters"),
-        ("block_size", 0, "block_size: found 0, allowed 1..4096 tokens"),
-    ],
-)
+@pytest.mark.parametrize(("field", "value"), [("instance", "i" * 100_000), ("served_names", [""]), ("block_size", 0)])
 async def test_a_registration_beyond_its_bounds_is_refused_by_field(
-    control: Control, field: str, value: object, refusal: str
+    control: Control, field: str, value: object
 ) -> None:
     fields = json.loads(fleet.encode(registered("new"))) | {field: value}
     answered = await control.send("POST", "/v1/workers", json.dumps(fields).encode())
     assert answered.status == 400
-    assert refusal in answered.error["message"]
+    assert f"at `$.{field}" in answered.error["message"]
     assert len(answered.body) < 1024
 
 
