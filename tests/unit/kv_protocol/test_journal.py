@@ -172,14 +172,6 @@ def test_a_field_of_a_later_version_of_a_record_is_passed_over() -> None:
     assert decode_journal(data).records == (TimePassed(now_s=1.0),)
 
 
-@pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
-def test_every_truncation_of_a_message_is_refused(record: JournalRecord) -> None:
-    data = message_of(record)
-    for length in range(len(data)):
-        with pytest.raises(MalformedMessage, match=r"^malformed at byte 0: journal: "):
-            decode_journal(data[:length])
-
-
 @pytest.mark.parametrize(
     ("record", "reason"),
     [
@@ -207,17 +199,6 @@ def test_a_message_of_another_version_is_refused() -> None:
 def test_a_message_beyond_its_bytes_is_refused() -> None:
     with pytest.raises(MalformedMessage, match=f"{MESSAGE_BYTES_MAX + 1} bytes, at most {MESSAGE_BYTES_MAX} allowed"):
         decode_journal(bytes(MESSAGE_BYTES_MAX + 1))
-
-
-@pytest.mark.parametrize(
-    "data",
-    [b"", b"\x80", b"\xc0", b"\x90\x90", b"\x91\xc0", b"\xdd" + b"\xff" * 4, b"\x91" * 100_000,
-     b"\x94\x01\x01\x01\x91\x93\xa4tick\xcb" + bytes(8) + b"\x91" * 100_000 + b"\xc0"],
-    ids=lambda data: repr(data[:12]),
-)  # fmt: skip
-def test_bytes_that_are_no_journal_are_refused(data: bytes) -> None:
-    with pytest.raises(MalformedMessage, match=r"^malformed at byte 0: journal: "):
-        decode_journal(data)
 
 
 def test_the_columns_of_a_decision_are_read_as_they_were_packed() -> None:
