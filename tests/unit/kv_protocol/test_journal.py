@@ -305,19 +305,15 @@ FIELDS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("winner", [0, 1, 2])
-def test_the_winner_is_the_candidate_that_is_chosen(winner: int) -> None:
-    assert Decision(**FIELDS | {"winner": winner}).chosen is CANDIDATES[winner]
-
-
-@pytest.mark.parametrize("field", ["winner", "runner_up"])
-@pytest.mark.parametrize("index", [-1, 3])
-def test_a_rank_that_was_no_candidate_is_neither_winner_nor_runner_up(field: str, index: int) -> None:
-    with pytest.raises(LimitExceeded, match=f"^{field}: found {index}, allowed the index of one of 3 candidates"):
-        Decision(**FIELDS | {field: index})
-
-
-def test_a_decision_among_no_candidates_cannot_exist() -> None:
+def test_winner_and_runner_up_are_candidates() -> None:
+    for winner in (0, 1, 2):
+        assert Decision(**FIELDS | {"winner": winner}).chosen is CANDIDATES[winner]
+    for field in ("winner", "runner_up"):
+        for index in (-1, 3):
+            with pytest.raises(
+                LimitExceeded, match=f"^{field}: found {index}, allowed the index of one of 3 candidates"
+            ):
+                Decision(**FIELDS | {field: index})
     with pytest.raises(LimitExceeded, match=r"^winner: found 0"):
         Decision(**FIELDS | {"candidates": (), "winner": 0, "runner_up": None})
 
