@@ -71,9 +71,8 @@ def test_items_of_blocks_are_found_in_every_spelling(
     assert two_blocks(**keys).mm_hashes == mm_hashes
 
 
-@pytest.mark.parametrize(
-    ("keys", "cache_salt"),
-    [
+def test_a_salt_is_said_or_tagged_in_the_first_block() -> None:
+    cases: list[tuple[dict[str, object], str | None]] = [
         ({}, None),
         ({"cache_salt": "s"}, "s"),
         ({"cache_salt": ""}, None),
@@ -85,14 +84,10 @@ def test_items_of_blocks_are_found_in_every_spelling(
         ({"extra_keys": [["s"]]}, None),
         ({"extra_keys": [[TAG + "tagged"]], "cache_salt": "said"}, "said"),
         ({"extra_keys": [[TAG + "tagged"]], "cache_salt": ""}, "tagged"),
-    ],
-)
-def test_a_salt_is_said_or_tagged_in_the_first_block(keys: dict[str, object], cache_salt: str | None) -> None:
-    assert two_blocks(**keys).namespace.cache_salt == cache_salt
-
-
-def test_a_tagged_digest_is_a_salt_and_no_item() -> None:
-    assert two_blocks(extra_keys=[[TAG + DIGEST]]).mm_hashes == ()
+    ]
+    for keys, cache_salt in cases:
+        assert two_blocks(**keys).namespace.cache_salt == cache_salt, keys
+    assert two_blocks(extra_keys=[[TAG + DIGEST]]).mm_hashes == ()  # a tagged digest is a salt and no item
 
 
 def test_a_salt_of_names_only_is_kept_and_their_items_are_not() -> None:
@@ -101,23 +96,19 @@ def test_a_salt_of_names_only_is_kept_and_their_items_are_not() -> None:
     assert (event.namespace.cache_salt, event.mm_hashes) == ("s", ())
 
 
-@pytest.mark.parametrize(
-    ("extra_keys", "unexplained"),
-    [
+def test_unexplained_keys_are_counted() -> None:
+    cases: list[tuple[list[object], int]] = [
         ([None, None], 0),
         ([["adapter", DIGEST, TAG + "s", ["uuid-1", 0]], ["adapter"]], 0),
         ([["adapter", "salt"], ["adapter"]], 1),
         ([[b"embeddings"], [1, 1.5]], 3),
         ([None, None, ["beyond the blocks"]], 0),
-    ],
-)
-def test_unexplained_keys_are_counted(extra_keys: list[object], unexplained: int) -> None:
-    decoder = BatchDecoder()
-    event = stored_map(
-        block_hashes=[7, 8], token_ids=[1, 2, 3, 4, 5, 6, 7, 8], lora_name="adapter", extra_keys=extra_keys
-    )
-    assert read(event, decoder=decoder).refused == ()
-    assert decoder.counts.unexplained_keys == unexplained
+    ]
+    for extra_keys, unexplained in cases:
+        decoder, keys = BatchDecoder(), {"lora_name": "adapter", "extra_keys": extra_keys}
+        event = stored_map(block_hashes=[7, 8], token_ids=[1, 2, 3, 4, 5, 6, 7, 8], **keys)
+        assert read(event, decoder=decoder).refused == ()
+        assert decoder.counts.unexplained_keys == unexplained, extra_keys
 
 
 @pytest.mark.parametrize(
