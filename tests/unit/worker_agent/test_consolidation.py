@@ -121,18 +121,6 @@ def test_an_unreadable_batch_makes_every_rank_stale_for_it_may_be_any_rank_s(cor
     assert len(dumped(core)) == 3
 
 
-def test_a_token_that_is_none_is_unreadable_and_stops_nothing(core: Consolidation) -> None:
-    bad = EngineStored(block_hashes=(1,), parent_block_hash=None, token_ids=(1, -1), block_size=BLOCK_SIZE)
-    assert core.on_payload(0, payload(bad, STORED)) == {0}
-    assert core.heartbeat(0).stale.startswith("engine: unreadable event: ")
-
-
-@pytest.mark.parametrize("time_s", [float("nan"), float("inf"), -1.0, 1e300])
-def test_a_time_that_is_none_is_unreadable_and_stops_nothing(core: Consolidation, time_s: float) -> None:
-    assert core.on_payload(0, payload(STORED, time_s=time_s)) == set()
-    assert core.heartbeat(0).stale.startswith("engine: unreadable batch: ")
-
-
 def test_a_rank_known_to_be_empty_is_stale_no_more(core: Consolidation) -> None:
     core.on_payload(0, b"\xc1")
     core.on_payload(1, payload(EngineCleared(), dp_rank=1))
