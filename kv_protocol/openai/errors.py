@@ -9,7 +9,7 @@ our error names the escape. Source: RFC 8259, section 8.2.
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -61,37 +61,9 @@ class BodyTooLarge(RequestInvalid):
 
 
 def as_json(found: object, characters_max: int = FOUND_CHARACTERS_MAX) -> str:
-    """Return `found` as JSON, cut with `...` if it is long; the rest is not encoded."""
-    text = ""
-    for piece in (found,) if isinstance(found, Verbatim) else _written(found, characters_max):
-        text += piece
-        if len(text) > characters_max:
-            return f"{text[:characters_max]}..."
-    return text
-
-
-def _written(found: object, characters_max: int) -> Iterator[str]:
-    if isinstance(found, Mapping):
-        yield "{"
-        for at, (key, value) in enumerate(found.items()):
-            yield f"{', ' if at else ''}{_quoted(str(key), characters_max)}: "
-            yield from _written(value, characters_max)
-        yield "}"
-    elif isinstance(found, list | tuple):
-        yield "["
-        for at, value in enumerate(found):
-            yield ", " if at else ""
-            yield from _written(value, characters_max)
-        yield "]"
-    elif found is None or isinstance(found, bool | int | float):
-        yield json.dumps(found)
-    else:
-        yield _quoted(found if isinstance(found, str) else str(found), characters_max)
-
-
-def _quoted(text: str, characters_max: int) -> str:
-    quoted = json.dumps(text[: characters_max + 1], ensure_ascii=False)
-    return quoted if quoted.isprintable() else json.dumps(text[: characters_max + 1])
+    """Return `found` as JSON, cut with `...` if it is long."""
+    text = found if isinstance(found, Verbatim) else json.dumps(found, ensure_ascii=False, default=str)
+    return shortened(text if text.isprintable() else json.dumps(found, default=str), characters_max)
 
 
 def explained(

@@ -139,7 +139,7 @@ def stored(
 
 
 def held(engine: Engine, dp_rank: int = 0) -> set[int]:
-    return {block.sequence_hash for chunk in engine.path.core.dump(dp_rank, 0) for block in chunk.blocks()}
+    return {block.sequence_hash for block in engine.path.core.mirrors[dp_rank].dump()}
 
 
 def counted(engine: Engine) -> PublisherState:

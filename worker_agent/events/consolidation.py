@@ -23,7 +23,7 @@ from typing import NamedTuple
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.events import Event
 from kv_protocol.fleet import Heartbeat
-from kv_protocol.recovery import Answer, DumpChunk, RecoverRequest
+from kv_protocol.recovery import Answer, RecoverRequest
 from worker_agent.events import recoveries
 from worker_agent.events.dialects.batches import BatchDecoder
 from worker_agent.events.engine_events import EngineBatch, EngineCleared, EngineStored
@@ -218,10 +218,4 @@ class Consolidation:
 
     def recover(self, dp_rank: int, request: RecoverRequest) -> Iterator[Answer]:
         """Return the parts (at least one) of the answer to a recovery request, up to the rank's present last seq."""
-        outbox, mirror = self.outboxes[dp_rank], self.mirrors[dp_rank]
-        answer = recoveries.less_than_all(request, outbox, mirror, self._chunk_blocks)
-        return self.dump(dp_rank, request.request_id) if answer is None else answer
-
-    def dump(self, dp_rank: int, request_id: int) -> Iterator[DumpChunk]:
-        """Return the rank's whole state, as of its last seq now."""
-        return recoveries.dump(request_id, self.outboxes[dp_rank], self.mirrors[dp_rank].dump(), self._chunk_blocks)
+        return recoveries.answer(request, self.outboxes[dp_rank], self.mirrors[dp_rank], self._chunk_blocks)

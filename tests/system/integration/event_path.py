@@ -61,7 +61,7 @@ class Agent:
         return self.consolidator.readers[0].cursor
 
     def held(self) -> set[HeldBlock]:
-        return {block for chunk in self.consolidator.core.dump(0, 0) for block in chunk.blocks()}
+        return set(self.consolidator.core.mirrors[0].dump())
 
     def tiers(self) -> dict[int, tuple[Tier, ...]]:
         """Return where each block that rank 0 holds is."""

@@ -334,9 +334,7 @@ async def test_the_refusal_of_a_long_registration_is_short(control: Control, bod
 
 
 @pytest.mark.parametrize(("field", "value"), [("instance", "i" * 100_000), ("served_names", [""]), ("block_size", 0)])
-async def test_a_registration_beyond_a_bound_is_refused_by_field(
-    control: Control, field: str, value: object
-) -> None:
+async def test_a_registration_beyond_a_bound_is_refused_by_field(control: Control, field: str, value: object) -> None:
     fields = json.loads(fleet.encode(registered("new"))) | {field: value}
     answered = await control.send("POST", "/v1/workers", json.dumps(fields).encode())
     assert answered.status == 400

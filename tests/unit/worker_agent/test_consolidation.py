@@ -10,7 +10,7 @@ from kv_protocol.digest import SetDigest, TierDigest
 from kv_protocol.events import Batch, Cleared, Stored, Tier
 from kv_protocol.fleet import Heartbeat
 from kv_protocol.hashing import sequence_hashes
-from kv_protocol.recovery import HeldBlock
+from kv_protocol.recovery import DumpChunk, HeldBlock, RecoverRequest
 from worker_agent.events.consolidation import SOLE, Consolidation
 from worker_agent.events.engine_events import EngineCleared, EngineEvent, EngineRemoved, EngineStored
 
@@ -51,7 +51,7 @@ def told(core: Consolidation, dp_rank: int = 0) -> list[Batch]:
 
 
 def dumped(core: Consolidation, dp_rank: int = 0) -> list[HeldBlock]:
-    return [block for chunk in core.dump(dp_rank, 1) for block in chunk.blocks()]
+    return list(core.mirrors[dp_rank].dump())
 
 
 # -------------------------------------------------------------------- streams
@@ -91,13 +91,15 @@ def test_a_heartbeat_speaks_of_what_is_numbered_published_or_not(core: Consolida
 
 def test_a_dump_is_the_whole_state_as_of_the_last_seq(core: Consolidation) -> None:
     core.on_payload(0, payload(STORED, REMOVED))
-    (chunk,) = core.dump(0, 5)
+    (chunk,) = core.recover(0, RecoverRequest(5))
+    assert isinstance(chunk, DumpChunk)
     assert (chunk.request_id, chunk.epoch, chunk.last_seq, chunk.chunk, chunk.of) == (5, 1000, 2, 0, 1)
     assert dumped(core) == [HeldBlock(CHAIN[0], None, 1), HeldBlock(CHAIN[1], CHAIN[0], 1)]
 
 
 def test_the_dump_of_an_empty_rank_is_one_empty_chunk(core: Consolidation) -> None:
-    (chunk,) = core.dump(1, 5)
+    (chunk,) = core.recover(1, RecoverRequest(5))
+    assert isinstance(chunk, DumpChunk)
     assert (chunk.epoch, chunk.last_seq, chunk.of, list(chunk.blocks())) == (1001, 0, 1, [])
 
 

@@ -34,8 +34,7 @@ def events_told(core: Consolidation) -> list[Event]:
 
 
 def held(core: Consolidation, dp_rank: int = 0) -> dict[int, tuple[Tier, ...]]:
-    blocks = [block for chunk in core.dump(dp_rank, 1) for block in chunk.blocks()]
-    return {block.sequence_hash: tuple(block.tiers) for block in blocks}
+    return {block.sequence_hash: tuple(block.tiers) for block in core.mirrors[dp_rank].dump()}
 
 
 # -------------------------------------------------------------------- losses and clears

@@ -173,6 +173,11 @@ def test_a_block_is_held_while_any_source_holds_it() -> None:
     assert mirror.counts["host"] == MirrorCounts(removed=1, deduplicated=2)
 
 
+def test_a_parent_may_be_known_from_another_source() -> None:
+    mirror = mirror_of(store(0, 2))
+    assert mirror.apply(store(2, tier=Tier.HOST), "host") == [Stored((CHAIN[2],), CHAIN[1], 2, Tier.HOST)]
+
+
 # -------------------------------------------------------------------- stores by name
 def by_name(*hashes: int) -> EngineStored:
     return EngineStored(block_hashes=hashes, parent_block_hash=None, token_ids=(), block_size=0, tier=Tier.HOST)

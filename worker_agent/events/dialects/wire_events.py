@@ -98,15 +98,8 @@ class WireIgnored(msgspec.Struct, tag="Ignored"):
 WireEvent = WireStored | WireRemoved | WireCleared | WireIgnored
 
 _STORED_HEAD = (
-    "type",
-    "block_hashes",
-    "parent_block_hash",
-    "token_ids",
-    "block_size",
-    "lora_id",
-    "medium",
-    "lora_name",
-    "extra_keys",
+    *("type", "block_hashes", "parent_block_hash", "token_ids", "block_size"),
+    *("lora_id", "medium", "lora_name", "extra_keys"),
 )
 _REMOVED_HEAD = ("type", "block_hashes", "medium")
 _METADATA_FROM = _STORED_HEAD.index("lora_name")
