@@ -33,8 +33,6 @@ from worker_agent.events.source_poller import Source
 _SOURCE_POLL_S, _INDEX_POLL_S = 0.05, 0.002
 _KEEPER = "snapshots"
 _EVENTS, _HEARTBEATS = "kv.v1.events.", "kv.v1.heartbeat."
-_SEQ, _TIME_NS = 4, 6
-"""Indexes into the head of a frame."""
 
 
 class BatchTimes(NamedTuple):
@@ -268,10 +266,10 @@ def _rows(message: LogMessage, applied_ns: int) -> list[BatchTimes]:
     return [
         BatchTimes(
             rank=str(subjects.rank_of(message.subject)),
-            seq=frame.head[_SEQ],
-            blocks=len(frame.hashes) // 8,
-            made_ns=frame.head[_TIME_NS],
+            seq=batch.seq,
+            blocks=len(getattr(batch.event, "sequence_hashes", ())),
+            made_ns=batch.engine_time_ns,
             applied_ns=applied_ns,
         )
-        for frame in codec.split_message(message.data)
+        for batch in codec.decode_message(message.data)
     ]

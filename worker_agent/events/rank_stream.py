@@ -98,17 +98,17 @@ class RankTracer:
         return self._arrivals[0][1] if self._arrivals else self._tracing.wall_ns()
 
     def _trace(self, sent: _Sent, message: OutMessage) -> TraceData:
-        frames = codec.split_message(message.payload)
-        *_, engine_ns, _, _ = frames[0].head
+        batches = codec.decode_message(message.payload)
+        engine_ns = batches[0].engine_time_ns
         arrived_ns = min(sent.arrived_ns, sent.sent_ns)
         began_ns = min(engine_ns, arrived_ns) if engine_ns > 0 else arrived_ns
         ended_ns = max(self._tracing.wall_ns(), sent.sent_ns)
         described = self._attributes | {
-            "messaging.batch.message_count": len(frames),
+            "messaging.batch.message_count": len(batches),
             "messaging.message.body.size": len(message.payload),
             "kvrouter.first_seq": message.first_seq,
             "kvrouter.last_seq": message.last_seq,
-            "kvrouter.blocks": sum(len(frame.hashes) for frame in frames) // 8,
+            "kvrouter.blocks": sum(len(getattr(batch.event, "sequence_hashes", ())) for batch in batches),
         }
         published: Attributes = {"messaging.operation.type": "send", "kvrouter.attempts": sent.attempts}
         spans = (
