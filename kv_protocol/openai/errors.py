@@ -62,7 +62,9 @@ class BodyTooLarge(RequestInvalid):
 
 def as_json(found: object, characters_max: int = FOUND_CHARACTERS_MAX) -> str:
     """Return `found` as JSON, cut with `...` if it is long."""
-    text = found if isinstance(found, Verbatim) else json.dumps(found, ensure_ascii=False, default=str)
+    if isinstance(found, Verbatim):
+        return shortened(found, characters_max)
+    text = json.dumps(found, ensure_ascii=False, default=str)
     return shortened(text if text.isprintable() else json.dumps(found, default=str), characters_max)
 
 
@@ -178,24 +180,19 @@ def _below(kind: types.Type, key: str, index: str) -> Iterable[types.Type]:
         yield kind.key_type if index == "key" else kind.value_type
 
 
-def _words(kind: types.Type) -> str:
-    """Describe the allowed values other than null."""
+def _words(kind: types.Type, *, are_many: bool = False) -> str:
+    """Describe the allowed values other than null; `are_many`: of the items of a list."""
     words: list[str] = []
     for each in _members(kind):
         if isinstance(each, types.LiteralType):
             words += map(json.dumps, each.values)
         elif isinstance(each, types.ListType):
-            items = " or ".join(_noun(item, 1) + _in_brackets(_range(item)) for item in _members(each.item_type))
-            words.append(f"a list of {items}{_after(_span(each.min_length, each.max_length, 'items'))}")
+            items, length = _words(each.item_type, are_many=True), _span(each.min_length, each.max_length, "items")
+            words.append(", ".join(filter(None, (f"a list of {items}", length))))
         elif not isinstance(each, types.NoneType):
-            words.append(_noun(each, 0) + _after(_range(each)))
+            noun, bounds = _NOUNS.get(type(each), ("any value", "any values"))[are_many], _range(each)
+            words.append(f"{noun} ({bounds})" if are_many and bounds else ", ".join(filter(None, (noun, bounds))))
     return " or ".join(dict.fromkeys(words)) or "null"
-
-
-def _noun(kind: types.Type, form: int) -> str:
-    if isinstance(kind, types.LiteralType):
-        return " or ".join(map(json.dumps, kind.values))
-    return _NOUNS.get(type(kind), ("any value", "any values"))[form]
 
 
 def _range(kind: types.Type) -> str:
@@ -215,11 +212,3 @@ def _span(low: float | None, high: float | None, unit: str) -> str:
 
 def _number(value: float) -> str:
     return str(value).removesuffix(".0")
-
-
-def _after(text: str) -> str:
-    return text and f", {text}"
-
-
-def _in_brackets(text: str) -> str:
-    return text and f" ({text})"
