@@ -17,6 +17,7 @@ ends a source's staleness, unless the batch of the clear also had an unreadable 
 that lost their place or doubt their state.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -59,15 +60,10 @@ class PublisherState:
     def __init__(self) -> None:
         self.decoder = BatchDecoder()
         self.refused_batches_total = self.foreign_rank_batches_total = self.losses_total = 0
-        self.refused: tuple[str, ...] = ()
-        """Reasons of the newest unreadable batches and events, oldest first."""
+        self.refused = deque[str](maxlen=NEWEST_MAX)
+        """Reasons of the newest unreadable batches and events, cut short, oldest first, for operators."""
         self.named_rank: int | None = None
         """On a worker with one rank: the rank that its batches name."""
-
-    def refuse(self, *reasons: str) -> None:
-        """Record why batches or events were unreadable. The newest reasons are kept, cut short, for operators."""
-        cut = [reason[:PROBLEM_CHARACTERS_MAX] for reason in reasons[-NEWEST_MAX:]]
-        self.refused = (*self.refused, *cut)[-NEWEST_MAX:]
 
     def forget(self) -> None:
         """Forget the decoder's state and the named rank; keep the counts."""
@@ -120,7 +116,7 @@ class Consolidation:
             batch = publisher.decoder.decode(sequence, payload)
         except MalformedMessage as error:
             publisher.refused_batches_total += 1
-            publisher.refuse(str(error))
+            publisher.refused.append(str(error)[:PROBLEM_CHARACTERS_MAX])
             self._doubt(origin, f"unreadable batch: {error}")
             return set()
         return self._on_decoded(batch, origin)
@@ -139,7 +135,7 @@ class Consolidation:
             return set()
         changed = self._apply(dp_rank, origin.source, batch)
         if batch.refused:
-            publisher.refuse(*batch.refused)
+            publisher.refused.extend(reason[:PROBLEM_CHARACTERS_MAX] for reason in batch.refused[-NEWEST_MAX:])
             self._stale[dp_rank, origin.source] = f"unreadable event: {batch.refused[0]}"
         return changed
 

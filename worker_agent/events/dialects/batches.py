@@ -6,7 +6,7 @@ For every event, the first line that applies:
     "Ignored"                      ignored
     locality not LOCAL             ignored: the copy is not this engine's (absent is local)
     medium beyond our tiers        ignored (`MEDIA_BEYOND`)
-    attention group not a main one ignored (`AttentionGroups`)
+    attention group not a main one ignored (`BatchDecoder`)
     medium unknown                 refused
     no tokens                      accepted: names of blocks described before, with their current tier; a repeated name
                                    is two copies (vLLM's offload of several groups names none)
@@ -91,8 +91,8 @@ _decode_batch = msgspec.msgpack.Decoder(_Batch).decode
 MAIN_KINDS = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
 
 
-class AttentionGroups:
-    """Which attention groups of a model count for prefixes: the kinds of one publisher's groups, from its stores.
+class BatchDecoder:
+    """Reads the payloads of one publisher, in their order; remembers which of its attention groups count for prefixes.
 
     kind on the event      a main kind counts, every other one does not; a store with a group sets the group's kind
     none, group known      as the group's last kind
@@ -101,32 +101,12 @@ class AttentionGroups:
     Main kinds hold every token of a prefix. Others (sliding windows, state spaces, cross attention, ...) hold parts,
     which do not make a prefix reusable by themselves. The caller bounds `group_idx`, and so the memory.
     Source: `docs/SOURCES.md` E3.3, cache groups.
-    """
-
-    def __init__(self) -> None:
-        self._is_main: dict[int, bool] = {}
-
-    def on_stored(self, group_idx: int | None, kind: str | None) -> bool:
-        """Learn from a store; return whether it counts."""
-        if group_idx is not None and kind is not None:
-            self._is_main[group_idx] = kind in MAIN_KINDS
-        return self.counts(group_idx, kind)
-
-    def counts(self, group_idx: int | None, kind: str | None) -> bool:
-        """Return whether an event of this group counts, without learning from it."""
-        if kind is not None:
-            return kind in MAIN_KINDS
-        return group_idx is None or self._is_main.get(group_idx, group_idx == 0)
-
-
-class BatchDecoder:
-    """Reads the payloads of one publisher, in their order; remembers the kinds of its attention groups.
 
     A restarted publisher gets a new decoder. The decoder updates its `counts` in place.
     """
 
     def __init__(self) -> None:
-        self._groups = AttentionGroups()
+        self._is_main: dict[int, bool] = {}
         self.counts = DecoderCounts()
 
     def decode(self, sequence: int, payload: bytes) -> EngineBatch:
@@ -177,8 +157,12 @@ class BatchDecoder:
         if wire.medium in MEDIA_BEYOND:
             self.counts.ignored_medium += 1
             return False
-        ask = self._groups.on_stored if isinstance(wire, WireStored) else self._groups.counts
-        is_main = ask(wire.group_idx, wire.kv_cache_spec_kind)
+        group_idx, kind = wire.group_idx, wire.kv_cache_spec_kind
+        is_main = group_idx is None or self._is_main.get(group_idx, group_idx == 0)
+        if kind is not None:
+            is_main = kind in MAIN_KINDS
+            if group_idx is not None and isinstance(wire, WireStored):
+                self._is_main[group_idx] = is_main
         self.counts.ignored_attention_group += not is_main
         return is_main
 
