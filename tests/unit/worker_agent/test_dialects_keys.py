@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from kv_protocol.hashing import BASE_SEED, Namespace, hash_seed, lora_id
-from kv_protocol.mm_keys import mm_hash
+from kv_protocol.hashing import BASE_SEED, Namespace, hash_seed, lora_id, mm_hash
 from tests.unit.worker_agent.wire_words import read, stored, stored_array, stored_map
 from worker_agent.events.dialects.batches import BatchDecoder
 from worker_agent.events.engine_events import EngineStored

@@ -3,8 +3,15 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_protocol.hashing import chain, local_block_hashes, sequence_hashes
-from kv_protocol.mm_keys import MmRun, expanded, keys_of_blocks, mm_block_hashes
+from kv_protocol.hashing import (
+    MmRun,
+    chain,
+    expanded,
+    keys_of_blocks,
+    local_block_hashes,
+    mm_block_hashes,
+    sequence_hashes,
+)
 from tests.unit.worker_agent.media_samples import GIF, PNG
 from tests.unit.worker_agent.trtllm_json import BLOCK_SIZE, Json, block, event, stored
 from worker_agent.events.dialects.trtllm import TrtllmRules

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kv_protocol.mm_keys import mm_hash
+from kv_protocol.hashing import mm_hash
 from kv_protocol.openai.option_table import CACHE_SALT_CHARACTERS_MAX
 from tests.unit.worker_agent.trtllm_json import (
     BLOCK_SIZE,

@@ -30,9 +30,8 @@ from msgspec import Meta
 
 from kv_protocol.errors import LimitExceeded
 from kv_protocol.events import Tier
-from kv_protocol.hashing import Namespace, image_pad, to_u64
+from kv_protocol.hashing import Namespace, image_pad, is_digest, mm_hash, to_u64
 from kv_protocol.ids import DP_RANK_MAX, TokenId
-from kv_protocol.mm_keys import is_digest, mm_hash
 from kv_protocol.splitmix import U64_MASK
 from worker_agent.events.quarantine import EventTooLarge
 

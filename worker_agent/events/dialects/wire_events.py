@@ -35,9 +35,8 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 
 from kv_protocol.errors import UNDECODABLE, LimitExceeded
-from kv_protocol.hashing import Namespace, to_u64
+from kv_protocol.hashing import Namespace, is_digest, mm_hash, to_u64
 from kv_protocol.ids import TokenId
-from kv_protocol.mm_keys import is_digest, mm_hash
 
 GROUP_IDX_MAX = 255
 """More attention groups than any engine's model has; it bounds the memory of their kinds."""
