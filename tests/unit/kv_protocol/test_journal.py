@@ -219,47 +219,40 @@ def test_depths_beyond_a_u16_are_wide() -> None:
     assert overlap_depths(Decided(**LEAST | {"overlap": wide}))[10] == (70_000,) * 4
 
 
-@pytest.mark.parametrize(
-    ("changed", "field"),
-    [
-        ({"winner": 11}, "winner"),
-        ({"runner_up": -1}, "runner_up"),
-        ({"ranks": 0}, "ranks"),
-        ({"seed": -1}, "seed"),
-        ({"worker_id": "W"}, "worker_id"),
-        ({"dp_rank": 1 << 63}, "dp_rank"),
-        ({"best": b"\x01"}, "best"),
-        ({"best": struct.pack("<H", 11)}, "best"),
-        ({"best": struct.pack("<9H", *range(9))}, "best"),
-        ({"terms": b""}, "terms"),
-        ({"terms": WEIGHED["terms"][:-1]}, "terms"),
-        ({"terms": packed_mask(1 << len(TERMS)) + bytes(24)}, "terms"),
-        ({"best": b""}, "terms"),
-        ({"costs": bytes(5)}, "costs"),
-        ({"costs": bytes(4 * 9)}, "costs"),
-        ({"overlap": b"\x01\x00\x08\x01\x00"}, "overlap"),
-        ({"overlap": WEIGHED["overlap"][:-1]}, "overlap"),
-        ({"overlap": WEIGHED["overlap"] + b"\x00"}, "overlap"),
-        ({"overlap": b"\x10"}, "overlap"),
-    ],
-)
-def test_a_decision_whose_columns_do_not_agree_is_refused(changed: dict[str, Any], field: str) -> None:
-    with pytest.raises(LimitExceeded, match=f"^{field}: found "):
-        Decided(**WEIGHED | changed).check()
+def test_a_decision_whose_columns_do_not_agree_is_refused() -> None:
+    terms, overlap = WEIGHED["terms"], WEIGHED["overlap"]
+    wrong: dict[str, list[dict[str, Any]]] = {
+        "winner": [{"winner": 11}],
+        "runner_up": [{"runner_up": -1}],
+        "ranks": [{"ranks": 0}],
+        "seed": [{"seed": -1}],
+        "worker_id": [{"worker_id": "W"}],
+        "dp_rank": [{"dp_rank": 1 << 63}],
+        "best": [{"best": best} for best in (b"\x01", struct.pack("<H", 11), struct.pack("<9H", *range(9)))],
+        "terms": [
+            *({"terms": found} for found in (b"", terms[:-1], packed_mask(1 << len(TERMS)) + bytes(24))),
+            {"best": b""},
+        ],
+        "costs": [{"costs": bytes(5)}, {"costs": bytes(4 * 9)}],
+        "overlap": [
+            {"overlap": found} for found in (b"\x01\x00\x08\x01\x00", overlap[:-1], overlap + b"\x00", b"\x10")
+        ],
+    }
+    for field, changes in wrong.items():
+        for changed in changes:
+            with pytest.raises(LimitExceeded, match=f"^{field}: found "):
+                Decided(**WEIGHED | changed).check()
 
 
-@pytest.mark.parametrize(
-    ("fields", "reason"),
-    [
+def test_a_request_that_may_not_be_is_refused() -> None:
+    for fields, reason in (
         (["d", "r", "m", 1, 16, "x", b"1234567"], "sequence_hashes: found '7 bytes', allowed 8 bytes a block"),
         (["d", "r", "m", 1, 0], r"`int` >= 1 - at `\$\[3\]\[0\]\[2\]\[4\]`"),
         (["d", "r", "m", -1, 16], r"`int` >= 0 - at `\$\[3\]\[0\]\[2\]\[3\]`"),
-    ],
-)
-def test_a_request_that_may_not_be_is_refused(fields: list[Any], reason: str) -> None:
-    record = msgspec.msgpack.encode(["refused", 1.0, fields, []])
-    with pytest.raises(MalformedMessage, match=reason):
-        decode_journal(pack_journal(1, 1, 1, record))
+    ):
+        record = msgspec.msgpack.encode(["refused", 1.0, fields, []])
+        with pytest.raises(MalformedMessage, match=reason):
+            decode_journal(pack_journal(1, 1, 1, record))
 
 
 def test_a_decision_says_what_it_promised_of_its_request() -> None:

@@ -139,28 +139,17 @@ def test_a_jump_back_is_another_life_with_its_own_windows(rules: TrtllmRules) ->
 
 
 # -------------------------------------------------------------------- configured
-def test_a_configured_window_counts_from_the_first_event() -> None:
-    rules = TrtllmRules(BLOCK_SIZE, attention_window=1024)
-    events = windowed((128, stored(block(1))), (1024, stored(block(2))), first=9)
-    assert rules.translate(events) == of_rank_0(store(2))
-
-
-def test_created_takes_the_place_of_what_was_configured() -> None:
-    rules = TrtllmRules(BLOCK_SIZE, attention_window=4096)
-    assert rules.translate(windowed((256, created()), (256, stored(block(1))))) == of_rank_0(store(1))
-    assert rules.counts.window_changes == 0
-
-
-def test_a_configured_window_that_an_event_confirmed_stays() -> None:
-    rules = TrtllmRules(BLOCK_SIZE, attention_window=1024)
-    events = windowed((1024, stored(block(1))), (128, created()), (1024, removed(1)), first=9)
-    assert rules.translate(events) == of_rank_0(store(1), gone(1))
-
-
-def test_a_window_wider_than_the_configured_clears_what_was_published() -> None:
-    rules = TrtllmRules(BLOCK_SIZE, attention_window=128)
-    events = windowed((128, stored(block(1))), (1024, stored(block(2))))
-    assert rules.translate(events) == of_rank_0(store(1), EngineCleared(), store(2))
+def test_a_configured_window_counts_until_created_or_a_wider_event_says_another() -> None:
+    narrow, wide = (128, stored(block(1))), (1024, stored(block(2)))
+    small, confirmed = (256, created()), [(1024, stored(block(1))), (128, created()), (1024, removed(1))]
+    for configured, events, published in (
+        (1024, windowed(narrow, wide, first=9), [store(2)]),
+        (4096, windowed(small, (256, stored(block(1)))), [store(1)]),  # `created` takes its place
+        (1024, windowed(*confirmed, first=9), [store(1), gone(1)]),  # but not of one that an event confirmed
+        (128, windowed(narrow, wide), [store(1), EngineCleared(), store(2)]),
+    ):
+        rules = TrtllmRules(BLOCK_SIZE, attention_window=configured)
+        assert rules.translate(events) == of_rank_0(*published), configured
 
 
 def test_ranks_wait_each_for_their_own_windows(rules: TrtllmRules) -> None:
