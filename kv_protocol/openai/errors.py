@@ -64,7 +64,10 @@ def as_json(found: object, characters_max: int = FOUND_CHARACTERS_MAX) -> str:
     """Return `found` as JSON, cut with `...` if it is long."""
     if isinstance(found, Verbatim):
         return shortened(found, characters_max)
-    text = json.dumps(found, ensure_ascii=False, default=str)
+    try:
+        text = json.dumps(found, ensure_ascii=False, default=str)
+    except TypeError:  # a key that is no text: YAML has dates
+        found = text = str(found)
     return shortened(text if text.isprintable() else json.dumps(found, default=str), characters_max)
 
 
@@ -114,19 +117,13 @@ def _found(body: bytes | bytearray | msgspec.Raw, path: str) -> Verbatim:
     value: bytes | bytearray | msgspec.Raw = body
     try:
         for key in re.findall(r"[^.\[\]]+", path):
-            is_index = key.isdecimal() and _begins_list(value)
-            value = (
-                msgspec.json.decode(value, type=list[msgspec.Raw])[int(key)]
-                if is_index
-                else msgspec.json.decode(value, type=dict[str, msgspec.Raw])[key]
-            )
+            if key.isdecimal() and bytes(memoryview(value)[:1]) == b"[":
+                value = msgspec.json.decode(value, type=list[msgspec.Raw])[int(key)]
+            else:
+                value = msgspec.json.decode(value, type=dict[str, msgspec.Raw])[key]
     except (*UNDECODABLE, LookupError):
         pass  # msgspec does not name the keys of objects: the enclosing value is shown
     return Verbatim(_begun(value))
-
-
-def _begins_list(value: bytes | bytearray | msgspec.Raw) -> bool:
-    return bytes(memoryview(value)[:1]) == b"["
 
 
 def _begun(value: bytes | bytearray | msgspec.Raw) -> str:

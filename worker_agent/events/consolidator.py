@@ -132,7 +132,16 @@ class Consolidator:
 
     def status(self) -> list[dict[str, Any]]:
         """Return each source's status and its newest quarantined events, for operators."""
-        polled = [] if self.poller is None else [_polled_status(self.poller)]
+        polled = [
+            {
+                "source": ENGINE,
+                "failure": poller.thread.failure or poller.failure,
+                "poll_failures": poller.poll_failures_total,
+                "thread_failures": poller.thread.failures_total,
+                "quarantined": [each._asdict() for each in poller.source.rules.quarantine.kept],
+            }
+            for poller in filter(None, [self.poller])
+        ]
         return polled + [
             {
                 "source": str(reader.origin),
@@ -206,16 +215,6 @@ class Consolidator:
             _log.warning("rank_stale", rank=str(rank), reason=reason)
         elif logged and not reason:
             _log.info("rank_current", rank=str(rank))
-
-
-def _polled_status(poller: SourcePoller) -> dict[str, Any]:
-    return {
-        "source": ENGINE,
-        "failure": poller.thread.failure or poller.failure,
-        "poll_failures": poller.poll_failures_total,
-        "thread_failures": poller.thread.failures_total,
-        "quarantined": [each._asdict() for each in poller.source.rules.quarantine.kept],
-    }
 
 
 def new_epoch() -> int:

@@ -24,6 +24,7 @@ from collections import deque
 from functools import partial
 from random import Random
 
+import msgspec
 import structlog
 
 from kv_protocol import codec, subjects
@@ -46,13 +47,13 @@ _SPAN_ID_BITS = 64
 _log = structlog.get_logger("rank_stream")
 
 
-class _Sent:
+class _Sent(msgspec.Struct):
     """A traced message that the log has not confirmed. Times are nanoseconds since 1970."""
 
-    __slots__ = ("arrived_ns", "attempts", "ids", "sent_ns")
-
-    def __init__(self, ids: EventTrace, arrived_ns: int, sent_ns: int) -> None:
-        self.ids, self.arrived_ns, self.sent_ns, self.attempts = ids, arrived_ns, sent_ns, 0
+    ids: EventTrace
+    arrived_ns: int
+    sent_ns: int
+    attempts: int = 0
 
 
 class RankTracer:

@@ -82,12 +82,11 @@ class PublisherCounts(msgspec.Struct, kw_only=True):
     named_items: int = 0
 
 
-class _Group:
+class _Group(msgspec.Struct):
     """The state of one attention group that later events depend on."""
 
-    def __init__(self) -> None:
-        self.withheld: dict[int, None] = {}
-        self.on_host: set[int] = set()
+    withheld: dict[int, None] = {}
+    on_host: set[int] = set()
 
 
 class RankBlocks:
@@ -283,14 +282,13 @@ class WidestWindow:
         self._is_seen = True
 
 
-class _RankRules:
-    def __init__(self, window: WidestWindow, blocks: RankBlocks) -> None:
-        self.window = window
-        self.blocks = blocks
-        self.next_id: int | None = None
-        self.held_back: list[TrtllmEvent] = []
-        self.has_passed = False
-        self.unplaced_seen = 0
+class _RankRules(msgspec.Struct):
+    window: WidestWindow
+    blocks: RankBlocks
+    next_id: int | None = None
+    held_back: list[TrtllmEvent] = []
+    has_passed: bool = False
+    unplaced_seen: int = 0
 
 
 class TrtllmRules:
