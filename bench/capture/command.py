@@ -22,7 +22,7 @@ At the end of each frame the caches are what an index holds that follows the age
 """
 
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -39,7 +39,7 @@ from kv_protocol.hashing import sequence_hashes
 from kv_protocol.ids import DP_RANK_MAX
 from worker_agent.events.dialects.batches import BatchDecoder
 from worker_agent.events.engine_events import EngineBatch, EngineCleared
-from worker_agent.events.mirror import ENGINE, MirrorCounts, RankMirror
+from worker_agent.events.mirror import ENGINE, RankMirror
 
 
 class CapturedCaches:
@@ -66,9 +66,9 @@ class CapturedCaches:
     @property
     def refused_events(self) -> int:
         """How many events could not be read."""
-        return sum(decoder.counts.refused for decoder in self._decoders.values())
+        return sum(decoder.counts["refused"] for decoder in self._decoders.values())
 
-    def counts(self) -> list[MirrorCounts]:
+    def counts(self) -> list[Counter[str]]:
         """Return what the mirror of each rank made of its events so far."""
         return [mirror.counts[ENGINE] for mirror in self._mirrors.values()]
 
@@ -178,9 +178,9 @@ def checked(capture: Capture, caches: CapturedCaches) -> CaptureFigures:
     for frame in frames:
         deque(caches.steps(frame), maxlen=0)
     for counts in caches.counts():
-        figures.missing_parent += counts.unknown_parent
-        figures.duplicate += counts.duplicate
-        figures.unknown_removal += counts.unknown_removal
+        figures.missing_parent += counts["unknown_parent"]
+        figures.duplicate += counts["duplicate"]
+        figures.unknown_removal += counts["unknown_removal"]
     return figures
 
 
@@ -233,5 +233,9 @@ def _rows(capture: Capture, caches: CapturedCaches, figures: CaptureFigures) -> 
     yield "duplicate", figures.duplicate, "blocks stored again while they were there"
     yield "unknown removal", figures.unknown_removal, "blocks removed that were not there"
     yield "refused", caches.refused_events, "events that could not be read"
-    yield "unfit", sum(counts.unfit for counts in caches.counts()), "blocks of another size, or of bigrams"
-    yield "unknown name", sum(counts.unknown_name for counts in caches.counts()), "moved blocks, not described before"
+    yield "unfit", sum(counts["unfit"] for counts in caches.counts()), "blocks of another size, or of bigrams"
+    yield (
+        "unknown name",
+        sum(counts["unknown_name"] for counts in caches.counts()),
+        "moved blocks, not described before",
+    )

@@ -51,8 +51,9 @@ def seen_in(world: World) -> Counter[str]:
     agents, statistics = world.agent_lives, index_statistics(world)
     counts = [counts for agent in agents for n in agent.dp_ranks for counts in agent.core.mirrors[n].counts.values()]
     seen = totals(stream.counts for each in statistics for stream in each.streams.values())
-    seen += totals(statistics) + totals(counts)
-    seen += totals(agent.engine.rules.counts for agent in agents)
+    seen += totals(statistics)
+    for count in (*counts, *(agent.engine.rules.counts for agent in agents)):
+        seen += count
     for agent in agents:
         seen["dropped_batches_total"] += sum(agent.core.outboxes[n].dropped_batches_total for n in agent.dp_ranks)
         for name in ("gaps_total", "lost_total", "duplicates_total"):

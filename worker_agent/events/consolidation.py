@@ -26,7 +26,7 @@ from kv_protocol.events import Event
 from kv_protocol.fleet import Heartbeat
 from kv_protocol.recovery import Answer, RecoverRequest
 from worker_agent.events import recoveries
-from worker_agent.events.dialects.batches import BatchDecoder
+from worker_agent.events.dialects.batches import BatchDecoder, count
 from worker_agent.events.engine_events import EngineBatch, EngineCleared, EngineStored
 from worker_agent.events.mirror import ENGINE, RankMirror
 from worker_agent.events.outbox import OUTBOX_BYTES_MAX, RING_BYTES_MAX, WINDOW_MESSAGES, Outbox
@@ -124,7 +124,7 @@ class Consolidation:
     def on_batch(self, batch: EngineBatch, origin: Origin = SOLE) -> set[int]:
         """Apply a batch of a source that this process polls; return the ranks whose outbox has new batches."""
         for event in batch.events:
-            self.publishers[origin].decoder.counts.add(event)
+            count(event, self.publishers[origin].decoder.counts)
         return self._on_decoded(batch, origin)
 
     def _on_decoded(self, batch: EngineBatch, origin: Origin) -> set[int]:

@@ -3,10 +3,9 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-import msgspec
-
 from kv_runtime.telemetry import Family, counter, gauge
 from worker_agent.events.consolidator import Consolidator
+from worker_agent.events.dialects.batches import KINDS as HOP_A_KINDS
 from worker_agent.events.recoveries import KINDS
 
 _OF_OUTBOX = {
@@ -21,7 +20,7 @@ _OF_OUTBOX = {
     "outbox_dropped": (counter, "Batches dropped from a full outbox", "dropped_batches_total"),
 }
 """Of each rank: what it is, its meaning, the field of its `Outbox`."""
-_MIRROR_COUNTS = (
+MIRROR_COUNTS = (
     *("stored", "removed", "deduplicated", "duplicate"),
     *("unknown_parent", "unknown_name", "unknown_removal", "unfit", "ambiguous"),
 )
@@ -62,10 +61,10 @@ def _rank_families(consolidators: Sequence[Consolidator]) -> Iterator[Family]:
     held = [(at, sum(tier.block_count for tier in core.mirrors[rank].digests())) for at, core, rank in cores]
     yield gauge("mirror_blocks", "Blocks that the rank holds", labels, held)
     changes = [
-        ((*at, source, kind), getattr(core.mirrors[rank].counts[source], kind))
+        ((*at, source, kind), core.mirrors[rank].counts[source][kind])
         for at, core, rank in cores
         for source in dict.fromkeys(origin.source for origin in core.publishers)
-        for kind in _MIRROR_COUNTS
+        for kind in MIRROR_COUNTS
     ]
     meaning = "Blocks in a source's events, by what they changed in the mirror"
     yield counter("mirror_blocks_changed", meaning, (*labels, "source", "kind"), changes)
@@ -93,8 +92,8 @@ def _source_families(consolidators: Sequence[Consolidator]) -> Iterator[Family]:
             at = (each.worker_id, origin.source)
             counts[*at, "refused_batches"] += publisher.refused_batches_total
             counts[*at, "foreign_rank_batches"] += publisher.foreign_rank_batches_total
-            for kind, count in msgspec.structs.asdict(publisher.decoder.counts).items():
-                events[*at, kind] += count
+            for kind in HOP_A_KINDS:
+                events[*at, kind] += publisher.decoder.counts[kind]
         for reader in each.readers:
             cursor, at = reader.cursor, (each.worker_id, reader.origin.source)
             for kind in ("gaps", "replays", "lost", "restarts"):

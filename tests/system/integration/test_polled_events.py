@@ -64,7 +64,7 @@ async def test_events_that_another_client_took_clear_the_rank_and_are_counted(br
         await eventually(lambda: at.overlap(5) == 1)
         at.engine.store(9, [6])
         await eventually(lambda: (at.overlap(5), at.overlap(6)) == (0, 1))
-        assert (at.rules.events_lost[0], at.rules.counts.event_id_gaps) == (7, 1)
+        assert (at.rules.events_lost[0], at.rules.counts["event_id_gaps"]) == (7, 1)
 
 
 @pytest.mark.parametrize(

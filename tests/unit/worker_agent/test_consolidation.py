@@ -112,7 +112,7 @@ def test_an_unreadable_event_costs_its_batch_nothing_and_makes_its_rank_stale(
     assert [batch.event for batch in told(core)] == [STORED_EVENT]
     assert core.heartbeat(0).stale.startswith("engine: unreadable event: ")
     assert core.heartbeat(1).stale == ""
-    assert core.publishers[SOLE].decoder.counts.refused == 1
+    assert core.publishers[SOLE].decoder.counts["refused"] == 1
 
 
 def test_an_unreadable_batch_makes_every_rank_stale_for_it_may_be_any_rank_s(core: Consolidation) -> None:

@@ -107,7 +107,7 @@ def test_unexplained_keys_are_counted() -> None:
         decoder, keys = BatchDecoder(), {"lora_name": "adapter", "extra_keys": extra_keys}
         event = stored_map(block_hashes=[7, 8], token_ids=[1, 2, 3, 4, 5, 6, 7, 8], **keys)
         assert read(event, decoder=decoder).refused == ()
-        assert decoder.counts.unexplained_keys == unexplained, extra_keys
+        assert decoder.counts["unexplained_keys"] == unexplained, extra_keys
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ the batch is processed in both cases. Hashes are u64: an integer mod 2^64; of by
 integer that their engine would send. Source: `docs/SOURCES.md` E3.2, E3.3, E4.2 (ingress filter).
 """
 
+from collections import Counter
 from typing import Annotated
 
 import msgspec
@@ -46,37 +47,26 @@ EVENTS_MAX = 1 << 18
 """Events of a batch: an engine with a block of one token has one for each token of a step."""
 
 
-class DecoderCounts(msgspec.Struct, kw_only=True):
-    """Counts of one publisher's events so far, in events unless named otherwise."""
+KINDS = (
+    *("stored", "removed", "cleared", "refused", "ignored_on_request", "ignored_not_local", "ignored_medium"),
+    *("ignored_attention_group", "ignored_partial", "names_only", "eagle", "multimodal", "byte_hashes"),
+    *("cut_blocks", "unexplained_keys"),
+)
+"""What is counted of a publisher's events, in events unless named otherwise."""
 
-    stored: int = 0
-    removed: int = 0
-    cleared: int = 0
-    refused: int = 0
-    ignored_on_request: int = 0
-    ignored_not_local: int = 0
-    ignored_medium: int = 0
-    ignored_attention_group: int = 0
-    ignored_partial: int = 0
-    names_only: int = 0
-    eagle: int = 0
-    multimodal: int = 0
-    byte_hashes: int = 0
-    cut_blocks: int = 0
-    unexplained_keys: int = 0
 
-    def add(self, event: EngineEvent) -> None:
-        """Count an event that is applied."""
-        match event:
-            case EngineStored():
-                self.stored += 1
-                self.names_only += event.names_only
-                self.eagle += event.is_eagle
-                self.multimodal += bool(event.mm_hashes)
-            case EngineRemoved():
-                self.removed += 1
-            case EngineCleared():
-                self.cleared += 1
+def count(event: EngineEvent, counts: Counter[str]) -> None:
+    """Count an event that is applied."""
+    match event:
+        case EngineStored():
+            counts["stored"] += 1
+            counts["names_only"] += event.names_only
+            counts["eagle"] += event.is_eagle
+            counts["multimodal"] += bool(event.mm_hashes)
+        case EngineRemoved():
+            counts["removed"] += 1
+        case EngineCleared():
+            counts["cleared"] += 1
 
 
 class _Batch(msgspec.Struct, array_like=True):
@@ -107,7 +97,7 @@ class BatchDecoder:
 
     def __init__(self) -> None:
         self._is_main: dict[int, bool] = {}
-        self.counts = DecoderCounts()
+        self.counts = Counter[str]()
 
     def decode(self, sequence: int, payload: bytes) -> EngineBatch:
         """Return the batch in a payload; an unreadable event is only named in `refused`.
@@ -126,8 +116,8 @@ class BatchDecoder:
                 continue
             if event is not None:
                 events.append(event)
-                self.counts.add(event)
-        self.counts.refused += len(refused)
+                count(event, self.counts)
+        self.counts["refused"] += len(refused)
         return EngineBatch(
             sequence=sequence,
             time_s=batch.time_s,
@@ -147,15 +137,15 @@ class BatchDecoder:
             case WireCleared():
                 return EngineCleared()
             case WireIgnored():
-                self.counts.ignored_on_request += 1
+                self.counts["ignored_on_request"] += 1
                 return None
 
     def _counts(self, wire: WireStored | WireRemoved) -> bool:
         if wire.locality not in (None, "LOCAL"):
-            self.counts.ignored_not_local += 1
+            self.counts["ignored_not_local"] += 1
             return False
         if wire.medium in MEDIA_BEYOND:
-            self.counts.ignored_medium += 1
+            self.counts["ignored_medium"] += 1
             return False
         group_idx, kind = wire.group_idx, wire.kv_cache_spec_kind
         is_main = group_idx is None or self._is_main.get(group_idx, group_idx == 0)
@@ -163,7 +153,7 @@ class BatchDecoder:
             is_main = kind in MAIN_KINDS
             if group_idx is not None and isinstance(wire, WireStored):
                 self._is_main[group_idx] = is_main
-        self.counts.ignored_attention_group += not is_main
+        self.counts["ignored_attention_group"] += not is_main
         return is_main
 
     def _stored(self, wire: WireStored, *, is_eagle: bool) -> EngineStored | None:
@@ -173,12 +163,12 @@ class BatchDecoder:
         if wire.token_ids and (len(set(hashes)) < len(hashes) or parent in hashes):
             raise LimitExceeded("block_hashes", "a hash twice, or the parent", "each block once, below its parent")
         blocks = _blocks_that_fit(wire, len(hashes), is_eagle=is_eagle)
-        self.counts.cut_blocks += len(hashes) - blocks
+        self.counts["cut_blocks"] += len(hashes) - blocks
         if hashes and not blocks:
-            self.counts.ignored_partial += 1
+            self.counts["ignored_partial"] += 1
             return None
         keys = block_keys(wire, blocks if wire.token_ids else 0)
-        self.counts.unexplained_keys += keys.unexplained
+        self.counts["unexplained_keys"] += keys.unexplained
         return EngineStored(
             block_hashes=hashes[:blocks],
             parent_block_hash=parent,
@@ -197,7 +187,7 @@ class BatchDecoder:
         return EngineRemoved(block_hashes=hashes, tier=tier, group_idx=wire.group_idx or 0)
 
     def _hashes(self, hashes: tuple[EngineHash, ...]) -> tuple[int, ...]:
-        self.counts.byte_hashes += bytes in map(type, hashes)
+        self.counts["byte_hashes"] += bytes in map(type, hashes)
         return tuple([h & U64_MASK if isinstance(h, int) else _of_bytes(h) for h in hashes])
 
 
