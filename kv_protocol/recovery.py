@@ -7,7 +7,8 @@
     -----------------------------------   ------------------------------------------------------------------------
     digests of buckets, the same epoch    *repair*: the blocks of the buckets whose digests differ now
     the same epoch, all batches after     *replay*: the batches after `after_seq`, as they were published, up to
-      `after_seq` retained, not too many    `last_seq`
+      `after_seq` kept, which are no        `last_seq`
+      larger than a dump
     anything else                         *dump*: all blocks
 
     replay chunk = {type "replay", request_id, epoch, last_seq, message}   `message`: a canonical message, or nothing

@@ -65,13 +65,6 @@ class PublisherState:
         self.named_rank: int | None = None
         """On a worker with one rank: the rank that its batches name."""
 
-    def forget(self) -> None:
-        """Forget the decoder's state and the named rank; keep the counts."""
-        counts = self.decoder.counts
-        self.decoder = BatchDecoder()
-        self.decoder.counts = counts
-        self.named_rank = None
-
 
 class Consolidation:
     """The ranks' mirrors and outboxes. `draw_epoch` gives each stream a random u64 other than 0."""
@@ -177,7 +170,8 @@ class Consolidation:
         publisher, changed = self.publishers[origin], set[int]()
         publisher.losses_total += 1
         if began_anew:
-            publisher.forget()
+            publisher.decoder.forget()
+            publisher.named_rank = None
         for dp_rank in self.ranks_of(origin):
             self._stale.pop((dp_rank, origin.source), None)
             changed |= self._enqueue(dp_rank, self.mirrors[dp_rank].clear(origin.source), 0, 0)

@@ -9,15 +9,8 @@ A question is a reader's recovery request. Questions wait in a queue, and are an
     overtaken        a question with a lower number than the one that waits or is being answered: it was sent earlier
                      and arrived late; ignored. An asker numbers its questions upwards
 
-    the question has                        condition                              answer
-    -------------------------------------   ------------------------------------   -------------------------------------
-    the current epoch, bucket digests                                              repair: the buckets that differ
-    the current epoch                       all batches since are kept, and are    replay: these batches
-                                              no larger than a dump
-    anything else                                                                  dump: all blocks
-
 An answer has the state at the moment when it begins, however long sending takes: the data is copied then, and split
-into chunks while it is sent. Source: `kv_protocol/recovery.py`.
+into chunks while it is sent. Which kind answers which question: `kv_protocol/recovery.py`.
 """
 
 from collections.abc import Iterator

@@ -92,12 +92,16 @@ class BatchDecoder:
     which do not make a prefix reusable by themselves. The caller bounds `group_idx`, and so the memory.
     Source: `docs/SOURCES.md` E3.3, cache groups.
 
-    A restarted publisher gets a new decoder. The decoder updates its `counts` in place.
+    The decoder updates its `counts` in place.
     """
 
     def __init__(self) -> None:
         self._is_main: dict[int, bool] = {}
         self.counts = Counter[str]()
+
+    def forget(self) -> None:
+        """Forget the groups: the publisher restarted."""
+        self._is_main.clear()
 
     def decode(self, sequence: int, payload: bytes) -> EngineBatch:
         """Return the batch in a payload; an unreadable event is only named in `refused`.
