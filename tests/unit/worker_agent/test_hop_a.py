@@ -77,7 +77,7 @@ def stores(draw: st.DrawFn) -> EngineStored:
         token_ids=tuple(draw(st.lists(st.integers(0, 2**32 - 1), min_size=tokens, max_size=tokens))),
         block_size=block_size,
         tier=draw(st.sampled_from(TIERS)),
-        namespace=draw(st.builds(Namespace, texts, texts)),
+        namespace=Namespace(*draw(st.tuples(*[texts] * len(Namespace._fields)))),
         mm_hashes=tuple(items) if any(items) else (),
         is_eagle=is_eagle,
         group_idx=draw(groups),
