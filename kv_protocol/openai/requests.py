@@ -83,11 +83,6 @@ class _Request(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The progress of this response on another worker; set by the router."""
 
     @property
-    def salt(self) -> str:
-        """The cache salt, which isolates its cached blocks; empty: none."""
-        return self.cache_salt or (self.nvext and self.nvext.cache_salt) or ""
-
-    @property
     def stops(self) -> tuple[str, ...]:
         """The stop strings."""
         if self.stop is None:
@@ -153,11 +148,6 @@ class CompletionRequest(_Request, frozen=True, kw_only=True, forbid_unknown_fiel
     def read_prompts(self) -> list[str | bytes]:
         """Return the texts, or their ids as little-endian u32s; raise `RequestInvalid`, which names the place."""
         return read_prompts(self.prompt)
-
-    @property
-    def limit_tokens(self) -> int | None:
-        """The most tokens to generate."""
-        return self.max_tokens
 
 
 Request = ChatRequest | CompletionRequest
