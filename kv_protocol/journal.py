@@ -145,8 +145,10 @@ class TimePassed(_Record, frozen=True, tag="tick", kw_only=True):
 
 
 class RankStanding(_Record, frozen=True, tag="standing", kw_only=True):
-    """The index's status of a rank, from the next decision on that reads it: its stream's epoch, and the doubt
-    about its blocks (empty: none)."""  # noqa: D205, D209
+    """The index's status of a rank changed: the epoch of its stream, and the doubt about its blocks (empty: none).
+
+    It counts from the next decision on that reads it.
+    """
 
     worker_id: WorkerId
     dp_rank: DpRank
