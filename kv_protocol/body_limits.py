@@ -1,62 +1,58 @@
 r"""Bounds on a large request body, checked before a decoder reads it.
 
 A decoder builds every value that a body has, in one call that holds the interpreter. 45 MB of `[],` are 15 million
-values and seconds. So a body of more than `SCANNED_BYTES` is scanned first, in slices of at most `_SLICE` bytes, and
-the scan stops at the first bound that is exceeded:
+values and seconds. So of a body of more than `SCANNED_BYTES` images are cut out, values and bytes counted before:
 
+    images            the whole body           the base64 of `data:` URLs under a URL's key; decoders read a body
+                                               without them
+    values            `values_max`             members of objects and items of lists, at any depth; not token ids
+    token ids         `prompt_bytes_max` / 4   whole numbers at the beginning of a list. As JSON the lists in prompt,
+                                               input, prompt_token_ids and nvext.token_data may have twice the bytes
+                                               of prompt text
     prompt text       `prompt_bytes_max`       messages, prompt, input, instructions, documents, kv_prompt_ids,
                                                kv_continue, as JSON
-    token ids         `prompt_bytes_max` / 4   prompt, input, prompt_token_ids, nvext.token_data; their JSON may
-                                               have twice the bytes of prompt text
     everything else   `options_bytes_max`      all other values, keys, white space
-    values            `values_max`             members of objects and items of lists, at any depth; not token ids
-    depth             `DEPTH_MAX`              lists and objects in one another
-    images            the whole body           the base64 of `data:` URLs in messages and input, under a URL's key
 
-Images are cut out (`cut`): decoders read a body without them. The scan follows strings and brackets alone. A decoder
-still has to refuse what is no JSON.
+Values are counted by brackets and commas outside of strings. A decoder still has to refuse what is no JSON.
 """
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple, NoReturn
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 
 from kv_protocol.errors import UNDECODABLE, shortened
-from kv_protocol.openai.errors import BodyTooLarge, RequestInvalid, Verbatim
+from kv_protocol.openai.errors import BodyTooLarge, Verbatim, explained
 
 SCANNED_BYTES = 64 << 10
-"""Smaller bodies are not scanned: a decoder is done with them within a few milliseconds."""
-DEPTH_MAX = 64
-_SLICE = 256 << 10
-_SHORT_STRING = 1024
+"""Smaller bodies are not checked: a decoder is done with them within a few milliseconds."""
+_SLICE = 64 << 10
 _IMAGE_BYTES_MIN = 4 << 10
-_URL_HEAD_BYTES_MAX = 128
 _ID_BYTES = 4
 _ID_JSON = 2
 """Token ids' JSON may be this many times as long as prompt text."""
 
 _TEXT_KEYS = frozenset({"messages", "prompt", "input", "instructions", "documents", "kv_prompt_ids", "kv_continue"})
 _ID_KEYS = frozenset({"prompt", "input", "prompt_token_ids", "nvext.token_data"})
-_CHAT_KEYS = frozenset({"messages", "input"})
-"""Keys that may have images: of chats and responses."""
-_LISTS_KEY = "input"
-"""The key that may have several lists of ids (embeddings)."""
 _EXTENSION = "nvext"
-_QUOTE, _COLON, _COMMA, _BACKSLASH = b'":,\\'
-_ESCAPE, _ESCAPED_SLASH = b"\\", rb"\/"
-_OBJECT, _LIST = b"{["
-_TOKEN = re.compile(rb'"(?:[^"\\]{0,%d}+")?|[\[\]{}]' % _SHORT_STRING)
-_STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
-_SPACE = re.compile(rb"[ \t\r\n]*+")
-_SCALAR = re.compile(rb"[-+.0-9A-Za-z]*+")
-_IDS = re.compile(rb"[0-9, \t\r\n]*+")
-_NEXT_LIST = re.compile(rb"\][ \t\r\n]*+,[ \t\r\n]*+\[")
-_URL_KEY = re.compile(rb'"(?:url|(?:image|audio|video)_url|file_data)"[ \t\r\n]*+:[ \t\r\n]*+')
-"""The key, up to its string, of an image, audio, video or file. Source: the OpenAI API reference,
-"Create chat completion" and "Create a model response"; vLLM `chat_utils.py` (`MM_PARSER_MAP`)."""
+_QUOTE, _BACKSLASH = b'"', b"\\"
+_IMAGE = re.compile(
+    rb'"(?<!\\")(?:url|(?:image|audio|video)_url|file_data)"[ \t\r\n]{0,99}+:[ \t\r\n]{0,99}+'
+    rb'"data:(?:[^",\\]|\\/){0,120}(?i:;base64),'
+)
+"""An image, audio, video or file: its key, and its string up to the base64. No string contains it: there each quote has
+a backslash before it. Source: the OpenAI API reference, "Create chat completion" and "Create a model response"; vLLM
+`chat_utils.py` (`MM_PARSER_MAP`)."""
+_IMAGE_HEAD_BYTES_MAX = 400
+_ESCAPED = re.compile(rb"(?:[^\\]++|\\/)*+")
 _PLACEHOLDER = re.compile(rb"kv-cut-[0-9a-z-]+")
+_ESCAPE = re.compile(rb"\\.", re.DOTALL)
+_NUMBERS = b"0123456789 \t\r\n"
+_ID_COMMAS = re.compile(rb"(?:\[|\A),++")
+"""What remains of a list of ids without its numbers; of one that a slice continues, its commas."""
+_ID_LIST = re.compile(rb"\[[ \t\r\n]*+\[?[ \t\r\n]*+[0-9]")
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 Bytes = bytes | bytearray
 
@@ -70,14 +66,6 @@ class BodyLimits(NamedTuple):
     values_max: int = 1 << 16
     """A decoder makes so many objects in some 5 ms."""
     section: str = "data"
-
-
-class ImageSpan(NamedTuple):
-    """The position of an image's base64, and whether its slashes are escaped."""
-
-    begin: int
-    end: int
-    is_escaped: bool = False
 
 
 class Body(msgspec.Struct, frozen=True):
@@ -119,273 +107,113 @@ def read_body(data: Bytes, limits: BodyLimits, mark: str) -> Body:
     `mark` is a name that no client can know, of lower-case letters and digits. For 64 MiB of text this takes tenths of
     a second, and each call into C at most a few milliseconds: call it on a thread.
     """
-    return cut(data, _Scan(data, limits).images(), mark)
+    body = _without_images(data, mark)
+    _check_values(body.text, limits)
+    _check_bytes(body.text, limits)
+    return body
 
 
-def cut(data: Bytes, spans: Sequence[ImageSpan], mark: str) -> Body:
-    """Return the body without the spans."""
-    if not spans:
-        return Body(data)
+def _without_images(data: Bytes, mark: str) -> Body:
+    images, escaped = dict[str, memoryview](), set[str]()
     parts: list[bytes | memoryview] = []
-    view, images, at = memoryview(data), dict[str, memoryview](), 0
-    names = [f"kv-cut-{mark}-{number}" for number in range(len(spans))]
-    for name, span in zip(names, spans, strict=True):
-        images[name] = view[span.begin : span.end]
-        parts += view[at : span.begin], name.encode()
-        at = span.end
-    escaped = frozenset(name for name, span in zip(names, spans, strict=True) if span.is_escaped)
-    return Body(b"".join((*parts, view[at:])), images, escaped)
+    view, at = memoryview(data), 0
+    for begin, end in _images(data):
+        name = f"kv-cut-{mark}-{len(images)}"
+        images[name] = view[begin:end]
+        if data.find(_BACKSLASH, begin, end) >= 0:
+            escaped.add(name)
+        parts += view[at:begin], name.encode()
+        at = end
+    return Body(b"".join((*parts, view[at:])), images, frozenset(escaped)) if images else Body(data)
 
 
 def _unescaped(image: memoryview) -> memoryview:
     r"""Return base64 without its backslashes, each of which precedes a slash."""
     pieces = (bytes(image[at : at + _SLICE]) for at in range(0, len(image), _SLICE))
-    return memoryview(b"".join([piece.replace(_ESCAPE, b"") for piece in pieces]))
+    return memoryview(b"".join([piece.replace(_BACKSLASH, b"") for piece in pieces]))
 
 
-class _Scan:
-    """One pass over a body. `_stop`: the offset up to which values of the current kind may reach."""
+def _images(data: Bytes) -> Iterator[tuple[int, int]]:
+    """Yield where the base64 of each image begins and ends."""
+    at = 0
+    while at < len(data):
+        head = _IMAGE.search(data, at, at + _SLICE)
+        if head is None:
+            at += _SLICE - _IMAGE_HEAD_BYTES_MAX
+            continue
+        at = head.end()
+        end = data.find(_QUOTE, at)
+        if end - at >= _IMAGE_BYTES_MIN and _is_base64(data, at, end):
+            yield at, end
+            at = end
 
-    def __init__(self, body: Bytes, limits: BodyLimits) -> None:
-        self._body, self._limits = body, limits
-        self._end = len(body)
-        self._at = 0
-        self._field = ""
-        """The field whose values are scanned; empty: between fields."""
-        self._values = self._ids = 0
-        self._stop = limits.options_bytes_max
-        self._setting, self._allowed = "", limits.options_bytes_max
-        self._text_left = limits.prompt_bytes_max
-        self._id_bytes_left = _ID_JSON * limits.prompt_bytes_max
-        self._found: list[ImageSpan] = []
 
-    def images(self) -> list[ImageSpan]:
-        """Return the positions of images' base64; raise if a bound is exceeded."""
-        self._space()
-        if self._byte() == _OBJECT:
-            self._members("")
-            self._space()
-        return self._found
-
-    # ------------------------------------------------------------ fields
-
-    def _members(self, prefix: str) -> None:
-        """Pass an object whose members are fields."""
-        self._at += 1
-        self._space()
-        while self._byte() != b"}"[0]:
-            begin = self._at
-            if self._byte() != _QUOTE:
-                self._malformed()
-            self._string()
-            path = prefix + _key(self._body[begin : self._at])
-            self._space()
-            self._expect(_COLON)
-            self._space()
-            self._count(1)
-            if path == _EXTENSION and self._byte() == _OBJECT:
-                self._members(f"{_EXTENSION}.")
-            else:
-                self._member(path)
-            self._space()
-            if self._byte() == _COMMA:
-                self._at += 1
-                self._space()
-        self._at += 1
-
-    def _member(self, path: str) -> None:
-        """Pass the value of a field; its bytes count by its kind."""
-        self._field = shortened(path)
-        is_ids = path in _ID_KEYS and self._byte() == _LIST
-        if not is_ids and path not in _TEXT_KEYS:
-            self._value(is_chat=False)
-        else:
-            begin, stop = self._at, self._stop
-            depth = self._id_list() if is_ids else 0
-            self._setting, self._allowed = "prompt_bytes_max", self._limits.prompt_bytes_max
-            self._stop = self._at + self._text_left
-            if is_ids:
-                self._container(depth, is_chat=path in _CHAT_KEYS)
-            else:
-                self._value(is_chat=path in _CHAT_KEYS)
-            self._text_left = self._stop - self._at
-            self._stop = stop + self._at - begin
-            self._setting, self._allowed = "", self._limits.options_bytes_max
-        self._field = ""
-
-    def _id_list(self) -> int:
-        """Pass the ids that begin a list, or a list of lists; return how many lists are open then."""
-        self._stop = self._at + self._id_bytes_left
-        self._setting, self._allowed = f"prompt_bytes_max x {_ID_JSON}", _ID_JSON * self._limits.prompt_bytes_max
-        self._at += 1
-        self._ids += 1
-        self._space()
-        depth = 1
-        if self._byte() == _LIST:
-            self._at += 1
-            depth = 2
-        allowed = self._limits.prompt_bytes_max // _ID_BYTES
-        passed = _SLICE
-        while passed == _SLICE or (depth > 1 and self._next_list()):
-            at = self._at
-            passed = self._match(_IDS)
-            self._ids += self._body.count(_COMMA, at, self._at)
-            if self._ids > allowed:
-                self._refuse(f"more than {allowed} token ids", f"at most {allowed}", "prompt_bytes_max / 4")
-        self._count(depth)
-        self._id_bytes_left = self._stop - self._at
-        return depth
-
-    def _next_list(self) -> bool:
-        """Pass the end of a list of ids and the beginning of the next; return whether there is a next."""
-        if self._field != _LISTS_KEY or not self._match(_NEXT_LIST):
-            return False
-        self._ids += 1
-        self._count(1)
-        return True
-
-    # ------------------------------------------------------------ values
-
-    def _value(self, *, is_chat: bool) -> None:
-        first = self._byte()
-        if first == _QUOTE:
-            self._string()
-        elif first in (_LIST, _OBJECT):
-            self._container(0, is_chat=is_chat)
-        else:
-            begin = self._at
-            while self._match(_SCALAR) == _SLICE:
-                pass
-            if self._at == begin:
-                self._malformed()
-
-    def _container(self, depth: int, *, is_chat: bool) -> None:
-        """Pass lists and objects until `depth`, how many are open, is 0 again."""
-        body, key = self._body, 0
-        while True:
-            window = min(self._at + _SLICE, self._end)
-            at = self._at
-            for token in _TOKEN.finditer(body, at, window):
-                begin = token.start()
-                self._values += body.count(_COMMA, at, begin)
-                at = token.end()
-                first = body[begin]
-                if first == _QUOTE:
-                    if at - begin == 1:  # a long string, or one with escapes, or cut by the window
-                        self._at = begin
-                        self._string(key if is_chat else 0)
-                        break
-                    key = begin
-                elif first in (_LIST, _OBJECT):
-                    depth += 1
-                    if depth > DEPTH_MAX:
-                        raise RequestInvalid(
-                            self._field or "body", Verbatim(f"more than {DEPTH_MAX} levels"), f"at most {DEPTH_MAX}"
-                        )
-                    self._values += 1
-                    if self._values > self._limits.values_max:
-                        break
-                else:
-                    depth -= 1
-                    if not depth:
-                        self._at = at
-                        self._count(0)
-                        return
-            else:
-                self._values += body.count(_COMMA, at, window)
-                self._at = window
-                if window == self._end:
-                    self._malformed()
-            self._count(0)
-
-    def _string(self, key: int = 0) -> None:
-        """Pass a string; one that is an image's URL is free. `key`: the offset of the string before; 0: none."""
-        body, begin = self._body, self._at
-        if key and body.startswith(b"data:", begin + 1) and _URL_KEY.fullmatch(body, key, begin) and self._image():
-            return
-        self._at = begin + 1
-        while True:
-            passed = self._match(_STRING)
-            if self._at < self._end and self._body[self._at] == _QUOTE:
-                break
-            if not passed:
-                self._malformed()
-        self._at += 1
-
-    def _image(self) -> bool:
-        r"""Pass a `data:` URL that is long, ASCII, and has no escapes but `\/`; return whether it is one."""
-        body, begin = self._body, self._at + 1
-        comma = body.find(_COMMA, begin, begin + _URL_HEAD_BYTES_MAX)
-        if comma < 0 or not bytes(body[begin:comma]).lower().endswith(b";base64"):
-            return False
-        at, is_escaped = comma + 1, False
-        while at < self._end:
-            window = min(at + _SLICE, self._end)
-            quote = body.find(_QUOTE, at, window)
-            piece = body[at : window if quote < 0 else quote]
-            if quote < 0 and piece.endswith(_ESCAPE):
-                piece = piece[:-1]
-            if (not piece and quote < 0) or not piece.isascii() or piece.count(_ESCAPE) != piece.count(_ESCAPED_SLASH):
-                return False
-            is_escaped = is_escaped or _BACKSLASH in piece
-            if quote >= 0:
-                return self._cut_out(ImageSpan(comma + 1, quote, is_escaped))
-            at += len(piece)
+def _is_base64(data: Bytes, at: int, end: int) -> bool:
+    r"""Return whether it is ASCII, and has no escapes but `\/`."""
+    if not all(data[begin : min(begin + _SLICE, end)].isascii() for begin in range(at, end, _SLICE)):
         return False
-
-    def _cut_out(self, span: ImageSpan) -> bool:
-        length = span.end - span.begin
-        if length < _IMAGE_BYTES_MIN:
+    at = data.find(_BACKSLASH, at, end)
+    while 0 <= at < end:
+        found = _ESCAPED.match(data, at, min(at + _SLICE, end))
+        assert found is not None, "the pattern matches nothing at all, too"
+        if found.end() == at:
             return False
-        self._found.append(span)
-        self._at = span.end + 1
-        self._stop += length
-        self._count(1)
-        return True
-
-    # ------------------------------------------------------------ bytes
-
-    def _byte(self) -> int:
-        return self._body[self._at] if self._at < self._end else 0
-
-    def _expect(self, byte: int) -> None:
-        if self._byte() != byte:
-            self._malformed()
-        self._at += 1
-
-    def _space(self) -> None:
-        while self._match(_SPACE) == _SLICE:
-            pass
-
-    def _match(self, pattern: re.Pattern[bytes]) -> int:
-        """Pass what matches, at most a slice; return the number of bytes."""
-        begin = self._at
-        found = pattern.match(self._body, begin, min(begin + _SLICE, self._end))
-        self._at = begin if found is None else found.end()
-        self._count(0)
-        return self._at - begin
-
-    def _count(self, values: int) -> None:
-        """Count passed values; raise if there are too many values or bytes."""
-        self._values += values
-        if self._values > self._limits.values_max:
-            allowed = self._limits.values_max
-            self._refuse(f"more than {allowed} values in the body", f"at most {allowed}")
-        if self._at > self._stop:
-            what = "bytes of prompts, images not counted" if self._setting else "bytes outside the prompts"
-            self._refuse(f"more than {self._allowed} {what}", f"at most {self._allowed}", self._setting)
-
-    def _refuse(self, found: str, allowed: str, setting: str = "") -> NoReturn:
-        allowed += f" ({self._limits.section}.{setting})" if setting else ""
-        raise BodyTooLarge(self._field or "body", Verbatim(found), allowed)
-
-    def _malformed(self) -> NoReturn:
-        found = bytes(self._body[self._at : self._at + 16]).decode("utf-8", "replace")
-        raise RequestInvalid(self._field or "body", found, f"JSON (malformed at byte {self._at})")
+        at = found.end()
+    return True
 
 
-def _key(quoted: Bytes) -> str:
+def _check_values(text: Bytes, limits: BodyLimits) -> None:
+    """Check that there are not too many values and token ids; raise `BodyTooLarge` otherwise."""
+    values = ids = 0
+    is_in_string, half = False, b""
+    for at in range(0, len(text), _SLICE):
+        piece = _ESCAPE.sub(b"", half + text[at : at + _SLICE])
+        half = piece[-1:] if piece.endswith(_BACKSLASH) else b""
+        parts = piece.split(_QUOTE)
+        bare = _QUOTE.join(parts[is_in_string::2]).translate(None, _NUMBERS)
+        is_in_string ^= len(parts) % 2 == 0
+        lists = _ID_COMMAS.findall(bare)
+        of_lists = sum(map(len, lists))
+        ids += of_lists
+        values += sum(map(bare.count, (b",", b"[", b"{"))) - of_lists + len(lists)
+        if values > limits.values_max:
+            most = limits.values_max
+            raise BodyTooLarge("body", Verbatim(f"more than {most} values in the body"), f"at most {most}")
+        if ids > (most := limits.prompt_bytes_max // _ID_BYTES):
+            allowed = f"at most {most} ({limits.section}.prompt_bytes_max / {_ID_BYTES})"
+            raise BodyTooLarge("body", Verbatim(f"more than {most} token ids"), allowed)
+
+
+def _check_bytes(text: Bytes, limits: BodyLimits) -> None:
+    """Check that no kind of field has too many bytes; raise `BodyTooLarge` otherwise, and for what is no object."""
+    prompts, section = limits.prompt_bytes_max, limits.section
+    bounds = {
+        "text": (prompts, "bytes of prompts, images not counted", f" ({section}.prompt_bytes_max)"),
+        "ids": (_ID_JSON * prompts, "bytes of token ids", f" ({section}.prompt_bytes_max x {_ID_JSON})"),
+        "other": (limits.options_bytes_max, "bytes outside the prompts", ""),
+    }
+    most = sum(bound for bound, _, _ in bounds.values())
+    if len(text) > most:
+        found, allowed = f"more than {most} bytes, images not counted", f"at most {most} ({section}.prompt_bytes_max)"
+        raise BodyTooLarge("body", Verbatim(found), allowed)
+    fields = _values_of_fields(text)
+    sizes = dict.fromkeys(bounds, 0)
+    sizes["other"] = len(text) - sum(map(len, fields.values()))
+    for path, value in {"body": msgspec.Raw(), **fields}.items():
+        is_ids = path in _ID_KEYS and _ID_LIST.match(value)
+        kind = "ids" if is_ids else "text" if path in _TEXT_KEYS else "other"
+        sizes[kind] += len(value)
+        bound, what, setting = bounds[kind]
+        if sizes[kind] > bound:
+            raise BodyTooLarge(shortened(path), Verbatim(f"more than {bound} {what}"), f"at most {bound}{setting}")
+
+
+def _values_of_fields(text: Bytes) -> dict[str, msgspec.Raw]:
+    """Return the JSON of each field, by its path; raise `RequestInvalid` for what is no object."""
     try:
-        return msgspec.json.decode(quoted, type=str)
-    except UNDECODABLE:
-        return ""
+        fields = _fields.decode(text)
+        if _EXTENSION in fields and bytes(memoryview(fields[_EXTENSION])[:1]) == b"{":
+            fields |= {f"{_EXTENSION}.{key}": value for key, value in _fields.decode(fields.pop(_EXTENSION)).items()}
+    except UNDECODABLE as error:
+        raise explained(error, text, dict[str, Any]) from error
+    return fields

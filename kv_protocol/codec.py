@@ -7,16 +7,11 @@
 
 Source: `docs/WIRE.md`. A message is at most 512 KiB: larger stores are split into parent-linked
 parts before seqs are assigned (`split_event`), so that a lost part is a gap like any other.
-
-A message is read in two steps. `split_message` cuts it into batches; if that fails (size, count, version, missing head
-or blocks, bytes left over), the whole message is refused. `decode_frame` reads one batch; if it refuses that, the other
-batches are still valid.
 """
 
 import struct
 from array import array
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from typing_extensions import Buffer
 
@@ -103,21 +98,8 @@ def encode_message(batches: Sequence[Batch]) -> bytes:
     return pack_message([encode_batch(batch) for batch in batches])
 
 
-class Frame(NamedTuple):
-    """The undecoded bytes of one batch: its offset in the message, its head, its sequence hashes."""
-
-    offset: int
-    head: tuple[int, ...]
-    hashes: memoryview
-
-
 def decode_message(data: Buffer) -> list[Batch]:
     """Return the batches of a message; raise `MalformedMessage`, with offset and reason, if one is invalid."""
-    return [decode_frame(frame) for frame in split_message(data)]
-
-
-def split_message(data: Buffer) -> list[Frame]:
-    """Return the frames of a message, which keep `data` alive; raise `MalformedMessage` if it cannot be cut."""
     view = memoryview(data).cast("B")
     if len(view) > MESSAGE_BYTES_MAX:
         raise MalformedMessage(MESSAGE_BYTES_MAX, f"{len(view)} bytes, at most {MESSAGE_BYTES_MAX} allowed")
@@ -126,41 +108,35 @@ def split_message(data: Buffer) -> list[Frame]:
     (count,) = _COUNT.unpack_from(view)
     if count == 0:
         raise MalformedMessage(0, "count is 0, at least one batch is needed")
-    offset, frames = _COUNT.size, []
+    at, batches = _COUNT.size, []
     for _ in range(count):
-        frames.append(_cut_frame(view, offset))
-        offset += _HEAD.size + len(frames[-1].hashes)
-    if offset != len(view):
-        raise MalformedMessage(offset, f"{len(view) - offset} bytes after the last of {count} batches")
-    return frames
+        batch, at = _batch_at(view, at)
+        batches.append(batch)
+    if at != len(view):
+        raise MalformedMessage(at, f"{len(view) - at} bytes after the last of {count} batches")
+    return batches
 
 
-def _cut_frame(view: memoryview, at: int) -> Frame:
+def _batch_at(view: memoryview, at: int) -> tuple[Batch, int]:
+    """Return the batch that begins there, and where it ends."""
     if len(view) - at < _HEAD.size:
         raise MalformedMessage(at, f"{len(view) - at} bytes left, a batch head needs {_HEAD.size}")
-    version, *head, n = _HEAD.unpack_from(view, at)
-    if version != VERSION:
-        raise MalformedMessage(at, f"version {version}, only {VERSION} is known")
+    version, kind, tier, flags, epoch, seq, source_seq, time_ns, parent, start, n = _HEAD.unpack_from(view, at)
     body = at + _HEAD.size
     end = body + 8 * n
+    if version != VERSION:
+        raise MalformedMessage(at, f"version {version}, only {VERSION} is known")
     if end > len(view):
         raise MalformedMessage(body - 4, f"n is {n} blocks, only {(len(view) - body) // 8} follow")
-    return Frame(at, tuple(head), view[body:end])
-
-
-def decode_frame(frame: Frame) -> Batch:
-    """Return the batch; raise `MalformedMessage`, with the offset in the message, if it is invalid."""
-    kind, tier, flags, epoch, seq, source_seq, time_ns, parent, start = frame.head
     if tier >= len(TIERS):
-        raise MalformedMessage(frame.offset + 2, f"tier {tier}, allowed 0..{len(TIERS) - 1}")
+        raise MalformedMessage(at + 2, f"tier {tier}, allowed 0..{len(TIERS) - 1}")
     if flags & ~_HAS_PARENT:
-        raise MalformedMessage(frame.offset + 3, f"flags {flags:#x}, only bit 0 is known")
-    hashes = unpack_u64(frame.hashes)
+        raise MalformedMessage(at + 3, f"flags {flags:#x}, only bit 0 is known")
     try:
-        event = _event(kind, TIERS[tier], parent if flags else None, start, hashes)
-        return Batch(epoch, seq, event, source_seq, time_ns)
+        event = _event(kind, TIERS[tier], parent if flags else None, start, unpack_u64(view[body:end]))
+        return Batch(epoch, seq, event, source_seq, time_ns), end
     except LimitExceeded as error:
-        raise MalformedMessage(frame.offset, str(error)) from error
+        raise MalformedMessage(at, str(error)) from error
 
 
 def _event(kind: int, tier: Tier, parent: int | None, start: int, hashes: tuple[int, ...]) -> Event:

@@ -60,13 +60,14 @@ class Continuation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return unpack_tokens(data)
 
 
-class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """The progress of a stream. `tokens` are the ids' bytes; `finish_reason` and `has_usage`: sent already.
+class Progress(msgspec.Struct, kw_only=True):
+    """The progress of a stream; nothing changes it once `progress_of` returned it.
 
-    `text` is what was sent of the answer, `prompt` the ids' bytes of the prompt if the engine told them. The last event
-    with text completed the first `text_tokens` ids, and told `last_tokens` of them. The last engine generated the ids
-    behind the first `start_tokens`. `is_parsed`: a parser of the engine took some of the answer out of the text, for
-    reasoning or tool calls.
+    `tokens` are the ids' bytes; `finish_reason` and `has_usage`: sent already. `text` is what was sent of the answer,
+    `prompt` the ids' bytes of the prompt if the engine told them. The last event with text completed the first
+    `text_tokens` ids, and told `last_tokens` of them. The last engine generated the ids behind the first
+    `start_tokens`. `is_parsed`: a parser of the engine took some of the answer out of the text, for reasoning or tool
+    calls.
     """
 
     tokens: bytes
@@ -141,6 +142,8 @@ class _Event(msgspec.Struct, frozen=True):
 
 
 _event = msgspec.json.Decoder(_Event)
+_NO_CHOICE = _Choice()
+_NO_PROGRESS = Progress(tokens=b"", id="", created=0)
 
 
 def token_comment(token_ids: list[int]) -> bytes:
@@ -168,73 +171,33 @@ def progress_of(events: bytes, before: Progress | None = None) -> Progress | Non
 
     None if it is unknown: the worker told no ids, or the stream has several choices.
     """
-    seen = _Seen(before)
+    found = msgspec.structs.replace(before or _NO_PROGRESS, finish_reason=None, has_usage=False)
+    tokens, texts = bytearray(found.tokens), [found.text]
     try:
         for line in events.split(b"\n"):
             if line.startswith(COMMENT):
-                seen.add_ids(base64.b64decode(line[len(COMMENT) :].rstrip(b"\r"), validate=True))
+                tokens += base64.b64decode(line[len(COMMENT) :].rstrip(b"\r"), validate=True)
             elif line.startswith(_DATA) and not line.startswith(DONE.rstrip()):
-                seen.add(_event.decode(line[len(_DATA) :]))
+                event = _event.decode(line[len(_DATA) :])
+                if before is None:
+                    found.id, found.created = event.id, event.created
+                _add(event, found, tokens, texts)
     except (msgspec.DecodeError, binascii.Error):
         return None
-    return seen.progress()
+    found.tokens, found.text = bytes(tokens), "".join(texts)
+    is_known = found.id and (tokens or found.prompt) and not len(tokens) % _TOKEN_BYTES
+    return found if is_known else None
 
 
-class _Seen:
-    """What events say, added up."""
-
-    def __init__(self, before: Progress | None) -> None:
-        self._named: Progress | _Event | None = before
-        self._tokens, self._prompt = (bytearray(), b"") if before is None else (bytearray(before.tokens), before.prompt)
-        self._texts = [] if before is None else [before.text]
-        self._text_tokens, self._last_tokens = (0, 0) if before is None else (before.text_tokens, before.last_tokens)
-        self._start_tokens = 0 if before is None else before.start_tokens
-        self._is_parsed = before is not None and before.is_parsed
-        self._finish_reason: str | None = None
-        self._has_usage = False
-        self._last: _Event | None = None
-
-    def add_ids(self, ids: bytes) -> None:
-        self._tokens += ids
-
-    def add(self, event: _Event) -> None:
-        self._last = event
-        self._has_usage = self._has_usage or event.usage is not None
-        self._add_prompt(event.prompt_token_ids)
-        for choice in event.choices[:1]:
-            self._add_prompt(choice.prompt_token_ids)
-            self.add_ids(pack_tokens(choice.token_ids or ()))
-            self._add_text(choice)
-            self._finish_reason = choice.finish_reason or self._finish_reason
-
-    def _add_prompt(self, ids: list[int] | None) -> None:
-        if ids and not self._prompt:
-            self._prompt = pack_tokens(ids)
-
-    def _add_text(self, choice: _Choice) -> None:
-        delta = choice.delta
-        text = choice.text if delta is None else delta.content
-        if delta is not None and delta.is_parsed and choice.finish_reason is None:
-            self._is_parsed = True
-        if text:
-            self._texts.append(text)
-            self._text_tokens = len(self._tokens) // _TOKEN_BYTES
-            self._last_tokens = len(choice.token_ids or ())
-
-    def progress(self) -> Progress | None:
-        named, tokens = self._named or self._last, bytes(self._tokens)
-        if named is None or not (tokens or self._prompt) or len(tokens) % _TOKEN_BYTES:
-            return None
-        return Progress(
-            tokens=tokens,
-            id=named.id,
-            created=named.created,
-            finish_reason=self._finish_reason,
-            has_usage=self._has_usage,
-            prompt=self._prompt,
-            text="".join(self._texts),
-            text_tokens=self._text_tokens,
-            last_tokens=self._last_tokens,
-            start_tokens=self._start_tokens,
-            is_parsed=self._is_parsed,
-        )
+def _add(event: _Event, found: Progress, tokens: bytearray, texts: list[str]) -> None:
+    choice = event.choices[0] if event.choices else _NO_CHOICE
+    found.has_usage = found.has_usage or event.usage is not None
+    found.finish_reason = choice.finish_reason or found.finish_reason
+    found.prompt = found.prompt or pack_tokens(event.prompt_token_ids or choice.prompt_token_ids or ())
+    tokens += pack_tokens(choice.token_ids or ())
+    delta = choice.delta
+    if delta is not None and delta.is_parsed and choice.finish_reason is None:
+        found.is_parsed = True
+    if text := choice.text if delta is None else delta.content:
+        texts.append(text)
+        found.text_tokens, found.last_tokens = len(tokens) // _TOKEN_BYTES, len(choice.token_ids or ())

@@ -219,12 +219,6 @@ def best_columns(best: bytes) -> tuple[int, ...]:
     return struct.unpack(f"<{len(best) // 2}H", best)
 
 
-def packed_mask(mask: int) -> bytes:
-    """Return the bytes of a mask of terms."""
-    rest = mask >> _MASK_BITS
-    return bytes((mask,)) if not rest else bytes((mask & (_MORE - 1) | _MORE,)) + packed_mask(rest)
-
-
 def terms_mask(terms: bytes) -> tuple[int, int]:
     """Return the mask of the recorded terms, and its size in bytes. Without its end it has an unknown term."""
     mask = 0

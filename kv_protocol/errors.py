@@ -1,10 +1,14 @@
 """Errors of the wire: a peer sent something invalid. Reject it, count it, mark the rank stale; never crash."""
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import msgspec
 
 FOUND_CHARACTERS_MAX = 80
 """Characters of a found value or key that an error shows."""
 _REASON_CHARACTERS_MAX = 300
+_Message = TypeVar("_Message")
 
 
 def shortened(text: str, characters_max: int = FOUND_CHARACTERS_MAX) -> str:
@@ -43,3 +47,22 @@ class LimitExceeded(ProtocolError):
 
 UNDECODABLE = (msgspec.DecodeError, ValueError, RecursionError, LimitExceeded)
 """What decoding foreign bytes may raise: msgspec's errors (the stack's, when nested too deeply) and our own checks."""
+
+
+def decoder_of(
+    name: str, decode: Callable[[bytes], _Message], bytes_max: int | None = None
+) -> Callable[[bytes], _Message]:
+    """Return a function that decodes a message, or raises `MalformedMessage` with its name, the field and the reason.
+
+    Beyond `bytes_max` bytes are refused unread.
+    """
+
+    def decoded(data: bytes) -> _Message:
+        if bytes_max is not None and len(data) > bytes_max:
+            raise MalformedMessage(bytes_max, f"{name}: {len(data)} bytes, at most {bytes_max} allowed")
+        try:
+            return decode(data)
+        except UNDECODABLE as error:
+            raise MalformedMessage(0, f"{name}: {error}") from error
+
+    return decoded

@@ -1,12 +1,28 @@
 """Block hashes, equal to NVIDIA Dynamo's, so that its users can migrate and verify ours.
 
-    seed S          = 1337 + H(utf8(lora_name), 0) if it is not empty + H(utf8(cache_salt), 1) if it is not empty
+    seed S          = 1337 + the sum of H(utf8(text), i) over the fields i of a `Namespace` that are not empty
     local hash L_i  = H(le32 tokens of block i ++ le64 of its multimodal hashes in ascending order, S)
     sequence hash   : S_0 = L_0;  S_i = H(le64 S_{i-1} ++ le64 L_i, 1337)      H = XXH3-64, all mod 2^64
 
 Only full blocks have a hash. Source: `docs/SOURCES.md` E6; vectors in `tests/golden/hash_vectors.json`.
+
+Media in prompts: agent, engine events and router compute the same.
+
+    digest       BLAKE3 of the bytes, 64 hex digits; given to the engine as the item's UUID
+    mm hash      the digest's first 16 digits, u64; of an identity that is no digest: H(utf8 identity, seed 0)
+    key          of each run of an item's tokens and each block that it touches: the digest. One item in two runs, with
+                 other tokens between them, has two keys in a block that both touch
+    block hash   the tokens, then the mm hashes of the block's keys
+
+Without a UUID an engine hashes decoded pixels, which other processes cannot repeat. With one it keys its cache by UUID
+and content together and names the UUID in its events: a wrong UUID costs a cache hit, never correctness.
+
+Source: TensorRT-LLM `batch_manager/blockKey.cpp`, generateBlockHashExtraKeys (overlap, runs; its pull request 13815);
+`inputs/multimodal.py`, apply_mm_hashes (BLAKE3 of UUID and content; pull request 11075); `docs/SOURCES.md` E1.3
+(`mm_keys`), 3.3 (`extra_keys`), 6.
 """
 
+import re
 import struct
 from array import array
 from collections.abc import Iterable, Sequence
@@ -33,6 +49,8 @@ BASE_SEED = 1337
 _PAIR = struct.Struct("<QQ")
 _PAD_BASE = 1_000_000
 _PAD_MASK = (1 << 30) - 1
+_DIGEST = re.compile(r"[0-9a-fA-F]{64}")
+_NUMBER_DIGITS = 16
 
 
 class Hashing(NamedTuple):
@@ -47,15 +65,21 @@ class Hashing(NamedTuple):
         return self.scheme == EAGLE_HASH_SCHEME
 
 
+class Namespace(NamedTuple):
+    """The texts in a block's hash beside its tokens; None or empty: absent. `hash_seed` uses a field's place, too."""
+
+    lora_name: str | None = None
+    cache_salt: str | None = None
+
+    def below(self, above: "Namespace") -> "Namespace":
+        """Return the namespace of a block below one of `above`, whose texts it inherits where it has none."""
+        return Namespace(*[own or inherited for own, inherited in zip(self, above, strict=True)])
+
+
 @lru_cache(4096)
-def hash_seed(lora_name: str | None = None, cache_salt: str | None = None) -> int:
-    """Return the seed of local hashes; an empty name or salt is an absent one."""
-    seed = BASE_SEED
-    if lora_name:
-        seed += xxh3_64_intdigest(lora_name.encode(), 0)
-    if cache_salt:
-        seed += xxh3_64_intdigest(cache_salt.encode(), 1)
-    return seed & U64_MASK
+def hash_seed(*namespace: str | None) -> int:
+    """Return the seed of local hashes in a `Namespace`."""
+    return BASE_SEED + sum(xxh3_64_intdigest(text.encode(), at) for at, text in enumerate(namespace) if text) & U64_MASK
 
 
 def pack_tokens(tokens: Sequence[int]) -> bytes:
@@ -112,12 +136,12 @@ def sequence_hashes(
     tokens: Sequence[int],
     block_size: int,
     *,
-    lora_name: str | None = None,
-    cache_salt: str | None = None,
     is_eagle: bool = False,
+    **namespace: str | None,
 ) -> list[int]:
-    """Return the sequence hash of each full block of a text-only prompt."""
-    return chain(local_block_hashes(tokens, block_size, seed=hash_seed(lora_name, cache_salt), is_eagle=is_eagle))
+    """Return the sequence hash of each full block of a text-only prompt; `namespace`: the fields of a `Namespace`."""
+    seed = hash_seed(*Namespace(**namespace))
+    return chain(local_block_hashes(tokens, block_size, seed=seed, is_eagle=is_eagle))
 
 
 def canary(block_size: int, scheme: str = HASH_SCHEME) -> int:
@@ -145,3 +169,70 @@ def to_i64(value: int) -> int:
 def to_u64(value: int) -> int:
     """Return the u64 with the bits of `value` mod 2^64."""
     return value & U64_MASK
+
+
+class MmRun(NamedTuple):
+    """Tokens `start` to `start + length` of a prompt belong to an item."""
+
+    digest: str
+    start: int
+    length: int
+
+
+def is_digest(identity: str) -> bool:
+    """Return whether `identity` is spelled as a digest."""
+    return _DIGEST.fullmatch(identity) is not None
+
+
+def mm_hash(identity: str) -> int:
+    """Return the multimodal hash (u64) of an item."""
+    if is_digest(identity):
+        return int(identity[:_NUMBER_DIGITS], 16)
+    return xxh3_64_intdigest(identity.encode(), 0)
+
+
+def expanded(
+    prompt: Sequence[int],
+    image_token_id: int,
+    digests: Sequence[str],
+    token_counts: Sequence[int],
+    *,
+    cached_token_id: int | None = None,
+) -> tuple[list[int], list[MmRun]]:
+    """Return the prompt with the n-th image token repeated `token_counts[n]` times, and each item's run.
+
+    There are as many of both as the prompt has image tokens; each count is at least 1. Where an engine computes on
+    another id than the tokenizer's, `cached_token_id` is what is repeated.
+    """
+    repeated = image_token_id if cached_token_id is None else cached_token_id
+    tokens: list[int] = []
+    runs: list[MmRun] = []
+    for token in prompt:
+        if token == image_token_id:
+            at = len(runs)
+            runs.append(MmRun(digests[at], len(tokens), token_counts[at]))
+            tokens += [repeated] * token_counts[at]
+        else:
+            tokens.append(token)
+    return tokens, runs
+
+
+def keys_of_blocks(runs: Sequence[MmRun], token_count: int, block_size: int) -> list[list[str]]:
+    """Return the keys of each block of a prompt, the last partial one among them, in the order of `runs`."""
+    keys: list[list[str]] = [[] for _ in range(-(-token_count // checked_block_size(block_size)))]
+    for run in runs:
+        end = min(run.start + run.length, token_count)
+        for block in range(run.start // block_size, -(-end // block_size)):
+            keys[block].append(run.digest)
+    return keys
+
+
+def mm_block_hashes(
+    tokens: Sequence[int], runs: Sequence[MmRun], block_size: int, *, seed: int = BASE_SEED, is_eagle: bool = False
+) -> list[int]:
+    """Return the local hash of each full block of a prompt with media; `chain` makes sequence hashes of them.
+
+    Equal to a mirror's hashes of an engine's event with the same tokens and keys.
+    """
+    mm_hashes = [list(map(mm_hash, keys)) for keys in keys_of_blocks(runs, len(tokens), block_size)]
+    return local_block_hashes(tokens, block_size, seed=seed, mm_hashes=mm_hashes, is_eagle=is_eagle)

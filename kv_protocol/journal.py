@@ -19,15 +19,14 @@ tables are those of `router/journal/encoder.py` and of the core (`router/native/
 A router of another version refuses unknown tables, and its replay starts at a later checkpoint.
 """
 
-import re
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from kv_protocol.decided import Decided, RouteRequest
 from kv_protocol.decision import Exclusion, TrustState
-from kv_protocol.errors import UNDECODABLE, LimitExceeded, MalformedMessage
+from kv_protocol.errors import LimitExceeded, decoder_of
 from kv_protocol.fleet import FleetEvent
 from kv_protocol.ids import U64, DpRank, WorkerId, WorkerRank
 from kv_protocol.ledger import Cancelled, Finished, LedgerEvent
@@ -49,62 +48,59 @@ AttemptOutcome = Literal["ok", "client_fault", "back_pressure", "erred", "failed
 have caused; the worker's fault (connect, cut, timeout, 502, 504, redirect); the client left."""
 
 
-class JournalBegan(msgspec.Struct, frozen=True, tag="began", array_like=True, kw_only=True):
+class _Record(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    now_s: float
+
+
+class JournalBegan(_Record, frozen=True, tag="began", kw_only=True):
     """A router started with an empty state, made from these settings; earlier records are of another life.
 
     `settings` has every setting of the state by name (`router/decision/state_settings.py`).
     """
 
-    now_s: float
     router: WorkerId
     started_ns: U64
     """Wall time, since 1970."""
     settings: dict[str, Any]
 
 
-class FleetApplied(msgspec.Struct, frozen=True, tag="fleet", array_like=True, kw_only=True):
+class FleetApplied(_Record, frozen=True, tag="fleet", kw_only=True):
     """A fleet event was applied."""
 
-    now_s: float
     event: FleetEvent
 
 
-class WorkerHeard(msgspec.Struct, frozen=True, tag="heard", array_like=True, kw_only=True):
+class WorkerHeard(_Record, frozen=True, tag="heard", kw_only=True):
     """A worker's heartbeat was received."""
 
-    now_s: float
     worker_id: str
     instance: str
 
 
-class LogConnection(msgspec.Struct, frozen=True, tag="log", array_like=True, kw_only=True):
+class LogConnection(_Record, frozen=True, tag="log", kw_only=True):
     """The connection to the event log was found (`heard`) or lost."""
 
-    now_s: float
     heard: bool
 
 
-class LoadApplied(msgspec.Struct, frozen=True, tag="load", array_like=True, kw_only=True):
+class LoadApplied(_Record, frozen=True, tag="load", kw_only=True):
     """A rank's load report was applied."""
 
-    now_s: float
     worker_id: str
     dp_rank: int
     report: LoadReport
 
 
-class LedgerApplied(msgspec.Struct, frozen=True, tag="ledger", array_like=True, kw_only=True):
+class LedgerApplied(_Record, frozen=True, tag="ledger", kw_only=True):
     """A ledger event was applied: this router's own, or that of the replica `router`."""
 
-    now_s: float
     event: LedgerEvent
     router: str = ""
 
 
-class PolicyChanged(msgspec.Struct, frozen=True, tag="policy", array_like=True, kw_only=True):
+class PolicyChanged(_Record, frozen=True, tag="policy", kw_only=True):
     """The policy changed: all fields of the new one, by name."""
 
-    now_s: float
     policy: dict[str, Any]
 
 
@@ -121,21 +117,19 @@ class LearntRates(msgspec.Struct, frozen=True, array_like=True):
     answers: Annotated[int, msgspec.Meta(ge=0)]
 
 
-class RatesRestored(msgspec.Struct, frozen=True, tag="rates", array_like=True, kw_only=True):
+class RatesRestored(_Record, frozen=True, tag="rates", kw_only=True):
     """A router started with what a former one had learnt."""
 
-    now_s: float
     models: tuple[LearntRates, ...]
 
 
-class AttemptEnded(msgspec.Struct, frozen=True, tag="attempt", array_like=True, kw_only=True):
+class AttemptEnded(_Record, frozen=True, tag="attempt", kw_only=True):
     """An attempt at a rank ended. `phase` is where it failed: connect, first_byte, body; empty: nowhere.
 
     `decision_id` is that of its lease. For an "ok" attempt, `erred_before` has the ranks at which earlier attempts of
     the same request ended as "erred".
     """
 
-    now_s: float
     worker_id: str
     dp_rank: int
     outcome: AttemptOutcome
@@ -146,17 +140,16 @@ class AttemptEnded(msgspec.Struct, frozen=True, tag="attempt", array_like=True, 
     erred_before: tuple[WorkerRank, ...] = ()
 
 
-class TimePassed(msgspec.Struct, frozen=True, tag="tick", array_like=True, kw_only=True):
+class TimePassed(_Record, frozen=True, tag="tick", kw_only=True):
     """A tick: expired state was removed."""
 
-    now_s: float
 
+class RankStanding(_Record, frozen=True, tag="standing", kw_only=True):
+    """The index's status of a rank changed: the epoch of its stream, and the doubt about its blocks (empty: none).
 
-class RankStanding(msgspec.Struct, frozen=True, tag="standing", array_like=True, kw_only=True):
-    """The index's status of a rank, from the next decision on that reads it: its stream's epoch, and the doubt
-    about its blocks (empty: none)."""  # noqa: D205, D209
+    It counts from the next decision on that reads it.
+    """
 
-    now_s: float
     worker_id: WorkerId
     dp_rank: DpRank
     epoch: U64
@@ -166,14 +159,13 @@ class RankStanding(msgspec.Struct, frozen=True, tag="standing", array_like=True,
 OutcomeName = Literal["ok", "refused", "failed", "cancelled"]
 
 
-class OutcomeKnown(msgspec.Struct, frozen=True, tag="outcome", array_like=True, kw_only=True, gc=False):
+class OutcomeKnown(_Record, frozen=True, tag="outcome", kw_only=True, gc=False):
     """The outcome of a decision: the cached tokens that the worker reported, and latencies. Its lease is over.
 
     Seconds; `ttft_s` and `itl_s`, the mean time between tokens, are None if unknown (`router/native/answer.hpp`).
     `came_whole`: no first token was recorded before.
     """
 
-    now_s: float
     decision_id: str
     outcome: str
     cached_tokens: int | None = None
@@ -190,7 +182,7 @@ class OutcomeKnown(msgspec.Struct, frozen=True, tag="outcome", array_like=True, 
         return kind(lease_id=self.decision_id)
 
 
-class TrustMoved(msgspec.Struct, frozen=True, tag="trust", array_like=True, kw_only=True):
+class TrustMoved(_Record, frozen=True, tag="trust", kw_only=True):
     """The trust in a rank changed, and what shows it. For readers: no decision depends on the record.
 
     `reason` is that of the new state, `was_reason` that of the former one. Where requests show it
@@ -198,7 +190,6 @@ class TrustMoved(msgspec.Struct, frozen=True, tag="trust", array_like=True, kw_o
     `newest_decision` is the last of them.
     """
 
-    now_s: float
     worker_id: WorkerId
     dp_rank: DpRank
     trust: TrustState
@@ -211,13 +202,12 @@ class TrustMoved(msgspec.Struct, frozen=True, tag="trust", array_like=True, kw_o
     newest_decision: str = ""
 
 
-class Refused(msgspec.Struct, frozen=True, tag="refused", array_like=True, kw_only=True):
+class Refused(_Record, frozen=True, tag="refused", kw_only=True):
     """No rank was eligible for a request; `exclusions` has the reason for every rank.
 
     Eligibility does not depend on the request's hashes: the record has none.
     """
 
-    now_s: float
     request: RouteRequest
     exclusions: tuple[Exclusion, ...]
 
@@ -225,17 +215,15 @@ class Refused(msgspec.Struct, frozen=True, tag="refused", array_like=True, kw_on
         self.request.check()
 
 
-class Lost(msgspec.Struct, frozen=True, tag="lost", array_like=True, kw_only=True):
+class Lost(_Record, frozen=True, tag="lost", kw_only=True):
     """`count` records at this place were dropped: the log was away or too slow."""
 
-    now_s: float
     count: Annotated[int, msgspec.Meta(ge=1)]
 
 
-class RecordPart(msgspec.Struct, frozen=True, tag="part", array_like=True, kw_only=True):
+class RecordPart(_Record, frozen=True, tag="part", kw_only=True):
     """The part `index` of `count` of a longer record: the joined bytes of all parts are that record."""
 
-    now_s: float
     index: int
     count: Annotated[int, msgspec.Meta(ge=1, le=RECORD_PARTS_MAX)]
     data: bytes
@@ -245,26 +233,23 @@ class RecordPart(msgspec.Struct, frozen=True, tag="part", array_like=True, kw_on
             raise LimitExceeded("index", self.index, f"0..{self.count - 1}")
 
 
-class CheckpointBegan(msgspec.Struct, frozen=True, tag="checkpoint", array_like=True, kw_only=True):
+class CheckpointBegan(_Record, frozen=True, tag="checkpoint", kw_only=True):
     """A checkpoint of the state follows, as of the tick at `now_s`."""
 
-    now_s: float
     router: WorkerId
     settings: dict[str, Any]
 
 
-class CheckpointPart(msgspec.Struct, frozen=True, tag="checkpoint_part", array_like=True, kw_only=True):
+class CheckpointPart(_Record, frozen=True, tag="checkpoint_part", kw_only=True):
     """Rows of one table: `rows` is a msgpack list of them."""
 
-    now_s: float
     table: str
     rows: bytes
 
 
-class CheckpointEnded(msgspec.Struct, frozen=True, tag="checkpoint_end", array_like=True, kw_only=True):
+class CheckpointEnded(_Record, frozen=True, tag="checkpoint_end", kw_only=True):
     """The checkpoint is complete if `parts` parts came before."""
 
-    now_s: float
     parts: U64
 
 
@@ -308,12 +293,12 @@ class JournalMessage(msgspec.Struct, frozen=True, array_like=True, kw_only=True)
 _encoder = msgspec.msgpack.Encoder()
 _ARRAY_OF_4, _LONG_ARRAY = b"\x94", b"\xdd"
 """How msgpack begins a list of four, and a list with a u32 length."""
-_decoder = msgspec.msgpack.Decoder(JournalMessage)
-_cutter = msgspec.msgpack.Decoder(tuple[msgspec.Raw, msgspec.Raw, msgspec.Raw, list[list[msgspec.Raw]]])
-_KINDS = {kind.__struct_config__.tag: kind for kind in get_args(JournalRecord)}
-_IN_RECORD = re.compile(r"\$\[3\]\[(\d+)\]\[(\d+)\](?:\[(\d+)\])?")
 encode_record = _encoder.encode
 _record_decoder: msgspec.msgpack.Decoder[JournalRecord] = msgspec.msgpack.Decoder(JournalRecord)
+decode_record = decoder_of("journal record", _record_decoder.decode)
+"""Decodes a record, also from the joined bytes of its parts."""
+decode_journal = decoder_of("journal", msgspec.msgpack.Decoder(JournalMessage).decode, MESSAGE_BYTES_MAX)
+"""Decodes a message. An error names the place as `$[3][record][field]`: field 0 is the kind, 1 is `now_s`."""
 
 
 def in_parts(encoded: bytes, now_s: float) -> Sequence[bytes]:
@@ -333,45 +318,7 @@ def in_parts(encoded: bytes, now_s: float) -> Sequence[bytes]:
     ]
 
 
-def decode_record(data: bytes) -> JournalRecord:
-    """Decode a record from the joined bytes of its parts; raise `MalformedMessage` for anything else."""
-    try:
-        return _record_decoder.decode(data)
-    except UNDECODABLE as error:
-        raise MalformedMessage(0, f"journal record: {error}") from error
-
-
 def pack_journal(life: int, first: int, count: int, *encoded: bytes) -> bytes:
     """Return a message of so many encoded records, each or joined; the caller respects `MESSAGE_BYTES_MAX`."""
     head = map(_encoder.encode, (VERSION, life, first))
     return b"".join((_ARRAY_OF_4, *head, _LONG_ARRAY, count.to_bytes(4), *encoded))
-
-
-def decode_journal(data: bytes) -> JournalMessage:
-    """Return a journal message; raise `MalformedMessage`, which names the field, for anything else."""
-    if len(data) > MESSAGE_BYTES_MAX:
-        raise MalformedMessage(MESSAGE_BYTES_MAX, f"journal: {len(data)} bytes, at most {MESSAGE_BYTES_MAX} allowed")
-    try:
-        return _decoder.decode(data)
-    except UNDECODABLE as error:
-        raise MalformedMessage(0, f"journal: {_named(str(error), data)}") from error
-
-
-def _named(reason: str, data: bytes) -> str:
-    """Replace the positions of record and field in the reason by their names."""
-    found = _IN_RECORD.search(reason)
-    if found is None:
-        return reason
-    record, field_index, inner = found.groups()
-    try:
-        kind = _KINDS[msgspec.msgpack.decode(_cutter.decode(data)[3][int(record)][0], type=str)]
-    except (*UNDECODABLE, KeyError):  # the bytes behind the field may be malformed, too
-        return reason
-    if field_index == "0":
-        return reason
-    named = f"$[3][{record}] {kind.__struct_config__.tag}.{kind.__struct_fields__[int(field_index) - 1]}"
-    if inner is not None and named.endswith(".request"):
-        named += f".{RouteRequest.__struct_fields__[int(inner)]}"
-    elif inner is not None:
-        named += f"[{inner}]"
-    return reason.replace(found[0], named)

@@ -18,7 +18,7 @@ import msgspec
 from xxhash import xxh3_64_intdigest
 
 from kv_protocol.codec import MESSAGE_BYTES_MAX
-from kv_protocol.errors import UNDECODABLE, LimitExceeded, MalformedMessage
+from kv_protocol.errors import LimitExceeded, decoder_of
 from kv_protocol.ids import U64, DpRank, WorkerId
 
 _BLOCK_BYTES = 8
@@ -30,7 +30,11 @@ ExpiryCause = Literal["silence", "engine"]
 """No event of the lease came for its duration; or its rank's engine has reported fewer requests for a while."""
 
 
-class Routed(msgspec.Struct, frozen=True, tag="routed", kw_only=True, gc=False):
+class _OfLease(msgspec.Struct, frozen=True, kw_only=True):
+    lease_id: LeaseId
+
+
+class Routed(_OfLease, frozen=True, tag="routed", kw_only=True, gc=False):
     """A request was routed to a rank.
 
     `blocks` are its sequence hashes (u64s, little-endian, in the order of the chain), `uncached_tokens` the tokens to
@@ -40,7 +44,6 @@ class Routed(msgspec.Struct, frozen=True, tag="routed", kw_only=True, gc=False):
         LimitExceeded: `blocks` is cut within a block.
     """
 
-    lease_id: LeaseId
     worker_id: WorkerId
     dp_rank: DpRank
     blocks: bytes
@@ -57,34 +60,25 @@ class Routed(msgspec.Struct, frozen=True, tag="routed", kw_only=True, gc=False):
             raise LimitExceeded("blocks", len(self.blocks), f"a multiple of {_BLOCK_BYTES} bytes")
 
 
-class FirstToken(msgspec.Struct, frozen=True, tag="first_token", kw_only=True, gc=False):
+class FirstToken(_OfLease, frozen=True, tag="first_token", kw_only=True, gc=False):
     """The request's prefill is over; its blocks stay in use."""
 
-    lease_id: LeaseId
 
-
-class Renewed(msgspec.Struct, frozen=True, tag="renewed", kw_only=True, gc=False):
+class Renewed(_OfLease, frozen=True, tag="renewed", kw_only=True, gc=False):
     """Bytes of the answer still arrive: the lease's timeout starts again."""
 
-    lease_id: LeaseId
 
-
-class Finished(msgspec.Struct, frozen=True, tag="finished", kw_only=True, gc=False):
+class Finished(_OfLease, frozen=True, tag="finished", kw_only=True, gc=False):
     """The request succeeded or failed; its blocks are free."""
 
-    lease_id: LeaseId
 
-
-class Cancelled(msgspec.Struct, frozen=True, tag="cancelled", kw_only=True, gc=False):
+class Cancelled(_OfLease, frozen=True, tag="cancelled", kw_only=True, gc=False):
     """The client left; the request's blocks are free."""
 
-    lease_id: LeaseId
 
-
-class Expired(msgspec.Struct, frozen=True, tag="expired", kw_only=True):
+class Expired(_OfLease, frozen=True, tag="expired", kw_only=True):
     """The ledger ended the lease."""
 
-    lease_id: LeaseId
     cause: ExpiryCause = "silence"
 
 
@@ -177,16 +171,7 @@ ReplicaMessage = LedgerTold | LedgerBeat | LedgerAsked | LedgerOpen
 
 _decoder: msgspec.msgpack.Decoder[ReplicaMessage] = msgspec.msgpack.Decoder(ReplicaMessage)
 encode_replica = msgspec.msgpack.Encoder().encode
-
-
-def decode_replica(data: bytes) -> ReplicaMessage:
-    """Return the message in `data`; raise `MalformedMessage`, with the reason, for anything else."""
-    if len(data) > 2 * MESSAGE_BYTES_MAX:
-        raise MalformedMessage(0, f"ledger message: {len(data)} bytes, at most {2 * MESSAGE_BYTES_MAX} allowed")
-    try:
-        return _decoder.decode(data)
-    except UNDECODABLE as error:
-        raise MalformedMessage(0, f"ledger message: {error}") from error
+decode_replica = decoder_of("ledger message", _decoder.decode, 2 * MESSAGE_BYTES_MAX)
 
 
 def lease_digest(lease_id: str, *, is_prefilled: bool) -> int:

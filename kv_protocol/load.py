@@ -7,9 +7,8 @@ from typing import Annotated
 
 import msgspec
 
-from kv_protocol.errors import UNDECODABLE, MalformedMessage
-from kv_protocol.fleet import checked_instance
-from kv_protocol.ids import checked_u64
+from kv_protocol.errors import decoder_of
+from kv_protocol.fleet import Instance
 
 COUNT_MAX = (1 << 53) - 1
 """Bound on a report's counts: every JSON reader holds such integers exactly, and sums fit 64 bits."""
@@ -42,8 +41,8 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     `phases` is None if the engine does not report them.
     """
 
-    instance: str
-    iteration: int
+    instance: Instance
+    iteration: Count
     running_requests: Count
     waiting_requests: Count
     used_blocks: Count
@@ -52,18 +51,6 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     iteration_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     phases: PhaseLoad | None = None
 
-    def __post_init__(self) -> None:
-        checked_instance(self.instance)
-        checked_u64("iteration", self.iteration)
 
-
-_decoder = msgspec.json.Decoder(LoadReport)
 encode_load = msgspec.json.Encoder().encode
-
-
-def decode_load(data: bytes) -> LoadReport:
-    """Return the report in `data`; raise `MalformedMessage`, which names the field, for anything else."""
-    try:
-        return _decoder.decode(data)
-    except UNDECODABLE as error:
-        raise MalformedMessage(0, f"load report: {error}") from error
+decode_load = decoder_of("load report", msgspec.json.Decoder(LoadReport).decode)

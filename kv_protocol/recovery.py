@@ -7,7 +7,8 @@
     -----------------------------------   ------------------------------------------------------------------------
     digests of buckets, the same epoch    *repair*: the blocks of the buckets whose digests differ now
     the same epoch, all batches after     *replay*: the batches after `after_seq`, as they were published, up to
-      `after_seq` retained, not too many    `last_seq`
+      `after_seq` kept, which are no        `last_seq`
+      larger than a dump
     anything else                         *dump*: all blocks
 
     replay chunk = {type "replay", request_id, epoch, last_seq, message}   `message`: a canonical message, or nothing
@@ -20,7 +21,7 @@ bit b & 7 of byte b >> 3) the buckets in a *repair*; the requester's other bucke
 are equal sets, so a repair is right if the requester's blocks did not change since the request.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import NamedTuple
 
@@ -28,7 +29,7 @@ import msgspec
 
 from kv_protocol.codec import MESSAGE_BYTES_MAX, pack_u64, unpack_u64
 from kv_protocol.digest import BUCKET_SET_BYTES, BUCKET_TABLE_BYTES
-from kv_protocol.errors import UNDECODABLE, LimitExceeded, MalformedMessage
+from kv_protocol.errors import LimitExceeded, decoder_of
 from kv_protocol.events import TIERS, Tier
 from kv_protocol.ids import U64
 
@@ -38,8 +39,6 @@ DUMP_CHUNKS_MAX = 4096
 """Parts of an answer, 33 million blocks as agents send them; a bound on what a reader keeps until it is complete."""
 _ENVELOPE_BYTES_MAX = 1024
 """More than the other fields take, and less than half of the rest of a server's largest message."""
-REQUEST_BYTES_MAX = BUCKET_TABLE_BYTES + _ENVELOPE_BYTES_MAX
-ANSWER_BYTES_MAX = MESSAGE_BYTES_MAX + _ENVELOPE_BYTES_MAX
 _HAS_PARENT = 0x80
 _TIER_BITS = 0x0F
 _ROW_BITS = bytes(parent | tiers for parent in (0, _HAS_PARENT) for tiers in range(1, _TIER_BITS + 1))
@@ -172,31 +171,9 @@ class DumpChunk(msgspec.Struct, frozen=True, kw_only=True, tag="dump"):
 Answer = ReplayChunk | DumpChunk
 
 
-_request_decoder = msgspec.msgpack.Decoder(RecoverRequest)
 _answer_decoder: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
-_encode = msgspec.msgpack.Encoder().encode
-
-
-def encode(message: RecoverRequest | Answer) -> bytes:
-    """Return the msgpack of a request or a part of an answer."""
-    return _encode(message)
-
-
-def decode_recover_request(data: bytes) -> RecoverRequest:
-    """Return the request in `data`; raise `MalformedMessage` for anything else."""
-    if len(data) > REQUEST_BYTES_MAX:
-        raise MalformedMessage(REQUEST_BYTES_MAX, f"recover request of {len(data)} bytes")
-    try:
-        return _request_decoder.decode(data)
-    except UNDECODABLE as error:
-        raise MalformedMessage(0, f"recover request: {error}") from error
-
-
-def decode_answer(data: bytes) -> Answer:
-    """Return the part of an answer in `data`; raise `MalformedMessage` for anything else."""
-    if len(data) > ANSWER_BYTES_MAX:
-        raise MalformedMessage(ANSWER_BYTES_MAX, f"answer of {len(data)} bytes")
-    try:
-        return _answer_decoder.decode(data)
-    except UNDECODABLE as error:
-        raise MalformedMessage(0, f"answer: {error}") from error
+encode: Callable[[RecoverRequest | Answer], bytes] = msgspec.msgpack.Encoder().encode
+decode_recover_request = decoder_of(
+    "recover request", msgspec.msgpack.Decoder(RecoverRequest).decode, BUCKET_TABLE_BYTES + _ENVELOPE_BYTES_MAX
+)
+decode_answer = decoder_of("answer", _answer_decoder.decode, MESSAGE_BYTES_MAX + _ENVELOPE_BYTES_MAX)

@@ -4,6 +4,7 @@ Source: `docs/WIRE.md`.
 """
 
 import re
+from functools import partial
 
 from xxhash import xxh3_64_intdigest
 
@@ -33,37 +34,24 @@ def model_slug(model: str) -> str:
     return f"{words or 'model'}-{xxh3_64_intdigest(model.encode()) >> 32:08x}"
 
 
-def _of_rank(kind: str, model: str, rank: WorkerRank) -> str:
-    return _of_slug(kind, model_slug(model), rank)
-
-
 def _of_slug(kind: str, slug: str, rank: WorkerRank) -> str:
     return f"kv.v1.{kind}.{slug}.{checked_worker_id(rank.worker_id)}.{checked_dp_rank(rank.dp_rank)}"
 
 
-def events(model: str, rank: WorkerRank) -> str:
-    """Return the subject of a rank's canonical batches."""
-    return _of_rank("events", model, rank)
+def _of_rank(kind: str, model: str, rank: WorkerRank) -> str:
+    return _of_slug(kind, model_slug(model), rank)
 
 
-def heartbeat(model: str, rank: WorkerRank) -> str:
-    """Return the subject of a rank's heartbeats."""
-    return _of_rank("heartbeat", model, rank)
-
-
-def load(model: str, rank: WorkerRank) -> str:
-    """Return the subject of a rank's load reports."""
-    return _of_rank("load", model, rank)
-
-
-def recover(model: str, rank: WorkerRank) -> str:
-    """Return the subject on which a rank's consolidator answers with a replay, a repair or a dump."""
-    return _of_rank("recover", model, rank)
-
-
-def recover_slug(slug: str, rank: WorkerRank) -> str:
-    """Return what `recover` does for the model of which only this slug is known."""
-    return _of_slug("recover", slug, rank)
+events = partial(_of_rank, "events")
+"""Returns the subject of the canonical batches of a model's rank."""
+heartbeat = partial(_of_rank, "heartbeat")
+"""Returns the subject of the rank's heartbeats."""
+load = partial(_of_rank, "load")
+"""Returns the subject of the rank's load reports."""
+recover = partial(_of_rank, "recover")
+"""Returns the subject on which the rank's consolidator answers with a replay, a repair or a dump."""
+recover_slug = partial(_of_slug, "recover")
+"""Returns the same for the model of which only this slug is known."""
 
 
 def slug_of(subject: str) -> str:

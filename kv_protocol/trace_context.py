@@ -35,10 +35,6 @@ class TraceParent(NamedTuple):
     span_id: int
     is_sampled: bool
 
-    def header(self) -> bytes:
-        """Return the value of `traceparent`."""
-        return trace_parent(*self)
-
 
 def trace_parent(trace_id: int, span_id: int, is_sampled: bool) -> bytes:  # noqa: FBT001 - of the header's fields
     """Return the value of `traceparent` of a span."""

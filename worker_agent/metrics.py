@@ -90,10 +90,10 @@ def thread_family(worker: str, threads: Mapping[str, SupervisedThread]) -> Famil
 def engine_event_families(worker: str, rules: TrtllmRules) -> Iterator[Family]:
     """Yield the counts of polled KV events, by kind, reason and problem."""
     at, counts = (worker,), rules.counts
-    kinds = by_name(at, {kind: getattr(counts, kind) for kind in ENGINE_EVENT_KINDS})
+    kinds = by_name(at, {kind: counts[kind] for kind in ENGINE_EVENT_KINDS})
     yield counter("engine_events", "KV events of the engine, by kind", ("worker", "kind"), kinds)
     for name, meaning in PUBLISHER_COUNTS.items():
-        yield counter(name, meaning, ("worker",), [(at, getattr(counts, name))])
+        yield counter(name, meaning, ("worker",), [(at, counts[name])])
     meaning = "KV events of the engine that were refused or unreadable, by reason"
     yield counter("quarantined_events", meaning, ("worker", "reason"), by_name(at, rules.quarantine.counts))
     meaning = "KV events lost between engine and agent, counted by the engine's ids"

@@ -34,7 +34,7 @@ an error names the place, the found and the allowed value.
 import gzip
 import sys
 import zlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import pairwise
@@ -53,7 +53,7 @@ from kv_protocol.ids import BLOCK_SIZE_MAX, DP_RANK_MAX, TokenId, checked_dp_ran
 from worker_agent.events.dialects.batches import BatchDecoder
 from worker_agent.events.dialects.engine_wire import PAYLOAD_BYTES_MAX, decode_sequence
 from worker_agent.events.engine_events import EngineBatch, EngineCleared
-from worker_agent.events.mirror import ENGINE, MirrorCounts, RankMirror
+from worker_agent.events.mirror import ENGINE, RankMirror
 
 CAPTURE_BYTES_MAX = 256 << 20
 """Unpacked; an hour of a busy engine. Tokens take about ten times as much memory as bytes of a capture."""
@@ -216,9 +216,9 @@ class CapturedCaches:
     @property
     def refused_events(self) -> int:
         """How many events could not be read."""
-        return sum(decoder.counts.refused for decoder in self._decoders.values())
+        return sum(decoder.counts["refused"] for decoder in self._decoders.values())
 
-    def counts(self) -> list[MirrorCounts]:
+    def counts(self) -> list[Counter[str]]:
         """Return what the mirror of each rank made of its events so far."""
         return [mirror.counts[ENGINE] for mirror in self._mirrors.values()]
 
@@ -328,9 +328,9 @@ def checked(capture: Capture, caches: CapturedCaches) -> CaptureFigures:
     for frame in frames:
         deque(caches.steps(frame), maxlen=0)
     for counts in caches.counts():
-        figures.missing_parent += counts.unknown_parent
-        figures.duplicate += counts.duplicate
-        figures.unknown_removal += counts.unknown_removal
+        figures.missing_parent += counts["unknown_parent"]
+        figures.duplicate += counts["duplicate"]
+        figures.unknown_removal += counts["unknown_removal"]
     return figures
 
 
@@ -383,5 +383,9 @@ def _rows(capture: Capture, caches: CapturedCaches, figures: CaptureFigures) -> 
     yield "duplicate", figures.duplicate, "blocks stored again while they were there"
     yield "unknown removal", figures.unknown_removal, "blocks removed that were not there"
     yield "refused", caches.refused_events, "events that could not be read"
-    yield "unfit", sum(counts.unfit for counts in caches.counts()), "blocks of another size, or of bigrams"
-    yield "unknown name", sum(counts.unknown_name for counts in caches.counts()), "moved blocks, not described before"
+    yield "unfit", sum(counts["unfit"] for counts in caches.counts()), "blocks of another size, or of bigrams"
+    yield (
+        "unknown name",
+        sum(counts["unknown_name"] for counts in caches.counts()),
+        "moved blocks, not described before",
+    )

@@ -45,10 +45,7 @@ def _stored(event: EngineStored) -> dict[str, Any]:
         "block_size": event.block_size,
         **_place(event),
     }
-    if event.lora_name:
-        wire["lora_name"] = event.lora_name
-    if event.cache_salt:
-        wire["cache_salt"] = event.cache_salt
+    wire |= {field: text for field, text in event.namespace._asdict().items() if text}
     if any(event.mm_hashes):
         wire["block_mm_infos"] = [_mm_info(mm_hashes) for mm_hashes in event.mm_hashes]
     return wire

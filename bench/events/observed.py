@@ -24,17 +24,14 @@ from kv_runtime.config.sections import IndexSection, NatsSection
 from kv_runtime.event_log import EventLog, LogMessage, OnMessage, Reading
 from kv_runtime.supervise import Part
 from worker_agent.events.consolidation import Consolidation
-from worker_agent.events.consolidator import Consolidator
+from worker_agent.events.consolidator import Consolidator, new_epoch
 from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.engine_events import RankEvent
-from worker_agent.events.event_path import new_epoch
 from worker_agent.events.source_poller import Source
 
 _SOURCE_POLL_S, _INDEX_POLL_S = 0.05, 0.002
 _KEEPER = "snapshots"
 _EVENTS, _HEARTBEATS = "kv.v1.events.", "kv.v1.heartbeat."
-_SEQ, _TIME_NS = 4, 6
-"""Indexes into the head of a frame."""
 
 
 class BatchTimes(NamedTuple):
@@ -176,7 +173,7 @@ class SourceRole(LogRole):
         while not self._engine.is_over:
             await self._clock.sleep(_SOURCE_POLL_S)
         epoch, last_seq = (await self._path.position())[0]
-        outbox = self._path.core.outbox(0)
+        outbox = self._path.core.outboxes[0]
         while outbox.waiting_bytes:
             await self._clock.sleep(_SOURCE_POLL_S)
         assert last_seq == len(self._engine.flushed_ns), "an event is a batch"
@@ -268,10 +265,10 @@ def _rows(message: LogMessage, applied_ns: int) -> list[BatchTimes]:
     return [
         BatchTimes(
             rank=str(subjects.rank_of(message.subject)),
-            seq=frame.head[_SEQ],
-            blocks=len(frame.hashes) // 8,
-            made_ns=frame.head[_TIME_NS],
+            seq=batch.seq,
+            blocks=len(getattr(batch.event, "sequence_hashes", ())),
+            made_ns=batch.engine_time_ns,
             applied_ns=applied_ns,
         )
-        for frame in codec.split_message(message.data)
+        for batch in codec.decode_message(message.data)
     ]

@@ -28,10 +28,9 @@ from kv_runtime.config.sections import IndexSection, NatsSection
 from kv_runtime.event_log import EventLog, LogMessage
 from kv_runtime.supervise import Part
 from worker_agent.events.consolidation import SOLE, Consolidation
-from worker_agent.events.consolidator import Consolidator
+from worker_agent.events.consolidator import Consolidator, new_epoch
 from worker_agent.events.dialects.engine_wire import encode_sequence
 from worker_agent.events.engine_event_subscriber import EngineEventSubscriber, PublisherAddress
-from worker_agent.events.event_path import new_epoch
 
 _POLL_S = 0.001
 _EVENTS_A_PAYLOAD = 8
@@ -77,7 +76,7 @@ class AgentRole(LogRole):
             for changed in consolidator.core.on_payload(self._sequence, payload):
                 consolidator.streams[changed].wake()
             await self._clock.sleep(0)
-        outbox = consolidator.core.outbox(dp_rank)
+        outbox = consolidator.core.outboxes[dp_rank]
         while outbox.waiting_bytes:
             await self._clock.sleep(_POLL_S)
         return {}

@@ -1,1 +1,1 @@
-"""The OpenAI HTTP interface as routers and agents read it: requests, options, errors. `decoding` is the entry point."""
+"""The OpenAI HTTP interface as routers and agents read it: requests, options, errors. `requests` is the entry point."""

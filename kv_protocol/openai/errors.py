@@ -1,17 +1,15 @@
-"""Errors of request bodies for clients: the path, what was found, what is allowed.
+r"""Errors of request bodies for clients: the path, what was found, what is allowed.
 
 The found value is shown as JSON, as the client wrote it, cut to `FOUND_CHARACTERS_MAX` characters; so is an unknown
 key. Types are described in JSON terms; one is inspected when its first error is explained.
 
-Finds lone surrogates in JSON: `\ud83d\ude00` is one character, one half without the other is none.
-
-Decoders refuse them as JSON that is cut off or malformed; our error names the escape.
-Source: RFC 8259, section 8.2.
+Decoders refuse half a character (`\ud83d` without the `\ude00` that completes it) as JSON that is cut off or malformed;
+our error names the escape. Source: RFC 8259, section 8.2.
 """
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -63,37 +61,14 @@ class BodyTooLarge(RequestInvalid):
 
 
 def as_json(found: object, characters_max: int = FOUND_CHARACTERS_MAX) -> str:
-    """Return `found` as JSON, cut with `...` if it is long; the rest is not encoded."""
-    text = ""
-    for piece in (found,) if isinstance(found, Verbatim) else _written(found, characters_max):
-        text += piece
-        if len(text) > characters_max:
-            return f"{text[:characters_max]}..."
-    return text
-
-
-def _written(found: object, characters_max: int) -> Iterator[str]:
-    if isinstance(found, Mapping):
-        yield "{"
-        for at, (key, value) in enumerate(found.items()):
-            yield f"{', ' if at else ''}{_quoted(str(key), characters_max)}: "
-            yield from _written(value, characters_max)
-        yield "}"
-    elif isinstance(found, list | tuple):
-        yield "["
-        for at, value in enumerate(found):
-            yield ", " if at else ""
-            yield from _written(value, characters_max)
-        yield "]"
-    elif found is None or isinstance(found, bool | int | float):
-        yield json.dumps(found)
-    else:
-        yield _quoted(found if isinstance(found, str) else str(found), characters_max)
-
-
-def _quoted(text: str, characters_max: int) -> str:
-    quoted = json.dumps(text[: characters_max + 1], ensure_ascii=False)
-    return quoted if quoted.isprintable() else json.dumps(text[: characters_max + 1])
+    """Return `found` as JSON, cut with `...` if it is long."""
+    if isinstance(found, Verbatim):
+        return shortened(found, characters_max)
+    try:
+        text = json.dumps(found, ensure_ascii=False, default=str)
+    except TypeError:  # a key that is no text: YAML has dates
+        found = text = str(found)
+    return shortened(text if text.isprintable() else json.dumps(found, default=str), characters_max)
 
 
 def explained(
@@ -142,19 +117,13 @@ def _found(body: bytes | bytearray | msgspec.Raw, path: str) -> Verbatim:
     value: bytes | bytearray | msgspec.Raw = body
     try:
         for key in re.findall(r"[^.\[\]]+", path):
-            is_index = key.isdecimal() and _begins_list(value)
-            value = (
-                msgspec.json.decode(value, type=list[msgspec.Raw])[int(key)]
-                if is_index
-                else msgspec.json.decode(value, type=dict[str, msgspec.Raw])[key]
-            )
+            if key.isdecimal() and bytes(memoryview(value)[:1]) == b"[":
+                value = msgspec.json.decode(value, type=list[msgspec.Raw])[int(key)]
+            else:
+                value = msgspec.json.decode(value, type=dict[str, msgspec.Raw])[key]
     except (*UNDECODABLE, LookupError):
         pass  # msgspec does not name the keys of objects: the enclosing value is shown
     return Verbatim(_begun(value))
-
-
-def _begins_list(value: bytes | bytearray | msgspec.Raw) -> bool:
-    return bytes(memoryview(value)[:1]) == b"["
 
 
 def _begun(value: bytes | bytearray | msgspec.Raw) -> str:
@@ -163,26 +132,17 @@ def _begun(value: bytes | bytearray | msgspec.Raw) -> str:
     return begun[: FOUND_CHARACTERS_MAX + 1]
 
 
-_SLICE = 256 << 10
-_PAIR_BYTES = len(rb"\ud83d\ude00")
-_SOUND = re.compile(
-    rb"(?:[^\\]++|\\[^u]|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{4}|\\u[dD][89abAB]..\\u[dD][c-fC-F]..)*+", re.DOTALL
+_HALF = re.compile(
+    rb"(?:[^\\]++|\\[^u]|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{4}|\\u[dD][89abAB]..\\u[dD][c-fC-F]..)*+"
+    rb"(\\u[dD][89a-fA-F][0-9a-fA-F]{2})",
+    re.DOTALL,
 )
-_HALF = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 
 
 def lone_surrogate(text: bytes | bytearray | memoryview) -> str:
     """Return the first lone surrogate and its place; empty: there is none, or an escape before it is malformed."""
-    at, end = 0, len(text)
-    while at < end:
-        window = min(at + _SLICE, end)
-        found = _SOUND.match(text, at, window)
-        assert found is not None, "the pattern matches nothing at all, too"
-        if window == end or found.end() <= window - _PAIR_BYTES:
-            half = _HALF.match(text, found.end())
-            return f"{half[0].decode()} at byte {half.start()}" if half else ""
-        at = found.end()
-    return ""
+    half = _HALF.match(text)
+    return f"{half[1].decode()} at byte {half.start(1)}" if half else ""
 
 
 def allowed_at(kind: Any, path: str) -> str:  # noqa: ANN401 - a type as msgspec takes it
@@ -217,24 +177,19 @@ def _below(kind: types.Type, key: str, index: str) -> Iterable[types.Type]:
         yield kind.key_type if index == "key" else kind.value_type
 
 
-def _words(kind: types.Type) -> str:
-    """Describe the allowed values other than null."""
+def _words(kind: types.Type, *, are_many: bool = False) -> str:
+    """Describe the allowed values other than null; `are_many`: of the items of a list."""
     words: list[str] = []
     for each in _members(kind):
         if isinstance(each, types.LiteralType):
             words += map(json.dumps, each.values)
         elif isinstance(each, types.ListType):
-            items = " or ".join(_noun(item, 1) + _in_brackets(_range(item)) for item in _members(each.item_type))
-            words.append(f"a list of {items}{_after(_span(each.min_length, each.max_length, 'items'))}")
+            items, length = _words(each.item_type, are_many=True), _span(each.min_length, each.max_length, "items")
+            words.append(", ".join(filter(None, (f"a list of {items}", length))))
         elif not isinstance(each, types.NoneType):
-            words.append(_noun(each, 0) + _after(_range(each)))
+            noun, bounds = _NOUNS.get(type(each), ("any value", "any values"))[are_many], _range(each)
+            words.append(f"{noun} ({bounds})" if are_many and bounds else ", ".join(filter(None, (noun, bounds))))
     return " or ".join(dict.fromkeys(words)) or "null"
-
-
-def _noun(kind: types.Type, form: int) -> str:
-    if isinstance(kind, types.LiteralType):
-        return " or ".join(map(json.dumps, kind.values))
-    return _NOUNS.get(type(kind), ("any value", "any values"))[form]
 
 
 def _range(kind: types.Type) -> str:
@@ -254,11 +209,3 @@ def _span(low: float | None, high: float | None, unit: str) -> str:
 
 def _number(value: float) -> str:
     return str(value).removesuffix(".0")
-
-
-def _after(text: str) -> str:
-    return text and f", {text}"
-
-
-def _in_brackets(text: str) -> str:
-    return text and f" ({text})"

@@ -25,13 +25,10 @@ from kv_protocol.openai.errors import RequestInvalid
 from kv_protocol.openai.option_table import (
     NO_NVEXT,
     NO_TARGETS,
-    CacheSalt,
+    Common,
     Count,
     NvExt,
-    Priority,
-    Stops,
     Targets,
-    TokenLimit,
     template_options,
 )
 from kv_protocol.openai.parts import ABSENT, OptionalPart, RawPart, is_given, is_list_of_prompts, read_prompts
@@ -46,30 +43,15 @@ _FORM_BYTES = 64 << 10
 """The field `model` is looked for in so many bytes at the beginning and at the end: a file may be between them."""
 
 
-class Wishes(msgspec.Struct, frozen=True):
-    """What the router reads of `stream_options`."""
-
-    include_usage: bool | None = None
-
-
-class Inbound(msgspec.Struct, frozen=True, kw_only=True):
+class Inbound(Common, frozen=True, kw_only=True):
     """A request of any endpoint. Keys that are absent, null, or not of their type are None."""
 
     model: str
-    nvext: NvExt | None = None
     extra_args: Targets | None = None
     kv_prompt_ids: None = None
     kv_continue: None = None
     disaggregated_params: msgspec.Raw = ABSENT
-    stream: bool | None = None
-    stream_options: Wishes | None = None
     n: Count | None = None
-    max_tokens: Count | None = None
-    cache_salt: CacheSalt | None = None
-    priority: Priority | None = None
-    stop: Stops | None = None
-    return_token_ids: bool | None = None
-    add_special_tokens: bool | None = None
     guided_json: msgspec.Raw = ABSENT
     guided_regex: msgspec.Raw = ABSENT
     guided_choice: msgspec.Raw = ABSENT
@@ -79,7 +61,6 @@ class Inbound(msgspec.Struct, frozen=True, kw_only=True):
     regex: msgspec.Raw = ABSENT
     ebnf: msgspec.Raw = ABSENT
     response_format: msgspec.Raw = ABSENT
-    min_tokens: TokenLimit | None = None
     best_of: msgspec.Raw = ABSENT
     detokenize: msgspec.Raw = ABSENT
     echo: msgspec.Raw = ABSENT
@@ -103,11 +84,6 @@ class Inbound(msgspec.Struct, frozen=True, kw_only=True):
     path: ClassVar[str] = COMPLETIONS
 
     @property
-    def include_usage(self) -> bool:
-        """Whether a stream ends with the usage."""
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
-
-    @property
     def extension(self) -> NvExt:
         """`nvext`; an empty one if there is none."""
         return self.nvext or NO_NVEXT
@@ -116,16 +92,6 @@ class Inbound(msgspec.Struct, frozen=True, kw_only=True):
     def targets(self) -> Targets:
         """The latency targets of `nvext.router`; without it, of `extra_args`."""
         return self.extension.router or self.extra_args or NO_TARGETS
-
-    @property
-    def limit_tokens(self) -> int | None:
-        """The most tokens to generate; None: the worker decides."""
-        return self.max_tokens
-
-    @property
-    def salt(self) -> str:
-        """The cache salt, which isolates its cached blocks; empty: none."""
-        return self.cache_salt or (self.nvext and self.nvext.cache_salt) or ""
 
     @property
     def has_one_choice(self) -> bool:

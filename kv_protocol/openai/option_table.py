@@ -59,10 +59,15 @@ U32 = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF_FFFF)]
 _MS_PER_S = 1000
 
 
-class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a stream contains besides its text."""
+class Wishes(msgspec.Struct, frozen=True):
+    """What a stream contains besides its text, as far as the router reads it."""
 
     include_usage: bool | None = None
+
+
+class StreamOptions(Wishes, frozen=True, forbid_unknown_fields=True):
+    """The same, with all its keys."""
+
     include_obfuscation: bool | None = None
     continuous_usage_stats: bool | None = None
 
@@ -187,70 +192,7 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
     function: ToolFunction
 
 
-# ---------------------------------------------------------------- both endpoints
-
-
-class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The options that both endpoints have. Those of one endpoint are in its requests, with types of this module."""
-
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    max_tokens: Count | None = None
-    min_tokens: TokenLimit | None = None
-    n: Choices | None = None
-    best_of: Choices | None = None
-    stop: Stops | None = None
-    stop_token_ids: TokenIds | None = None
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    temperature: Temperature | None = None
-    top_p: Probability | None = None
-    top_k: TopK | None = None
-    min_p: Probability | None = None
-    top_p_min: Probability | None = None
-    seed: I64 | None = None
-    frequency_penalty: Penalty | None = None
-    presence_penalty: Penalty | None = None
-    repetition_penalty: Factor | None = None
-    length_penalty: float | None = None
-    early_stopping: bool | Literal["never"] | None = None
-    use_beam_search: bool | None = None
-    logit_bias: dict[BiasedToken, Bias] | None = None
-    bad_words: list[Name] | None = None
-    allowed_token_ids: TokenIds | None = None
-    logits_processors: list[str] | None = None
-    prompt_logprobs: TokenLimitOrAll | None = None
-    thinking_token_budget: TokenLimitOrAll | None = None
-    add_special_tokens: bool | None = None
-    skip_special_tokens: bool | None = None
-    spaces_between_special_tokens: bool | None = None
-    detokenize: bool | None = None
-    return_token_ids: bool | None = None
-    return_tokens_as_token_ids: bool | None = None
-    response_format: AnyFormat | None = None
-    guided_json: JsonObject | str | None = None
-    guided_regex: str | None = None
-    guided_choice: GuidedChoices | None = None
-    guided_grammar: str | None = None
-    guided_whitespace_pattern: str | None = None
-    guided_decoding_backend: str | None = None
-    structured_outputs: StructuredOutputs | None = None
-    structural_tag: JsonObject | str | None = None
-    cache_salt: CacheSalt | None = None
-    priority: Priority | None = None
-    user: str | None = None
-    service_tier: str | None = None
-    store: bool | None = None
-    metadata: JsonObject | None = None
-    safety_identifier: str | None = None
-
-    @property
-    def include_usage(self) -> bool:
-        """Whether a stream ends with the usage."""
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
-
-
-# ---------------------------------------------------------------- besides them
+# ---------------------------------------------------------------- the extension
 
 
 def template_options(**options: object) -> dict[str, Any]:
@@ -329,3 +271,83 @@ class NvExt(msgspec.Struct, frozen=True):
 
 
 NO_NVEXT = NvExt()
+
+
+# ---------------------------------------------------------------- both endpoints
+
+
+class Common(msgspec.Struct, frozen=True, kw_only=True):
+    """The keys that routers and agents read alike."""
+
+    nvext: NvExt | None = None
+    stream: bool | None = None
+    stream_options: Wishes | None = None
+    max_tokens: Count | None = None
+    min_tokens: TokenLimit | None = None
+    stop: Stops | None = None
+    add_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    cache_salt: CacheSalt | None = None
+    priority: Priority | None = None
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with the usage."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def salt(self) -> str:
+        """The cache salt, which isolates its cached blocks; empty: none."""
+        return self.cache_salt or (self.nvext and self.nvext.cache_salt) or ""
+
+    @property
+    def limit_tokens(self) -> int | None:
+        """The most tokens to generate; None: the worker decides."""
+        return self.max_tokens
+
+
+class Options(Common, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The options that both endpoints have. Those of one endpoint are in its requests, with types of this module."""
+
+    stream_options: StreamOptions | None = None
+    n: Choices | None = None
+    best_of: Choices | None = None
+    stop_token_ids: TokenIds | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    temperature: Temperature | None = None
+    top_p: Probability | None = None
+    top_k: TopK | None = None
+    min_p: Probability | None = None
+    top_p_min: Probability | None = None
+    seed: I64 | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    repetition_penalty: Factor | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
+    use_beam_search: bool | None = None
+    logit_bias: dict[BiasedToken, Bias] | None = None
+    bad_words: list[Name] | None = None
+    allowed_token_ids: TokenIds | None = None
+    logits_processors: list[str] | None = None
+    prompt_logprobs: TokenLimitOrAll | None = None
+    thinking_token_budget: TokenLimitOrAll | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    detokenize: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    response_format: AnyFormat | None = None
+    guided_json: JsonObject | str | None = None
+    guided_regex: str | None = None
+    guided_choice: GuidedChoices | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
+    guided_decoding_backend: str | None = None
+    structured_outputs: StructuredOutputs | None = None
+    structural_tag: JsonObject | str | None = None
+    user: str | None = None
+    service_tier: str | None = None
+    store: bool | None = None
+    metadata: JsonObject | None = None
+    safety_identifier: str | None = None

@@ -12,16 +12,27 @@ tool_choice "required"      with `tools`
 tool_choice of a function   one of `tools`
 """
 
+import re
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from kv_protocol.continuation import Continuation
 from kv_protocol.errors import UNDECODABLE, shortened
-from kv_protocol.openai.decoding import check_utf8, decode_inbound
-from kv_protocol.openai.errors import RequestInvalid, explained
-from kv_protocol.openai.inbound import CHAT, COMPLETIONS, ChatInbound, CompletionInbound, Inbound
+from kv_protocol.openai.errors import RequestInvalid, Verbatim, explained
+from kv_protocol.openai.inbound import (
+    CHAT,
+    COMPLETIONS,
+    EMBEDDINGS,
+    ChatInbound,
+    CompletionInbound,
+    EmbeddingsInbound,
+    Inbound,
+    PassedInbound,
+    ReadChat,
+)
 from kv_protocol.openai.option_table import (
     Count,
     Effort,
@@ -38,22 +49,17 @@ from kv_protocol.openai.option_table import (
     template_options,
 )
 from kv_protocol.openai.parts import ABSENT, OptionalPart, is_given, read_ids, read_prompts
+from kv_protocol.openai.responses import RESPONSES, ResponsesInbound
 
 __all__ = [
     "CHAT",
     "COMPLETIONS",
     "ChatInbound",
-    "ChatRequest",
     "CompletionInbound",
-    "CompletionRequest",
     "Inbound",
     "NvExt",
-    "Request",
     "RequestInvalid",
     "StreamOptions",
-    "decode_chat",
-    "decode_completion",
-    "decode_inbound",
     "is_given",
 ]
 
@@ -75,11 +81,6 @@ class _Request(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The handoff of the previous phase's worker; set by the router."""
     kv_continue: Continuation | None = None
     """The progress of this response on another worker; set by the router."""
-
-    @property
-    def salt(self) -> str:
-        """The cache salt, which isolates its cached blocks; empty: none."""
-        return self.cache_salt or (self.nvext and self.nvext.cache_salt) or ""
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -148,11 +149,6 @@ class CompletionRequest(_Request, frozen=True, kw_only=True, forbid_unknown_fiel
         """Return the texts, or their ids as little-endian u32s; raise `RequestInvalid`, which names the place."""
         return read_prompts(self.prompt)
 
-    @property
-    def limit_tokens(self) -> int | None:
-        """The most tokens to generate."""
-        return self.max_tokens
-
 
 Request = ChatRequest | CompletionRequest
 
@@ -184,28 +180,99 @@ def _check_choice(choice: ToolChoice | None, names: Sequence[str]) -> None:
 
 _chat_decoder = msgspec.json.Decoder(ChatRequest)
 _completion_decoder = msgspec.json.Decoder(CompletionRequest)
+_decoders: dict[str, msgspec.json.Decoder[Inbound]] = {
+    CHAT: msgspec.json.Decoder(ChatInbound),
+    COMPLETIONS: msgspec.json.Decoder(CompletionInbound),
+    RESPONSES: msgspec.json.Decoder(ResponsesInbound),
+    EMBEDDINGS: msgspec.json.Decoder(EmbeddingsInbound),
+}
+_read_chats: msgspec.json.Decoder[Inbound] = msgspec.json.Decoder(ReadChat)
+_Kind = TypeVar("_Kind", bound=Inbound)
+_Read = TypeVar("_Read")
+_passed = msgspec.json.Decoder(PassedInbound)
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_CHECKED_HERE = ("model", "nvext", "kv_prompt_ids", "kv_continue")
+"""The router refuses a value of the wrong type for these keys; for other keys the worker decides."""
+_KEY = re.compile(r" - at `\$\.(?P<key>\w+)[^`]*`$")
+"""The end of msgspec's message about a value: its place, of which `key` is the body's key."""
+
+
+def decode_inbound(path: str, body: bytes | bytearray, messages_bytes_max: int = 0) -> Inbound:
+    """Return the request in `body`; raise `RequestInvalid`, which names the field, if there is none.
+
+    A chat of at most `messages_bytes_max` bytes is a `ReadChat`, if no value is of the wrong type.
+    A path that is not an endpoint's (`/v1/route`) takes any kind: a body with `messages` is a chat, one with `input` a
+    response, any other a completion. The whole body has to be UTF-8, including values that the router does not read.
+    """
+    if len(body) <= messages_bytes_max and path == CHAT:
+        decoder = _read_chats
+    else:
+        decoder = _decoders.get(path) or _decoders[_endpoint_of(body)]
+    check_utf8(body)
+    try:
+        return decoder.decode(body)
+    except UNDECODABLE:
+        return _without_wrong(_decoders[CHAT] if decoder is _read_chats else decoder, body)
+
+
+def decode_passed(path: str, body: bytes | bytearray) -> PassedInbound:
+    """Return the request in `body` to a `path` that is passed on; raise `RequestInvalid` as `decode_inbound` does."""
+    check_utf8(body)
+    read = _without_wrong(_passed, body)
+    return replace(read, model=read.model or "", endpoint=path, path=path)
+
+
+def _without_wrong(decoder: msgspec.json.Decoder[_Kind], body: bytes | bytearray) -> _Kind:
+    """Return the request without its values of the wrong type: the worker refuses them, or takes them."""
+    fields, rest = None, body
+    while True:
+        try:
+            return decoder.decode(rest)
+        except msgspec.ValidationError as error:
+            found = _KEY.search(str(error))
+            if found is None or found["key"] in _CHECKED_HERE:
+                raise explained(error, body, decoder.type) from error
+        except UNDECODABLE as error:
+            raise explained(error, body, Inbound) from error
+        fields = _decoded(_fields, body, Inbound) if fields is None else fields
+        del fields[found["key"]]
+        rest = msgspec.json.encode(fields)
+
+
+def check_utf8(body: bytes | bytearray) -> None:
+    """Check that all of the body is UTF-8; raise `RequestInvalid` otherwise."""
+    if body.isascii():
+        return
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        found = Verbatim(f"byte 0x{body[error.start]:02x} at {error.start}")
+        raise RequestInvalid("body", found, f"UTF-8 ({error.reason})") from error
+
+
+def _endpoint_of(body: bytes | bytearray) -> str:
+    fields = _decoded(_fields, body, Inbound)
+    return CHAT if "messages" in fields else RESPONSES if "input" in fields else COMPLETIONS
 
 
 def decode_chat(body: bytes | bytearray) -> ChatRequest:
     """Return the request in `body`; raise `RequestInvalid`, which names the field, for anything else."""
-    if not body.isascii():
-        check_utf8(body)
-    try:
-        chat = _chat_decoder.decode(body)
-    except UNDECODABLE as error:
-        raise explained(error, body, ChatRequest) from error
+    check_utf8(body)
+    chat = _decoded(_chat_decoder, body, ChatRequest)
     check_chat(chat)
     return chat
 
 
 def decode_completion(body: bytes | bytearray) -> CompletionRequest:
     """Return the request in `body`; raise `RequestInvalid`, which names the field, for anything else."""
-    if not body.isascii():
-        check_utf8(body)
-    try:
-        completion = _completion_decoder.decode(body)
-    except UNDECODABLE as error:
-        raise explained(error, body, CompletionRequest) from error
-    if completion.min_tokens is not None:
-        check_min_tokens(completion)
+    check_utf8(body)
+    completion = _decoded(_completion_decoder, body, CompletionRequest)
+    check_min_tokens(completion)
     return completion
+
+
+def _decoded(decoder: msgspec.json.Decoder[_Read], body: bytes | bytearray, kind: type) -> _Read:
+    try:
+        return decoder.decode(body)
+    except UNDECODABLE as error:
+        raise explained(error, body, kind) from error

@@ -1,6 +1,6 @@
 """The event log's client: `connection.EventLog`; the other modules are its parts."""
 
-from kv_runtime.event_log.connection import CONFIRM_S, WINDOW_MESSAGES, EventLog
+from kv_runtime.event_log.connection import CONFIRM_S, WINDOW_MESSAGES, EventLog, LogStatistics, log_families
 from kv_runtime.event_log.errors import (
     BrokerSilent,
     BrokerUnavailable,
@@ -10,10 +10,9 @@ from kv_runtime.event_log.errors import (
     StoppedUnconnected,
     StreamUnfit,
 )
-from kv_runtime.event_log.metrics import LogStatistics, log_families
 from kv_runtime.event_log.objects import ObjectBucket
-from kv_runtime.event_log.reading import LogMessage, OnMessage, Reading
-from kv_runtime.event_log.streams import LogStreamState, StreamSpec
+from kv_runtime.event_log.reading import OnMessage, Reading
+from kv_runtime.event_log.streams import LogMessage, LogStreamState, StreamSpec
 
 __all__ = [
     "CONFIRM_S",

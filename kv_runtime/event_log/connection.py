@@ -9,27 +9,23 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Self, TypeVar
+from typing import NamedTuple, Self
 
 import structlog
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.errors import SlowConsumerError
 from nats.js.api import StreamConfig
-from nats.js.errors import NotFoundError
 
 from kv_runtime.clock import SystemClock
 from kv_runtime.config.rendering import without_user
-from kv_runtime.event_log import streams
-from kv_runtime.event_log.client import LastingClient
 from kv_runtime.event_log.errors import BrokerUnavailable, StoppedUnconnected, StreamUnfit, mapped
-from kv_runtime.event_log.metrics import LogStatistics
 from kv_runtime.event_log.objects import ObjectBucket, bucket_config
-from kv_runtime.event_log.reading import LogMessage, OnMessage, Reading, message_from, seq_at
-from kv_runtime.event_log.streams import LogStreamState, StreamSpec
+from kv_runtime.event_log.reading import OnMessage, Reading
+from kv_runtime.event_log.streams import LogMessage, StreamClient, StreamSpec
 from kv_runtime.event_log.window import SendWindow
 from kv_runtime.supervise import until
-from kv_runtime.telemetry import RateLimitedLog
+from kv_runtime.telemetry import Family, RateLimitedLog, counter, gauge
 
 WINDOW_MESSAGES = 256
 """Unconfirmed publications of one connection; a larger window hides a longer round trip."""
@@ -41,10 +37,7 @@ _PING_S, _PINGS_MISSED_MAX = 1, 2
 _LOOK_S = 1.0
 LISTEN_MESSAGES_MAX, LISTEN_BYTES_MAX = 65_536, 128 << 20
 """Pending core NATS messages of one subscription; an index has all answers of agents in one."""
-_NO_SUCH_STREAM = 10059
 _UNAUTHORIZED = re.compile(r"authorization|authentication", re.IGNORECASE)
-
-T = TypeVar("T")
 
 _AWAITED_S = 1.0
 """Pause between two looks for a server that is waited for."""
@@ -52,18 +45,33 @@ _AWAITED_S = 1.0
 _log = structlog.get_logger("event_log")
 
 
-class EventLog:
+class LogStatistics(NamedTuple):
+    """One connection to the log."""
+
+    connected: bool
+    reconnects_total: int
+    unconfirmed: int
+    """Publications on their way."""
+    publish_failures_total: int
+    """Publications that were sent and not confirmed."""
+    dropped_total: int
+    """Core NATS messages (heartbeats, load reports, answers) that came faster than they were processed."""
+    read_anew_total: int
+    """Times that a followed stream was another one, or had lost its end."""
+
+
+class EventLog(StreamClient):
     """One connection. `connect` makes it, `run` maintains it, `close` ends it."""
 
     def __init__(self, url: str, on_found: Callable[[], None], *, confirm_s: float = CONFIRM_S) -> None:
+        super().__init__(confirm_s)
         self.url = url
         """What `connect` was given; it may contain a password."""
         self._shown_url = without_user(url)
         self._on_found = on_found
-        self._timeout_s = confirm_s
-        self._client = LastingClient()
-        self._context = self._client.jetstream(timeout=confirm_s)
-        self._window = SendWindow(self._client, WINDOW_MESSAGES, confirm_s)
+        self._window = SendWindow(self.client, WINDOW_MESSAGES, confirm_s)
+        self.send = self._window.send
+        """Sends a message, and returns the future of its seq in the stream (`SendWindow.send`)."""
         self._ensured: dict[str, StreamConfig] = {}
         self._readings: list[Reading] = []
         self._listening: dict[str, list[OnMessage]] = {}
@@ -123,7 +131,7 @@ class EventLog:
 
     async def _connect(self, name: str, user: str, token: str) -> None:
         with mapped(f"nats.url {self._shown_url}"), self._credentials_named():
-            await self._client.connect(
+            await self.client.connect(
                 servers=self.url.split(","),
                 name=name,
                 user=user or None,
@@ -140,7 +148,7 @@ class EventLog:
                 error_cb=self._erred,
             )
             await self._window.open()
-        self._client.options["max_reconnect_attempts"] = -1
+        self.client.options["max_reconnect_attempts"] = -1
 
     @contextmanager
     def _credentials_named(self) -> Iterator[None]:
@@ -156,7 +164,7 @@ class EventLog:
     async def _lost(self) -> None:
         self._window.fail("the connection was lost")
         if not self._closing:
-            reason, self._client.ended_by = self._client.ended_by, ""
+            reason, self.client.ended_by = self.client.ended_by, ""
             _log.warning("log_lost", url=self._shown_url, reason=reason or "the connection broke")
 
     async def _found(self) -> None:
@@ -171,7 +179,7 @@ class EventLog:
     async def _closed(self) -> None:
         self._window.fail("the connection was closed")
         if not self._closing:
-            reason = self._client.last_error
+            reason = self.client.last_error
             self._fail(BrokerUnavailable(f"nats.url {self._shown_url}: the server ended the connection: {reason}"))
 
     async def _erred(self, error: Exception) -> None:
@@ -191,7 +199,7 @@ class EventLog:
     @property
     def is_connected(self) -> bool:
         """Whether the server is reachable, as far as is known: a frozen one is detected within 3 s."""
-        return self._client.is_connected
+        return self.client.is_connected
 
     def statistics(self) -> LogStatistics:
         """Return the connection's figures."""
@@ -236,7 +244,7 @@ class EventLog:
 
     async def _ensure_again(self, config: StreamConfig) -> None:
         try:
-            await self._ensure(config)
+            await self.ensure(config)
         except StreamUnfit as error:  # it was replaced meanwhile; it is still read
             _log.error("stream_unfit", reason=str(error))
 
@@ -247,51 +255,20 @@ class EventLog:
             StreamUnfit: the existing stream cannot be ours (`streams.py`).
             BrokerUnavailable: also if the server refuses the limits, with its reason.
         """
-        await self._ensure(spec.config())
+        await self.ensure(spec.config())
 
     async def ensure_bucket(self, bucket: str, *, replicas: int, max_bytes: int) -> None:
         """Create or update the bucket, of at most `max_bytes`, as `ensure_stream` does; raises as that does."""
-        await self._ensure(bucket_config(bucket, replicas=replicas, max_bytes=max_bytes))
+        await self.ensure(bucket_config(bucket, replicas=replicas, max_bytes=max_bytes))
 
-    async def _ensure(self, config: StreamConfig) -> None:
-        assert config.name is not None
-        with self._reachable(f"stream {config.name}"):
-            await streams.ensure(self._context, config)
-        self._ensured[config.name] = config
-
-    async def stream_state(self, name: str) -> LogStreamState:
-        """Return the state of a stream; raise `BrokerUnavailable` also if it does not exist."""
-        with self._reachable(f"stream {name}"):
-            return await streams.state_of(self._client, name, self._timeout_s)
-
-    async def message_from(self, stream: str, seq: int, subject: str = ">") -> LogMessage | None:
-        """Return the message of `subject` at `seq`, or the first behind it; None if there is none."""
-        with self._reachable(f"message {seq} of {stream}"):
-            return await message_from(self._client, stream, seq, self._timeout_s, subject)
-
-    async def seq_at(self, stream: str, time_ns: int) -> int:
-        """Return the seq of the stream's last message of that time or earlier (`reading.py`)."""
-        with self._reachable(f"messages of {stream} by time"):
-            return await seq_at(self._client, stream, time_ns, self._timeout_s)
-
-    async def answer_of(self, what: str, kind: type[T], body: bytes = b"") -> T | None:
-        """Return JetStream's answer to an API request such as `INFO`; None if it names a stream that does not exist."""
-        with self._reachable(f"JetStream {what}"):
-            try:
-                return await streams.answer_of(self._client, what, kind, self._timeout_s, body)
-            except NotFoundError as error:
-                if error.err_code != _NO_SUCH_STREAM:
-                    raise
-                return None
-
-    async def purge(self, stream: str, up_to_seq: int) -> None:
-        """Delete the stream's messages up to this one."""
-        with self._reachable(f"purge {stream}"):
-            await self._context.purge_stream(stream, seq=up_to_seq + 1)
+    async def ensure(self, wanted: StreamConfig) -> None:
+        """Create or update a stream, now and after each reconnect; raises as `ensure_stream` does."""
+        await super().ensure(wanted)
+        self._ensured[str(wanted.name)] = wanted
 
     def objects(self, bucket: str) -> ObjectBucket:
         """Return the objects of a bucket, which need not exist."""
-        return ObjectBucket(self._client, self._context, bucket)
+        return ObjectBucket(self, bucket)
 
     async def publish(
         self,
@@ -317,39 +294,10 @@ class EventLog:
         """
         return await (await self.send(subject, data, message_id, headers=headers, after_seq=after_seq))
 
-    async def send(
-        self,
-        subject: str,
-        data: bytes,
-        message_id: str = "",
-        *,
-        headers: Mapping[str, str] | None = None,
-        after_seq: int | None = None,
-    ) -> asyncio.Future[int]:
-        """Send a message; return the future of its seq in the stream (`window.py`).
-
-        Messages of one caller are sent in the order of its calls. At most `WINDOW_MESSAGES` of a connection are
-        unconfirmed; beyond that this waits. The future ends with `BrokerUnavailable` when the server refuses, is lost,
-        or does not confirm in time; the stream may then have the message or not.
-
-        Raises:
-            BrokerUnavailable: the server is away, or the message is too large for it.
-        """
-        with mapped(f"publish {subject}"):
-            return await self._window.send(subject, data, message_id, headers=headers, after_seq=after_seq)
-
     async def announce(self, subject: str, data: bytes, reply: str = "") -> None:
         """Publish on core NATS: only present subscribers receive the message."""
-        with self._reachable(f"announce {subject}"):
-            await self._client.publish(subject, data, reply=reply)
-
-    @contextmanager
-    def _reachable(self, what: str) -> Iterator[None]:
-        """Refuse at once while the server is away: a delayed message would look new."""
-        if not self.is_connected:
-            raise BrokerUnavailable(f"{what}: not connected")
-        with mapped(what):
-            yield
+        with self.reachable(f"announce {subject}"):
+            await self.client.publish(subject, data, reply=reply)
 
     async def follow(
         self, stream: str, subject: str, on_message: OnMessage, *, after_seq: int = 0, created: str = ""
@@ -359,17 +307,8 @@ class EventLog:
         If the stream was not created at `created`, or ends before `after_seq`, it gets all messages. It gets one at a
         time: the server sends no faster than they are processed. `run` has to run. The reading has the progress.
         """
-        reading = Reading(
-            self._client,
-            self._context,
-            stream,
-            subject,
-            self._guarded(on_message),
-            self._due.set,
-            after_seq=after_seq,
-            created=created,
-            timeout_s=self._timeout_s,
-        )
+        deliver = self._guarded(on_message)
+        reading = Reading(self, stream, subject, deliver, self._due.set, after_seq=after_seq, created=created)
         await reading.begin()
         self._readings.append(reading)
         return reading
@@ -397,7 +336,7 @@ class EventLog:
                 await deliver(heard)
 
         with mapped(f"listen {subject}"):
-            subscription = await self._client.subscribe(
+            subscription = await self.client.subscribe(
                 subject,
                 cb=received,
                 pending_msgs_limit=LISTEN_MESSAGES_MAX,
@@ -413,8 +352,8 @@ class EventLog:
         The client (nats-py 2.12 and later) writes a `PING` at once and other commands with its next flush, so the first
         answer may come before they are read. It proves that they are written; the second, that they are read.
         """
-        await self._client.flush()
-        await self._client.flush()
+        await self.client.flush()
+        await self.client.flush()
 
     def _guarded(self, on_message: OnMessage) -> OnMessage:
         async def deliver(message: LogMessage) -> None:
@@ -428,7 +367,7 @@ class EventLog:
 
     def new_inbox(self) -> str:
         """Return a new unique subject for answers."""
-        return self._client.new_inbox()
+        return self.client.new_inbox()
 
     async def close(self) -> None:
         """Close the connection and end all subscriptions; flush published messages if possible."""
@@ -439,7 +378,29 @@ class EventLog:
             for unsubscribe in self._unsubscribes:
                 await unsubscribe()
             if self.is_connected:
-                await self._client.flush(timeout=1)
+                await self.client.flush(timeout=1)
         with suppress(RuntimeError, OSError):  # it writes pending bytes, also to a closed transport
-            await self._client.close()
+            await self.client.close()
         self._window.fail("the connection was closed")
+
+
+def log_families(statistics: LogStatistics) -> Iterator[Family]:
+    """Yield the families of one connection; a process has one."""
+    yield gauge("log_connected", "1 while the connection to NATS is up", (), [((), statistics.connected)])
+    meaning = "Publications of this process that NATS has not confirmed yet; 256 at most"
+    yield gauge("log_unconfirmed_messages", meaning, (), [((), statistics.unconfirmed)])
+    for name, meaning, count in (
+        ("log_reconnects", "Times that the connection to NATS was lost and restored", statistics.reconnects_total),
+        ("log_publish_failures", "Publications that NATS did not confirm", statistics.publish_failures_total),
+        (
+            "log_dropped_messages",
+            "Messages dropped because 65,536 of their subscription were waiting",
+            statistics.dropped_total,
+        ),
+        (
+            "log_read_anew",
+            "Times that a stream was replaced or had lost its end, and was read again from its beginning",
+            statistics.read_anew_total,
+        ),
+    ):
+        yield counter(name, meaning, (), [((), count)])

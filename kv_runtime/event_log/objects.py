@@ -11,12 +11,9 @@ cluster too.
 
 import base64
 import hashlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 import msgspec
-from nats.aio.client import Client
-from nats.js import JetStreamContext
 from nats.js.api import (
     DiscardPolicy,
     ObjectMeta,
@@ -28,7 +25,8 @@ from nats.js.api import (
 from nats.js.errors import NotFoundError
 from nats.js.object_store import ObjectStore
 
-from kv_runtime.event_log.errors import BrokerUnavailable, NoSuchObject, ObjectDamaged, mapped
+from kv_runtime.event_log.errors import NoSuchObject, ObjectDamaged
+from kv_runtime.event_log.streams import StreamClient
 
 CHUNK_BYTES = 512 * 1024
 """Half of what a server takes in one message."""
@@ -71,10 +69,10 @@ class _Info(msgspec.Struct, frozen=True):
 class ObjectBucket:
     """The objects of one bucket. A missing bucket or a disconnected server raises `BrokerUnavailable`."""
 
-    def __init__(self, client: Client, context: JetStreamContext, bucket: str) -> None:
-        self._client, self._context, self._bucket = client, context, bucket
+    def __init__(self, server: StreamClient, bucket: str) -> None:
+        self._server, self._context, self._bucket = server, server.context, bucket
         self._stream = _stream_of(bucket)
-        self._store = ObjectStore(bucket, self._stream, context)
+        self._store = ObjectStore(bucket, self._stream, self._context)
 
     async def put(self, name: str, data: bytes) -> None:
         """Store `data` under `name`, on disk.
@@ -186,13 +184,8 @@ class ObjectBucket:
     async def _purge(self, kind_and_id: str) -> None:
         await self._context.purge_stream(self._stream, subject=f"$O.{self._bucket}.{kind_and_id}")
 
-    @contextmanager
-    def _reachable(self, what: str) -> Iterator[None]:
-        what = f"bucket {self._bucket}: {what}"
-        if not self._client.is_connected:
-            raise BrokerUnavailable(f"{what}: not connected")
-        with mapped(what):
-            yield
+    def _reachable(self, what: str) -> AbstractContextManager[None]:
+        return self._server.reachable(f"bucket {self._bucket}: {what}")
 
 
 def _token_of(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Reads a stream in order, by a push consumer, which the server deletes with the connection; and single messages of it.
+"""Reads a stream in order, by a push consumer, which the server deletes with the connection.
 
     a new connection, a missing message, or a server       continue after the last delivered message
     that was silent for `SILENCE_S`
@@ -8,52 +8,26 @@
     delivered one
 
 The server sends no faster than messages are processed (flow control), and sends a heartbeat every `HEARTBEAT_S`.
-
-Single messages are found by time, or by seq: a seq without a message gives the first one behind it. Times are read in
-nanoseconds, so that messages of one microsecond stay apart: the client's own `get_msg` cuts them to microseconds. They
-are the server's, and ascend unless its clock is set back or another server of a cluster takes over.
 """
 
 import asyncio
-import base64
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
-import msgspec
 import structlog
-from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, Header
-from nats.js.errors import NotFoundError
 
 from kv_runtime.event_log.errors import mapped
-from kv_runtime.event_log.streams import answer_of, ns_of, state_of
+from kv_runtime.event_log.streams import LogMessage, StreamClient
 
 HEARTBEAT_S = 2.0
 SILENCE_S = 2.5 * HEARTBEAT_S
 _OF_STREAM = "$JS.ACK."
 _SEQ_AT, _TOKENS = 5, 9
 _IDLE = "100"
-_NO_MESSAGE = 10037
-"""The server's code for a stream without such a message; a missing stream has another code."""
 
 _log = structlog.get_logger("event_log")
-
-
-class LogMessage(NamedTuple):
-    """A received message; `reply` is the subject for an answer, if one is wanted.
-
-    `stream_seq` and `time_ns`, the server's time since 1970, are 0 on core NATS. `headers` are the publisher's; None if
-    it set none.
-    """
-
-    subject: str
-    data: bytes
-    stream_seq: int = 0
-    reply: str = ""
-    time_ns: int = 0
-    headers: Mapping[str, str] | None = None
 
 
 OnMessage = Callable[[LogMessage], Awaitable[None]]
@@ -83,8 +57,7 @@ class Reading:
 
     def __init__(
         self,
-        client: Client,
-        context: JetStreamContext,
+        server: StreamClient,
         stream: str,
         subject: str,
         deliver: OnMessage,
@@ -92,9 +65,8 @@ class Reading:
         *,
         after_seq: int = 0,
         created: str = "",
-        timeout_s: float,
     ) -> None:
-        self._client, self._context, self._timeout_s = client, context, timeout_s
+        self._server, self._client = server, server.client
         self._stream, self._subject = stream, subject
         self._deliver, self._on_broken = deliver, on_broken
         self._lock = asyncio.Lock()
@@ -130,13 +102,13 @@ class Reading:
                 inbox = self._client.new_inbox()
                 self._received = 0
                 self._unsubscribe = (await self._client.subscribe(inbox, cb=self._on_message)).unsubscribe
-                consumer = await self._context.add_consumer(self._stream, self._consumer(inbox))
+                consumer = await self._server.context.add_consumer(self._stream, self._consumer(inbox))
             self.unread = consumer.num_pending or 0
             self._received_at_s = asyncio.get_running_loop().time()
             self.is_broken = False
 
     async def _find_start(self) -> None:
-        state = await state_of(self._client, self._stream, self._timeout_s)
+        state = await self._server.stream_state(self._stream)
         if state.created == self.created and state.last_seq >= self.delivered_seq:
             return
         if self.delivered_seq:
@@ -195,60 +167,3 @@ class Reading:
     def _break(self) -> None:
         self.is_broken = True
         self._on_broken()
-
-
-class _Message(msgspec.Struct, frozen=True):
-    subject: str
-    seq: int
-    time: str
-    data: str = ""
-    hdrs: str = ""
-
-
-class _Found(msgspec.Struct, frozen=True):
-    message: _Message
-
-
-async def message_from(
-    client: Client, stream: str, seq: int, timeout_s: float, subject: str = ">"
-) -> LogMessage | None:
-    """Return the message of `subject`, which may have wildcards, at `seq` or the first behind it; None: there is none.
-
-    Raises:
-        NatsError: there is no such stream, or no answer.
-    """
-    question = msgspec.json.encode({"seq": max(seq, 1), "next_by_subj": subject})
-    try:
-        answer = await answer_of(client, f"STREAM.MSG.GET.{stream}", _Found, timeout_s, question)
-    except NotFoundError as error:
-        if error.err_code != _NO_MESSAGE:
-            raise
-        return None
-    found = answer.message
-    headers, data = _headers(base64.b64decode(found.hdrs)), base64.b64decode(found.data)
-    return LogMessage(found.subject, data, found.seq, time_ns=ns_of(found.time), headers=headers)
-
-
-def _headers(block: bytes) -> Mapping[str, str] | None:
-    """Parse a block of headers: a line with the version, then `name: value`, each line ended by CRLF."""
-    lines = block.decode(errors="replace").split("\r\n")[1:]
-    fields = (line.partition(":") for line in lines if line)
-    return {name: value.strip() for name, _, value in fields} or None
-
-
-async def seq_at(client: Client, stream: str, time_ns: int, timeout_s: float) -> int:
-    """Return the seq of the last message of that time or earlier; if all are later, the first message's seq less 1.
-
-    Raises:
-        NatsError: there is no such stream, or no answer.
-    """
-    state = await state_of(client, stream, timeout_s)
-    low, high = state.first_seq - 1, state.last_seq
-    while low < high:  # the message at `low` is not later, those behind `high` are
-        middle = (low + high + 1) // 2
-        found = await message_from(client, stream, middle, timeout_s)
-        if found is None or found.time_ns > time_ns:
-            high = middle - 1
-        else:
-            low = found.stream_seq
-    return low

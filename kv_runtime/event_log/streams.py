@@ -1,4 +1,4 @@
-"""Streams: their settings, creating and updating them, and their state.
+"""Streams: their settings, creating and updating them, their state, and single messages of them.
 
 no stream of the name                           created
 a stream with another setting of `_FIXED`       `StreamUnfit`: it was made by another owner, or for another use
@@ -6,6 +6,9 @@ a stream with another setting of `_TENDED`      updated
 any other setting                               unchanged
 """
 
+import base64
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple, TypeVar
 
@@ -13,11 +16,11 @@ import msgspec
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError
-from nats.js import JetStreamContext
 from nats.js.api import DEFAULT_PREFIX, DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
 from nats.js.errors import APIError, BadRequestError, NotFoundError
+from nats.protocol.parser import PERMISSIONS_ERR, STALE_CONNECTION
 
-from kv_runtime.event_log.errors import StreamUnfit
+from kv_runtime.event_log.errors import BrokerUnavailable, StreamUnfit, mapped
 
 _FIXED = (
     "sealed",
@@ -35,6 +38,9 @@ _FIXED = (
 _TENDED = ("subjects", "max_age", "max_bytes", "max_msgs_per_subject", "duplicate_window", "num_replicas")
 _T = TypeVar("_T")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_NO_SUCH_STREAM = 10059
+_NO_MESSAGE = 10037
+"""The server's code for a stream without such a message; a missing stream has another code."""
 _NAME_IN_USE = 10058
 """The server's code for a stream of the name that was created meanwhile, with other settings."""
 
@@ -70,6 +76,21 @@ class StreamSpec(NamedTuple):
         )
 
 
+class LogMessage(NamedTuple):
+    """A received message; `reply` is the subject for an answer, if one is wanted.
+
+    `stream_seq` and `time_ns`, the server's time since 1970, are 0 on core NATS. `headers` are the publisher's; None if
+    it set none.
+    """
+
+    subject: str
+    data: bytes
+    stream_seq: int = 0
+    reply: str = ""
+    time_ns: int = 0
+    headers: Mapping[str, str] | None = None
+
+
 class LogStreamState(NamedTuple):
     """The state of a stream; without messages `first_seq` is above `last_seq`, and the time is 0.
 
@@ -82,35 +103,6 @@ class LogStreamState(NamedTuple):
     last_seq: int
     bytes: int
     first_time_ns: int
-
-
-async def ensure(context: JetStreamContext, wanted: StreamConfig) -> None:
-    """Create or update a stream; other processes may do the same meanwhile.
-
-    Raises:
-        StreamUnfit: the existing stream cannot be ours.
-        NatsError: the server refuses it, for instance for want of space.
-    """
-    assert wanted.name is not None
-    present = await _config(context, wanted.name)
-    if present is None:
-        try:
-            await context.add_stream(wanted)
-        except BadRequestError as error:
-            if error.err_code != _NAME_IN_USE:
-                raise
-        present = (await context.stream_info(wanted.name)).config
-    _check(wanted, present)
-    changes = {field: getattr(wanted, field) for field in _TENDED}
-    if any(getattr(present, field) != value for field, value in changes.items()):
-        await context.update_stream(present, **changes)
-
-
-async def _config(context: JetStreamContext, name: str) -> StreamConfig | None:
-    try:
-        return (await context.stream_info(name)).config
-    except NotFoundError:
-        return None
 
 
 def _check(wanted: StreamConfig, present: StreamConfig) -> None:
@@ -137,41 +129,159 @@ class _Info(msgspec.Struct, frozen=True):
     state: _State
 
 
-async def state_of(client: Client, name: str, timeout_s: float) -> LogStreamState:
-    """Return the state of a stream; the client's own parser of this answer omits the times.
+class _Message(msgspec.Struct, frozen=True):
+    subject: str
+    seq: int
+    time: str
+    data: str = ""
+    hdrs: str = ""
 
-    Raises:
-        NatsError: there is no such stream, or no answer.
-    """
-    info = await answer_of(client, f"STREAM.INFO.{name}", _Info, timeout_s)
-    state = info.state
-    if not state.messages:
-        return LogStreamState(info.created, state.last_seq + 1, state.last_seq, state.bytes, 0)
-    first_time_ns = ns_of(state.first_ts)
-    return LogStreamState(info.created, state.first_seq, state.last_seq, state.bytes, first_time_ns)
+
+class _Found(msgspec.Struct, frozen=True):
+    message: _Message
 
 
 class _Failed(msgspec.Struct, frozen=True):
     error: dict[str, object] | None = None
 
 
-async def answer_of(client: Client, what: str, kind: type[_T], timeout_s: float, body: bytes = b"") -> _T:
-    """Return JetStream's answer to an API request.
+class LastingClient(Client):
+    """Connects again also after the server ended the connection by an error.
 
-    Raises:
-        APIError: the server's error; `NotFoundError` for a missing stream or message.
-        NatsError: any other failure: no answer, or one that cannot be read.
+    A server does so when its credentials or limits were changed, or too many clients are connected. The library's
+    client would then stay closed, and the process end. Errors before the first connection are raised as by the library.
     """
-    try:
-        answer = await client.request(f"{DEFAULT_PREFIX}.{what}", body, timeout=timeout_s)
-    except NoRespondersError as error:
-        raise NatsError("the server has no JetStream") from error
-    try:
-        if (failure := msgspec.json.decode(answer.data, type=_Failed).error) is not None:
-            APIError.from_error(failure)
-        return msgspec.json.decode(answer.data, type=kind)
-    except msgspec.MsgspecError as error:
-        raise NatsError(f"an answer that cannot be read: {error}") from error
+
+    ended_by = ""
+    """The server's error that ended the last connection; empty: no error did."""
+
+    async def _process_err(self, err_msg: str) -> None:
+        if not self.is_connected or PERMISSIONS_ERR in err_msg or STALE_CONNECTION in err_msg:
+            await super()._process_err(err_msg)
+        else:
+            self.ended_by = err_msg.strip("'")
+            await self._process_op_err(NatsError(f"nats: {self.ended_by}"))
+
+
+class StreamClient:
+    """Asks a server about streams, and creates them; the base of an `EventLog`.
+
+    Every method raises `BrokerUnavailable` if the server is away, refuses, or has no such stream.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self.client = LastingClient()
+        self.context = self.client.jetstream(timeout=timeout_s)
+        self._timeout_s = timeout_s
+
+    @contextmanager
+    def reachable(self, what: str) -> Iterator[None]:
+        """Map errors (`mapped`); refuse at once while the server is away: a delayed message would look new."""
+        if not self.client.is_connected:
+            raise BrokerUnavailable(f"{what}: not connected")
+        with mapped(what):
+            yield
+
+    async def ensure(self, wanted: StreamConfig) -> None:
+        """Create or update a stream; other processes may do the same meanwhile.
+
+        Raises:
+            StreamUnfit: the existing stream cannot be ours.
+            BrokerUnavailable: also if the server refuses it, for instance for want of space.
+        """
+        assert wanted.name is not None
+        with self.reachable(f"stream {wanted.name}"):
+            try:
+                present = (await self.context.stream_info(wanted.name)).config
+            except NotFoundError:
+                await self._add(wanted)
+                present = (await self.context.stream_info(wanted.name)).config
+            _check(wanted, present)
+            changes = {field: getattr(wanted, field) for field in _TENDED}
+            if any(getattr(present, field) != value for field, value in changes.items()):
+                await self.context.update_stream(present, **changes)
+
+    async def _add(self, wanted: StreamConfig) -> None:
+        try:
+            await self.context.add_stream(wanted)
+        except BadRequestError as error:
+            if error.err_code != _NAME_IN_USE:
+                raise
+
+    async def stream_state(self, name: str) -> LogStreamState:
+        """Return the state of a stream; the client's own parser of this answer omits the times."""
+        with self.reachable(f"stream {name}"):
+            info = await self._answer(f"STREAM.INFO.{name}", _Info)
+        state = info.state
+        first_seq, time_ns = (state.first_seq, ns_of(state.first_ts)) if state.messages else (state.last_seq + 1, 0)
+        return LogStreamState(info.created, first_seq, state.last_seq, state.bytes, time_ns)
+
+    async def message_from(self, stream: str, seq: int, subject: str = ">") -> LogMessage | None:
+        """Return the message at `seq` or the first behind it, of `subject` (a pattern); None: there is none.
+
+        Its time, the server's, is read in nanoseconds, so that messages of one microsecond stay apart: the client's own
+        `get_msg` cuts it to microseconds.
+        """
+        question = msgspec.json.encode({"seq": max(seq, 1), "next_by_subj": subject})
+        with self.reachable(f"message {seq} of {stream}"):
+            try:
+                found = (await self._answer(f"STREAM.MSG.GET.{stream}", _Found, question)).message
+            except NotFoundError as error:
+                if error.err_code != _NO_MESSAGE:
+                    raise
+                return None
+        headers, data = _headers(base64.b64decode(found.hdrs)), base64.b64decode(found.data)
+        return LogMessage(found.subject, data, found.seq, time_ns=ns_of(found.time), headers=headers)
+
+    async def seq_at(self, stream: str, time_ns: int) -> int:
+        """Return the seq of the last message of that time or earlier; if all are later, the first message's seq less 1.
+
+        Times ascend unless the server's clock is set back or another server of a cluster takes over.
+        """
+        state = await self.stream_state(stream)
+        low, high = state.first_seq - 1, state.last_seq
+        while low < high:  # the message at `low` is not later, those behind `high` are
+            middle = (low + high + 1) // 2
+            found = await self.message_from(stream, middle)
+            if found is None or found.time_ns > time_ns:
+                high = middle - 1
+            else:
+                low = found.stream_seq
+        return low
+
+    async def answer_of(self, what: str, kind: type[_T], body: bytes = b"") -> _T | None:
+        """Return JetStream's answer to an API request such as `INFO`; None if it names a stream that does not exist."""
+        with self.reachable(f"JetStream {what}"):
+            try:
+                return await self._answer(what, kind, body)
+            except NotFoundError as error:
+                if error.err_code != _NO_SUCH_STREAM:
+                    raise
+                return None
+
+    async def purge(self, stream: str, up_to_seq: int) -> None:
+        """Delete the stream's messages up to this one."""
+        with self.reachable(f"purge {stream}"):
+            await self.context.purge_stream(stream, seq=up_to_seq + 1)
+
+    async def _answer(self, what: str, kind: type[_T], body: bytes = b"") -> _T:
+        try:
+            answer = await self.client.request(f"{DEFAULT_PREFIX}.{what}", body, timeout=self._timeout_s)
+        except NoRespondersError as error:
+            raise NatsError("the server has no JetStream") from error
+        try:
+            if (failure := msgspec.json.decode(answer.data, type=_Failed).error) is not None:
+                APIError.from_error(failure)
+            return msgspec.json.decode(answer.data, type=kind)
+        except msgspec.MsgspecError as error:
+            raise NatsError(f"an answer that cannot be read: {error}") from error
+
+
+def _headers(block: bytes) -> Mapping[str, str] | None:
+    """Parse a block of headers: a line with the version, then `name: value`, each line ended by CRLF."""
+    lines = block.decode(errors="replace").split("\r\n")[1:]
+    fields = (line.partition(":") for line in lines if line)
+    return {name: value.strip() for name, _, value in fields} or None
 
 
 def ns_of(time: str) -> int:

@@ -19,7 +19,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js.api import Header
 
-from kv_runtime.event_log.errors import BrokerUnavailable, LastSequenceDiffers
+from kv_runtime.event_log.errors import BrokerUnavailable, LastSequenceDiffers, mapped
 
 _NO_STREAM = "503"
 _WRONG_LAST_SEQUENCE = (10071, 10164)
@@ -62,18 +62,19 @@ class SendWindow:
         self,
         subject: str,
         data: bytes,
-        message_id: str,
+        message_id: str = "",
         *,
         headers: Mapping[str, str] | None = None,
         after_seq: int | None = None,
     ) -> asyncio.Future[int]:
         """Send a message once there is capacity; return the future of its seq in the stream.
 
-        The future ends with `LastSequenceDiffers` if the newest message of the subject is not at `after_seq`.
+        Messages of one caller are sent in the order of its calls. The future ends with `LastSequenceDiffers` if the
+        newest message of the subject is not at `after_seq`, and with `BrokerUnavailable` when the server refuses, is
+        lost, or does not confirm in time; the stream may then have the message or not.
 
         Raises:
-            BrokerUnavailable: the server is away.
-            NatsError: the message is too large for the server.
+            BrokerUnavailable: the server is away, or the message is too large for it.
         """
         self._require_connection(subject)
         await self._capacity.acquire()
@@ -83,7 +84,8 @@ class SendWindow:
         try:
             self._require_connection(subject)  # the wait may have taken long
             wanted = _headers(message_id, headers, after_seq)
-            await self._client.publish(subject, data, reply=f"{self._inbox}.{number}", headers=wanted)
+            with mapped(f"publish {subject}"):
+                await self._client.publish(subject, data, reply=f"{self._inbox}.{number}", headers=wanted)
         except BaseException:
             publication.future.cancel()
             raise

@@ -19,10 +19,9 @@ from blake3 import blake3
 
 from kv_protocol.body_limits import Body
 from kv_protocol.codec import pack_u64
-from kv_protocol.hashing import Hashing, chain, pack_tokens, unpack_tokens
+from kv_protocol.hashing import Hashing, MmRun, chain, expanded, mm_block_hashes, pack_tokens, unpack_tokens
 from kv_protocol.image_headers import image_pixels, image_type
 from kv_protocol.images import ImageRule
-from kv_protocol.mm_keys import MmRun, expanded, mm_block_hashes
 from kv_protocol.openai.requests import RequestInvalid
 from kv_runtime.text.chat_messages import UNKNOWN_FROM_HERE, Message
 from kv_runtime.text.model import Text

@@ -41,9 +41,8 @@ import uuid
 from typing import TYPE_CHECKING
 
 from kv_protocol.body_limits import BodyLimits, Bytes, read_body
-from kv_protocol.openai.decoding import decode_passed
 from kv_protocol.openai.inbound import PassedInbound, passed_form
-from kv_protocol.openai.requests import RequestInvalid
+from kv_protocol.openai.requests import RequestInvalid, decode_passed
 from router.fleet.registry import Fleet
 from router.http.exchange import Exchange
 from router.prompt.encoding_pool import EncodingPool

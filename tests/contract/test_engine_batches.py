@@ -88,7 +88,7 @@ def test_what_an_engine_says_has_the_hashes_that_the_peer_gives_it(vector: dict[
     found = local_block_hashes(
         read.token_ids,
         read.block_size,
-        seed=hash_seed(read.lora_name, read.cache_salt),
+        seed=hash_seed(*read.namespace),
         mm_hashes=read.mm_hashes,
         is_eagle=read.is_eagle,
     )

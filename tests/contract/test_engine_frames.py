@@ -27,9 +27,9 @@ def test_the_index_holds_what_the_engine_holds(life: EngineFrames) -> None:
         if frame.begins_anew:
             core.on_loss(origins[frame.dp_rank], began_anew=True)
         core.on_payload(sequence, frame.payload, origins[frame.dp_rank])
-        while message := core.outbox(frame.dp_rank).next_message():
+        while message := core.outboxes[frame.dp_rank].next_message():
             assert index.apply_batch(frame.dp_rank, message.payload, 0.0) == 0
-            core.outbox(frame.dp_rank).acknowledge(message)
+            core.outboxes[frame.dp_rank].acknowledge(message)
     assert [core.stale(rank) for rank in ranks] == [""] * len(ranks)
     assert [{block: bits for block, (_, bits) in held(index, rank).items()} for rank in ranks] == life.held
 

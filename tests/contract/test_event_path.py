@@ -139,7 +139,7 @@ def stored(
 
 
 def held(engine: Engine, dp_rank: int = 0) -> set[int]:
-    return {block.sequence_hash for chunk in engine.path.core.dump(dp_rank, 0) for block in chunk.blocks()}
+    return {block.sequence_hash for block in engine.path.core.mirrors[dp_rank].dump()}
 
 
 def counted(engine: Engine) -> PublisherState:
@@ -149,7 +149,7 @@ def counted(engine: Engine) -> PublisherState:
 
 async def in_log(engine: Engine, url: str) -> list[Batch]:
     core = engine.path.core
-    await eventually(lambda: not any(core.outbox(rank).waiting_bytes for rank in core.dp_ranks))
+    await eventually(lambda: not any(core.outboxes[rank].waiting_bytes for rank in core.dp_ranks))
     return await batches_in(url)
 
 

@@ -118,4 +118,4 @@ def test_each_version_s_events_are_published_as_specified(golden: Golden) -> Non
     events, published = golden
     rules = TrtllmRules(4)
     assert rules.translate(json.loads(events)) == published
-    assert (rules.stale(0), rules.counts.refused, rules.counts.unreadable) == ("", 0, 0)
+    assert (rules.stale(0), rules.counts["refused"], rules.counts["unreadable"]) == ("", 0, 0)

@@ -7,6 +7,7 @@ that they name.
 from typing import NamedTuple
 
 from kv_protocol.events import Tier
+from kv_protocol.hashing import Namespace
 from worker_agent.events.engine_events import EngineCleared, EngineEvent, EngineRemoved, EngineStored
 
 U64 = 2**64
@@ -24,6 +25,7 @@ class Golden(NamedTuple):
 
 FOUR = (1, 2, 3, 4)
 EIGHT = (1, 2, 3, 4, 5, 6, 7, 8)
+OF_TENANT = Namespace(cache_salt="tenant-a")
 SEVEN = EngineStored(block_hashes=(7,), parent_block_hash=None, token_ids=FOUR, block_size=4)
 
 # ------------------------------------------------------------------------------------------------ section 3.7
@@ -182,7 +184,7 @@ BY_HAND = {
     "3.2 SGLang salt: a metadata object in the slot of lora_name": Golden(
         f"93 {TS} 91 98 {STORED} 9107 c0 9401020304 04 c0 {GPU} 81{SALT}{TENANT} 00",
         0,
-        (EngineStored(block_hashes=(7,), parent_block_hash=None, token_ids=FOUR, block_size=4, cache_salt="tenant-a"),),
+        (EngineStored(block_hashes=(7,), parent_block_hash=None, token_ids=FOUR, block_size=4, namespace=OF_TENANT),),
     ),
     "3.2, 3.3 SGLang newest: fixed tail, a tagged salt, a metadata object behind": Golden(
         f"93 {TS} 93"
@@ -192,9 +194,7 @@ BY_HAND = {
         "00",
         0,
         (
-            EngineStored(
-                block_hashes=(7,), parent_block_hash=None, token_ids=FOUR, block_size=4, cache_salt="tenant-a"
-            ),
+            EngineStored(block_hashes=(7,), parent_block_hash=None, token_ids=FOUR, block_size=4, namespace=OF_TENANT),
             EngineRemoved(block_hashes=(7,)),
             EngineCleared(),
         ),

@@ -15,7 +15,6 @@ from kv_protocol.decided import (
     WIDE,
     Decided,
     RouteRequest,
-    packed_mask,
     promise,
 )
 from kv_protocol.decision import CostTerms
@@ -87,6 +86,11 @@ class Verdict(NamedTuple):
             overlap=b"" if self.view.is_blank else packed_overlap([row.depths for row in self.view.rows]),
         )
         return encode_record(record)
+
+
+def packed_mask(mask: int) -> bytes:
+    """Return the bytes of a mask of terms: 7 bits each, lowest first; bit 7 is set in all but the last."""
+    return bytes((mask,)) if mask < 0x80 else bytes((mask & 0x7F | 0x80,)) + packed_mask(mask >> 7)
 
 
 def _best(terms: list[CostTerms], winner: int) -> list[int]:

@@ -195,7 +195,7 @@ class Agent:
         for dp_rank in self.dp_ranks:
             Answering(self.rank(dp_rank), self.core, self.connection, timeline, setup.answer_part_s, chronicle.answers)
         self._publishings = {
-            dp_rank: Publishing(self.rank(dp_rank), self.core.outbox(dp_rank), self.connection, timeline)
+            dp_rank: Publishing(self.rank(dp_rank), self.core.outboxes[dp_rank], self.connection, timeline)
             for dp_rank in self.dp_ranks
         }
         self._resets: dict[str, Callable[[], None]] = {}
@@ -209,7 +209,7 @@ class Agent:
 
     def mirrored(self, dp_rank: int) -> Held:
         """Return what the consolidation knows that the rank holds, whatever it answers."""
-        return held_set(self.core.mirror(dp_rank).dump())
+        return held_set(self.core.mirrors[dp_rank].dump())
 
     def _turn(self) -> bool:
         if self.is_alive:
@@ -308,12 +308,12 @@ class Agent:
         assert mirrored == truth or not self.is_lossless, f"{self.rank(dp_rank)}: the mirror lacks {truth - mirrored}"
 
     def _stand(self, dp_rank: int) -> Held:
-        mirrored, outbox = self.mirrored(dp_rank), self.core.outbox(dp_rank)
+        mirrored, outbox = self.mirrored(dp_rank), self.core.outboxes[dp_rank]
         self._chronicle.stood(self.rank(dp_rank), outbox.epoch, outbox.last_seq, mirrored)
         return mirrored
 
     def _beat(self) -> bool:
         for dp_rank in self.dp_ranks if self.is_alive else ():
-            pulse = self.core.heartbeat(dp_rank, self.intake.stale(dp_rank, self.core.outbox(dp_rank)))
+            pulse = self.core.heartbeat(dp_rank, self.intake.stale(dp_rank, self.core.outboxes[dp_rank]))
             self.connection.announce("heartbeat", self.rank(dp_rank), fleet.encode(pulse))
         return self.is_alive

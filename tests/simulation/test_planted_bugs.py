@@ -10,7 +10,7 @@ from indexer.follow.follower import StreamFollower, StreamState
 from indexer.follow.inputs import Effect
 from indexer.service.retention import KeepingLimits, LogExtent, RetentionPlan, plan
 from kv_protocol.events import Batch
-from kv_protocol.recovery import DumpChunk
+from kv_protocol.recovery import Answer, RecoverRequest, ReplayChunk
 from router.decision.routing import Lease, Routing
 from router.decision.verdict import Verdict
 from tests.dumped import dump_chunks
@@ -33,10 +33,12 @@ class AppliesOverGaps(StreamFollower):
 class DumpsAllButOne(Consolidation):
     """Leaves a block out."""
 
-    def dump(self, dp_rank: int, request_id: int) -> Iterator[DumpChunk]:
-        chunks = list(super().dump(dp_rank, request_id))
-        blocks = [block for chunk in chunks for block in chunk.blocks()]
-        yield from dump_chunks(request_id, chunks[0].epoch, chunks[0].last_seq, blocks[:-1])
+    def recover(self, dp_rank: int, request: RecoverRequest) -> Iterator[Answer]:
+        outbox, (first, *_) = self.outboxes[dp_rank], super().recover(dp_rank, request)
+        if isinstance(first, ReplayChunk) or first.buckets:
+            return super().recover(dp_rank, request)
+        blocks = list(self.mirrors[dp_rank].dump())
+        return iter(dump_chunks(request.request_id, outbox.epoch, outbox.last_seq, blocks[:-1]))
 
 
 class GoesBackWithoutOne(Outbox):

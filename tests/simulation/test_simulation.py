@@ -49,12 +49,13 @@ def fingerprint(world: World) -> str:
 
 def seen_in(world: World) -> Counter[str]:
     agents, statistics = world.agent_lives, index_statistics(world)
-    counts = [counts for agent in agents for n in agent.dp_ranks for counts in agent.core.mirror(n).counts.values()]
+    counts = [counts for agent in agents for n in agent.dp_ranks for counts in agent.core.mirrors[n].counts.values()]
     seen = totals(stream.counts for each in statistics for stream in each.streams.values())
-    seen += totals(statistics) + totals(counts)
-    seen += totals(agent.engine.rules.counts for agent in agents)
+    seen += totals(statistics)
+    for count in (*counts, *(agent.engine.rules.counts for agent in agents)):
+        seen += count
     for agent in agents:
-        seen["dropped_batches_total"] += sum(agent.core.outbox(n).dropped_batches_total for n in agent.dp_ranks)
+        seen["dropped_batches_total"] += sum(agent.core.outboxes[n].dropped_batches_total for n in agent.dp_ranks)
         for name in ("gaps_total", "lost_total", "duplicates_total"):
             seen[f"hop_a_{name}"] += getattr(agent.intake.cursor, name)
     for router in world.router_lives:

@@ -163,8 +163,8 @@ class Answers:
 
 
 def _least_bytes(question: _Question, rank: WorkerRank, source: Consolidation) -> int:
-    reader, outbox = question.reader, source.outbox(rank.dp_rank)
-    held = frozenset(block for chunk in source.dump(rank.dp_rank, 0) for block in chunk.blocks())
+    reader, outbox = question.reader, source.outboxes[rank.dp_rank]
+    held = frozenset(source.mirrors[rank.dp_rank].dump())
     all_bytes = _ROW_BYTES * len(held)
     needs_all = question.wants == "all" and (reader.seq == 0 or question.follows_repair)
     if needs_all or reader.epoch != outbox.epoch or reader.seq > outbox.last_seq:

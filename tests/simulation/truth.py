@@ -177,7 +177,7 @@ class Truth:
         self._check_traffic()
 
     def _check_log(self, rank: WorkerRank, agent: Agent) -> None:
-        outbox = agent.core.outbox(rank.dp_rank)
+        outbox = agent.core.outboxes[rank.dp_rank]
         assert outbox.published_seq == outbox.last_seq, f"{rank}: published up to {outbox.published_seq}"
         if not outbox.dropped_batches_total and not self._world.setup.hop_b.spoil_ratio:
             missing = set(range(1, outbox.last_seq + 1)) - self._logged.get((rank, outbox.epoch), set())
@@ -188,7 +188,7 @@ class Truth:
         assert known == set(live), f"{index.name}: unknown: {set(live) - known}, dead and known: {known - set(live)}"
         for rank, agent in live.items():
             (view,) = index.fold.overlap((), (rank,))
-            outbox = agent.core.outbox(rank.dp_rank)
+            outbox = agent.core.outboxes[rank.dp_rank]
             place = ("", outbox.epoch, outbox.last_seq)
             assert (view.stale, view.epoch, view.seq) == place, f"{index.name}: {rank}: {view}, not {place}"
             held, mirrored = held_set(index.fold.held(rank)), agent.mirrored(rank.dp_rank)
@@ -232,7 +232,7 @@ class Truth:
 
     def published_blocks(self) -> float:
         """Return what all batches count that were numbered: those in the log, and those that an outbox dropped."""
-        numbered = sum(agent.core.outbox(n).last_seq for agent in self._world.agent_lives for n in agent.dp_ranks)
+        numbered = sum(agent.core.outboxes[n].last_seq for agent in self._world.agent_lives for n in agent.dp_ranks)
         return numbered * self._log_blocks / max(1, self._log_batches)
 
 

@@ -15,8 +15,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 from kv_protocol.events import Tier
-from kv_protocol.hashing import chain, hash_seed, local_block_hashes
-from kv_protocol.mm_keys import mm_hash
+from kv_protocol.hashing import chain, hash_seed, local_block_hashes, mm_hash
 
 STEPS = 12
 _TIERS = {"GPU": Tier.GPU, "CPU": Tier.HOST, "CPU_PINNED": Tier.HOST, "STORAGE": Tier.DISK, "DISK": Tier.DISK}

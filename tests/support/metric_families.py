@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
 from indexer.service.metrics import index_families, snapshot_families
-from kv_runtime.event_log.metrics import log_families
+from kv_runtime.event_log import log_families
 from kv_runtime.http.connection_limit import connection_families
 from kv_runtime.telemetry import PREFIX, LoopLag
 from kv_runtime.text.byte_model import BYTE_MODEL

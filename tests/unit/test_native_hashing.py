@@ -65,7 +65,7 @@ def test_the_hashes_of_any_prompt_are_the_protocols(hashed: Hash) -> None:
         tokens = [draw.randint(0, TOKEN_MAX) for _ in range(draw.choice([0, 1, block_size, draw.randrange(600)]))]
         salt, is_eagle = draw.choice([None, "a", "salt"]), draw.random() < 0.5
         expected = sequence_hashes(tokens, block_size, cache_salt=salt, is_eagle=is_eagle)
-        found = hashed(pack_tokens(tokens), hashing(block_size, is_eagle=is_eagle), hash_seed(cache_salt=salt))[1]
+        found = hashed(pack_tokens(tokens), hashing(block_size, is_eagle=is_eagle), hash_seed(None, salt))[1]
         assert list(unpack_u64(found)) == expected, f"seed {seed}"
 
 

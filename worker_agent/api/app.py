@@ -147,7 +147,7 @@ def streams_status(consolidators: Sequence[Consolidator]) -> dict[str, Any]:
             }
             for each in consolidators
             for dp_rank in each.core.dp_ranks
-            for outbox in [each.core.outbox(dp_rank)]
+            for outbox in [each.core.outboxes[dp_rank]]
         ],
     }
 

@@ -31,7 +31,7 @@ from aiohttp import web
 from structlog.contextvars import bound_contextvars
 
 from kv_protocol.openai.endpoints import PATHS
-from kv_protocol.trace_context import TRACEPARENT, TRACESTATE, TraceParent, parsed_trace_parent
+from kv_protocol.trace_context import TRACEPARENT, TRACESTATE, TraceParent, parsed_trace_parent, trace_parent
 from kv_runtime.http.answers import error_response
 from kv_runtime.tracing.service import Tracing
 from kv_runtime.tracing.spans import Attributes, Sampling, SpanData, TraceData, text
@@ -73,7 +73,7 @@ class WorkerTracer:
         span_id = self._bits(_SPAN_ID_BITS) or 1
         is_sampled = self._sampling.is_sampled(trace_id, parent=None if parent is None else parent.is_sampled)
         headers = http.headers.copy()
-        headers[TRACEPARENT.decode()] = TraceParent(trace_id, span_id, is_sampled).header().decode()
+        headers[TRACEPARENT.decode()] = trace_parent(trace_id, span_id, is_sampled).decode()
         if parent is None:
             headers.popall(TRACESTATE.decode(), None)
 

@@ -41,10 +41,9 @@ import msgspec
 
 from kv_protocol.body_limits import Bytes
 from kv_protocol.errors import UNDECODABLE
-from kv_protocol.openai.decoding import check_utf8
 from kv_protocol.openai.errors import ALLOWED, explained
 from kv_protocol.openai.option_table import Count
-from kv_protocol.openai.requests import ChatRequest, RequestInvalid, check_chat
+from kv_protocol.openai.requests import ChatRequest, RequestInvalid, check_chat, check_utf8
 from kv_protocol.openai.responses import STATEFUL_KEYS, chat_messages, chat_tools, check_stateless, read_input
 from worker_agent.api.choice_text import Piece
 from worker_agent.api.parsers.calls import ContentDelta, Event, ToolCallArguments, ToolCallStarted
@@ -92,8 +91,7 @@ _chat = msgspec.json.Decoder(ResponseChat)
 
 def decode_response(body: Bytes) -> ResponseChat:
     """Return the request in `body`; raise `RequestInvalid`, which names the field, for anything else."""
-    if not body.isascii():
-        check_utf8(body)
+    check_utf8(body)
     try:
         fields, own = _fields.decode(body), _own.decode(body)
     except UNDECODABLE as error:

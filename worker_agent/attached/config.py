@@ -25,8 +25,8 @@ from worker_agent.config import EventsSection, WorkerSection
 from worker_agent.engines.servers import ASSUMED, SERVERS
 from worker_agent.engines.servers.base import NO_EVENTS_ENDPOINT, POLL, EngineFacts, EngineServer
 from worker_agent.events.consolidation import Origin
+from worker_agent.events.consolidator import WorkerStreams
 from worker_agent.events.engine_event_subscriber import PublisherAddress
-from worker_agent.events.event_path import WorkerStreams
 from worker_agent.events.mirror import ENGINE
 from worker_agent.events.publishers import rank_endpoints
 

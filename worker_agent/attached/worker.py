@@ -42,9 +42,8 @@ from worker_agent.attached.client import EngineClient, PolledEvents
 from worker_agent.attached.config import AttachSettings, attached_facts, attached_registration
 from worker_agent.attached.watch import EngineLoads, HealthWatch
 from worker_agent.engines.servers.base import NO_EVENTS_ENDPOINT, EngineFacts
-from worker_agent.events.consolidator import Consolidator
+from worker_agent.events.consolidator import Consolidator, WorkerStreams, end_unrun, event_path
 from worker_agent.events.dialects.trtllm import TrtllmRules
-from worker_agent.events.event_path import WorkerStreams, end_unrun, event_path
 from worker_agent.events.source_poller import Source
 from worker_agent.fleet.membership import Membership
 from worker_agent.fleet.worker_id import WorkerId

@@ -49,9 +49,8 @@ from worker_agent.commands.served_metrics import served_families
 from worker_agent.config import AgentSettings
 from worker_agent.engines.simulated.engine import SimulatedEngine
 from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
-from worker_agent.events.consolidator import Consolidator
+from worker_agent.events.consolidator import Consolidator, WorkerStreams, end_unrun, event_path
 from worker_agent.events.dialects.trtllm import TrtllmRules
-from worker_agent.events.event_path import WorkerStreams, end_unrun, event_path
 from worker_agent.events.source_poller import Source
 from worker_agent.fleet.canary import CanaryWatch
 from worker_agent.fleet.membership import Membership

@@ -17,15 +17,16 @@ ends a source's staleness, unless the batch of the clear also had an unreadable 
 that lost their place or doubt their state.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.events import Event
 from kv_protocol.fleet import Heartbeat
-from kv_protocol.recovery import Answer, DumpChunk, RecoverRequest
+from kv_protocol.recovery import Answer, RecoverRequest
 from worker_agent.events import recoveries
-from worker_agent.events.dialects.batches import BatchDecoder
+from worker_agent.events.dialects.batches import BatchDecoder, count
 from worker_agent.events.engine_events import EngineBatch, EngineCleared, EngineStored
 from worker_agent.events.mirror import ENGINE, RankMirror
 from worker_agent.events.outbox import OUTBOX_BYTES_MAX, RING_BYTES_MAX, WINDOW_MESSAGES, Outbox
@@ -59,22 +60,10 @@ class PublisherState:
     def __init__(self) -> None:
         self.decoder = BatchDecoder()
         self.refused_batches_total = self.foreign_rank_batches_total = self.losses_total = 0
-        self.refused: tuple[str, ...] = ()
-        """Reasons of the newest unreadable batches and events, oldest first."""
+        self.refused = deque[str](maxlen=NEWEST_MAX)
+        """Reasons of the newest unreadable batches and events, cut short, oldest first, for operators."""
         self.named_rank: int | None = None
         """On a worker with one rank: the rank that its batches name."""
-
-    def refuse(self, *reasons: str) -> None:
-        """Record why batches or events were unreadable. The newest reasons are kept, cut short, for operators."""
-        cut = [reason[:PROBLEM_CHARACTERS_MAX] for reason in reasons[-NEWEST_MAX:]]
-        self.refused = (*self.refused, *cut)[-NEWEST_MAX:]
-
-    def forget(self) -> None:
-        """Forget the decoder's state and the named rank; keep the counts."""
-        counts = self.decoder.counts
-        self.decoder = BatchDecoder()
-        self.decoder.counts = counts
-        self.named_rank = None
 
 
 class Consolidation:
@@ -95,8 +84,10 @@ class Consolidation:
         chunk_blocks: int = recoveries.CHUNK_BLOCKS,
     ) -> None:
         self._instance = instance
-        self._mirrors = {dp_rank: RankMirror(block_size, is_eagle=is_eagle) for dp_rank in dp_ranks}
-        self._outboxes = {
+        self.dp_ranks = dp_ranks
+        """The ranks that have a stream."""
+        self.mirrors = {dp_rank: RankMirror(block_size, is_eagle=is_eagle) for dp_rank in dp_ranks}
+        self.outboxes = {
             dp_rank: Outbox(
                 draw_epoch(), bytes_max=outbox_bytes_max, ring_bytes_max=ring_bytes_max, window=window_messages
             )
@@ -107,22 +98,9 @@ class Consolidation:
         """The states of all publishers, for metrics and operators."""
         self._stale: dict[tuple[int, str], str] = {}
 
-    @property
-    def dp_ranks(self) -> tuple[int, ...]:
-        """The ranks that have a stream."""
-        return tuple(self._mirrors)
-
     def ranks_of(self, origin: Origin) -> tuple[int, ...]:
         """Return the ranks of a publisher."""
         return self.dp_ranks if origin.dp_rank is None else (origin.dp_rank,)
-
-    def mirror(self, dp_rank: int) -> RankMirror:
-        """Return what the rank holds."""
-        return self._mirrors[dp_rank]
-
-    def outbox(self, dp_rank: int) -> Outbox:
-        """Return the rank's stream."""
-        return self._outboxes[dp_rank]
 
     def on_payload(self, sequence: int, payload: bytes, origin: Origin = SOLE) -> set[int]:
         """Apply one engine event payload; return the ranks whose outbox has new batches."""
@@ -131,7 +109,7 @@ class Consolidation:
             batch = publisher.decoder.decode(sequence, payload)
         except MalformedMessage as error:
             publisher.refused_batches_total += 1
-            publisher.refuse(str(error))
+            publisher.refused.append(str(error)[:PROBLEM_CHARACTERS_MAX])
             self._doubt(origin, f"unreadable batch: {error}")
             return set()
         return self._on_decoded(batch, origin)
@@ -139,7 +117,7 @@ class Consolidation:
     def on_batch(self, batch: EngineBatch, origin: Origin = SOLE) -> set[int]:
         """Apply a batch of a source that this process polls; return the ranks whose outbox has new batches."""
         for event in batch.events:
-            self.publishers[origin].decoder.counts.add(event)
+            count(event, self.publishers[origin].decoder.counts)
         return self._on_decoded(batch, origin)
 
     def _on_decoded(self, batch: EngineBatch, origin: Origin) -> set[int]:
@@ -150,7 +128,7 @@ class Consolidation:
             return set()
         changed = self._apply(dp_rank, origin.source, batch)
         if batch.refused:
-            publisher.refuse(*batch.refused)
+            publisher.refused.extend(reason[:PROBLEM_CHARACTERS_MAX] for reason in batch.refused[-NEWEST_MAX:])
             self._stale[dp_rank, origin.source] = f"unreadable event: {batch.refused[0]}"
         return changed
 
@@ -174,7 +152,7 @@ class Consolidation:
         return None
 
     def _apply(self, dp_rank: int, source: str, batch: EngineBatch) -> set[int]:
-        mirror, changed = self._mirrors[dp_rank], set[int]()
+        mirror, changed = self.mirrors[dp_rank], set[int]()
         for engine_event in batch.events:
             if isinstance(engine_event, EngineCleared):
                 self._stale.pop((dp_rank, source), None)
@@ -192,14 +170,15 @@ class Consolidation:
         publisher, changed = self.publishers[origin], set[int]()
         publisher.losses_total += 1
         if began_anew:
-            publisher.forget()
+            publisher.decoder.forget()
+            publisher.named_rank = None
         for dp_rank in self.ranks_of(origin):
             self._stale.pop((dp_rank, origin.source), None)
-            changed |= self._enqueue(dp_rank, self._mirrors[dp_rank].clear(origin.source), 0, 0)
+            changed |= self._enqueue(dp_rank, self.mirrors[dp_rank].clear(origin.source), 0, 0)
         return changed
 
     def _enqueue(self, dp_rank: int, events: Iterable[Event], source_seq: int, engine_time_ns: int) -> set[int]:
-        outbox = self._outboxes[dp_rank]
+        outbox = self.outboxes[dp_rank]
         before = outbox.last_seq
         for event in events:
             outbox.add(event, source_seq=source_seq, engine_time_ns=engine_time_ns)
@@ -217,22 +196,16 @@ class Consolidation:
 
     def heartbeat(self, dp_rank: int, source_stale: str = "") -> Heartbeat:
         """Return the rank's heartbeat. `source_stale` is its reason to be stale, if this object knows none."""
-        outbox = self._outboxes[dp_rank]
+        outbox = self.outboxes[dp_rank]
         outbox.end_message_here()
         return Heartbeat(
             instance=self._instance,
             epoch=outbox.epoch,
             last_seq=outbox.last_seq,
-            tiers=self._mirrors[dp_rank].digests(),
+            tiers=self.mirrors[dp_rank].digests(),
             stale=(self.stale(dp_rank) or source_stale)[:_STALE_CHARACTERS_MAX],
         )
 
     def recover(self, dp_rank: int, request: RecoverRequest) -> Iterator[Answer]:
         """Return the parts (at least one) of the answer to a recovery request, up to the rank's present last seq."""
-        outbox, mirror = self._outboxes[dp_rank], self._mirrors[dp_rank]
-        answer = recoveries.less_than_all(request, outbox, mirror, self._chunk_blocks)
-        return self.dump(dp_rank, request.request_id) if answer is None else answer
-
-    def dump(self, dp_rank: int, request_id: int) -> Iterator[DumpChunk]:
-        """Return the rank's whole state, as of its last seq now."""
-        return recoveries.dump(request_id, self._outboxes[dp_rank], self._mirrors[dp_rank].dump(), self._chunk_blocks)
+        return recoveries.answer(request, self.outboxes[dp_rank], self.mirrors[dp_rank], self._chunk_blocks)

@@ -8,30 +8,47 @@ A worker has at most one polled engine and any number of publishers; a block's c
 """
 
 import asyncio
+import secrets
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
+import zmq.asyncio
 
 from kv_protocol import fleet, subjects
 from kv_protocol.fleet import HEARTBEAT_PERIOD_S
 from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import Clock
+from kv_runtime.config.loading import ConfigurationError
 from kv_runtime.event_log import BrokerUnavailable, EventLog
-from kv_runtime.supervise import RESTARTS, Part, Restarts
+from kv_runtime.supervise import RESTARTS, Part, Restarts, run_parts
 from kv_runtime.tracing.service import EventTracing
 from worker_agent.events.consolidation import SOLE, Consolidation, Origin
-from worker_agent.events.engine_event_subscriber import EngineEventSubscriber
+from worker_agent.events.engine_event_subscriber import EngineEventSubscriber, PublisherAddress
 from worker_agent.events.engine_events import EngineBatch
 from worker_agent.events.mirror import ENGINE
 from worker_agent.events.poll_rules import Relearning
+from worker_agent.events.publishers import PublisherSection
 from worker_agent.events.rank_answers import RankAnswers
 from worker_agent.events.rank_stream import RankStreamSender
 from worker_agent.events.source_cursor import Delivery
 from worker_agent.events.source_poller import Source, SourcePoller
 from worker_agent.port.types import POLL_S
 
+_END_S = 5.0
 _log = structlog.get_logger("consolidator")
+
+
+class WorkerStreams(NamedTuple):
+    """One worker whose streams are published. `publishers`: none if its engine is polled, or has no events."""
+
+    id: str
+    model: str
+    instance: str
+    block_size: int
+    dp_ranks: tuple[int, ...]
+    is_eagle: bool = False
+    publishers: tuple[PublisherAddress, ...] = ()
 
 
 class Consolidator:
@@ -69,7 +86,7 @@ class Consolidator:
         self._logged_stale: dict[int, str] = {}
         self._ranks = [WorkerRank(worker_id, dp_rank) for dp_rank in core.dp_ranks]
         self.streams = {
-            rank.dp_rank: RankStreamSender(model, rank, core.outbox(rank.dp_rank), log, clock, tracing=tracing)
+            rank.dp_rank: RankStreamSender(model, rank, core.outboxes[rank.dp_rank], log, clock, tracing=tracing)
             for rank in self._ranks
         }
         self.answers = {rank.dp_rank: RankAnswers(model, rank, core, log, clock) for rank in self._ranks}
@@ -111,11 +128,20 @@ class Consolidator:
         """
         if self.poller is not None:
             await self.poller.until_applied()
-        return {rank: (self.core.outbox(rank).epoch, self.core.outbox(rank).last_seq) for rank in self.core.dp_ranks}
+        return {rank: (outbox.epoch, outbox.last_seq) for rank, outbox in self.core.outboxes.items()}
 
     def status(self) -> list[dict[str, Any]]:
         """Return each source's status and its newest quarantined events, for operators."""
-        polled = [] if self.poller is None else [_polled_status(self.poller)]
+        polled = [
+            {
+                "source": ENGINE,
+                "failure": poller.thread.failure or poller.failure,
+                "poll_failures": poller.poll_failures_total,
+                "thread_failures": poller.thread.failures_total,
+                "quarantined": [each._asdict() for each in poller.source.rules.quarantine.kept],
+            }
+            for poller in filter(None, [self.poller])
+        ]
         return polled + [
             {
                 "source": str(reader.origin),
@@ -170,7 +196,7 @@ class Consolidator:
         """Return why events of the polled engine may be missing or wrong."""
         if (poller := self.poller) is None:
             return []
-        rules, outbox = poller.source.rules, self.core.outbox(dp_rank)
+        rules, outbox = poller.source.rules, self.core.outboxes[dp_rank]
         self._relearning.on_read(dp_rank, poller.drained.get(dp_rank, 0), outbox.last_seq)
         missing = self._relearning.missing(dp_rank, rules.events_lost.get(dp_rank, 0), outbox.published_seq)
         reasons = (
@@ -191,11 +217,63 @@ class Consolidator:
             _log.info("rank_current", rank=str(rank))
 
 
-def _polled_status(poller: SourcePoller) -> dict[str, Any]:
-    return {
-        "source": ENGINE,
-        "failure": poller.thread.failure or poller.failure,
-        "poll_failures": poller.poll_failures_total,
-        "thread_failures": poller.thread.failures_total,
-        "quarantined": [each._asdict() for each in poller.source.rules.quarantine.kept],
-    }
+def new_epoch() -> int:
+    """Return a random epoch for a stream; never 0."""
+    return 1 + secrets.randbelow((1 << 64) - 1)
+
+
+async def end_unrun(parts: Iterable[Part]) -> None:
+    """Run the parts with `stop` set, so that they close their sockets and end.
+
+    A ZeroMQ context cannot be destroyed before all its sockets are closed, and the parts own these sockets.
+    """
+    stop = asyncio.Event()
+    stop.set()
+    await run_parts(parts, stop=stop, drain_s=_END_S)
+
+
+def event_path(
+    worker: WorkerStreams,
+    source: Source | None,
+    configured: Iterable[PublisherSection],
+    log: EventLog,
+    context: zmq.asyncio.Context,
+    clock: Clock,
+    *,
+    ring_bytes_max: int,
+    tracing: EventTracing | None = None,
+    stale: str = "",
+) -> Consolidator:
+    """Return the consolidator of a worker, whose streams have new epochs.
+
+    `source`: its engine, if that is polled; `configured` are further publishers.
+
+    Raises:
+        ConfigurationError: a publisher is of a rank that the worker has not.
+    """
+    published = [*worker.publishers, *(each.at for each in configured)]
+    strange = [each.origin for each in published if each.origin.dp_rank not in (None, *worker.dp_ranks)]
+    if strange:
+        found = ", ".join(f"dp_rank {each.dp_rank} of {each.source}" for each in strange)
+        allowed = f"allowed the worker's ranks: {list(worker.dp_ranks)}"
+        raise ConfigurationError([f"events.sources: found {found}, {allowed}"])
+    core = Consolidation(
+        worker.dp_ranks,
+        worker.block_size,
+        worker.instance,
+        new_epoch,
+        origins=[*([] if source is None else [SOLE]), *(each.origin for each in published)],
+        is_eagle=worker.is_eagle,
+        ring_bytes_max=ring_bytes_max,
+    )
+    return Consolidator(
+        core,
+        [EngineEventSubscriber(each, context, clock) for each in published],
+        log,
+        clock,
+        model=worker.model,
+        worker_id=worker.id,
+        source=source,
+        tracing=tracing,
+        stale=stale,
+    )

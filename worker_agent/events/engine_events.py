@@ -8,6 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from kv_protocol.events import Tier
+from kv_protocol.hashing import Namespace
 
 
 class EngineStored(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,8 +25,7 @@ class EngineStored(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: tuple[int, ...]
     block_size: int
     tier: Tier = Tier.GPU
-    lora_name: str | None = None
-    cache_salt: str | None = None
+    namespace: Namespace = Namespace()
     mm_hashes: tuple[tuple[int, ...], ...] = ()
     is_eagle: bool = False
     group_idx: int = 0

@@ -23,26 +23,16 @@ Rules
 Stores are counted because some engines store one block twice (two requests computed it at once) and remove it twice.
 """
 
-from collections import OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
-
-import msgspec
 
 from kv_protocol.digest import BUCKETS, SetDigest, TierDigest, bucket_table
 from kv_protocol.events import TIERS, Cleared, Event, Removed, Stored, Tier
-from kv_protocol.hashing import chain, hash_seed, local_block_hashes
+from kv_protocol.hashing import Namespace, chain, hash_seed, local_block_hashes
 from kv_protocol.recovery import HeldBlock
 from worker_agent.events.engine_events import EngineCleared, EngineEvent, EngineRemoved, EngineStored
 
 FORMER_NAMES_MAX = 16_384
-
-
-class Namespace(NamedTuple):
-    """The parts of a block's hash beside its tokens."""
-
-    lora_name: str | None = None
-    cache_salt: str | None = None
 
 
 class MirrorBlock:
@@ -184,25 +174,6 @@ ENGINE = "engine"
 """The source of a worker's events if it has only one."""
 
 
-class MirrorCounts(msgspec.Struct, kw_only=True):
-    """Results of one source's events so far, in blocks unless named otherwise.
-
-    `stored`, `removed`: held on a tier from now on, no longer held. `deduplicated`: no change, another name or group
-    holds it. `duplicate`: stored although the same engine block was held already.
-    """
-
-    stored: int = 0
-    removed: int = 0
-    cleared_events: int = 0
-    deduplicated: int = 0
-    duplicate: int = 0
-    ambiguous: int = 0
-    unknown_parent: int = 0
-    unknown_name: int = 0
-    unknown_removal: int = 0
-    unfit: int = 0
-
-
 class RankMirror:
     """The blocks of one rank, by our hashes. `apply` returns the canonical events of the change.
 
@@ -216,7 +187,12 @@ class RankMirror:
         self._names: defaultdict[str, SourceNames] = defaultdict(SourceNames)
         self._tier_bits: dict[int, int] = {}
         self._digests = {tier: SetDigest() for tier in TIERS}
-        self.counts: defaultdict[str, MirrorCounts] = defaultdict(MirrorCounts)
+        self.counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        """Results of each source's events so far, in blocks unless named otherwise.
+
+        `stored`, `removed`: held on a tier from now on, no longer held. `deduplicated`: no change, another name or
+        group holds it. `duplicate`: stored although the same engine block was held already.
+        """
 
     def apply(self, event: EngineEvent, source: str = ENGINE) -> list[Event]:
         """Apply one event of a source; return the canonical events of the change, in order."""
@@ -226,7 +202,7 @@ class RankMirror:
             case EngineRemoved():
                 return self._remove(event, source)
             case EngineCleared():
-                self.counts[source].cleared_events += 1
+                self.counts[source]["cleared_events"] += 1
                 return self.clear(source)
 
     def unfit(self, event: EngineStored) -> str:
@@ -257,21 +233,21 @@ class RankMirror:
     def _store(self, event: EngineStored, source: str) -> list[Event]:
         counts, blocks = self.counts[source], len(event.block_hashes)
         if self.unfit(event):
-            counts.unfit += blocks
+            counts["unfit"] += blocks
             return []
         if event.names_only:
             return self._store_by_name(event, source)
         if len({*event.block_hashes, event.parent_block_hash}) <= blocks:
-            counts.ambiguous += blocks
+            counts["ambiguous"] += blocks
             return []
         parent, position, above = None, 0, Namespace()
         if event.parent_block_hash is not None:
             parent = self._known(event.parent_block_hash, source)
             if parent is None:
-                counts.unknown_parent += blocks
+                counts["unknown_parent"] += blocks
                 return []
             position, above = parent.position + 1, parent.namespace
-        namespace = Namespace(event.lora_name or above.lora_name, event.cache_salt or above.cache_salt)
+        namespace = event.namespace.below(above)
         parent_hash = None if parent is None else parent.sequence_hash
         hashes = self._hashes(event, parent_hash, namespace)
         left = self._leave_others(zip(event.block_hashes, hashes, strict=True), source)
@@ -304,7 +280,7 @@ class RankMirror:
         for engine_hash in sorted(event.block_hashes, key=lambda each: self._depth(each, source)):
             block = next(filter(None, map(self._live, self._meanings(engine_hash, source))), None)
             if block is None:
-                self.counts[source].unknown_name += 1
+                self.counts[source]["unknown_name"] += 1
             elif self._hold(engine_hash, block, event, source):
                 new.append(Stored((block.sequence_hash,), block.parent, block.position, event.tier))
         return new
@@ -342,10 +318,10 @@ class RankMirror:
         if is_usable and block.usable[event.tier] == 1:
             self._digests[event.tier].add(sequence_hash)
             self._tier_bits[sequence_hash] = self._tier_bits.get(sequence_hash, 0) | 1 << event.tier
-            counts.stored += 1
+            counts["stored"] += 1
             return True
-        counts.duplicate += is_duplicate
-        counts.deduplicated += not is_duplicate
+        counts["duplicate"] += is_duplicate
+        counts["deduplicated"] += not is_duplicate
         return False
 
     def _remove(self, event: EngineRemoved, source: str) -> list[Event]:
@@ -355,13 +331,13 @@ class RankMirror:
             name = names.get(engine_hash)
             ceased = names.remove(engine_hash, event.tier, event.group_idx)
             if name is None or ceased is None:
-                counts.unknown_removal += 1
+                counts["unknown_removal"] += 1
                 continue
             if ceased and self._let_go(name.block, event.tier):
                 gone.append(name.block.sequence_hash)
-                counts.removed += 1
+                counts["removed"] += 1
             else:
-                counts.deduplicated += 1
+                counts["deduplicated"] += 1
             if not name.copies:
                 self._unname(name.block)
         return [Removed(tuple(gone), event.tier)] if gone else []

@@ -84,14 +84,12 @@ class PublisherSection(Section):
 
     @model_validator(mode="after")
     def _endpoints(self) -> "PublisherSection":
-        checked_endpoint("endpoint", self.endpoint, allow_remote=self.allow_remote)
-        if self.replay_endpoint:
-            checked_endpoint("replay_endpoint", self.replay_endpoint, allow_remote=self.allow_remote)
+        assert self.at  # or it names the address that is none
         return self
 
     @property
     def at(self) -> PublisherAddress:
-        """Its addresses, for an `EventPath`."""
+        """Its addresses, as a subscriber connects to them."""
         replay = self.replay_endpoint
         return PublisherAddress(
             Origin(self.source, self.dp_rank),

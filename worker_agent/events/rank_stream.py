@@ -24,6 +24,7 @@ from collections import deque
 from functools import partial
 from random import Random
 
+import msgspec
 import structlog
 
 from kv_protocol import codec, subjects
@@ -46,13 +47,13 @@ _SPAN_ID_BITS = 64
 _log = structlog.get_logger("rank_stream")
 
 
-class _Sent:
+class _Sent(msgspec.Struct):
     """A traced message that the log has not confirmed. Times are nanoseconds since 1970."""
 
-    __slots__ = ("arrived_ns", "attempts", "ids", "sent_ns")
-
-    def __init__(self, ids: EventTrace, arrived_ns: int, sent_ns: int) -> None:
-        self.ids, self.arrived_ns, self.sent_ns, self.attempts = ids, arrived_ns, sent_ns, 0
+    ids: EventTrace
+    arrived_ns: int
+    sent_ns: int
+    attempts: int = 0
 
 
 class RankTracer:
@@ -98,17 +99,17 @@ class RankTracer:
         return self._arrivals[0][1] if self._arrivals else self._tracing.wall_ns()
 
     def _trace(self, sent: _Sent, message: OutMessage) -> TraceData:
-        frames = codec.split_message(message.payload)
-        *_, engine_ns, _, _ = frames[0].head
+        batches = codec.decode_message(message.payload)
+        engine_ns = batches[0].engine_time_ns
         arrived_ns = min(sent.arrived_ns, sent.sent_ns)
         began_ns = min(engine_ns, arrived_ns) if engine_ns > 0 else arrived_ns
         ended_ns = max(self._tracing.wall_ns(), sent.sent_ns)
         described = self._attributes | {
-            "messaging.batch.message_count": len(frames),
+            "messaging.batch.message_count": len(batches),
             "messaging.message.body.size": len(message.payload),
             "kvrouter.first_seq": message.first_seq,
             "kvrouter.last_seq": message.last_seq,
-            "kvrouter.blocks": sum(len(frame.hashes) for frame in frames) // 8,
+            "kvrouter.blocks": sum(len(getattr(batch.event, "sequence_hashes", ())) for batch in batches),
         }
         published: Attributes = {"messaging.operation.type": "send", "kvrouter.attempts": sent.attempts}
         spans = (

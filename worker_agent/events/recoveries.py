@@ -9,15 +9,8 @@ A question is a reader's recovery request. Questions wait in a queue, and are an
     overtaken        a question with a lower number than the one that waits or is being answered: it was sent earlier
                      and arrived late; ignored. An asker numbers its questions upwards
 
-    the question has                        condition                              answer
-    -------------------------------------   ------------------------------------   -------------------------------------
-    the current epoch, bucket digests                                              repair: the buckets that differ
-    the current epoch                       all batches since are kept, and are    replay: these batches
-                                              no larger than a dump
-    anything else                                                                  dump: all blocks
-
 An answer has the state at the moment when it begins, however long sending takes: the data is copied then, and split
-into chunks while it is sent. Source: `kv_protocol/recovery.py`.
+into chunks while it is sent. Which kind answers which question: `kv_protocol/recovery.py`.
 """
 
 from collections.abc import Iterator
@@ -92,23 +85,21 @@ def kind_of(part: Answer) -> Kind:
     return "repair" if part.buckets else "dump"
 
 
-def less_than_all(
-    request: RecoverRequest, outbox: Outbox, mirror: RankMirror, chunk_blocks: int
-) -> Iterator[Answer] | None:
-    """Return the parts of a repair or a replay, generated lazily; None if only a dump will do."""
-    if request.epoch != outbox.epoch:
-        return None
-    if request.buckets:
-        buckets = differing_buckets(request.buckets, mirror.bucket_table())
-        return dump(request.request_id, outbox, mirror.dump(buckets), chunk_blocks, buckets)
-    tail = outbox.tail(request.after_seq, _BLOCK_BYTES * mirror.held_blocks + _ENVELOPE_BYTES)
-    return None if tail is None else _replay(request.request_id, outbox, tail)
+def answer(request: RecoverRequest, outbox: Outbox, mirror: RankMirror, chunk_blocks: int) -> Iterator[Answer]:
+    """Return the parts (at least one) of the answer to a question, generated lazily."""
+    if request.epoch == outbox.epoch:
+        if request.buckets:
+            buckets = differing_buckets(request.buckets, mirror.bucket_table())
+            return _dump(request.request_id, outbox, mirror.dump(buckets), chunk_blocks, buckets)
+        tail = outbox.tail(request.after_seq, _BLOCK_BYTES * mirror.held_blocks + _ENVELOPE_BYTES)
+        if tail is not None:
+            return _replay(request.request_id, outbox, tail)
+    return _dump(request.request_id, outbox, mirror.dump(), chunk_blocks)
 
 
-def dump(
+def _dump(
     request_id: int, outbox: Outbox, held: HeldBlocks, chunk_blocks: int, buckets: bytes = b""
 ) -> Iterator[DumpChunk]:
-    """Return the chunks, at least one, of the blocks held at the outbox's last seq: all, or those of `buckets`."""
     epoch, last_seq, of = outbox.epoch, outbox.last_seq, max(1, -(-len(held) // chunk_blocks))
     parts = chain(block_columns(held, chunk_blocks), [_NO_BLOCKS])
     return (

@@ -61,7 +61,7 @@ class Agent:
         return self.consolidator.readers[0].cursor
 
     def held(self) -> set[HeldBlock]:
-        return {block for chunk in self.consolidator.core.dump(0, 0) for block in chunk.blocks()}
+        return set(self.consolidator.core.mirrors[0].dump())
 
     def tiers(self) -> dict[int, tuple[Tier, ...]]:
         """Return where each block that rank 0 holds is."""
@@ -74,7 +74,7 @@ class Agent:
     async def until_published(self) -> None:
         """Return once the log took all there is."""
         await eventually(
-            lambda: not any(self.consolidator.core.outbox(r).waiting_bytes for r in self.consolidator.core.dp_ranks)
+            lambda: not any(self.consolidator.core.outboxes[r].waiting_bytes for r in self.consolidator.core.dp_ranks)
         )
 
 
@@ -192,7 +192,7 @@ async def running_index(url: str) -> AsyncIterator[EmbeddedIndex]:
 
 async def until_converged(index: EmbeddedIndex, agent: Agent) -> None:
     """Return once the index is where the consolidator is; it then holds the same."""
-    outbox = agent.consolidator.core.outbox(0)
+    outbox = agent.consolidator.core.outboxes[0]
     async with asyncio.timeout(WAIT_S):
         await index.wait_for(RANK, outbox.epoch, outbox.last_seq)
     assert set(index.held(RANK)) == agent.held()

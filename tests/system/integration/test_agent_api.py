@@ -181,7 +181,7 @@ async def test_a_body_beyond_the_bound_is_a_413_and_counted_as_refused() -> None
 @pytest.mark.parametrize(
     ("path", "body", "status", "param", "words"),
     [
-        (CHAT, {"messages": HELLO, "tools": [{"a": 0}] * 40_000}, 413, "tools", "allowed at most 65536"),
+        (CHAT, {"messages": HELLO, "tools": [{"a": 0}] * 40_000}, 413, "body", "allowed at most 65536"),
         (COMPLETIONS, {"prompt": "x" * 9_000_000}, 413, "prompt", "(worker.prompt_bytes_max)"),
         (COMPLETIONS, {"prompt": ["a"] * 1025}, 400, "prompt", "found 1025 prompts, allowed at most 1024"),
     ],

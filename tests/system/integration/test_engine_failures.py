@@ -41,7 +41,7 @@ async def test_what_was_read_and_not_published_is_no_hole_in_the_ids_and_costs_w
         engine.store(3)
         await agent.position()
         assert agent.holds(3)
-        assert agent.rules.counts.event_id_gaps == 0
+        assert agent.rules.counts["event_id_gaps"] == 0
         assert agent.stale == ""
 
 

@@ -25,7 +25,7 @@ from tests.system.integration.engine_doubles import (
 )
 from worker_agent.attached.client import EngineClient, FetchOutcome
 from worker_agent.attached.watch import EngineLoads
-from worker_agent.events.event_path import WorkerStreams
+from worker_agent.events.consolidator import WorkerStreams
 
 MODEL, WORKER = "m", "w0"
 WITH_TEXT = [kind for kind, double in DOUBLES.items() if issubclass(double, PrometheusDouble)]

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from kv_protocol.hashing import chain
-from kv_protocol.mm_keys import expanded, mm_block_hashes
+from kv_protocol.hashing import chain, expanded, mm_block_hashes
 from kv_protocol.openai.requests import ChatRequest
 from kv_runtime.text.loading import load_text
 from kv_runtime.text.model import Text

@@ -16,9 +16,8 @@ from tests.system.integration.broker import Broker, eventually
 from tests.system.integration.engine_doubles import Fault, TrtllmServeDouble
 from tests.system.integration.event_path import running_index, zmq_context
 from worker_agent.attached.client import EVENTS_PATH, EngineClient, FetchOutcome, PolledEvents
-from worker_agent.events.consolidator import Consolidator
+from worker_agent.events.consolidator import Consolidator, WorkerStreams, event_path
 from worker_agent.events.dialects.trtllm import TrtllmRules
-from worker_agent.events.event_path import WorkerStreams, event_path
 from worker_agent.events.source_poller import Source
 
 BLOCK = 32
@@ -65,7 +64,7 @@ async def test_events_that_another_client_took_clear_the_rank_and_are_counted(br
         await eventually(lambda: at.overlap(5) == 1)
         at.engine.store(9, [6])
         await eventually(lambda: (at.overlap(5), at.overlap(6)) == (0, 1))
-        assert (at.rules.events_lost[0], at.rules.counts.event_id_gaps) == (7, 1)
+        assert (at.rules.events_lost[0], at.rules.counts["event_id_gaps"]) == (7, 1)
 
 
 @pytest.mark.parametrize(

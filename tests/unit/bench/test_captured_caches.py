@@ -206,5 +206,4 @@ def test_after_each_frame_the_caches_hold_what_a_consolidator_dumps(batches: lis
         for changed in caches.steps(frame):
             assert changed
         consolidation.on_payload(frame.sequence, frame.payload)
-        dumped = [block for chunk in consolidation.dump(0, 0) for block in chunk.blocks()]
-        assert caches.held(0) == {block.sequence_hash: block.tier_bits for block in dumped}
+        assert caches.held(0) == {each.sequence_hash: each.tier_bits for each in consolidation.mirrors[0].dump()}

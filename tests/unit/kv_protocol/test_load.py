@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from kv_protocol.errors import LimitExceeded, MalformedMessage
+from kv_protocol.errors import MalformedMessage
 from kv_protocol.journal import LoadApplied, decode_journal, encode_record, pack_journal
 from kv_protocol.load import COUNT_MAX, LoadReport, PhaseLoad, decode_load, encode_load
 
@@ -16,10 +16,10 @@ LEAST: dict[str, Any] = {
     "total_blocks": 5,
 }
 FULL: dict[str, Any] = LEAST | {"context_tokens": 6, "iteration_s": 0.012}
-COUNTS = [field for field, value in FULL.items() if isinstance(value, int) and field != "iteration"]
+COUNTS = [field for field, value in FULL.items() if isinstance(value, int)]
 
 
-@pytest.mark.parametrize("fields", [LEAST, FULL, LEAST | dict.fromkeys(COUNTS, COUNT_MAX) | {"iteration": 2**64 - 1}])
+@pytest.mark.parametrize("fields", [LEAST, FULL, LEAST | dict.fromkeys(COUNTS, COUNT_MAX)])
 def test_a_report_survives_the_wire_and_the_journal(fields: dict[str, Any]) -> None:
     report = LoadReport(**fields)
     assert decode_load(encode_load(report)) == report
@@ -41,35 +41,14 @@ def test_a_report_of_an_old_engine_has_no_context_figures() -> None:
     assert (report.context_tokens, report.iteration_s) == (0, 0.0)
 
 
-@pytest.mark.parametrize(
-    ("kind", "field"),
-    [*((LoadReport, field) for field in COUNTS), *((PhaseLoad, field) for field in PhaseLoad.__struct_fields__)],
-)
-@pytest.mark.parametrize("value", [-1, COUNT_MAX + 1, 2**63, 10**30])
-def test_a_count_beyond_what_sums_of_a_ledger_hold_is_refused_by_its_name(
-    kind: type[LoadReport | PhaseLoad], field: str, value: int
-) -> None:
-    told = {field: value} if kind is LoadReport else {"phases": {field: value}}
-    with pytest.raises(MalformedMessage, match=rf"load report: Expected `int` .*{field}`"):
-        decode_load(json.dumps(FULL | told).encode())
-
-
-def test_an_iteration_that_the_journal_could_not_hold_is_refused_by_its_name() -> None:
-    with pytest.raises(LimitExceeded, match=f"^iteration: found {2**64}, allowed u64"):
-        LoadReport(**FULL | {"iteration": 2**64})
+def test_a_count_beyond_what_sums_of_a_ledger_hold_is_refused_by_its_name() -> None:
+    for field in (*COUNTS, *PhaseLoad.__struct_fields__):
+        for value in (-1, COUNT_MAX + 1, 2**63, 10**30):
+            told = {field: value} if field in COUNTS else {"phases": {field: value}}
+            with pytest.raises(MalformedMessage, match=rf"load report: Expected `int` .*{field}`"):
+                decode_load(json.dumps(FULL | told).encode())
 
 
 def test_an_iteration_takes_no_negative_time() -> None:
     with pytest.raises(MalformedMessage, match=r"load report: Expected `float` >= 0.0 - at `\$.iteration_s`"):
         decode_load(json.dumps(FULL | {"iteration_s": -1e300}).encode())
-
-
-@pytest.mark.parametrize(
-    "data",
-    [b"", b"null", b"{}", b"\xff", b"[" * 100_000, b'{"a":' + b"[" * 100_000, b'{"iteration":' + b"9" * 5000],
-    ids=lambda data: repr(data[:12]),
-)
-def test_bytes_that_are_no_report_are_refused(data: bytes) -> None:
-    with pytest.raises(MalformedMessage, match="load report: ") as refused:
-        decode_load(data)
-    assert refused.value.offset == 0

@@ -18,21 +18,18 @@ def chat(**fields: Any) -> ChatRequest:
     return decode_chat(json.dumps({**CHAT, **fields}).encode())
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "named", "words"),
-    [
+def test_a_chat_field_that_may_not_be_is_named() -> None:
+    cases: list[tuple[str, Any, str, str]] = [
         ("model", 7, "model", "found 7, allowed a string"),
         ("messages", [], "messages", "a list of objects, 1 or more items"),
         ("messages", [1], "messages[0]", "found 1"),
         ("stream_options", {"usage": True}, "stream_options.usage", "no others"),
         ("typo", 1, "typo", "no others"),
-    ],
-)
-def test_a_chat_field_that_may_not_be_is_named(field: str, value: Any, named: str, words: str) -> None:
-    with pytest.raises(RequestInvalid) as refused:
-        chat(**{field: value})
-    assert refused.value.field == named
-    assert words in str(refused.value)
+    ]
+    for field, value, named, words in cases:
+        with pytest.raises(RequestInvalid) as refused:
+            chat(**{field: value})
+        assert (refused.value.field, words in str(refused.value)) == (named, True), field
 
 
 @pytest.mark.parametrize(
@@ -46,21 +43,11 @@ def test_what_is_no_request_is_refused_whatever_it_is(body: bytes, decode: Any) 
         decode(body)
 
 
-def test_one_stop_string_is_a_list_of_one() -> None:
-    assert chat(stop="a").stops == ("a",)
-    assert chat(stop=["a", "b"]).stops == ("a", "b")
-    assert chat().stops == ()
-
-
-def test_usage_in_a_stream_is_asked_for() -> None:
-    assert chat(stream_options={"include_usage": True}).include_usage
-    assert not chat().include_usage
-
-
-def test_a_salt_may_come_with_the_extension() -> None:
+def test_what_a_client_may_say_in_several_ways_is_one() -> None:
+    assert (chat(stop="a").stops, chat(stop=["a", "b"]).stops, chat().stops) == (("a",), ("a", "b"), ())
+    assert (chat(stream_options={"include_usage": True}).include_usage, chat().include_usage) == (True, False)
     assert chat(nvext={"cache_salt": "a"}).salt == "a"
-    assert chat(cache_salt="b", nvext={"cache_salt": "a"}).salt == "b"
-    assert chat().salt == ""
+    assert (chat(cache_salt="b", nvext={"cache_salt": "a"}).salt, chat().salt) == ("b", "")
 
 
 def test_what_the_client_leaves_open_of_a_rendering_is_left_open() -> None:
@@ -81,10 +68,10 @@ def test_an_agent_reads_what_routers_tell_it() -> None:
     assert told.logits_processors == ["a"]
 
 
-@pytest.mark.parametrize("ids", [[-1], [2**32], ["a"], 7])
-def test_a_computed_prompt_is_token_ids(ids: Any) -> None:
-    with pytest.raises(RequestInvalid, match=r"^prompt_token_ids"):
-        chat(prompt_token_ids=ids).computed_ids()
+def test_a_computed_prompt_is_token_ids() -> None:
+    for ids in ([-1], [2**32], ["a"], 7):
+        with pytest.raises(RequestInvalid, match=r"^prompt_token_ids"):
+            chat(prompt_token_ids=ids).computed_ids()
 
 
 CUT = Progress(tokens=bytes(8), id="a", created=1)
@@ -97,10 +84,10 @@ def ending(progress: Progress, *, is_chat: bool = True, prompt_tokens: int | Non
     return [msgspec.json.decode(each.removeprefix(b"data: ")) for each in events]
 
 
-@pytest.mark.parametrize(("has_usage", "usage"), [(True, []), (False, [7])])
-def test_what_was_sent_already_is_not_sent_again(has_usage: bool, usage: list[int]) -> None:
-    events = ending(msgspec.structs.replace(CUT, finish_reason="stop", has_usage=has_usage))
-    assert [each["usage"]["total_tokens"] for each in events] == usage
+def test_what_was_sent_already_is_not_sent_again() -> None:
+    for has_usage, usage in ((True, []), (False, [7])):
+        events = ending(msgspec.structs.replace(CUT, finish_reason="stop", has_usage=has_usage))
+        assert [each["usage"]["total_tokens"] for each in events] == usage
 
 
 def test_what_a_stream_has_sent_is_found_in_its_events() -> None:
@@ -118,20 +105,13 @@ def raw(value: Any, **layout: Any) -> msgspec.Raw:
     return msgspec.Raw(json.dumps(value, **layout).encode())
 
 
-@pytest.mark.parametrize("prompt", ["a", ["a"]])
-def test_a_text_alone_or_in_a_list_is_that_text(prompt: Any) -> None:
-    assert read_prompts(raw(prompt)) == ["a"]
-
-
-def test_several_prompts_keep_their_order() -> None:
+def test_prompts_are_read_alone_or_in_a_list_in_their_order() -> None:
+    assert read_prompts(raw("a")) == read_prompts(raw(["a"])) == ["a"]
     assert read_prompts(raw(["a", "b"])) == ["a", "b"]
     assert read_prompts(raw([[1], MANY, [3]])) == [pack_tokens(each) for each in ([1], MANY, [3])]
-
-
-@pytest.mark.parametrize("ids", [[1, 2], MANY])
-@pytest.mark.parametrize("layout", [{}, {"indent": 2}, {"separators": (",", ":")}])
-def test_ids_alone_or_in_a_list_are_those_ids(ids: list[int], layout: Any) -> None:
-    assert read_prompts(raw(ids, **layout)) == read_prompts(raw([ids], **layout)) == [pack_tokens(ids)]
+    for ids in ([1, 2], MANY):
+        for layout in ({}, {"indent": 2}, {"separators": (",", ":")}):
+            assert read_prompts(raw(ids, **layout)) == read_prompts(raw([ids], **layout)) == [pack_tokens(ids)]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 r"""What was found is shown as the client wrote it. `\u` escapes are whole characters, whichever parser reads a body."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,24 +24,10 @@ def test_a_value_is_shown_as_json(found: Any, shown: str) -> None:
     assert str(RequestInvalid("f", found, "x")) == f"f: found {shown}, allowed x"
 
 
-class Endless(Mapping[str, int]):
-    """An object that never ends."""
-
-    def __len__(self) -> int:
-        return 1 << 30
-
-    def __getitem__(self, key: str) -> int:
-        return 0
-
-    def __iter__(self) -> Iterator[str]:
-        return map(str, range(1 << 30))
-
-
-@pytest.mark.parametrize("found", [Endless(), ["x" * 1000] * 1000, "x" * 1000, "\\" * 1000])
-def test_what_is_long_is_cut_and_what_is_cut_off_is_not_looked_at(found: Any) -> None:
-    shown = as_json(found)
-    assert len(shown) == FOUND_CHARACTERS_MAX + len("...")
-    assert shown.endswith("...")
+def test_what_is_long_is_cut() -> None:
+    for found in (["x" * 1000] * 1000, "x" * 1000, "\\" * 1000):
+        shown = as_json(found)
+        assert (len(shown), shown[-3:]) == (FOUND_CHARACTERS_MAX + len("..."), "...")
 
 
 READERS: dict[str, Callable[[bytes], Any]] = {"router": lambda body: decode_inbound(CHAT, body), "agent": decode_chat}
@@ -75,14 +61,6 @@ def test_half_a_character_is_refused_alike_in_every_field(
 def test_whole_characters_pass(read: Callable[[bytes], Any], text: str, ensure_ascii: bool) -> None:
     body = CHATTED | {"cache_salt": text, "metadata": {text: text}, "messages": [{"role": "user", "content": text}]}
     assert read(json.dumps(body, ensure_ascii=ensure_ascii).encode()).salt == text
-
-
-@pytest.mark.parametrize("before", range(14))
-@pytest.mark.parametrize("text", [r"\ud83d\ude00", r"\\", r"\u00e9", "a"])
-def test_a_long_text_is_read_in_slices_that_cut_no_character(text: str, before: int) -> None:
-    body = b'["%b%b"]' % (b"a" * before, text.encode() * ((600 << 10) // len(text)))
-    assert lone_surrogate(body) == ""
-    assert lone_surrogate(body[:-2] + rb'\udc00"]') == rf"\udc00 at byte {len(body) - 2}"
 
 
 @pytest.mark.parametrize("body", [b"", b'{"a":"\\', b'{"a":"\\u', b'{"a":"\\ud8', b"\\x", b'{"a":"\\uzzzz\\ud800"}'])

@@ -61,21 +61,20 @@ def test_a_value_that_is_not_of_its_type_is_left_to_the_worker_and_all_others_ar
     assert (inbound.salt, inbound.read_messages()) == ("s", MESSAGES)
 
 
-@pytest.mark.parametrize("fields", [{}, {"tools": [{"a": 1}], "n": 2, "nvext": {"dp_rank": 1}, "user": "é😀"}])
-def test_a_chat_that_is_decoded_with_its_messages_is_otherwise_the_same(fields: dict[str, Any]) -> None:
-    body = json.dumps({"model": "m", "messages": MESSAGES, **fields}, ensure_ascii=False).encode()
-    read = read_with_messages(CHAT, body)
-    assert isinstance(read, ReadChat)
-    assert msgspec.structs.asdict(read) == msgspec.structs.asdict(decode_inbound(CHAT, body)) | {"messages": MESSAGES}
-    assert read.read_messages() == MESSAGES
+def test_a_chat_that_is_decoded_with_its_messages_is_otherwise_the_same() -> None:
+    for fields in ({}, {"tools": [{"a": 1}], "n": 2, "nvext": {"dp_rank": 1}, "user": "é😀"}):
+        body = json.dumps({"model": "m", "messages": MESSAGES, **fields}, ensure_ascii=False).encode()
+        read, same = read_with_messages(CHAT, body), msgspec.structs.asdict(decode_inbound(CHAT, body))
+        assert isinstance(read, ReadChat)
+        assert msgspec.structs.asdict(read) == same | {"messages": read.read_messages()}
+        assert read.read_messages() == MESSAGES
 
 
-@pytest.mark.parametrize(
-    "fields", [{"messages": 7}, {"messages": []}, {"messages": [7]}, {"messages": None}, {"n": "two"}, {"stop": {}}]
-)
-def test_a_chat_with_a_value_that_is_not_of_its_type_keeps_the_bytes_of_its_messages(fields: dict[str, Any]) -> None:
-    body = json.dumps({"model": "m", "messages": MESSAGES, **fields}).encode()
-    assert read_with_messages(CHAT, body) == decode_inbound(CHAT, body)
+def test_a_chat_with_a_value_that_is_not_of_its_type_keeps_the_bytes_of_its_messages() -> None:
+    wrong: list[dict[str, Any]] = [*({"messages": value} for value in (7, [], [7], None)), {"n": "two"}, {"stop": {}}]
+    for fields in wrong:
+        body = json.dumps({"model": "m", "messages": MESSAGES, **fields}).encode()
+        assert read_with_messages(CHAT, body) == decode_inbound(CHAT, body), fields
 
 
 def test_a_chat_longer_than_asked_keeps_the_bytes_of_its_messages() -> None:
@@ -98,10 +97,9 @@ def test_a_chat_of_many_messages_keeps_their_bytes() -> None:
         assert type(read_with_messages(CHAT, body)) is kind
 
 
-@pytest.mark.parametrize("key", CHANGING_KEYS)
-def test_what_changes_a_chat_in_the_engine_is_named(key: str) -> None:
-    assert chat(**{key: True}).changed_by == key
-    assert chat(**{key: None}).changed_by == ""
+def test_what_changes_a_chat_in_the_engine_is_named() -> None:
+    for key in CHANGING_KEYS:
+        assert (chat(**{key: True}).changed_by, chat(**{key: None}).changed_by) == (key, "")
 
 
 def test_special_tokens_change_a_chat_and_belong_to_a_completion() -> None:
@@ -109,48 +107,44 @@ def test_special_tokens_change_a_chat_and_belong_to_a_completion() -> None:
     assert chat(add_special_tokens=False).changed_by == ""
 
 
-@pytest.mark.parametrize(("prompt", "has_one"), [("a", True), ([1, 2], True), (["a"], False), ([[1], [2]], False)])
-def test_a_list_of_prompts_has_several_choices(prompt: Any, has_one: bool) -> None:
-    assert completion(prompt=prompt).has_one_choice is has_one
-    assert not completion(prompt=prompt, n=2).has_one_choice
+def test_a_list_of_prompts_has_several_choices() -> None:
+    for prompt, has_one in (("a", True), ([1, 2], True), (["a"], False), ([[1], [2]], False)):
+        assert completion(prompt=prompt).has_one_choice is has_one
+        assert not completion(prompt=prompt, n=2).has_one_choice
 
 
-@pytest.mark.parametrize(
-    ("fields", "path"),
-    [
-        ({"kv_prompt_ids": "AAAA"}, "kv_prompt_ids"),
-        ({"kv_continue": {}}, "kv_continue"),
-        ({"model": 7}, "model"),
-        ({"nvext": 7}, "nvext"),
-        ({"nvext": {"agent_hints": {"osl": 0}}}, "nvext.agent_hints.osl"),
-        ({"nvext": {"agent_hints": {"strict_priority": -1}}}, "nvext.agent_hints.strict_priority"),
-        ({"nvext": {"router": {"ttft_target": "1s"}}}, "nvext.router.ttft_target"),
-        ({"nvext": {"dp_rank": -1}}, "nvext.dp_rank"),
-        ({"nvext": {"annotations": [7]}}, "nvext.annotations[0]"),
-    ],
-)
-def test_what_may_not_be_is_named_by_its_path(fields: dict[str, Any], path: str) -> None:
-    with pytest.raises(RequestInvalid) as refused:
-        chat(**fields)
-    assert refused.value.field == path
+def test_what_may_not_be_is_named_by_its_path() -> None:
+    cases: dict[str, dict[str, Any]] = {
+        "kv_prompt_ids": {"kv_prompt_ids": "AAAA"},
+        "kv_continue": {"kv_continue": {}},
+        "model": {"model": 7},
+        "nvext": {"nvext": 7},
+        "nvext.agent_hints.osl": {"nvext": {"agent_hints": {"osl": 0}}},
+        "nvext.agent_hints.strict_priority": {"nvext": {"agent_hints": {"strict_priority": -1}}},
+        "nvext.router.ttft_target": {"nvext": {"router": {"ttft_target": "1s"}}},
+        "nvext.dp_rank": {"nvext": {"dp_rank": -1}},
+        "nvext.annotations[0]": {"nvext": {"annotations": [7]}},
+    }
+    for path, fields in cases.items():
+        with pytest.raises(RequestInvalid) as refused:
+            chat(**fields)
+        assert refused.value.field == path
 
 
-@pytest.mark.parametrize("character", ["s", "é", "😀"])
-@pytest.mark.parametrize("place", ["cache_salt", "nvext.cache_salt"])
-def test_a_cache_salt_of_1024_characters_is_read_and_a_longer_one_is_refused_by_its_path(
-    character: str, place: str
-) -> None:
-    def body(salt: str) -> bytes:
-        fields = {"cache_salt": salt}
-        return json.dumps(
-            {"model": "m", "messages": MESSAGES, **(fields if place == "cache_salt" else {"nvext": fields})}
-        ).encode()
+def test_a_cache_salt_of_1024_characters_is_read_and_a_longer_one_is_refused_by_its_path() -> None:
+    def body(place: str, salt: str) -> bytes:
+        fields: dict[str, Any] = {"cache_salt": salt}
+        fields = fields if place == "cache_salt" else {"nvext": fields}
+        return json.dumps({"model": "m", "messages": MESSAGES, **fields}).encode()
 
-    longest = character * CACHE_SALT_CHARACTERS_MAX
-    assert decode_inbound(CHAT, body(longest)).salt == decode_chat(body(longest)).salt == longest
-    with pytest.raises(RequestInvalid, match="a string, up to 1024 characters") as refused:
-        decode_chat(body(longest + "s"))
-    assert refused.value.field == place
+    for place in ("cache_salt", "nvext.cache_salt"):
+        for character in "sé😀":
+            longest = character * CACHE_SALT_CHARACTERS_MAX
+            salted = body(place, longest)
+            assert decode_inbound(CHAT, salted).salt == decode_chat(salted).salt == longest
+            with pytest.raises(RequestInvalid, match="a string, up to 1024 characters") as refused:
+                decode_chat(body(place, longest + "s"))
+            assert refused.value.field == place
 
 
 @pytest.mark.parametrize("decode", [decode_inbound, read_with_messages])
@@ -204,35 +198,19 @@ EXTENSION = {
 }
 
 
-@pytest.mark.parametrize("nvext", [None, {}, {"agent_hints": None, "router": None, "token_data": None}, {"router": {}}])
-def test_an_extension_that_says_nothing_is_none(nvext: Any) -> None:
-    inbound = chat(nvext=nvext)
-    read = inbound.extension
-    assert (read.hints, inbound.targets) == (AgentHints(), Targets())
-    assert (inbound.token_data(), inbound.salt, inbound.ineffective) == (None, "", ())
+def test_an_extension_that_says_nothing_is_none() -> None:
+    silent: list[Any] = [None, {}, {"agent_hints": None, "router": None, "token_data": None}, {"router": {}}]
+    for nvext in silent:
+        inbound = chat(nvext=nvext)
+        assert (inbound.extension.hints, inbound.targets) == (AgentHints(), Targets())
+        assert (inbound.token_data(), inbound.salt, inbound.ineffective) == (None, "", ())
 
 
-@pytest.mark.parametrize(
-    ("fields", "ineffective"),
-    [
-        ({}, ()),
-        ({"priority": 1, "nvext": {"dp_rank": 0}}, ()),
-        (
-            {"user": "u", "nvext": EXTENSION},
-            (
-                "nvext.agent_hints.speculative_prefill",
-                "nvext.annotations",
-                "nvext.extra_fields",
-                "nvext.greed_sampling",
-                "nvext.max_thinking_tokens",
-                "nvext.use_raw_prompt",
-            ),
-        ),
-    ],
-)
-def test_keys_without_effect_are_told_by_their_paths(fields: dict[str, Any], ineffective: tuple[str, ...]) -> None:
-    inbound: Inbound = chat(**fields)
-    assert inbound.ineffective == ineffective
+def test_keys_without_effect_are_told_by_their_paths() -> None:
+    assert chat(priority=1, nvext={"dp_rank": 0}).ineffective == ()
+    names = ("annotations", "extra_fields", "greed_sampling", "max_thinking_tokens", "use_raw_prompt")
+    ineffective = ("nvext.agent_hints.speculative_prefill", *(f"nvext.{name}" for name in names))
+    assert chat(user="u", nvext=EXTENSION).ineffective == ineffective
 
 
 def test_every_key_of_the_extension_is_tried_here() -> None:

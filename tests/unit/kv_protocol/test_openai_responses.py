@@ -59,9 +59,8 @@ def test_items_become_the_messages_that_engines_make_of_them(
     assert chat_messages(instructions, given) == expected
 
 
-@pytest.mark.parametrize(
-    ("item", "place"),
-    [
+def test_an_item_that_may_not_be_is_named_by_its_place() -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"type": "web_search_call"}, r"input\[1\].type: found \"web_search_call\", allowed message, function_call"),
         ({"type": "item_reference", "id": "msg_1"}, r"input\[1\].type"),
         ({"type": 7}, r"input\[1\].type"),
@@ -72,11 +71,10 @@ def test_items_become_the_messages_that_engines_make_of_them(
         (CALL | {"arguments": {}}, r"input\[1\].arguments"),
         (OUTPUT | {"call_id": None}, r"input\[1\].call_id"),
         (REASONING | {"content": "so"}, r"input\[1\].content"),
-    ],
-)
-def test_an_item_that_may_not_be_is_named_by_its_place(item: dict[str, Any], place: str) -> None:
-    with pytest.raises(RequestInvalid, match=place):
-        chat_messages(None, [{"role": "user", "content": "hi"}, item])
+    ]
+    for item, place in cases:
+        with pytest.raises(RequestInvalid, match=place):
+            chat_messages(None, [{"role": "user", "content": "hi"}, item])
 
 
 def test_no_items_are_refused() -> None:
@@ -92,16 +90,15 @@ def test_functions_are_tools_of_a_chat_and_others_are_left_out() -> None:
     assert inbound(reasoning={"effort": "low", "summary": None}).read_options() == {"reasoning_effort": "low"}
 
 
-@pytest.mark.parametrize("kind", ["custom", "namespace"])
-def test_a_tool_that_each_engine_renders_in_its_own_way_is_named_by_its_place(kind: str) -> None:
-    with pytest.raises(RequestInvalid, match=rf'tools\[1\].type: found "{kind}"'):
-        chat_tools([{"type": "function", "name": "f"}, {"type": kind, "name": "g"}])
+def test_a_tool_that_each_engine_renders_in_its_own_way_is_named_by_its_place() -> None:
+    for kind in ("custom", "namespace"):
+        with pytest.raises(RequestInvalid, match=rf'tools\[1\].type: found "{kind}"'):
+            chat_tools([{"type": "function", "name": "f"}, {"type": kind, "name": "g"}])
 
 
-@pytest.mark.parametrize("key", ["previous_response_id", "conversation", "prompt"])
-def test_what_an_engine_has_stored_changes_the_prompt(key: str) -> None:
-    assert inbound(**{key: {"id": "1"}}).changed_by == key
-    assert inbound(**{key: None}).changed_by == ""
+def test_what_an_engine_has_stored_changes_the_prompt() -> None:
+    for key in ("previous_response_id", "conversation", "prompt"):
+        assert (inbound(**{key: {"id": "1"}}).changed_by, inbound(**{key: None}).changed_by) == (key, "")
 
 
 def test_what_asks_for_nothing_passes_and_what_routing_needs_is_read() -> None:

@@ -1,19 +1,16 @@
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
 
+from kv_protocol.codec import MESSAGE_BYTES_MAX
 from kv_protocol.errors import LimitExceeded, MalformedMessage
 from kv_protocol.recovery import (
-    ANSWER_BYTES_MAX,
     DUMP_CHUNKS_MAX,
-    REQUEST_BYTES_MAX,
     BlockColumns,
     DumpChunk,
     HeldBlock,
     RecoverRequest,
-    ReplayChunk,
     block_columns,
     decode_answer,
     decode_recover_request,
@@ -52,10 +49,10 @@ def test_the_chunks_of_a_dump_hold_each_block_once_and_in_order(n: int, chunk_bl
     assert all(len(chunk.tiers) <= chunk_blocks for chunk in chunks)
 
 
-@pytest.mark.parametrize("block", [HeldBlock(2**64, None, 1), HeldBlock(-1, None, 1), HeldBlock(1, 2**64, 1)])
-def test_a_hash_that_is_no_u64_cannot_be_dumped(block: HeldBlock) -> None:
-    with pytest.raises(LimitExceeded, match=r"^hash: "):
-        dump_chunks(1, 2, 3, [block])
+def test_a_hash_that_is_no_u64_cannot_be_dumped() -> None:
+    for block in (HeldBlock(2**64, None, 1), HeldBlock(-1, None, 1), HeldBlock(1, 2**64, 1)):
+        with pytest.raises(LimitExceeded, match=r"^hash: "):
+            dump_chunks(1, 2, 3, [block])
 
 
 @pytest.mark.parametrize(
@@ -89,13 +86,13 @@ def test_a_chunk_that_contradicts_itself_is_refused(change: dict[str, Any], reas
 
 
 def test_a_chunk_beyond_the_size_of_a_message_is_refused_unread() -> None:
-    n = ANSWER_BYTES_MAX // 17 + 1
+    n = (MESSAGE_BYTES_MAX + 1024) // 17 + 1
     data = encode(
         msgspec.convert(CHUNK | {"parents": b"\0" * 8 * n, "hashes": b"\0" * 8 * n, "tiers": b"\1" * n}, DumpChunk)
     )
-    with pytest.raises(MalformedMessage, match=f"answer of {len(data)} bytes") as refused:
+    with pytest.raises(MalformedMessage, match=f"answer: {len(data)} bytes, at most 525312 allowed") as refused:
         decode_answer(data)
-    assert refused.value.offset == ANSWER_BYTES_MAX
+    assert refused.value.offset == MESSAGE_BYTES_MAX + 1024
 
 
 def test_a_request_with_digests_and_a_repair_survive_the_wire() -> None:
@@ -112,34 +109,12 @@ def test_a_table_or_a_set_of_buckets_of_another_size_is_refused() -> None:
         dump_chunks(1, 2, 3, [], buckets=b"12345678")
 
 
-def test_a_request_id_is_a_u64() -> None:
+def test_a_request_id_is_a_u64_and_columns_have_room_for_a_block() -> None:
     with pytest.raises(MalformedMessage, match=r">= 0 - at `\$\.request_id`"):
         decode_recover_request(encode(RecoverRequest(-1)))
-
-
-@pytest.mark.parametrize(
-    ("decode", "valid"),
-    [
-        (decode_recover_request, encode(RecoverRequest(2**40))),
-        (decode_answer, encode(msgspec.convert(CHUNK, DumpChunk))),
-        (decode_answer, encode(ReplayChunk(request_id=1, epoch=2, last_seq=3, message=b"any"))),
-    ],
-    ids=["request", "dump", "replay"],
-)
-def test_every_truncation_and_every_tail_is_refused(decode: Callable[[bytes], object], valid: bytes) -> None:
-    broken = [valid[:length] for length in range(len(valid))] + [valid + b"\0", valid * 2]
-    for data in [*broken, b"\xc0", b"\x80", b"\x90", b"\xdf" + b"\xff" * 4, b"\x81\xa1x" + b"\x91" * 9_000 + b"\xc0"]:
-        with pytest.raises(MalformedMessage, match=r"^malformed at byte 0: (recover request|answer): "):
-            decode(data)
-
-
-# ---------------------------------------------------------------- columns
-
-
-@pytest.mark.parametrize("chunk_blocks", [0, -1])
-def test_columns_have_room_for_a_block(chunk_blocks: int) -> None:
-    with pytest.raises(LimitExceeded, match=rf"^chunk_blocks: found {chunk_blocks}, allowed 1 or more$"):
-        block_columns(rows(1), chunk_blocks)
+    for chunk_blocks in (0, -1):
+        with pytest.raises(LimitExceeded, match=rf"^chunk_blocks: found {chunk_blocks}, allowed 1 or more$"):
+            block_columns(rows(1), chunk_blocks)
 
 
 def test_a_row_names_a_tier_and_no_unknown_bit() -> None:
@@ -153,5 +128,5 @@ def test_a_row_names_a_tier_and_no_unknown_bit() -> None:
 
 
 def test_a_request_beyond_its_size_is_refused_unread() -> None:
-    with pytest.raises(MalformedMessage, match=f"recover request of {REQUEST_BYTES_MAX + 1} bytes"):
-        decode_recover_request(b"\0" * (REQUEST_BYTES_MAX + 1))
+    with pytest.raises(MalformedMessage, match="recover request: 9217 bytes, at most 9216 allowed"):
+        decode_recover_request(b"\0" * 9217)

@@ -58,7 +58,7 @@ async def test_who_waits_for_a_server_stops_when_asked() -> None:
 
 
 async def test_following_a_stream_that_is_not_there_is_an_error_that_names_it(log: EventLog) -> None:
-    with pytest.raises(BrokerUnavailable, match=r"^follow TEST: "):
+    with pytest.raises(BrokerUnavailable, match=r"^stream TEST: "):
         await log.follow("TEST", "test.>", Reader().on_message)
 
 

@@ -3,10 +3,11 @@
 No forest is behind them.
 """
 
+from itertools import accumulate
 from random import Random
 
 from indexer.index.prefix_index import PrefixIndex
-from kv_protocol.codec import encode_message, split_message
+from kv_protocol.codec import encode_batch, encode_message
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.events import TIERS, Batch, Cleared, Event, Removed, Stored, Tier
 from kv_protocol.recovery import HeldBlock, block_columns
@@ -122,10 +123,11 @@ class Collisions:
 
     def _message(self) -> None:
         events = [self._event() for _ in range(self._random.randint(1, 6))]
-        message = bytearray(encode_message([Batch(1, 1 + at, event) for at, event in enumerate(events)]))
-        for frame in split_message(bytes(message)):
+        batches = [Batch(1, 1 + at, event) for at, event in enumerate(events)]
+        message = bytearray(encode_message(batches))
+        for offset in accumulate([len(encode_batch(each)) for each in batches[:-1]], initial=2):
             if self._random.random() < 0.2:
-                message[frame.offset + self._random.choice([1, 2, 3, 44])] = self._random.randrange(5)
+                message[offset + self._random.choice([1, 2, 3, 44])] = self._random.randrange(5)
         rank = self._rank()
         same({name: self._applied(index, rank, bytes(message)) for name, index in self._indexes.items()})
 

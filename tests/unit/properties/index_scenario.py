@@ -5,12 +5,13 @@ itself is told in `index_collisions.py`.
 """
 
 from collections.abc import Callable, Mapping
+from itertools import accumulate
 from random import Random
 
 import pytest
 
 from indexer.index.prefix_index import PassedRequest, PrefixIndex
-from kv_protocol.codec import encode_message, split_message
+from kv_protocol.codec import encode_batch, encode_message
 from kv_protocol.digest import BUCKET_SET_BYTES, is_in_buckets
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.events import TIERS, Batch, Cleared, Event, Removed, Stored, Tier
@@ -273,10 +274,12 @@ class Scenario:
         if self._random.random() < 0.2:
             events.append(Cleared(self._tier()))
         self._random.shuffle(events)
-        message = encode_message([Batch(1, 1 + at, event) for at, event in enumerate(events)])
+        batches = [Batch(1, 1 + at, event) for at, event in enumerate(events)]
+        message = encode_message(batches)
         reader, indexes = self._random.choice(list(self._indexes)), self._indexes
         if self._random.random() < 0.3:
-            offset = self._random.choice(split_message(message)).offset
+            offsets = list(accumulate([len(encode_batch(each)) for each in batches[:-1]], initial=2))
+            offset = self._random.choice(offsets)
             with pytest.raises(MalformedMessage):
                 indexes[reader].apply_batch(rank, message[: offset + 2] + b"M" + message[offset + 3 :], self._now_s)
         assert indexes[reader].apply_batch(rank, message, self._now_s) == 0, reader

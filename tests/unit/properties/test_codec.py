@@ -26,6 +26,7 @@ from kv_protocol.journal import (
     encode_record,
     pack_journal,
 )
+from kv_protocol.ledger import LedgerTold, Renewed, Routed, decode_replica, encode_replica
 from kv_protocol.load import LoadReport, decode_load, encode_load
 from kv_protocol.splitmix import splitmix64
 from tests.dumped import dump_chunks
@@ -50,6 +51,8 @@ BATCHES = st.lists(
 REGISTERED = registered()
 HEARTBEAT = fleet.Heartbeat(instance="i", epoch=1, last_seq=2, tiers=(TierDigest(Tier.GPU, 3, 4),))
 LOAD = LoadReport(instance="i", iteration=1, running_requests=2, waiting_requests=3, used_blocks=4, total_blocks=5)
+ROUTED = Routed(lease_id="l", worker_id="w", dp_rank=0, blocks=b"8 bytes.", uncached_tokens=3, epoch=9)
+LEDGER = LedgerTold(router="r", life=1, seq=2, events=(ROUTED, Renewed(lease_id="l")))
 REPLAY = recovery.ReplayChunk(request_id=1, epoch=2, last_seq=3, message=b"any")
 CHUNK = dump_chunks(1, 2, 3, [recovery.HeldBlock(4, None, 1), recovery.HeldBlock(5, 4, 15)])[0]
 
@@ -82,11 +85,13 @@ WIRES = {
     ),
     "dump chunk": Wire(recovery.decode_answer, recovery.encode, recovery.encode(CHUNK)),
     "replay chunk": Wire(recovery.decode_answer, recovery.encode, recovery.encode(REPLAY)),
+    "ledger": Wire(decode_replica, encode_replica, encode_replica(LEDGER)),
     "journal": Wire(decode_journal, pack, pack(JournalMessage(version=1, life=5, first=1, records=tuple(RECORDS)))),
 }
+DEEP = [b"[" * 100_000, b'{"a":' * 100_000, b'{"a":' + b"[" * 100_000, b"\x91" * 100_000, b"\xdd" + b"\xff" * 4]
 EACH_WIRE = pytest.mark.parametrize("wire", WIRES.values(), ids=WIRES)
 JSON_WIRES = ["fleet", "heartbeat", "load"]
-MSGPACK_WIRES = ["recover request", "dump chunk", "replay chunk", "journal"]
+MSGPACK_WIRES = ["recover request", "dump chunk", "replay chunk", "journal", "ledger"]
 
 
 def decodes_or_is_refused(wire: Wire, data: bytes) -> None:
@@ -164,6 +169,15 @@ def test_the_parts_of_an_event_do_what_it_does_once_or_twice(
 @given(data=st.binary(max_size=200))
 def test_any_bytes_decode_or_are_malformed(wire: Wire, data: bytes) -> None:
     decodes_or_is_refused(wire, data)
+
+
+@EACH_WIRE
+def test_what_is_cut_continued_nested_too_deeply_or_no_message_is_malformed(wire: Wire) -> None:
+    cut = [wire.valid[:length] for length in range(len(wire.valid))]
+    for data in (*cut, wire.valid + b"\0", *DEEP, b"null", b"[]", b"\xff", b"\xc0", b"\x80", b"\x90"):
+        with pytest.raises(MalformedMessage) as refused:
+            wire.decode(data)
+        assert 0 <= refused.value.offset <= len(data)
 
 
 @EACH_WIRE

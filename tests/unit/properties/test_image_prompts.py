@@ -16,7 +16,7 @@ from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
-from kv_protocol import mm_keys
+from kv_protocol import hashing
 from kv_protocol.body_limits import Body
 from kv_protocol.codec import unpack_u64
 from kv_protocol.hashing import Hashing, unpack_tokens
@@ -290,9 +290,9 @@ def found_wrong(fake: Fake) -> str:
 
 @pytest.mark.planted
 def test_a_key_in_the_first_of_an_images_blocks_alone_is_found(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    def first_alone(*arguments: Any) -> Any:
-        return tuple(tuple(key for key in each if key.start_offset == 0) for each in keys(*arguments))
+    def first_alone(runs: list[hashing.MmRun], *sizes: int) -> Any:
+        return keys([run._replace(length=1) for run in runs], *sizes)
 
-    keys = mm_keys.keys_of_blocks
-    monkeypatch.setattr(mm_keys, "keys_of_blocks", first_alone)
+    keys = hashing.keys_of_blocks
+    monkeypatch.setattr(hashing, "keys_of_blocks", first_alone)
     assert found_wrong(fake).startswith("hashes")

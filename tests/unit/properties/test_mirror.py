@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kv_protocol.digest import BUCKET_SET_BYTES, SetDigest, bucket_table
 from kv_protocol.events import TIERS, Event, Removed, Stored, Tier
-from kv_protocol.hashing import chain, hash_seed, local_block_hashes
+from kv_protocol.hashing import Namespace, chain, hash_seed, local_block_hashes
 from tests.support.amount import examples
 from worker_agent.events.engine_events import EngineCleared, EngineEvent, EngineRemoved, EngineStored
 from worker_agent.events.mirror import RankMirror
@@ -24,8 +24,7 @@ class Block(NamedTuple):
     """A block's own tokens and namespace."""
 
     tokens: tuple[int, ...]
-    lora_name: str | None
-    cache_salt: str | None
+    namespace: Namespace
 
 
 Path = tuple[Block, ...]
@@ -50,7 +49,7 @@ def store_of(
         token_ids=tuple((engine_hash + shift) % 2 for engine_hash in hashes for _ in range(block_size)),
         block_size=block_size,
         tier=tier,
-        cache_salt=cache_salt,
+        namespace=Namespace(cache_salt=cache_salt),
         group_idx=group,
     )
 
@@ -142,9 +141,9 @@ class Model:
             if parent is None:
                 return
         tokens = [event.token_ids[at : at + BLOCK_SIZE] for at in range(0, len(event.token_ids), BLOCK_SIZE)]
-        above = parent[-1] if parent else Block((), None, None)
-        names = event.lora_name or above.lora_name, event.cache_salt or above.cache_salt
-        own = [Block(each, *names) for each in tokens]
+        above = parent[-1] if parent else Block((), Namespace())
+        texts = [own or inherited for own, inherited in zip(event.namespace, above.namespace, strict=True)]
+        own = [Block(each, Namespace(*texts)) for each in tokens]
         paths = list(accumulate(own, lambda path, block: (*path, block), initial=parent))[1:]
         named = {(source, engine_hash): path for engine_hash, path in zip(event.block_hashes, paths, strict=True)}
         self.forget({name for name, path in named.items() if self.path_of.get(name) != path})
@@ -184,7 +183,7 @@ class Model:
 
 def name(path: Path) -> int:
     """Return the sequence hash of a path, from the formula."""
-    locals_ = [local_block_hashes(b.tokens, BLOCK_SIZE, seed=hash_seed(b.lora_name, b.cache_salt))[0] for b in path]
+    locals_ = [local_block_hashes(b.tokens, BLOCK_SIZE, seed=hash_seed(*b.namespace))[0] for b in path]
     return chain(locals_)[-1]
 
 

@@ -161,9 +161,11 @@ BAD_BODIES = {
     ("POST", "/v1/workers"): {
         json.dumps({"type": "t" * 100_000}): "",
         json.dumps({"type": "left", "worker_id": "W" * 100_000, "instance": "i", "reason": "drained"}): "",
-        json.dumps(REGISTERED | {"instance": "i" * 100_000}): f"{EVENT}instance: found 'iii",
-        json.dumps(REGISTERED | {"served_names": [""]}): f"{EVENT}served_names[0]: found '', allowed 1..256 characters",
-        json.dumps(REGISTERED | {"block_size": 0}): f"{EVENT}block_size: found 0, allowed 1..4096 tokens",
+        json.dumps(
+            REGISTERED | {"instance": "i" * 100_000}
+        ): f"{EVENT}Expected `str` of length <= 128 - at `$.instance`",
+        json.dumps(REGISTERED | {"served_names": [""]}): f"{EVENT}Expected `str` of length >= 1 - at `$.served_names[",
+        json.dumps(REGISTERED | {"block_size": 0}): f"{EVENT}Expected `int` >= 1 - at `$.block_size`",
     },
 }
 """By method and path: bodies that are refused, and how the message begins."""

@@ -10,9 +10,8 @@ from tokenizers import AddedToken
 
 from kv_protocol.body_limits import Body, BodyLimits, read_body
 from kv_protocol.codec import pack_u64
-from kv_protocol.hashing import EAGLE_HASH_SCHEME, Hashing, chain, local_block_hashes
+from kv_protocol.hashing import EAGLE_HASH_SCHEME, Hashing, chain, local_block_hashes, mm_hash
 from kv_protocol.images import FixedTokens, ImageRule, QwenTokens
-from kv_protocol.mm_keys import mm_hash
 from kv_protocol.openai.requests import CHAT, RequestInvalid, decode_inbound
 from kv_runtime.text.byte_model import ByteText
 from kv_runtime.text.chat_messages import IMAGES_MAX, split_images

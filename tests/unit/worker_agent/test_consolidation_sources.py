@@ -34,8 +34,7 @@ def events_told(core: Consolidation) -> list[Event]:
 
 
 def held(core: Consolidation, dp_rank: int = 0) -> dict[int, tuple[Tier, ...]]:
-    blocks = [block for chunk in core.dump(dp_rank, 1) for block in chunk.blocks()]
-    return {block.sequence_hash: tuple(block.tiers) for block in blocks}
+    return {block.sequence_hash: tuple(block.tiers) for block in core.mirrors[dp_rank].dump()}
 
 
 # -------------------------------------------------------------------- losses and clears
@@ -56,7 +55,7 @@ def test_what_a_source_says_after_its_loss_is_had_again(core: Consolidation) -> 
     core.on_loss(ENGINE, began_anew=True)
     assert core.on_payload(0, payload(STORED), ENGINE) == {0}
     assert events_told(core) == [Stored(CHAIN), Cleared(), Stored(CHAIN)]
-    assert core.publishers[ENGINE].decoder.counts.stored == 2
+    assert core.publishers[ENGINE].decoder.counts["stored"] == 2
 
 
 # -------------------------------------------------------------------- why a rank is stale

@@ -1,5 +1,7 @@
 """Batches of hop A: what stands, what is repaired, what is ignored, what is refused, and that none costs the others."""
 
+from collections import Counter
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -9,7 +11,7 @@ from bench.capture.payloads import MEDIUM_OF_TIER
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.events import Tier
 from tests.unit.worker_agent.wire_words import GOOD, GOOD_MAP, read, stored, stored_array, stored_map, wire
-from worker_agent.events.dialects.batches import TIER_OF_MEDIUM, TIME_S_MAX, BatchDecoder, DecoderCounts
+from worker_agent.events.dialects.batches import KINDS, TIER_OF_MEDIUM, TIME_S_MAX, BatchDecoder
 from worker_agent.events.engine_events import EngineBatch, EngineEvent, EngineRemoved, EngineStored
 
 
@@ -18,18 +20,15 @@ def names(*hashes: int, block_size: int = 0, tier: Tier = Tier.HOST) -> EngineSt
 
 
 # -------------------------------------------------------------------- the batch
-@pytest.mark.parametrize(
-    ("batch", "dp_rank"),
-    [([1.5, []], None), ([1.5, [], None], None), ([1.5, [], 0], 0), ([1.5, [], 3], 3), ([1.5, [], 3, "newer"], 3)],
-)
-def test_a_batch_is_time_and_events_and_maybe_a_rank(batch: list[object], dp_rank: int | None) -> None:
-    expected = EngineBatch(sequence=3, time_s=1.5, dp_rank=dp_rank, events=())
-    assert BatchDecoder().decode(3, msgspec.msgpack.encode(batch)) == expected
+def test_a_batch_is_time_and_events_and_maybe_a_rank() -> None:
+    for behind, dp_rank in (((), None), ((None,), None), ((0,), 0), ((3,), 3), ((3, "newer"), 3)):
+        expected = EngineBatch(sequence=3, time_s=1.5, dp_rank=dp_rank, events=())
+        assert BatchDecoder().decode(3, msgspec.msgpack.encode([1.5, [], *behind])) == expected
 
 
-@pytest.mark.parametrize("time_s", [0, 0.0, 1.7e9, TIME_S_MAX])
-def test_any_time_that_nanoseconds_can_say_is_read(time_s: float) -> None:
-    assert BatchDecoder().decode(0, wire(GOOD_MAP, time_s=time_s)).time_s == time_s
+def test_any_time_that_nanoseconds_can_say_is_read() -> None:
+    for time_s in (0, 0.0, 1.7e9, TIME_S_MAX):
+        assert BatchDecoder().decode(0, wire(GOOD_MAP, time_s=time_s)).time_s == time_s
     assert round(TIME_S_MAX * 1e9) < 2**63
 
 
@@ -50,44 +49,25 @@ def test_a_batch_that_is_none_is_malformed_and_named_by_its_sequence(payload: by
 
 
 # -------------------------------------------------------------------- what stands
-@pytest.mark.parametrize(
-    ("medium", "tier"),
-    [
-        (None, Tier.GPU),
-        ("GPU", Tier.GPU),
-        ("DEVICE", Tier.GPU),
-        ("CPU", Tier.HOST),
-        ("CPU_PINNED", Tier.HOST),
-        ("CPU_TIER1", Tier.HOST),
-        ("CPU_TIER2", Tier.DISK),
-        ("DISK", Tier.DISK),
-        ("NVME", Tier.DISK),
-        ("STORAGE", Tier.DISK),
-        ("EXTERNAL", Tier.EXTERNAL),
-        ("NETWORK", Tier.EXTERNAL),
-        ("REMOTE", Tier.EXTERNAL),
-        ("SHARED", Tier.EXTERNAL),
-    ],
-)
-def test_every_spelling_of_a_medium_is_a_tier(medium: str | None, tier: Tier) -> None:
-    batch = read(
-        stored_map(medium=medium),
-        {**GOOD_MAP, "medium": medium},
-        stored_array(None, medium),
-        [*GOOD_MAP.values(), medium],
-    )
-    removed = EngineRemoved(block_hashes=(9,), tier=tier)
-    assert batch.events == (stored(7, tier=tier), removed, stored(7, tier=tier), removed)
-
-
-def test_no_spelling_of_a_medium_is_left_untested_or_unreadable() -> None:
-    assert len(TIER_OF_MEDIUM) == 14
+def test_every_spelling_of_a_medium_is_a_tier() -> None:
+    spellings: dict[Tier, tuple[str | None, ...]] = {
+        Tier.GPU: (None, "GPU", "DEVICE"),
+        Tier.HOST: ("CPU", "CPU_PINNED", "CPU_TIER1"),
+        Tier.DISK: ("CPU_TIER2", "DISK", "NVME", "STORAGE"),
+        Tier.EXTERNAL: ("EXTERNAL", "NETWORK", "REMOTE", "SHARED"),
+    }
+    for tier, media in spellings.items():
+        removed = EngineRemoved(block_hashes=(9,), tier=tier)
+        for medium in media:
+            events = stored_map(medium=medium), {**GOOD_MAP, "medium": medium}
+            arrays = stored_array(None, medium), [*GOOD_MAP.values(), medium]
+            assert read(*events, *arrays).events == (stored(7, tier=tier), removed) * 2, medium
+    assert sorted(map(str, TIER_OF_MEDIUM)) == sorted(str(medium) for media in spellings.values() for medium in media)
     assert {TIER_OF_MEDIUM[medium]: medium for medium in MEDIUM_OF_TIER.values()} == MEDIUM_OF_TIER
 
 
-@pytest.mark.parametrize(
-    ("spelling", "inside"),
-    [
+def test_hashes_of_any_spelling_are_u64_inside() -> None:
+    spellings: list[tuple[int | bytes, int]] = [
         (0, 0),
         (-1, 2**64 - 1),
         (2**64 - 1, 2**64 - 1),
@@ -95,33 +75,23 @@ def test_no_spelling_of_a_medium_is_left_untested_or_unreadable() -> None:
         (bytes(8), 0),
         (b"\x01" + bytes(7), 1 << 56),
         (b"\xff" * 24 + bytes(7) + b"\x05", 5),
-    ],
-)
-def test_hashes_of_any_spelling_are_u64_inside(spelling: int | bytes, inside: int) -> None:
-    batch = read(
-        stored_map(block_hashes=[spelling]),
-        stored_map(block_hashes=[77], parent_block_hash=spelling),
-        {**GOOD_MAP, "block_hashes": [spelling]},
-        stored_array(block_hashes=[spelling]),
-    )
-    assert batch.events == (
-        stored(inside),
-        stored(77, parent=inside),
-        EngineRemoved(block_hashes=(inside,)),
-        stored(inside),
-    )
+    ]
+    for spelling, inside in spellings:
+        batch = read(
+            stored_map(block_hashes=[spelling]),
+            stored_map(block_hashes=[77], parent_block_hash=spelling),
+            {**GOOD_MAP, "block_hashes": [spelling]},
+            stored_array(block_hashes=[spelling]),
+        )
+        of_hash = stored(inside), stored(77, parent=inside), EngineRemoved(block_hashes=(inside,)), stored(inside)
+        assert batch.events == of_hash, spelling
 
 
-@pytest.mark.parametrize("block_size", [0, 16, 4096])
-def test_blocks_without_tokens_are_names_of_known_ones_and_their_place(block_size: int) -> None:
-    event = stored_map(block_hashes=[7, 8], token_ids=[], block_size=block_size, medium="CPU")
-    assert read(event).events == (names(7, 8, block_size=block_size),)
-
-
-def test_a_name_that_stands_twice_is_read_twice() -> None:
+def test_blocks_without_tokens_are_names_of_known_ones_and_their_place() -> None:
     """Offloaded blocks of several attention groups: one name each, and no event says of which group."""
-    event = stored_map(block_hashes=[7, 8, 8], token_ids=[], block_size=0, medium="CPU")
-    assert read(event).events == (names(7, 8, 8, block_size=0),)
+    for block_size in (0, 16, 4096):
+        event = stored_map(block_hashes=[7, 8, 8], token_ids=[], block_size=block_size, medium="CPU")
+        assert read(event).events == (names(7, 8, 8, block_size=block_size),)
 
 
 def test_unknown_keys_and_slots_of_newer_publishers_are_skipped() -> None:
@@ -131,18 +101,16 @@ def test_unknown_keys_and_slots_of_newer_publishers_are_skipped() -> None:
 
 
 # -------------------------------------------------------------------- what is repaired or ignored
-@pytest.mark.parametrize(
-    ("changes", "event"),
-    [
-        ({"block_hashes": [7, 8], "token_ids": [1, 2, 3, 4]}, stored(7)),
-        ({"block_hashes": [7, 8, 6], "token_ids": [1, 2, 3, 4, 5, 6, 7, 8, 9]}, stored(7, 8)),
-        ({"block_hashes": [7, 8], "token_ids": [[1, 2], [2, 3], [3, 4], [4, 5], [5, 6]]}, stored(7, is_eagle=True)),
-    ],
-)
-def test_of_too_few_tokens_the_blocks_that_fit_stand(changes: dict[str, object], event: EngineEvent) -> None:
-    decoder = BatchDecoder()
-    assert read(stored_map(**changes), decoder=decoder).events == (event,)
-    assert decoder.counts.cut_blocks == 1
+def test_of_too_few_tokens_the_blocks_that_fit_stand() -> None:
+    cases: list[tuple[list[int], list[object], EngineEvent]] = [
+        ([7, 8], [1, 2, 3, 4], stored(7)),
+        ([7, 8, 6], [1, 2, 3, 4, 5, 6, 7, 8, 9], stored(7, 8)),
+        ([7, 8], [[1, 2], [2, 3], [3, 4], [4, 5], [5, 6]], stored(7, is_eagle=True)),
+    ]
+    for hashes, tokens, event in cases:
+        decoder = BatchDecoder()
+        assert read(stored_map(block_hashes=hashes, token_ids=tokens), decoder=decoder).events == (event,)
+        assert decoder.counts["cut_blocks"] == 1
 
 
 @pytest.mark.parametrize(
@@ -169,16 +137,16 @@ def test_what_means_nothing_to_a_prefix_is_ignored(ignored: object) -> None:
     assert (batch.events, batch.ignored, batch.refused) == ((GOOD, GOOD), 1, ())
 
 
-@pytest.mark.parametrize("locality", [None, "LOCAL"])
-def test_what_is_local_or_does_not_say_stands(locality: str | None) -> None:
-    batch = read(stored_map(locality=locality, ownership="kvcr"), {**GOOD_MAP, "locality": locality})
-    assert batch.events == (stored(7), GOOD)
+def test_what_is_local_or_does_not_say_stands() -> None:
+    for locality in (None, "LOCAL"):
+        batch = read(stored_map(locality=locality, ownership="kvcr"), {**GOOD_MAP, "locality": locality})
+        assert batch.events == (stored(7), GOOD)
 
 
-@pytest.mark.parametrize("lookahead", [[[5], [9]], [[5, 6], [9, 7]]], ids=["EAGLE", "MTP of two modules"])
-def test_tokens_that_the_hash_covers_behind_a_block_make_bigrams(lookahead: list[list[int]]) -> None:
-    event = stored_map(block_hashes=[7, 8], token_ids=[1, 2, 3, 4, 5, 6, 7, 8], lookahead_token_ids=lookahead)
-    assert read(event).events == (stored(7, 8, is_eagle=True),)
+def test_tokens_that_the_hash_covers_behind_a_block_make_bigrams() -> None:
+    for lookahead in ([[5], [9]], [[5, 6], [9, 7]]):  # EAGLE; MTP of two modules
+        event = stored_map(block_hashes=[7, 8], token_ids=[1, 2, 3, 4, 5, 6, 7, 8], lookahead_token_ids=lookahead)
+        assert read(event).events == (stored(7, 8, is_eagle=True),)
 
 
 # -------------------------------------------------------------------- what is refused
@@ -288,7 +256,7 @@ def test_each_outcome_is_counted_once() -> None:
         None,
         decoder=decoder,
     )
-    assert decoder.counts == DecoderCounts(
+    assert decoder.counts == Counter(
         stored=6,
         removed=1,
         cleared=1,
@@ -305,3 +273,4 @@ def test_each_outcome_is_counted_once() -> None:
         cut_blocks=2,
         unexplained_keys=3,
     )
+    assert set(decoder.counts) == set(KINDS)

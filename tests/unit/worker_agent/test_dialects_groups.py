@@ -1,21 +1,12 @@
 """Attention groups: the kind that a store gives its group is remembered, and only main kinds count."""
 
-import pytest
-
 from tests.unit.worker_agent.wire_words import GOOD_MAP, read, stored, stored_array, stored_map
 from worker_agent.events.dialects.batches import MAIN_KINDS, BatchDecoder
 from worker_agent.events.engine_events import EngineRemoved
 
 OTHER_KINDS = (
-    "sliding_window",
-    "sliding_window_mla",
-    "mamba",
-    "chunked_local_attention",
-    "encoder_only_attention",
-    "cross_attention",
-    "FULL_ATTENTION",
-    "never heard of",
-    "",
+    *("sliding_window", "sliding_window_mla", "mamba", "chunked_local_attention", "encoder_only_attention"),
+    *("cross_attention", "FULL_ATTENTION", "never heard of", ""),
 )
 
 
@@ -23,29 +14,28 @@ def removed(group_idx: int) -> EngineRemoved:
     return EngineRemoved(block_hashes=(9,), group_idx=group_idx)
 
 
-@pytest.mark.parametrize("kind", sorted(MAIN_KINDS))
-@pytest.mark.parametrize("group_idx", [0, 3, 255])
-def test_a_main_kind_counts_in_any_group_and_is_remembered(kind: str, group_idx: int) -> None:
-    decoder = BatchDecoder()
-    taught = stored_map(group_idx=group_idx, kv_cache_spec_kind=kind)
-    assert read(taught, decoder=decoder).events == (stored(7, group_idx=group_idx),)
-    later = read(stored_map(group_idx=group_idx), GOOD_MAP | {"group_idx": group_idx}, decoder=decoder)
-    assert later.events == (stored(7, group_idx=group_idx), removed(group_idx))
+def test_a_main_kind_counts_in_any_group_and_is_remembered() -> None:
+    for kind in MAIN_KINDS:
+        for group_idx in (0, 3, 255):
+            decoder = BatchDecoder()
+            taught = stored_map(group_idx=group_idx, kv_cache_spec_kind=kind)
+            assert read(taught, decoder=decoder).events == (stored(7, group_idx=group_idx),)
+            later = read(stored_map(group_idx=group_idx), GOOD_MAP | {"group_idx": group_idx}, decoder=decoder)
+            assert later.events == (stored(7, group_idx=group_idx), removed(group_idx))
 
 
-@pytest.mark.parametrize("kind", OTHER_KINDS)
-@pytest.mark.parametrize("group_idx", [0, 3])
-def test_another_kind_is_ignored_with_all_that_its_group_says_later(kind: str, group_idx: int) -> None:
-    decoder = BatchDecoder()
-    taught = stored_map(group_idx=group_idx, kv_cache_spec_kind=kind)
-    assert read(taught, decoder=decoder).ignored == 1
-    later = read(stored_map(group_idx=group_idx), GOOD_MAP | {"group_idx": group_idx}, decoder=decoder)
-    assert (later.events, later.ignored) == ((), 2)
+def test_another_kind_is_ignored_with_all_that_its_group_says_later() -> None:
+    for kind in OTHER_KINDS:
+        for group_idx in (0, 3):
+            decoder = BatchDecoder()
+            assert read(stored_map(group_idx=group_idx, kv_cache_spec_kind=kind), decoder=decoder).ignored == 1
+            later = read(stored_map(group_idx=group_idx), GOOD_MAP | {"group_idx": group_idx}, decoder=decoder)
+            assert (later.events, later.ignored) == ((), 2)
 
 
-@pytest.mark.parametrize(("group", "ignored"), [({}, 0), ({"group_idx": 0}, 0), ({"group_idx": 1}, 2)])
-def test_of_groups_never_described_only_the_first_counts(group: dict[str, int], ignored: int) -> None:
-    assert read(stored_map(**group), GOOD_MAP | group).ignored == ignored
+def test_of_groups_never_described_only_the_first_counts() -> None:
+    for group, ignored in (({}, 0), ({"group_idx": 0}, 0), ({"group_idx": 1}, 2)):
+        assert read(stored_map(**group), GOOD_MAP | group).ignored == ignored
 
 
 def test_a_removal_does_not_teach_what_its_group_is() -> None:
@@ -72,28 +62,25 @@ def test_the_last_kind_of_a_group_is_its_kind() -> None:
     assert (batch.events, batch.ignored) == ((stored(7, group_idx=1), removed(1)), 1)
 
 
-@pytest.mark.parametrize(
-    "tail",
-    [
-        pytest.param((3, "full_attention"), id="legacy"),
-        pytest.param((3, "full_attention", 128), id="legacy with a window"),
-        pytest.param(([None], 3, "full_attention", 128), id="legacy with items"),
-        pytest.param((None, 3, "full_attention", None), id="legacy with no items"),
-        pytest.param((3, "full_attention", None, None), id="fixed"),
-        pytest.param((3, "full_attention", 128, "LOCAL"), id="fixed with a locality"),
-        pytest.param((3, "full_attention", None, None, None, None, 5, "newer"), id="fixed and newer"),
-    ],
-)
-def test_a_tail_names_group_and_kind_by_position_or_by_type(tail: tuple[object, ...]) -> None:
-    store, removal = stored_array(None, "GPU", None, None, *tail), [*GOOD_MAP.values(), "GPU", *tail]
-    assert read(store, removal).events == (stored(7, group_idx=3), removed(3))
+def test_a_tail_names_group_and_kind_by_position_or_by_type() -> None:
+    kind, tails = "full_attention", dict[str, tuple[object, ...]]()
+    tails["legacy"] = (3, kind)
+    tails["legacy with a window"] = (3, kind, 128)
+    tails["legacy with items"] = ([None], 3, kind, 128)
+    tails["legacy with no items"] = (None, 3, kind, None)
+    tails["fixed"] = (3, kind, None, None)
+    tails["fixed with a locality"] = (3, kind, 128, "LOCAL")
+    tails["fixed and newer"] = (3, kind, None, None, None, None, 5, "newer")
+    for name, tail in tails.items():
+        store, removal = stored_array(None, "GPU", None, None, *tail), [*GOOD_MAP.values(), "GPU", *tail]
+        assert read(store, removal).events == (stored(7, group_idx=3), removed(3)), name
 
 
-@pytest.mark.parametrize(
-    "tail", [(), (None,), (3,), (None, None, 3), ("full_attention",), (None, "full_attention"), (None,) * 5]
-)
-def test_a_legacy_tail_may_stop_anywhere(tail: tuple[object, ...]) -> None:
-    decoder = BatchDecoder()
-    read(stored_map(group_idx=3, kv_cache_spec_kind="full_attention"), decoder=decoder)
-    event = stored_array(None, None, None, None, *tail)
-    assert read(event, decoder=decoder).events == (stored(7, group_idx=3 if 3 in tail else 0),)
+def test_a_legacy_tail_may_stop_anywhere() -> None:
+    kind = "full_attention"
+    tails: tuple[tuple[object, ...], ...] = ((), (None,), (3,), (None, None, 3), (kind,), (None, kind), (None,) * 5)
+    for tail in tails:
+        decoder = BatchDecoder()
+        read(stored_map(group_idx=3, kv_cache_spec_kind=kind), decoder=decoder)
+        event = stored_array(None, None, None, None, *tail)
+        assert read(event, decoder=decoder).events == (stored(7, group_idx=3 if 3 in tail else 0),), tail

@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from kv_protocol.hashing import BASE_SEED, hash_seed, lora_id
-from kv_protocol.mm_keys import mm_hash
+from kv_protocol.hashing import BASE_SEED, Namespace, hash_seed, lora_id, mm_hash
 from tests.unit.worker_agent.wire_words import read, stored, stored_array, stored_map
 from worker_agent.events.dialects.batches import BatchDecoder
 from worker_agent.events.engine_events import EngineStored
@@ -14,6 +13,7 @@ DIGEST = "0123456789abcdef" * 4
 OTHER = "fedcba9876543210" * 4
 NUMBER = 0x0123456789ABCDEF
 TAG = "dynamo-cache-salt:"
+SALTED = Namespace(cache_salt="s")
 
 
 def two_blocks(**keys: object) -> EngineStored:
@@ -70,9 +70,8 @@ def test_items_of_blocks_are_found_in_every_spelling(
     assert two_blocks(**keys).mm_hashes == mm_hashes
 
 
-@pytest.mark.parametrize(
-    ("keys", "cache_salt"),
-    [
+def test_a_salt_is_said_or_tagged_in_the_first_block() -> None:
+    cases: list[tuple[dict[str, object], str | None]] = [
         ({}, None),
         ({"cache_salt": "s"}, "s"),
         ({"cache_salt": ""}, None),
@@ -84,57 +83,53 @@ def test_items_of_blocks_are_found_in_every_spelling(
         ({"extra_keys": [["s"]]}, None),
         ({"extra_keys": [[TAG + "tagged"]], "cache_salt": "said"}, "said"),
         ({"extra_keys": [[TAG + "tagged"]], "cache_salt": ""}, "tagged"),
-    ],
-)
-def test_a_salt_is_said_or_tagged_in_the_first_block(keys: dict[str, object], cache_salt: str | None) -> None:
-    assert two_blocks(**keys).cache_salt == cache_salt
-
-
-def test_a_tagged_digest_is_a_salt_and_no_item() -> None:
-    assert two_blocks(extra_keys=[[TAG + DIGEST]]).mm_hashes == ()
+    ]
+    for keys, cache_salt in cases:
+        assert two_blocks(**keys).namespace.cache_salt == cache_salt, keys
+    assert two_blocks(extra_keys=[[TAG + DIGEST]]).mm_hashes == ()  # a tagged digest is a salt and no item
 
 
 def test_a_salt_of_names_only_is_kept_and_their_items_are_not() -> None:
     (event,) = read(stored_map(token_ids=[], extra_keys=[[TAG + "s", DIGEST]])).events
     assert isinstance(event, EngineStored)
-    assert (event.cache_salt, event.mm_hashes) == ("s", ())
+    assert (event.namespace.cache_salt, event.mm_hashes) == ("s", ())
 
 
-@pytest.mark.parametrize(
-    ("extra_keys", "unexplained"),
-    [
+def test_unexplained_keys_are_counted() -> None:
+    cases: list[tuple[list[object], int]] = [
         ([None, None], 0),
         ([["adapter", DIGEST, TAG + "s", ["uuid-1", 0]], ["adapter"]], 0),
         ([["adapter", "salt"], ["adapter"]], 1),
         ([[b"embeddings"], [1, 1.5]], 3),
         ([None, None, ["beyond the blocks"]], 0),
-    ],
-)
-def test_unexplained_keys_are_counted(extra_keys: list[object], unexplained: int) -> None:
-    decoder = BatchDecoder()
-    event = stored_map(
-        block_hashes=[7, 8], token_ids=[1, 2, 3, 4, 5, 6, 7, 8], lora_name="adapter", extra_keys=extra_keys
-    )
-    assert read(event, decoder=decoder).refused == ()
-    assert decoder.counts.unexplained_keys == unexplained
+    ]
+    for extra_keys, unexplained in cases:
+        decoder, keys = BatchDecoder(), {"lora_name": "adapter", "extra_keys": extra_keys}
+        event = stored_map(block_hashes=[7, 8], token_ids=[1, 2, 3, 4, 5, 6, 7, 8], **keys)
+        assert read(event, decoder=decoder).refused == ()
+        assert decoder.counts["unexplained_keys"] == unexplained, extra_keys
 
 
 @pytest.mark.parametrize(
     ("slots", "fields"),
     [
-        pytest.param(("adapter",), {"lora_name": "adapter"}, id="adapter"),
-        pytest.param(({"cache_salt": "s"},), {"cache_salt": "s"}, id="metadata for the adapter"),
+        pytest.param(("adapter",), {"namespace": Namespace("adapter")}, id="adapter"),
+        pytest.param(({"cache_salt": "s"},), {"namespace": SALTED}, id="metadata for the adapter"),
         pytest.param(({"cache_salt": None},), {}, id="metadata without a salt"),
         pytest.param(({"other": 1},), {}, id="other metadata"),
-        pytest.param(("adapter", "session-1"), {"lora_name": "adapter"}, id="a session for the keys"),
+        pytest.param(("adapter", "session-1"), {"namespace": Namespace("adapter")}, id="a session for the keys"),
         pytest.param((None, [[DIGEST]]), {"mm_hashes": ((NUMBER,),)}, id="keys"),
         pytest.param((None, None, [infos(5)]), {"mm_hashes": ((5,),)}, id="items in a legacy tail"),
         pytest.param(
             ("adapter", [[TAG + "s"]], None, None, None, None, None, {"cache_salt": "s"}),
-            {"lora_name": "adapter", "cache_salt": "s"},
+            {"namespace": Namespace("adapter", "s")},
             id="metadata behind a fixed tail",
         ),
-        pytest.param((None, None, None, None, {"cache_salt": "s"}), {"cache_salt": "s"}, id="metadata inside a tail"),
+        pytest.param(
+            (None, None, None, None, {"cache_salt": "s"}),
+            {"namespace": SALTED},
+            id="metadata inside a tail",
+        ),
     ],
 )
 def test_slots_behind_the_medium_of_an_array(slots: tuple[object, ...], fields: dict[str, Any]) -> None:

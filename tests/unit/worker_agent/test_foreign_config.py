@@ -12,8 +12,8 @@ from kv_runtime.text.byte_model import ByteText
 from tests.support.manual_clock import ManualClock
 from worker_agent.attached.config import AttachedEngineSection, AttachSettings, attached_facts, attached_registration
 from worker_agent.engines.servers.base import EngineFacts
+from worker_agent.events.consolidator import event_path
 from worker_agent.events.engine_event_subscriber import PublisherAddress
-from worker_agent.events.event_path import event_path
 
 HOST = {"source": "host", "endpoint": "tcp://127.0.0.1:5557"}
 

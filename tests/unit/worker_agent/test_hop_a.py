@@ -1,7 +1,5 @@
 """Hop A's frames, and payloads as we write them: byte by byte, and read again as they were said."""
 
-from collections.abc import Sequence
-
 import msgspec
 import pytest
 from hypothesis import given
@@ -10,6 +8,7 @@ from hypothesis import strategies as st
 from bench.capture.payloads import encode_payload
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.events import TIERS, Tier
+from kv_protocol.hashing import Namespace
 from tests.golden.engine_payloads import TRTLLM_STORED
 from tests.unit.worker_agent.wire_words import stored, stored_map
 from worker_agent.events.dialects import engine_wire as hop_a
@@ -34,7 +33,7 @@ def test_a_store_is_written_as_the_field_writes_it_with_its_medium() -> None:
 
 def test_a_payload_is_a_three_array_of_float_maps_and_rank() -> None:
     events: list[EngineEvent] = [
-        stored(5, parent=U64 - 1, lora_name="a", cache_salt="s"),
+        stored(5, parent=U64 - 1, namespace=Namespace("a", "s")),
         EngineRemoved(block_hashes=(6,), tier=Tier.HOST),
     ]
     assert msgspec.msgpack.decode(encode_payload(2.0, events, 3)) == [
@@ -78,8 +77,7 @@ def stores(draw: st.DrawFn) -> EngineStored:
         token_ids=tuple(draw(st.lists(st.integers(0, 2**32 - 1), min_size=tokens, max_size=tokens))),
         block_size=block_size,
         tier=draw(st.sampled_from(TIERS)),
-        lora_name=draw(texts),
-        cache_salt=draw(texts),
+        namespace=Namespace(*draw(st.tuples(*[texts] * len(Namespace._fields)))),
         mm_hashes=tuple(items) if any(items) else (),
         is_eagle=is_eagle,
         group_idx=draw(groups),
@@ -93,7 +91,7 @@ names = st.builds(
     token_ids=st.just(()),
     block_size=st.integers(0, 4096),
     tier=st.sampled_from(TIERS),
-    cache_salt=texts,
+    namespace=st.builds(Namespace, st.none(), texts),
     group_idx=groups,
 )
 removals = st.builds(EngineRemoved, block_hashes=hash_tuples, tier=st.sampled_from(TIERS), group_idx=groups)
@@ -114,47 +112,31 @@ def test_a_sequence_frame_is_eight_bytes_big_endian() -> None:
     assert [decode_sequence(encode_sequence(n)) for n in (0, 1, 2**63, REPLAY_END)] == [0, 1, 2**63, REPLAY_END]
 
 
-@pytest.mark.parametrize("length", [0, 1, 7, 9, 16])
-def test_a_sequence_frame_of_another_length_is_malformed(length: int) -> None:
-    with pytest.raises(MalformedMessage, match=f"sequence frame of {length} bytes"):
-        decode_sequence(bytes(length))
+def test_a_sequence_frame_of_another_length_is_malformed() -> None:
+    for length in (0, 1, 7, 9, 16):
+        with pytest.raises(MalformedMessage, match=f"sequence frame of {length} bytes"):
+            decode_sequence(bytes(length))
 
 
-@pytest.mark.parametrize("topic", [b"", b"kv-events"])
-def test_a_published_message_is_topic_sequence_and_payload(topic: bytes) -> None:
-    assert split_frames([topic, encode_sequence(7), b"payload"]) == (7, b"payload")
-
-
-@pytest.mark.parametrize("frames", [[], [b"x"], [b"", encode_sequence(1)], [b"", encode_sequence(1), b"", b""]])
-def test_a_published_message_of_other_than_three_frames_is_malformed(frames: Sequence[bytes]) -> None:
-    with pytest.raises(MalformedMessage, match=f"{len(frames)} frames"):
-        split_frames(frames)
-
-
-def test_a_published_message_whose_sequence_is_none_is_malformed() -> None:
+def test_a_published_message_is_topic_sequence_and_payload() -> None:
+    sequence = encode_sequence(1)
+    for topic in (b"", b"kv-events"):
+        assert split_frames([topic, sequence, b"payload"]) == (1, b"payload")
+    for frames in ([], [b"x"], [b"", sequence], [b"", sequence, b"", b""]):
+        with pytest.raises(MalformedMessage, match=f"{len(frames)} frames"):
+            split_frames(frames)
     with pytest.raises(MalformedMessage, match="sequence frame"):
-        split_frames([encode_sequence(1), b"payload", b""])
+        split_frames([sequence, b"payload", b""])
 
 
-@pytest.mark.parametrize("topic", [[], [b""], [b"kv-events"]], ids=["without topic", "empty topic", "topic"])
-def test_a_replayed_message_comes_with_or_without_its_topic(topic: list[bytes]) -> None:
-    assert split_replay([b"", *topic, encode_sequence(7), b"payload"]) == (7, b"payload")
-    assert split_replay([b"", *topic, encode_sequence(REPLAY_END), b""]) == (REPLAY_END, b"")
-
-
-@pytest.mark.parametrize(
-    "frames",
-    [
-        [],
-        [b"", encode_sequence(1)],
-        [b"", b"", b"", encode_sequence(1), b""],
-        [b"delimiter", encode_sequence(1), b""],
-        [b"", b"short", b""],
-    ],
-)
-def test_a_replayed_message_of_another_shape_is_malformed(frames: Sequence[bytes]) -> None:
-    with pytest.raises(MalformedMessage):
-        split_replay(frames)
+def test_a_replayed_message_comes_with_or_without_its_topic() -> None:
+    sequence = encode_sequence(7)
+    for topic in ([], [b""], [b"kv-events"]):
+        assert split_replay([b"", *topic, sequence, b"payload"]) == (7, b"payload")
+        assert split_replay([b"", *topic, encode_sequence(REPLAY_END), b""]) == (REPLAY_END, b"")
+    for frames in ([], [b"", sequence], [b"", b"", b"", sequence, b""], [b"x", sequence, b""], [b"", b"short", b""]):
+        with pytest.raises(MalformedMessage):
+            split_replay(frames)
 
 
 def test_a_payload_beyond_the_bound_is_malformed_live_or_replayed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,8 +77,8 @@ def test_whatever_a_poll_brings_nothing_is_raised_and_what_is_told_of_it_is_smal
         core.on_batch(EngineBatch(sequence=sequence, time_s=0.0, dp_rank=dp_rank, events=(each,)))
     assert [core.stale(dp_rank) for dp_rank in core.dp_ranks] == ["", ""]
     counts, kept = rules.counts, rules.quarantine.kept
-    assert sum(rules.quarantine.counts.values()) == counts.refused + counts.unreadable
-    assert len(kept) == min(NEWEST_MAX, counts.refused + counts.unreadable)
+    assert sum(rules.quarantine.counts.values()) == counts["refused"] + counts["unreadable"]
+    assert len(kept) == min(NEWEST_MAX, counts["refused"] + counts["unreadable"])
     assert all(len(each.shown) <= SHOWN_CHARACTERS_MAX for each in kept)
     assert all(len(each.problem) <= PROBLEM_CHARACTERS_MAX for each in kept)
     assert all(len(rules.stale(rank)) <= PROBLEM_CHARACTERS_MAX + 100 for rank in (0, 1))

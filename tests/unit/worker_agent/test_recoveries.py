@@ -98,8 +98,8 @@ def tell(core: Consolidation, *events: EngineEvent) -> None:
 def publish(core: Consolidation) -> list[Batch]:
     """The log takes all there is; return it."""
     batches: list[Batch] = []
-    while message := core.outbox(0).next_message():
-        core.outbox(0).acknowledge(message)
+    while message := core.outboxes[0].next_message():
+        core.outboxes[0].acknowledge(message)
         batches += decode_message(message.payload)
     return batches
 

@@ -25,22 +25,17 @@ from worker_agent.events.engine_events import EngineCleared
 TO_HOST, TO_GPU = diff(0, 1), diff(1, 0)
 
 
-@pytest.fixture
-def rules() -> TrtllmRules:
-    return TrtllmRules(BLOCK_SIZE)
-
-
 # -------------------------------------------------------------------- partial, oversize and nameless blocks
 def test_a_partial_block_ends_its_chain_and_is_not_published(rules: TrtllmRules) -> None:
     assert rules.translate(numbered(stored(block(1), block(2, (5, 6))))) == of_rank_0(store(1))
-    assert rules.counts.partial_blocks_dropped == 1
+    assert rules.counts["partial_blocks_dropped"] == 1
     assert rules.stale(0) == ""
 
 
 def test_blocks_behind_a_partial_one_are_dropped_and_put_the_block_size_in_doubt(rules: TrtllmRules) -> None:
     data = stored(block(1), block(2, (5, 6)), block(3), block(4))
     assert rules.translate(numbered(data, removed(4, 3, 2, 1))) == of_rank_0(store(1), gone(1))
-    assert rules.counts.under_withheld_dropped == 2
+    assert rules.counts["under_withheld_dropped"] == 2
     assert rules.stale(0) == (
         "engine event not read: block of 2 tokens within a chain, engine.block_size is 4: "
         "is it the engine's tokens_per_block?"
@@ -63,7 +58,7 @@ def test_the_negative_spelling_of_a_partial_block_is_the_same_block(rules: Trtll
 def test_blocks_under_a_partial_one_are_dropped_and_those_under_them_too(rules: TrtllmRules) -> None:
     events = numbered(stored(block(2, (5,))), stored(block(3), parent=2), stored(block(4), parent=3), removed(3, 4))
     assert rules.translate(events) == []
-    assert rules.counts.under_withheld_dropped == 2
+    assert rules.counts["under_withheld_dropped"] == 2
 
 
 def test_a_jump_forgets_the_rank_s_partial_blocks_for_their_removals_may_be_lost(rules: TrtllmRules) -> None:
@@ -75,13 +70,13 @@ def test_beyond_a_bound_the_oldest_partial_blocks_are_forgotten() -> None:
     rules = TrtllmRules(BLOCK_SIZE, withheld_max=2)
     partial = [stored(block(number, (5,))) for number in (1, 2, 3)]
     assert rules.translate(numbered(*partial, removed(1, 2, 3))) == of_rank_0(gone(1))
-    assert rules.counts.withheld_forgotten == 1
+    assert rules.counts["withheld_forgotten"] == 1
 
 
 def test_a_store_with_an_oversize_block_is_dropped_whole_and_puts_the_block_size_in_doubt(rules: TrtllmRules) -> None:
     events = numbered(stored(block(1), block(2, range(5))), stored(block(3)), removed(1, 2))
     assert rules.translate(events) == of_rank_0(store(3))
-    assert rules.counts.oversize_dropped == 1
+    assert rules.counts["oversize_dropped"] == 1
     assert rules.stale(0).startswith("engine event not read: block of 5 tokens, engine.block_size is 4")
 
 
@@ -94,7 +89,7 @@ def test_a_block_without_a_name_ends_the_walk_for_what_follows_hangs_under_it(ru
     data = stored(block(1), block(None), block(3))
     events = numbered(data, stored(block(4), parent=3), removed(None, 3, 4, 1))
     assert rules.translate(events) == of_rank_0(store(1), gone(1))
-    assert (rules.counts.nameless_blocks_dropped, rules.counts.under_withheld_dropped) == (2, 2)
+    assert (rules.counts["nameless_blocks_dropped"], rules.counts["under_withheld_dropped"]) == (2, 2)
     assert rules.stale(0) == ""
 
 
@@ -106,7 +101,7 @@ def test_nulls_among_removals_are_skipped(rules: TrtllmRules) -> None:
 def test_a_move_to_the_host_is_a_store_there_by_name_then_a_removal_from_the_gpu(rules: TrtllmRules) -> None:
     events = numbered(stored(block(1)), updated(1, TO_HOST))
     assert rules.translate(events) == of_rank_0(store(1), named(1, tier=Tier.HOST), gone(1))
-    assert rules.counts.tier_moves == 1
+    assert rules.counts["tier_moves"] == 1
 
 
 def test_a_removal_is_published_on_the_tier_where_the_block_is(rules: TrtllmRules) -> None:
@@ -131,7 +126,7 @@ def test_the_move_of_a_block_without_a_name_is_none(rules: TrtllmRules) -> None:
 
 def test_a_new_priority_is_counted_only(rules: TrtllmRules) -> None:
     assert rules.translate(numbered(stored(block(1)), updated(1, None, diff(35, 80)))) == of_rank_0(store(1))
-    assert (rules.counts.priority_changes, rules.counts.tier_moves) == (1, 0)
+    assert (rules.counts["priority_changes"], rules.counts["tier_moves"]) == (1, 0)
 
 
 def test_a_store_on_several_tiers_goes_out_in_runs_each_under_the_block_before_it(rules: TrtllmRules) -> None:

@@ -1,8 +1,11 @@
 """TensorRT-LLM's polled events: what an event says, ids, what cannot be read, and when a rank is in doubt."""
 
+from collections import Counter
+from typing import Any
+
 import pytest
 
-from kv_protocol.mm_keys import mm_hash
+from kv_protocol.hashing import mm_hash
 from kv_protocol.openai.option_table import CACHE_SALT_CHARACTERS_MAX
 from tests.unit.worker_agent.trtllm_json import (
     BLOCK_SIZE,
@@ -20,17 +23,11 @@ from tests.unit.worker_agent.trtllm_json import (
     stored,
     updated,
 )
-from worker_agent.events.dialects.trtllm import PublisherCounts, TrtllmRules
+from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.engine_events import EngineCleared, EngineStored, RankEvent
-from worker_agent.metrics import ENGINE_EVENT_KINDS, PUBLISHER_COUNTS
 
 DIGEST = "00000000000000ff" + "0" * 48
 UUID = "0b8a9f1e-7c55-4c63-9c61-5f6f0f5a2d11"
-
-
-@pytest.fixture
-def rules() -> TrtllmRules:
-    return TrtllmRules(BLOCK_SIZE)
 
 
 def the_store(rules: TrtllmRules, data: Json, **fields: object) -> EngineStored:
@@ -68,30 +65,26 @@ def test_a_store_of_no_blocks_and_a_removal_of_none_publish_nothing(rules: Trtll
 
 
 def test_the_adapter_s_name_is_published_where_there_is_one(rules: TrtllmRules) -> None:
-    assert the_store(rules, stored(block(1), lora_name="adapter")).lora_name == "adapter"
+    assert the_store(rules, stored(block(1), lora_name="adapter")).namespace.lora_name == "adapter"
 
 
-@pytest.mark.parametrize("hash_algo", ["v1_block_key", "v2_sha256_64"])
-def test_hashes_of_these_algorithms_are_numbers(rules: TrtllmRules, hash_algo: str) -> None:
-    assert the_store(rules, stored(block(1)), hash_algo=hash_algo) == store(1)
+def test_hashes_of_numeric_algorithms_are_numbers_and_other_algorithms_are_refused() -> None:
+    for hash_algo in ("v1_block_key", "v2_sha256_64"):
+        assert the_store(TrtllmRules(BLOCK_SIZE), stored(block(1)), hash_algo=hash_algo) == store(1)
+    for hash_algo in ("auto", "", "v3"):
+        rules = TrtllmRules(BLOCK_SIZE)
+        assert rules.translate([event(0, stored(block("ab" * 32)), hash_algo=hash_algo)]) == []
+        assert rules.counts == Counter(refused=1)
+        allowed = "allowed v1_block_key, v2_sha256_64, v2_sha256"
+        assert rules.stale(0) == f"engine event not read: hash_algo: found {hash_algo!r}, {allowed}"
 
 
-@pytest.mark.parametrize("hash_algo", ["auto", "", "v3"])
-def test_other_algorithms_are_refused(rules: TrtllmRules, hash_algo: str) -> None:
-    assert rules.translate([event(0, stored(block("ab" * 32)), hash_algo=hash_algo)]) == []
-    assert rules.counts == PublisherCounts(refused=1)
-    assert rules.stale(0) == (
-        f"engine event not read: hash_algo: found {hash_algo!r}, allowed v1_block_key, v2_sha256_64, v2_sha256"
-    )
-
-
-@pytest.mark.parametrize(
-    "data", [stored(block("ab" * 31)), stored(block(1), parent="xy" * 32), removed("ab"), updated("")]
-)
-def test_texts_that_are_no_hashes_are_refused(rules: TrtllmRules, data: Json) -> None:
-    assert rules.translate([event(0, data)]) == []
-    assert rules.counts == PublisherCounts(refused=1)
-    assert "allowed u64, or 64 hex digits" in rules.stale(0)
+def test_texts_that_are_no_hashes_are_refused() -> None:
+    for data in (stored(block("ab" * 31)), stored(block(1), parent="xy" * 32), removed("ab"), updated("")):
+        rules = TrtllmRules(BLOCK_SIZE)
+        assert rules.translate([event(0, data)]) == []
+        assert rules.counts == Counter(refused=1)
+        assert "allowed u64, or 64 hex digits" in rules.stale(0)
 
 
 def test_a_block_of_hex_hashes_is_found_below_its_parent(rules: TrtllmRules) -> None:
@@ -101,74 +94,68 @@ def test_a_block_of_hex_hashes_is_found_below_its_parent(rules: TrtllmRules) -> 
     assert found == [*of_rank_0(store(1)), *of_rank_0(store(2, parent=1))]
 
 
-@pytest.mark.parametrize("salts", [("s",), ("s", "s"), ("s", None), (None, "s"), ("", "s")])
-@pytest.mark.parametrize("of_event", [{}, {"cache_salt": None}, {"cache_salt": "s"}])
-def test_the_one_salt_of_an_event_is_published(
-    rules: TrtllmRules, salts: tuple[str | None, ...], of_event: Json
-) -> None:
-    blocks = [block(number, cache_salt=salt) for number, salt in enumerate(salts)]
-    assert the_store(rules, stored(*blocks, **of_event)).cache_salt == "s"
+def test_the_one_salt_of_an_event_is_published() -> None:
+    for salts in (("s",), ("s", "s"), ("s", None), (None, "s"), ("", "s")):
+        blocks = [block(number, cache_salt=salt) for number, salt in enumerate(salts)]
+        for of_event in ({}, {"cache_salt": None}, {"cache_salt": "s"}):
+            published = the_store(TrtllmRules(BLOCK_SIZE), stored(*blocks, **of_event))
+            assert published.namespace.cache_salt == "s", (salts, of_event)
 
 
 def test_the_longest_salt_of_a_request_can_be_read_in_an_event(rules: TrtllmRules) -> None:
     longest = "😀" * CACHE_SALT_CHARACTERS_MAX
-    assert the_store(rules, stored(block(1), cache_salt=longest)).cache_salt == longest
+    assert the_store(rules, stored(block(1), cache_salt=longest)).namespace.cache_salt == longest
     assert rules.stale(0) == ""
 
 
-@pytest.mark.parametrize(
-    "mixed",
-    [stored(block(1, cache_salt="a"), block(2, cache_salt="b")), stored(block(1, cache_salt="a"), cache_salt="b")],
-)
-def test_an_event_of_several_salts_is_refused(rules: TrtllmRules, mixed: Json) -> None:
-    assert rules.translate(numbered(mixed, stored(block(3)))) == of_rank_0(store(3))
-    assert rules.counts == PublisherCounts(refused=1, stored=1)
-    assert rules.stale(0) == "engine event not read: cache_salt: found ['a', 'b'], allowed one salt an event"
+def test_an_event_of_several_salts_is_refused() -> None:
+    of_a = block(1, cache_salt="a")
+    for mixed in (stored(of_a, block(2, cache_salt="b")), stored(of_a, cache_salt="b")):
+        rules = TrtllmRules(BLOCK_SIZE)
+        assert rules.translate(numbered(mixed, stored(block(3)))) == of_rank_0(store(3))
+        assert rules.counts == Counter(refused=1, stored=1)
+        assert rules.stale(0) == "engine event not read: cache_salt: found ['a', 'b'], allowed one salt an event"
 
 
 # -------------------------------------------------------------------- multimodal items
-@pytest.mark.parametrize(
-    ("key", "identity"),
-    [
+def test_an_item_is_named_by_its_uuid_else_by_its_hash() -> None:
+    cases: list[tuple[Json, str]] = [
         ({"type": "mm_key", "hash": DIGEST, "start_offset": 0}, DIGEST),
         ({"type": "mm_key", "hash": UUID, "start_offset": 3}, UUID),
         ({"type": "mm_key", "hash": DIGEST, "start_offset": 0, "uuid": UUID}, UUID),
         ({"type": "mm_key", "hash": "", "start_offset": 0, "uuid": UUID}, UUID),
         ({"type": "mm_key", "hash": None, "uuid": UUID}, UUID),
         ({"hash": "not hex"}, "not hex"),
-    ],
-)
-def test_an_item_is_named_by_its_uuid_else_by_its_hash(rules: TrtllmRules, key: Json, identity: str) -> None:
-    data = stored(block(1), block(2, mm_keys=[key]))
-    assert the_store(rules, data).mm_hashes == ((), (mm_hash(identity),))
-    assert rules.counts.named_items == (identity != DIGEST)
+    ]
+    for key, identity in cases:
+        rules = TrtllmRules(BLOCK_SIZE)
+        assert the_store(rules, stored(block(1), block(2, mm_keys=[key]))).mm_hashes == ((), (mm_hash(identity),))
+        assert rules.counts["named_items"] == (identity != DIGEST)
 
 
-def test_all_items_of_a_block_are_named_in_their_order(rules: TrtllmRules) -> None:
+def test_all_items_of_a_block_are_named_in_their_order_and_other_keys_are_none(rules: TrtllmRules) -> None:
     keys = [{"type": "mm_key", "hash": identity} for identity in (UUID, DIGEST)]
-    assert the_store(rules, stored(block(1, mm_keys=keys))).mm_hashes == ((mm_hash(UUID), mm_hash(DIGEST)),)
+    others = [{"type": "other", "hash": DIGEST}, {"type": "mm_key", "hash": ""}, {}]
+    assert the_store(rules, stored(block(1, mm_keys=[*keys, *others]))).mm_hashes == ((mm_hash(UUID), mm_hash(DIGEST)),)
+    assert the_store(TrtllmRules(BLOCK_SIZE), stored(block(1, mm_keys=others))).mm_hashes == ()
 
 
-@pytest.mark.parametrize("key", [{"type": "other", "hash": DIGEST}, {"type": "mm_key", "hash": ""}, {}])
-def test_keys_that_name_no_item_are_none(rules: TrtllmRules, key: Json) -> None:
-    assert the_store(rules, stored(block(1, mm_keys=[key]))).mm_hashes == ()
+def test_a_jump_of_ids_publishes_the_rank_as_cleared_before_the_event() -> None:
+    for next_id in (2, 100, 0, -1):  # one lost, many lost, again, back
+        rules = TrtllmRules(BLOCK_SIZE)
+        rules.translate([event(0, stored(block(1)))])
+        assert rules.translate([event(next_id, stored(block(2)))]) == of_rank_0(EngineCleared(), store(2))
+        assert rules.counts["event_id_gaps"] == 1
 
 
-@pytest.mark.parametrize("next_id", [2, 100, 0, -1], ids=["one lost", "many lost", "again", "back"])
-def test_a_jump_of_ids_publishes_the_rank_as_cleared_before_the_event(rules: TrtllmRules, next_id: int) -> None:
-    rules.translate([event(0, stored(block(1)))])
-    assert rules.translate([event(next_id, stored(block(2)))]) == of_rank_0(EngineCleared(), store(2))
-    assert rules.counts.event_id_gaps == 1
-
-
-@pytest.mark.parametrize(
-    ("ids", "lost"),
-    [((0, 1), 0), ((0, 2), 1), ((0, 100), 99), ((0, 3, 7), 5), ((0, 1, 0), 0), ((0, 9, 3), 11), ((41,), 41)],
-)
-def test_events_with_missing_ids_are_counted_as_lost(rules: TrtllmRules, ids: tuple[int, ...], lost: int) -> None:
-    rules.translate([event(event_id, removed(1), attention_dp_rank=3) for event_id in ids])
-    assert rules.events_lost.get(3, 0) == lost
-    assert set(rules.events_lost) <= {3}
+def test_events_with_missing_ids_are_counted_as_lost() -> None:
+    for ids, lost in (
+        *(((0, 1), 0), ((0, 2), 1), ((0, 100), 99), ((0, 3, 7), 5), ((0, 1, 0), 0), ((0, 9, 3), 11), ((41,), 41)),
+    ):
+        rules = TrtllmRules(BLOCK_SIZE)
+        rules.translate([event(event_id, removed(1), attention_dp_rank=3) for event_id in ids])
+        assert rules.events_lost.get(3, 0) == lost, ids
+        assert set(rules.events_lost) <= {3}
 
 
 def test_a_jump_clears_even_when_the_event_itself_publishes_nothing(rules: TrtllmRules) -> None:
@@ -192,7 +179,7 @@ def test_events_that_are_filtered_ignored_or_not_read_use_up_their_ids(rules: Tr
         event(5, removed(5), window_size=1024),
     ]
     assert rules.translate(events) == of_rank_0(gone(5))
-    assert rules.counts.event_id_gaps == 0
+    assert rules.counts["event_id_gaps"] == 0
 
 
 def test_a_jump_is_published_even_where_the_event_behind_it_cannot_be_read(rules: TrtllmRules) -> None:
@@ -223,47 +210,44 @@ def test_a_jump_is_published_even_where_the_event_behind_it_cannot_be_read(rules
 )
 def test_one_bad_event_never_costs_its_batch(rules: TrtllmRules, data: object, reason: str, counted: str) -> None:
     assert rules.translate(numbered(removed(1), data, removed(2))) == of_rank_0(gone(1), gone(2))
-    assert rules.counts == PublisherCounts(removed=2, **{counted: 1})
+    assert rules.counts == Counter(removed=2, **{counted: 1})
     assert rules.stale(0).startswith(f"engine event not read: {reason}")
 
 
-@pytest.mark.parametrize("field", ["window_size", "layer_group_id", "hash_algo"])
-@pytest.mark.parametrize("found", [-1, "1024", 2**70, [1]])
-def test_an_envelope_that_cannot_be_read_costs_its_event_alone(rules: TrtllmRules, field: str, found: object) -> None:
-    events = [event(0, removed(1)), event(1, removed(2), **{field: found}), event(2, removed(3))]
-    assert rules.translate(events) == of_rank_0(gone(1), gone(3))
-    assert rules.counts.refused + rules.counts.unreadable == 1
+def test_an_envelope_that_cannot_be_read_costs_its_event_alone() -> None:
+    for field in ("window_size", "layer_group_id", "hash_algo"):
+        for found in (-1, "1024", 2**70, [1]):
+            rules = TrtllmRules(BLOCK_SIZE)
+            events = [event(0, removed(1)), event(1, removed(2), **{field: found}), event(2, removed(3))]
+            assert rules.translate(events) == of_rank_0(gone(1), gone(3)), (field, found)
+            assert rules.counts["refused"] + rules.counts["unreadable"] == 1
 
 
-UNPLACED = [
-    pytest.param({"data": removed(3)}, id="no id"),
-    pytest.param({"event_id": None, "data": removed(3)}, id="id null"),
-    pytest.param({"event_id": "1", "data": removed(3)}, id="id as text"),
-    pytest.param({"event_id": 1, "data": removed(3), "attention_dp_rank": "0"}, id="rank as text"),
-    pytest.param({"event_id": 1, "data": removed(3), "attention_dp_rank": -1}, id="negative rank"),
-    pytest.param({"event_id": 1, "data": removed(3), "attention_dp_rank": 2**20}, id="rank out of range"),
-    pytest.param({}, id="empty"),
-    pytest.param(None, id="null"),
-    pytest.param("event", id="text"),
+UNPLACED: list[Any] = [
+    {"data": removed(3)},
+    *({"event_id": event_id, "data": removed(3)} for event_id in (None, "1")),
+    *({"event_id": 1, "data": removed(3), "attention_dp_rank": dp_rank} for dp_rank in ("0", -1, 2**20)),
+    *({}, None, "event"),
 ]
 
 
-@pytest.mark.parametrize("bad", UNPLACED)
-def test_an_event_without_a_readable_place_is_a_jump_for_the_next(rules: TrtllmRules, bad: Json) -> None:
-    events = [event(0, removed(1)), bad, event(2, removed(2))]
-    assert rules.translate(events) == of_rank_0(gone(1), EngineCleared(), gone(2))
+def test_an_event_without_a_readable_place_is_a_jump_for_the_next() -> None:
+    for bad in UNPLACED:
+        events = [event(0, removed(1)), bad, event(2, removed(2))]
+        assert TrtllmRules(BLOCK_SIZE).translate(events) == of_rank_0(gone(1), EngineCleared(), gone(2)), bad
 
 
-@pytest.mark.parametrize("result", [None, 7, "event", {"event_id": 0}, [None], object()])
-def test_a_poll_result_that_is_none_is_counted(rules: TrtllmRules, result: object) -> None:
-    assert rules.translate(result) == []
-    assert rules.counts.unreadable >= 1
-    assert rules.translate([event(0, removed(1))]) == of_rank_0(gone(1))
+def test_a_poll_result_that_is_none_is_counted() -> None:
+    for result in (None, 7, "event", {"event_id": 0}, [None], object()):
+        rules = TrtllmRules(BLOCK_SIZE)
+        assert rules.translate(result) == []
+        assert rules.counts["unreadable"] >= 1
+        assert rules.translate([event(0, removed(1))]) == of_rank_0(gone(1))
 
 
 def test_each_kind_is_counted(rules: TrtllmRules) -> None:
     rules.translate(numbered(created(), stored(block(1)), removed(1), updated(1), None))
-    assert rules.counts == PublisherCounts(created=1, stored=1, removed=1, updated=1, unreadable=1)
+    assert rules.counts == Counter(created=1, stored=1, removed=1, updated=1, unreadable=1)
 
 
 # -------------------------------------------------------------------- doubt
@@ -279,16 +263,11 @@ def test_other_ranks_are_not_in_doubt(rules: TrtllmRules) -> None:
     assert [rules.stale(dp_rank) == "" for dp_rank in range(3)] == [True, False, True]
 
 
-@pytest.mark.parametrize("bad", UNPLACED)
-def test_after_an_event_of_no_rank_each_rank_is_in_doubt_until_its_next_event(rules: TrtllmRules, bad: Json) -> None:
+def test_after_an_event_of_no_rank_each_rank_is_in_doubt_until_its_next_event(rules: TrtllmRules) -> None:
     both = [event(0, removed(), attention_dp_rank=dp_rank) for dp_rank in (0, 1)]
-    rules.translate([*both, bad])
+    rules.translate([*both, None])
     assert all(rules.stale(rank).startswith("engine event of an unknown rank not read: ") for rank in range(3))
     rules.translate([event(1, removed(), attention_dp_rank=0)])
     assert [rules.stale(dp_rank) == "" for dp_rank in (0, 1)] == [True, False]
     assert rules.translate([event(2, removed(), attention_dp_rank=1)]) == of_rank(1, EngineCleared())
     assert rules.stale(1) == ""
-
-
-def test_every_count_is_a_metric_and_counted_once() -> None:
-    assert sorted([*ENGINE_EVENT_KINDS, *PUBLISHER_COUNTS]) == sorted(PublisherCounts.__struct_fields__)

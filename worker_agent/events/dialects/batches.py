@@ -6,7 +6,7 @@ For every event, the first line that applies:
     "Ignored"                      ignored
     locality not LOCAL             ignored: the copy is not this engine's (absent is local)
     medium beyond our tiers        ignored (`MEDIA_BEYOND`)
-    attention group not a main one ignored (`AttentionGroups`)
+    attention group not a main one ignored (`BatchDecoder`)
     medium unknown                 refused
     no tokens                      accepted: names of blocks described before, with their current tier; a repeated name
                                    is two copies (vLLM's offload of several groups names none)
@@ -21,6 +21,7 @@ the batch is processed in both cases. Hashes are u64: an integer mod 2^64; of by
 integer that their engine would send. Source: `docs/SOURCES.md` E3.2, E3.3, E4.2 (ingress filter).
 """
 
+from collections import Counter
 from typing import Annotated
 
 import msgspec
@@ -46,37 +47,26 @@ EVENTS_MAX = 1 << 18
 """Events of a batch: an engine with a block of one token has one for each token of a step."""
 
 
-class DecoderCounts(msgspec.Struct, kw_only=True):
-    """Counts of one publisher's events so far, in events unless named otherwise."""
+KINDS = (
+    *("stored", "removed", "cleared", "refused", "ignored_on_request", "ignored_not_local", "ignored_medium"),
+    *("ignored_attention_group", "ignored_partial", "names_only", "eagle", "multimodal", "byte_hashes"),
+    *("cut_blocks", "unexplained_keys"),
+)
+"""What is counted of a publisher's events, in events unless named otherwise."""
 
-    stored: int = 0
-    removed: int = 0
-    cleared: int = 0
-    refused: int = 0
-    ignored_on_request: int = 0
-    ignored_not_local: int = 0
-    ignored_medium: int = 0
-    ignored_attention_group: int = 0
-    ignored_partial: int = 0
-    names_only: int = 0
-    eagle: int = 0
-    multimodal: int = 0
-    byte_hashes: int = 0
-    cut_blocks: int = 0
-    unexplained_keys: int = 0
 
-    def add(self, event: EngineEvent) -> None:
-        """Count an event that is applied."""
-        match event:
-            case EngineStored():
-                self.stored += 1
-                self.names_only += event.names_only
-                self.eagle += event.is_eagle
-                self.multimodal += bool(event.mm_hashes)
-            case EngineRemoved():
-                self.removed += 1
-            case EngineCleared():
-                self.cleared += 1
+def count(event: EngineEvent, counts: Counter[str]) -> None:
+    """Count an event that is applied."""
+    match event:
+        case EngineStored():
+            counts["stored"] += 1
+            counts["names_only"] += event.names_only
+            counts["eagle"] += event.is_eagle
+            counts["multimodal"] += bool(event.mm_hashes)
+        case EngineRemoved():
+            counts["removed"] += 1
+        case EngineCleared():
+            counts["cleared"] += 1
 
 
 class _Batch(msgspec.Struct, array_like=True):
@@ -91,8 +81,8 @@ _decode_batch = msgspec.msgpack.Decoder(_Batch).decode
 MAIN_KINDS = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
 
 
-class AttentionGroups:
-    """Which attention groups of a model count for prefixes: the kinds of one publisher's groups, from its stores.
+class BatchDecoder:
+    """Reads the payloads of one publisher, in their order; remembers which of its attention groups count for prefixes.
 
     kind on the event      a main kind counts, every other one does not; a store with a group sets the group's kind
     none, group known      as the group's last kind
@@ -101,33 +91,17 @@ class AttentionGroups:
     Main kinds hold every token of a prefix. Others (sliding windows, state spaces, cross attention, ...) hold parts,
     which do not make a prefix reusable by themselves. The caller bounds `group_idx`, and so the memory.
     Source: `docs/SOURCES.md` E3.3, cache groups.
+
+    The decoder updates its `counts` in place.
     """
 
     def __init__(self) -> None:
         self._is_main: dict[int, bool] = {}
+        self.counts = Counter[str]()
 
-    def on_stored(self, group_idx: int | None, kind: str | None) -> bool:
-        """Learn from a store; return whether it counts."""
-        if group_idx is not None and kind is not None:
-            self._is_main[group_idx] = kind in MAIN_KINDS
-        return self.counts(group_idx, kind)
-
-    def counts(self, group_idx: int | None, kind: str | None) -> bool:
-        """Return whether an event of this group counts, without learning from it."""
-        if kind is not None:
-            return kind in MAIN_KINDS
-        return group_idx is None or self._is_main.get(group_idx, group_idx == 0)
-
-
-class BatchDecoder:
-    """Reads the payloads of one publisher, in their order; remembers the kinds of its attention groups.
-
-    A restarted publisher gets a new decoder. The decoder updates its `counts` in place.
-    """
-
-    def __init__(self) -> None:
-        self._groups = AttentionGroups()
-        self.counts = DecoderCounts()
+    def forget(self) -> None:
+        """Forget the groups: the publisher restarted."""
+        self._is_main.clear()
 
     def decode(self, sequence: int, payload: bytes) -> EngineBatch:
         """Return the batch in a payload; an unreadable event is only named in `refused`.
@@ -146,8 +120,8 @@ class BatchDecoder:
                 continue
             if event is not None:
                 events.append(event)
-                self.counts.add(event)
-        self.counts.refused += len(refused)
+                count(event, self.counts)
+        self.counts["refused"] += len(refused)
         return EngineBatch(
             sequence=sequence,
             time_s=batch.time_s,
@@ -167,19 +141,23 @@ class BatchDecoder:
             case WireCleared():
                 return EngineCleared()
             case WireIgnored():
-                self.counts.ignored_on_request += 1
+                self.counts["ignored_on_request"] += 1
                 return None
 
     def _counts(self, wire: WireStored | WireRemoved) -> bool:
         if wire.locality not in (None, "LOCAL"):
-            self.counts.ignored_not_local += 1
+            self.counts["ignored_not_local"] += 1
             return False
         if wire.medium in MEDIA_BEYOND:
-            self.counts.ignored_medium += 1
+            self.counts["ignored_medium"] += 1
             return False
-        ask = self._groups.on_stored if isinstance(wire, WireStored) else self._groups.counts
-        is_main = ask(wire.group_idx, wire.kv_cache_spec_kind)
-        self.counts.ignored_attention_group += not is_main
+        group_idx, kind = wire.group_idx, wire.kv_cache_spec_kind
+        is_main = group_idx is None or self._is_main.get(group_idx, group_idx == 0)
+        if kind is not None:
+            is_main = kind in MAIN_KINDS
+            if group_idx is not None and isinstance(wire, WireStored):
+                self._is_main[group_idx] = is_main
+        self.counts["ignored_attention_group"] += not is_main
         return is_main
 
     def _stored(self, wire: WireStored, *, is_eagle: bool) -> EngineStored | None:
@@ -189,20 +167,19 @@ class BatchDecoder:
         if wire.token_ids and (len(set(hashes)) < len(hashes) or parent in hashes):
             raise LimitExceeded("block_hashes", "a hash twice, or the parent", "each block once, below its parent")
         blocks = _blocks_that_fit(wire, len(hashes), is_eagle=is_eagle)
-        self.counts.cut_blocks += len(hashes) - blocks
+        self.counts["cut_blocks"] += len(hashes) - blocks
         if hashes and not blocks:
-            self.counts.ignored_partial += 1
+            self.counts["ignored_partial"] += 1
             return None
         keys = block_keys(wire, blocks if wire.token_ids else 0)
-        self.counts.unexplained_keys += keys.unexplained
+        self.counts["unexplained_keys"] += keys.unexplained
         return EngineStored(
             block_hashes=hashes[:blocks],
             parent_block_hash=parent,
             token_ids=wire.token_ids[: blocks * wire.block_size + is_eagle],
             block_size=wire.block_size,
             tier=tier,
-            lora_name=wire.lora_name,
-            cache_salt=keys.cache_salt,
+            namespace=keys.namespace,
             mm_hashes=keys.mm_hashes,
             is_eagle=is_eagle,
             group_idx=wire.group_idx or 0,
@@ -214,7 +191,7 @@ class BatchDecoder:
         return EngineRemoved(block_hashes=hashes, tier=tier, group_idx=wire.group_idx or 0)
 
     def _hashes(self, hashes: tuple[EngineHash, ...]) -> tuple[int, ...]:
-        self.counts.byte_hashes += bytes in map(type, hashes)
+        self.counts["byte_hashes"] += bytes in map(type, hashes)
         return tuple([h & U64_MASK if isinstance(h, int) else _of_bytes(h) for h in hashes])
 
 

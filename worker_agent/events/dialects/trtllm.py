@@ -30,10 +30,10 @@ goes out, and means nothing to the reader. Blocks on the host are as many as the
 Source: `docs/SOURCES.md` E1.3 to E1.5, E2.2, E7 (rows 1, 2, 20).
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import chain, groupby
 from operator import attrgetter
-from typing import NamedTuple
 
 import msgspec
 
@@ -42,7 +42,6 @@ from kv_protocol.events import Tier
 from kv_protocol.ids import checked_block_size
 from worker_agent.events.dialects.trtllm_wire import (
     UNBOUNDED,
-    BlockChange,
     TrtllmBlock,
     TrtllmEvent,
     TrtllmHead,
@@ -56,45 +55,20 @@ from worker_agent.events.engine_events import EngineCleared, EngineEvent, Engine
 from worker_agent.events.quarantine import Quarantine
 
 WITHHELD_MAX = 65_536
+HELD_BACK_MAX = 64
 
 
-class PublisherCounts(msgspec.Struct, kw_only=True):
-    """Counts of the engine's events so far. Each event counts once, by its kind or by the reason why it was ignored."""
-
-    created: int = 0
-    stored: int = 0
-    removed: int = 0
-    updated: int = 0
-    window_filtered: int = 0
-    held_back_dropped: int = 0
-    refused: int = 0
-    unreadable: int = 0
-    event_id_gaps: int = 0
-    event_ids_back: int = 0
-    window_changes: int = 0
-    windows_assumed: int = 0
-    oversize_dropped: int = 0
-    partial_blocks_dropped: int = 0
-    nameless_blocks_dropped: int = 0
-    under_withheld_dropped: int = 0
-    withheld_forgotten: int = 0
-    tier_moves: int = 0
-    priority_changes: int = 0
-    named_items: int = 0
-
-
-class _Group:
+class _Group(msgspec.Struct):
     """The state of one attention group that later events depend on."""
 
-    def __init__(self) -> None:
-        self.withheld: dict[int, None] = {}
-        self.on_host: set[int] = set()
+    withheld: dict[int, None] = {}
+    on_host: set[int] = set()
 
 
 class RankBlocks:
     """The rules' state of one rank. `doubt` is why the rank may hold more than is published; empty: no doubt."""
 
-    def __init__(self, block_size: int, counts: PublisherCounts, withheld_max: int) -> None:
+    def __init__(self, block_size: int, counts: Counter[str], withheld_max: int) -> None:
         self._block_size = block_size
         self._counts = counts
         self._withheld_max = withheld_max
@@ -106,25 +80,27 @@ class RankBlocks:
         self._groups.clear()
         self.doubt = ""
 
-    def apply(self, change: BlockChange, group_idx: int) -> list[EngineEvent]:
-        """Return the events to publish for the change, in order."""
-        group = self._groups.setdefault(group_idx, _Group())
-        match change:
-            case TrtllmStored():
-                self._counts.stored += 1
-                self._counts.named_items += sum(block.named_items for block in change.blocks)
-                return self._stored(group, change, group_idx)
-            case TrtllmRemoved():
-                self._counts.removed += 1
-                return self._removed(group, change, group_idx)
-            case TrtllmUpdated():
-                self._counts.updated += 1
-                return self._updated(group, change, group_idx)
+    def apply(self, event: TrtllmEvent) -> list[EngineEvent]:
+        """Return the events to publish for the event, in order."""
+        group_idx, group = event.group_idx, self._groups.setdefault(event.group_idx, _Group())
+        match event.change:
+            case TrtllmStored() as stored:
+                self._counts["stored"] += 1
+                self._counts["named_items"] += sum(block.named_items for block in stored.blocks)
+                return self._stored(group, stored, group_idx)
+            case TrtllmRemoved() as removed:
+                self._counts["removed"] += 1
+                return self._removed(group, removed, group_idx)
+            case TrtllmUpdated() as updated:
+                self._counts["updated"] += 1
+                return self._updated(group, updated, group_idx)
+            case None:
+                return []
 
     def _stored(self, group: _Group, data: TrtllmStored, group_idx: int) -> list[EngineEvent]:
         largest = max((len(block.token_ids) for block in data.blocks), default=0)
         if largest > self._block_size:
-            self._counts.oversize_dropped += 1
+            self._counts["oversize_dropped"] += 1
             self._doubt_size(f"block of {largest} tokens")
             self._withhold(group, data.blocks)
             return []
@@ -144,11 +120,11 @@ class RankBlocks:
     def _walked(self, group: _Group, blocks: tuple[TrtllmBlock, ...]) -> Iterator[TrtllmBlock]:
         for at, block in enumerate(blocks):
             if block.block_hash is None:
-                self._counts.nameless_blocks_dropped += 1
+                self._counts["nameless_blocks_dropped"] += 1
                 self._drop_under(group, blocks[at + 1 :])
                 return
             if len(block.token_ids) < self._block_size:
-                self._counts.partial_blocks_dropped += 1
+                self._counts["partial_blocks_dropped"] += 1
                 self._withhold(group, (block,))
                 if blocks[at + 1 :]:
                     self._doubt_size(f"block of {len(block.token_ids)} tokens within a chain")
@@ -174,8 +150,7 @@ class RankBlocks:
             token_ids=tuple(chain.from_iterable(block.token_ids for block in blocks)),
             block_size=self._block_size,
             tier=tier,
-            lora_name=data.lora_name,
-            cache_salt=data.cache_salt,
+            namespace=data.namespace,
             mm_hashes=tuple(block.mm_hashes for block in blocks) if has_items else (),
             group_idx=group_idx,
         )
@@ -184,7 +159,7 @@ class RankBlocks:
         self.doubt = f"{found}, engine.block_size is {self._block_size}: is it the engine's tokens_per_block?"
 
     def _drop_under(self, group: _Group, blocks: tuple[TrtllmBlock, ...]) -> None:
-        self._counts.under_withheld_dropped += len(blocks)
+        self._counts["under_withheld_dropped"] += len(blocks)
         self._withhold(group, blocks)
 
     def _withhold(self, group: _Group, blocks: Iterable[TrtllmBlock]) -> None:
@@ -193,13 +168,13 @@ class RankBlocks:
                 group.withheld[block.block_hash] = None
         while len(group.withheld) > self._withheld_max:
             del group.withheld[next(iter(group.withheld))]
-            self._counts.withheld_forgotten += 1
+            self._counts["withheld_forgotten"] += 1
 
     def _removed(self, group: _Group, data: TrtllmRemoved, group_idx: int) -> list[EngineEvent]:
         gone: dict[Tier, list[int]] = {Tier.GPU: [], Tier.HOST: []}
         for block_hash in data.block_hashes:
             if block_hash is None:
-                self._counts.nameless_blocks_dropped += 1
+                self._counts["nameless_blocks_dropped"] += 1
             elif block_hash in group.withheld:
                 del group.withheld[block_hash]
             elif block_hash in group.on_host:
@@ -210,14 +185,14 @@ class RankBlocks:
         return [_gone(hashes, tier, group_idx) for tier, hashes in gone.items() if hashes]
 
     def _updated(self, group: _Group, data: TrtllmUpdated, group_idx: int) -> list[EngineEvent]:
-        self._counts.priority_changes += data.priority_changed
+        self._counts["priority_changes"] += data.priority_changed
         block_hash, tier = data.block_hash, data.tier
         if tier is None or block_hash is None or block_hash in group.withheld:
             return []
         was = Tier.HOST if block_hash in group.on_host else Tier.GPU
         if tier == was:
             return []
-        self._counts.tier_moves += 1
+        self._counts["tier_moves"] += 1
         (group.on_host.add if tier == Tier.HOST else group.on_host.discard)(block_hash)
         there = EngineStored(
             block_hashes=(block_hash,),
@@ -242,12 +217,6 @@ def _placed(group: _Group, hashes: tuple[int, ...], tier: Tier, group_idx: int) 
 
 def _gone(hashes: list[int], tier: Tier, group_idx: int) -> EngineRemoved:
     return EngineRemoved(block_hashes=tuple(hashes), tier=tier, group_idx=group_idx)
-
-
-class _HeldBack(NamedTuple):
-    window: int
-    group_idx: int
-    change: BlockChange
 
 
 class WidestWindow:
@@ -289,14 +258,13 @@ class WidestWindow:
         self._is_seen = True
 
 
-class _RankRules:
-    def __init__(self, window: WidestWindow, blocks: RankBlocks) -> None:
-        self.window = window
-        self.blocks = blocks
-        self.next_id: int | None = None
-        self.held_back: list[_HeldBack] = []
-        self.has_passed = False
-        self.unplaced_seen = 0
+class _RankRules(msgspec.Struct):
+    window: WidestWindow
+    blocks: RankBlocks
+    next_id: int | None = None
+    held_back: list[TrtllmEvent] = []
+    has_passed: bool = False
+    unplaced_seen: int = 0
 
 
 class TrtllmRules:
@@ -314,7 +282,8 @@ class TrtllmRules:
         self._ranks: dict[int, _RankRules] = {}
         self._unplaced = 0
         self._unplaced_reason = ""
-        self.counts = PublisherCounts()
+        self.counts = Counter[str]()
+        """The engine's events so far: each counts once, by its kind or by the reason why it was ignored."""
         self.quarantine = Quarantine()
         self.events_lost: dict[int, int] = {}
         """For each rank, how many events were lost, by their ids; the counts never decrease."""
@@ -326,7 +295,7 @@ class TrtllmRules:
             try:
                 head = read_head(engine_event)
             except UNDECODABLE as error:
-                self.counts.unreadable += 1
+                self.counts["unreadable"] += 1
                 self._unplaced_reason = self.quarantine.add(engine_event, error)
                 self._unplaced += 1
                 continue
@@ -351,10 +320,10 @@ class TrtllmRules:
         try:
             event = read_event(engine_event)
         except LimitExceeded as error:
-            self.counts.refused += 1
+            self.counts["refused"] += 1
             rank.blocks.doubt = self.quarantine.add(engine_event, error, head.dp_rank)
         except UNDECODABLE as error:
-            self.counts.unreadable += 1
+            self.counts["unreadable"] += 1
             rank.blocks.doubt = self.quarantine.add(engine_event, error, head.dp_rank)
         else:
             published += self._judged(rank, event)
@@ -370,8 +339,8 @@ class TrtllmRules:
         self.events_lost[head.dp_rank] = self.events_lost.get(head.dp_rank, 0) + max(0, missed)
         if expected is None:
             return True
-        self.counts.event_id_gaps += 1
-        self.counts.event_ids_back += is_new_life
+        self.counts["event_id_gaps"] += 1
+        self.counts["event_ids_back"] += is_new_life
         if is_new_life:
             rank.window = WidestWindow(self._attention_window)
         self._forget(rank)
@@ -383,7 +352,7 @@ class TrtllmRules:
         return rank
 
     def _forget(self, rank: _RankRules) -> None:
-        self.counts.held_back_dropped += len(rank.held_back)
+        self.counts["held_back_dropped"] += len(rank.held_back)
         rank.held_back.clear()
         rank.blocks.forget()
         rank.has_passed = False
@@ -391,30 +360,27 @@ class TrtllmRules:
     def _judged(self, rank: _RankRules, event: TrtllmEvent) -> Iterator[EngineEvent]:
         before = rank.window.widest
         if event.change is None:
-            self.counts.created += 1
+            self.counts["created"] += 1
             rank.window.on_created(event.window)
         else:
             rank.window.on_event(event.window)
         if rank.has_passed and rank.window.widest != before:
-            self.counts.window_changes += 1
+            self.counts["window_changes"] += 1
             self._forget(rank)
             yield EngineCleared()
         if event.change is not None:
-            rank.held_back.append(_HeldBack(event.window, event.group_idx, event.change))
+            rank.held_back.append(event)
         if rank.window.widest is None and len(rank.held_back) == HELD_BACK_MAX:
-            self.counts.windows_assumed += 1
+            self.counts["windows_assumed"] += 1
             rank.window.assume(held.window for held in rank.held_back)
         if rank.window.widest is not None:
             yield from self._released(rank)
 
     def _released(self, rank: _RankRules) -> Iterator[EngineEvent]:
         held_back, rank.held_back = rank.held_back, []
-        for window, group_idx, change in held_back:
-            if window == rank.window.widest:
+        for event in held_back:
+            if event.window == rank.window.widest:
                 rank.has_passed = True
-                yield from rank.blocks.apply(change, group_idx)
+                yield from rank.blocks.apply(event)
             else:
-                self.counts.window_filtered += 1
-
-
-HELD_BACK_MAX = 64
+                self.counts["window_filtered"] += 1

@@ -30,9 +30,8 @@ from msgspec import Meta
 
 from kv_protocol.errors import LimitExceeded
 from kv_protocol.events import Tier
-from kv_protocol.hashing import image_pad, to_u64
+from kv_protocol.hashing import Namespace, image_pad, is_digest, mm_hash, to_u64
 from kv_protocol.ids import DP_RANK_MAX, TokenId
-from kv_protocol.mm_keys import is_digest, mm_hash
 from kv_protocol.splitmix import U64_MASK
 from worker_agent.events.quarantine import EventTooLarge
 
@@ -80,8 +79,7 @@ class TrtllmStored(msgspec.Struct, frozen=True, kw_only=True):
 
     parent_hash: int | None
     blocks: tuple[TrtllmBlock, ...]
-    lora_name: str | None
-    cache_salt: str | None
+    namespace: Namespace
 
 
 class TrtllmRemoved(msgspec.Struct, frozen=True):
@@ -205,12 +203,8 @@ def _stored(data: _StoredData) -> TrtllmStored:
     names = [block.block_hash for block in blocks if block.block_hash is not None]
     if len({*names, parent_hash}) <= len(names):
         raise LimitExceeded("block_hash", "a hash twice, or the parent", "each block once, below its parent")
-    return TrtllmStored(
-        parent_hash=parent_hash,
-        blocks=blocks,
-        lora_name=_text("lora_name", data.lora_name),
-        cache_salt=_salt(data),
-    )
+    namespace = Namespace(lora_name=_text("lora_name", data.lora_name), cache_salt=_salt(data))
+    return TrtllmStored(parent_hash=parent_hash, blocks=blocks, namespace=namespace)
 
 
 def _block(block: _StoredBlock) -> TrtllmBlock:

@@ -35,9 +35,8 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 
 from kv_protocol.errors import UNDECODABLE, LimitExceeded
-from kv_protocol.hashing import to_u64
+from kv_protocol.hashing import Namespace, is_digest, mm_hash, to_u64
 from kv_protocol.ids import TokenId
-from kv_protocol.mm_keys import is_digest, mm_hash
 
 GROUP_IDX_MAX = 255
 """More attention groups than any engine's model has; it bounds the memory of their kinds."""
@@ -98,15 +97,8 @@ class WireIgnored(msgspec.Struct, tag="Ignored"):
 WireEvent = WireStored | WireRemoved | WireCleared | WireIgnored
 
 _STORED_HEAD = (
-    "type",
-    "block_hashes",
-    "parent_block_hash",
-    "token_ids",
-    "block_size",
-    "lora_id",
-    "medium",
-    "lora_name",
-    "extra_keys",
+    *("type", "block_hashes", "parent_block_hash", "token_ids", "block_size"),
+    *("lora_id", "medium", "lora_name", "extra_keys"),
 )
 _REMOVED_HEAD = ("type", "block_hashes", "medium")
 _METADATA_FROM = _STORED_HEAD.index("lora_name")
@@ -199,13 +191,15 @@ class BlockKeys(NamedTuple):
     """The keys of a store's blocks: `mm_hashes` has a tuple for each block, or is () if all are text."""
 
     mm_hashes: MmHashes
-    cache_salt: str | None
+    namespace: Namespace
     unexplained: int
 
 
 def block_keys(wire: WireStored, blocks: int) -> BlockKeys:
     """Return the keys of the first `blocks` blocks."""
-    salt = wire.cache_salt or None
+    namespace = Namespace(*[getattr(wire, field) for field in Namespace._fields])
+    if not namespace.cache_salt:
+        namespace = namespace._replace(cache_salt=_tagged_salt(wire.extra_keys))
     mm_hashes = _of_infos((wire.block_mm_infos or ())[:blocks], blocks)
     unexplained = 0
     for keys_of_blocks in (wire.mm_keys, wire.extra_keys):
@@ -213,7 +207,7 @@ def block_keys(wire: WireStored, blocks: int) -> BlockKeys:
             named, unknown = _of_keys(keys_of_blocks[:blocks], wire.lora_name)
             mm_hashes = mm_hashes or _aligned(named, blocks)
             unexplained += unknown
-    return BlockKeys(mm_hashes, salt or _tagged_salt(wire.extra_keys), unexplained)
+    return BlockKeys(mm_hashes, namespace, unexplained)
 
 
 def _aligned(of_blocks: Sequence[tuple[int, ...]], blocks: int) -> MmHashes:
