@@ -49,7 +49,8 @@ formulas of the scorers: Gateway API Inference Extension, plugin documentation. 
 
 `fewest_blocks`: NVIDIA Dynamo's (its documentation of 1.6), with our tie-breaks.
 
-    cost      (queued tokens + ISL) / B - blocks held, or 0, and the worker's active blocks with those of the request
+    cost      (queued tokens + ISL) / B - blocks held, or 0, and the worker's active blocks with those of the request;
+              a block on the host counts as 0.75, one on disk as 0.25 (its flags' defaults)
     choice    the lowest cost; of equal ones the seed draws one
 
 `SessionHash`: vllm-router's policy `consistent_hash`.
@@ -148,7 +149,9 @@ class EngineMetrics(NamedTuple):
 def fewest_blocks(candidates: Candidates, request: RouteRequest, _policy: Policy, seed: int) -> Choice:
     """Return the worker with the fewest blocks to compute and in use."""
     ranks, own_blocks = candidates.columns, -(-request.isl_tokens // request.block_size)
-    missing = (ranks.queued_tokens + request.isl_tokens) / request.block_size - ranks.overlap[0]
+    device, host, disk = ranks.overlap[:3]
+    held = device + 0.75 * (host - device) + 0.25 * (disk - host)
+    missing = (ranks.queued_tokens + request.isl_tokens) / request.block_size - held
     costs = (np.maximum(missing, 0.0) + ranks.active_blocks - ranks.shared_blocks + own_blocks).tolist()
     best = [place for place, cost in enumerate(costs) if cost == min(costs)]
     return Choice(best[choice_index(seed, len(best))], "load", costs=costs)
