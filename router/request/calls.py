@@ -67,7 +67,7 @@ _REPLAYED_BYTES_MAX = 1 << 20
 _EVENT_BYTES_MAX = 16 << 20
 """Of a stream with token ids an event is passed on once it is complete: the first one has those of the prompt."""
 _CONTINUING = frozenset({"trtllm", "simulated", "none"})
-"""Event sources of agents, which read `kv_continue`; engines ignore it, and would begin the answer again."""
+"""Event sources of agents that run an engine, which read `kv_continue`."""
 CONTINUABLE_HEADER = HEADER.encode()
 """A client that sends it gets a stream's token comments."""
 _JSON = b"application/json"
@@ -112,7 +112,7 @@ class Calls(Destination[RankAttempt]):
             if registration.stream_token_ids and _tells_ids(request, registration, phase):
                 return self._with_ids(request, verdict, headers)
             limits = self._buffered if phase == "prefill" else self._streamed
-            replay_buffer = request.replay_buffer if registration.event_source in _CONTINUING else None
+            replay_buffer = request.replay_buffer if _continues(registration) else None
             if request.progress is not None:
                 text = _continuing(text, registration, inbound, request.progress)
         if replay_buffer is not None or CONTINUABLE_HEADER in client:
@@ -214,14 +214,19 @@ def _changed(call: OutboundCall, request: Request[RankAttempt], verdict: Verdict
 
 def _tells_ids(request: Request[RankAttempt], registration: WorkerRegistered, phase: RequestPhase) -> bool:
     """Return whether the attached engine is to tell the stream's token ids, which are kept."""
-    if request.replay_buffer is None or phase != "whole" or registration.event_source in _CONTINUING:
+    if request.replay_buffer is None or phase != "whole" or _continues(registration):
         return False
     return request.progress is not None or (not request.body.images and may_be_asked(request.inbound))
 
 
+def _continues(registration: WorkerRegistered) -> bool:
+    """Return whether the worker reads `kv_continue`. An attached engine ignores it and begins again, or refuses it."""
+    return registration.accepts_token_ids and registration.event_source in _CONTINUING
+
+
 def _continuing(text: Bytes, registration: WorkerRegistered, inbound: Inbound, progress: Progress) -> bytes:
     """Return the body with which an agent continues the answer; raise `CannotResume` if it would not as it is."""
-    if registration.event_source not in _CONTINUING:
+    if not _continues(registration):
         raise CannotResume("the engine continues no answer", elsewhere=True)
     if progress.prompt and (not progress.tokens or progress.is_parsed or stops_of(inbound)):
         raise CannotResume("an agent continues behind an engine only if no text is held back", elsewhere=True)
@@ -231,7 +236,7 @@ def _continuing(text: Bytes, registration: WorkerRegistered, inbound: Inbound, p
 def _of_phase(body: Bytes, request: Request[RankAttempt], attempt: RankAttempt) -> Bytes:
     """Return the body for the phase; the answer's lines name who computed the prompt, if not its worker."""
     phase, handoff = attempt.verdict.request.phase, request.handoff or _NO_HANDOFF
-    if request.prefilled_by is not None and not request.plan.is_aside:
+    if request.prefilled_by is not None and phase == "decode":
         attempt.lines += b"%b%b\r\n" % (PREFILLED_BY, request.prefilled_by.worker_id.encode())
     if is_given(request.inbound.disaggregated_params):
         return body

@@ -4,6 +4,8 @@ A plain request is a chat or completion that states no wishes (`UNCOMMON_KEYS`, 
 its plan are those of its model. The fields of any other request are read one by one.
 """
 
+import sys
+import uuid
 from collections.abc import Callable, Mapping
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -11,23 +13,34 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
-from kv_protocol.body_limits import SCANNED_BYTES, Body
+from kv_protocol.body_limits import SCANNED_BYTES, Body, BodyLimits, Bytes, read_body
 from kv_protocol.decided import RouteRequest
 from kv_protocol.hashing import Hashing, hash_seed
 from kv_protocol.images import ImageRule
 from kv_protocol.openai.endpoints import DEFAULT_ENDPOINTS, PROMPT_ENDPOINTS
-from kv_protocol.openai.inbound import UNCOMMON_KEYS, ChatInbound, CompletionInbound, Inbound, ReadChat
-from kv_protocol.openai.requests import decode_inbound
+from kv_protocol.openai.inbound import (
+    UNCOMMON_KEYS,
+    ChatInbound,
+    CompletionInbound,
+    Inbound,
+    PassedInbound,
+    ReadChat,
+    passed_form,
+)
+from kv_protocol.openai.requests import RequestInvalid, decode_inbound, decode_passed
 from router.config import RouterSettings
 from router.decision.disaggregation import placement, requested_phase
 from router.decision.eligibility import NoEligibleWorker, WorkerNotNamed
 from router.decision.plan import RequestPlan, first_phase, first_plan
 from router.decision.routing import Routing
+from router.fleet.registry import Fleet
 from router.http import refusals
+from router.http.exchange import Exchange
 from router.http.refusals import RequestRejected
 from router.metrics import RequestMetrics
 from router.native import built
 from router.prompt.chains import EncodedPrompt
+from router.prompt.encoding_pool import EncodingPool
 from router.prompt.prompts import ModelPrompts
 from router.queue.tenants import TenantNames
 from router.request.attempt import RankAttempt
@@ -35,32 +48,28 @@ from router.request.destination import Destination
 from router.request.route_request import WISHING_HEADERS, name_in, plain_route, wishes
 
 if TYPE_CHECKING:
-    from router.request.serving import FleetRequest
-import sys
-import uuid
-from typing import TYPE_CHECKING
-
-from kv_protocol.body_limits import BodyLimits, Bytes, read_body
-from kv_protocol.openai.inbound import PassedInbound, passed_form
-from kv_protocol.openai.requests import RequestInvalid, decode_passed
-from router.fleet.registry import Fleet
-from router.http.exchange import Exchange
-from router.prompt.encoding_pool import EncodingPool
-
-if TYPE_CHECKING:
     import asyncio
 
     from router.request.serving import FleetRequest
 
 _BEGINNING = 64
-"""Bytes in which the first one of a JSON object is looked for."""
+"""How far to look for the `{` of a JSON body."""
+
+PASSED = "other"
+"""The mode of requests to other paths, which are passed on as they are."""
+_MIGRATED_TOKENS_MAX = 1 << 20
+"""Longer prompts do not migrate: to compute one again would take a worker for minutes."""
+_ONCE = first_plan("whole", retry_limit=0)
+_UNREAD = EncodedPrompt(b"", 0, Hashing(1), b"")
+PLAIN = (ChatInbound(model=""), ReadChat(model="", messages=[]), CompletionInbound(model=""))
+"""Plain requests of each type."""
 
 ReadBody = tuple[Body, Inbound]
 """A request body, and the fields that the router reads of it."""
 
 
 class BodyParser:
-    """Parses the bodies of all requests. The data plane bounds the bodies that wait: `data.bodies_bytes_max`.
+    """Parses JSON bodies of requests. The data plane bounds the bodies that wait: `data.bodies_bytes_max`.
 
     SCANNED_BYTES at most    decoded on the event loop: a few milliseconds at worst
     larger                   scanned, its images cut out, decoded: on a thread (`kv_protocol/body_limits.py`)
@@ -72,7 +81,7 @@ class BodyParser:
     def __init__(self, limits: BodyLimits) -> None:
         self._limits = limits
         self.pool = EncodingPool(1, sys.maxsize, name="body-reader")
-        """Its parts have to run: its threads parse large bodies."""
+        """The process must run its `parts`, the threads that parse large bodies."""
 
     def read(
         self, path: str, data: Bytes, decode: Callable[[str, Bytes], Inbound] = decode_inbound
@@ -93,7 +102,7 @@ class BodyParser:
 
 
 async def read_passed(request: "FleetRequest", bodies: BodyParser, fleet: Fleet) -> ReadBody:
-    """Return the body of such a request, parsed if it is JSON; raise `RequestInvalid`."""
+    """Return the body of a request that is passed on as it is, parsed if it is JSON; raise `RequestInvalid`."""
     exchange = request.exchange
     path, data = exchange.path, exchange.body
     if data[:_BEGINNING].lstrip()[:1] != b"{":
@@ -119,16 +128,6 @@ def _completed(inbound: PassedInbound, exchange: Exchange, fleet: Fleet) -> Pass
     return replace(inbound, path=path, model=next(iter(names), ""))
 
 
-PASSED = "other"
-"""The mode of requests to other paths, which are passed on as they are."""
-_MIGRATED_TOKENS_MAX = 1 << 20
-"""Longer prompts do not migrate: to compute one again would take a worker for minutes."""
-_ONCE = first_plan("whole", retry_limit=0)
-_UNREAD = EncodedPrompt(b"", 0, Hashing(1), b"")
-PLAIN = (ChatInbound(model=""), ReadChat(model="", messages=[]), CompletionInbound(model=""))
-"""Plain requests of each type."""
-
-
 class _ServedModel(msgspec.Struct, frozen=True):
     """What requests for a model at an endpoint share until the fleet changes or a worker's fitness expires."""
 
@@ -137,16 +136,16 @@ class _ServedModel(msgspec.Struct, frozen=True):
     """Whether prompts are read."""
     hashing: Hashing
     seed: int
-    """Of the hashes, without a salt."""
+    """Of the hashes of prompts without a salt."""
     images: ImageRule | None
     route: RouteRequest
-    """Of a plain request, without what differs from one to the next."""
+    """The fields that all plain requests share."""
     plans: Mapping[bool | None, RequestPlan] | None
-    """Of a plain request that streams one answer, or not; None: they depend on the workers that are fit."""
+    """Of plain requests, by whether the answer is one stream; None: they depend on the workers that are fit."""
 
 
 class FleetReader(Destination[RankAttempt]):
-    """Reads the requests that workers of the fleet serve, once it follows the policy in force."""
+    """Reads requests for workers of the fleet. Call `follow_policy` first."""
 
     _changes = -1
     """Those of the fleet that `_served` is of."""
@@ -222,7 +221,7 @@ class FleetReader(Destination[RankAttempt]):
             self._plan(request, served, is_plain=is_plain)
 
     def follow_policy(self) -> None:
-        """A policy is in force: read what it needs."""
+        """From now on, read what the policy needs."""
         reads_prompts = self._encodes_always or self._state.reads_overlap
         self._prompt_endpoints = PROMPT_ENDPOINTS if reads_prompts else frozenset[str]()
         self._decode = self._prompts.decode if reads_prompts else decode_inbound

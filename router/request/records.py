@@ -118,7 +118,8 @@ class FleetRecords(RequestRecords[RankAttempt]):
         self._metrics.end(request.model, request.mode, outcome, e2e_s)
         if exchange.account is not None:
             _charge(request, exchange.account)
-        if outcome != "ok" or len(request.attempts) > 1 or self._request_log.is_on:  # else there is nothing to tell
+        has_detours = outcome != "ok" or len(request.attempts) > 1 or bool(request.plan.reroutes)
+        if has_detours or self._request_log.is_on:
             if request.place is not None:
                 self._admission.cancel(request.place)
             self._count_detours(request)
@@ -146,13 +147,14 @@ class FleetRecords(RequestRecords[RankAttempt]):
 
 
 def _charge(request: "FleetRequest", account: Account) -> None:
-    """Charge the tokens of a request to its account; of an answer that its client left, those that had come."""
+    """Charge the tokens of a request to its account; of an answer without its end, those that had come."""
     if not request.attempts:
         return
     last, answer = request.attempts[-1], request.attempts[-1].answer
     later = request.events_when_left if answer.later_tokens is None else answer.later_tokens
+    kept = 0 if request.progress is None else request.progress.token_count
     prompt_tokens = request.route.known_tokens or answer.input_tokens or 0
-    account.charge(prompt_tokens + (answer.output_tokens or later + last.has_begun))
+    account.charge(prompt_tokens + (answer.output_tokens or max(kept, later + last.has_begun)))
 
 
 def _request_end(request: "FleetRequest", outcome: OutcomeName, refusal: Refusal | None, status: int) -> RequestEnd:
@@ -165,6 +167,7 @@ def _request_end(request: "FleetRequest", outcome: OutcomeName, refusal: Refusal
     return RequestEnd(
         request.route if request.is_read else None,
         request.model,
+        request.exchange.method,
         request.exchange.path,
         request.mode,
         outcome,

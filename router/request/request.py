@@ -400,6 +400,7 @@ class Request(CallbackCoroutine, Generic[A]):
         attempt.fail(stage, reason)
         inbound = self.inbound
         if progress.finish_reason is not None or progress.token_count == inbound.limit_tokens:
+            self.progress = progress
             self._settle(attempt, "failed")
             self.end("ok")
             prompt_tokens = self.route.known_tokens if inbound.include_usage else None

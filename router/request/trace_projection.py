@@ -65,6 +65,7 @@ class RequestEnd(NamedTuple):
     """None: it was not understood."""
     model: str
     """As the client wrote it; empty: unknown."""
+    method: str
     path: str
     mode: str
     outcome: str
@@ -148,7 +149,7 @@ def _server(trace: RequestTrace, end: RequestEnd, epoch_ns: int) -> SpanData:
     attributes: Attributes = {
         "gen_ai.operation.name": operation,
         "gen_ai.provider.name": _PROVIDER,
-        "http.request.method": "POST",
+        "http.request.method": end.method,
         "http.route": end.path,
         "url.path": end.path,
         "url.scheme": "http",
@@ -239,7 +240,7 @@ def _client(turn: Turn, before: Turn | None, end: RequestEnd, epoch_ns: int) -> 
         "gen_ai.operation.name": operation,
         "gen_ai.provider.name": registration.event_source,
         "gen_ai.request.model": text(request.model),
-        "http.request.method": "POST",
+        "http.request.method": end.method,
         "server.address": url.hostname or "",
         "server.port": url.port or _PORTS.get(url.scheme, 0),
         "kvrouter.decision_id": verdict.decision_id,

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.unit.router.plane import PROMPT, Plane, running_plane, until
+from tests.unit.router.role_workers import RoleWorker, streamed_text, text_of
 from tests.unit.router.upstream import DONE, STREAM_HEAD, Exchange, Upstream, answers, chunked, event, streams
 
 KEY = {"authorization": "Bearer kv-1"}
@@ -61,6 +62,17 @@ async def test_a_stream_that_its_client_leaves_costs_what_had_come(tmp_path: Pat
             await reader.readuntil(event())
         writer.close()
         await until(lambda: plane.serving.metrics.inflight == 0)
+        status, code, _ = await refusal_of(plane)
+        assert (status, code) == (429, "tokens_per_minute")
+
+
+async def test_a_stream_that_the_router_ends_costs_what_had_come(tmp_path: Path) -> None:
+    limits, worker = {"tokens_per_minute": len(PROMPT) + 6}, RoleWorker()
+    worker.cut_after = 6
+    async with running_plane(data=data(tmp_path, **limits)) as plane, Upstream(worker) as upstream:
+        plane.join("w0", upstream.base_url)
+        answered = await plane.post({"stream": True, "max_tokens": 6}, **KEY)
+        assert streamed_text(answered.body, (0,)) == text_of(PROMPT, 6)
         status, code, _ = await refusal_of(plane)
         assert (status, code) == (429, "tokens_per_minute")
 

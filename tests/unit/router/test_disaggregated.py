@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from kv_protocol.ids import WorkerRank
 from router.http.limits import HttpLimits
 from tests.unit.router.plane import CHAT, PROMPT, Plane, reset, running_plane, until
 from tests.unit.router.role_workers import RoleWorker, streamed_text, text_of
@@ -103,6 +104,21 @@ async def test_a_prefill_worker_that_fails_is_replaced_by_another_and_then_by_th
         assert await found.ask() == text_of(PROMPT, 6)
         assert len(first.bodies) == len(second.bodies) == 1
         assert found.reroutes() == {"prefill_failed": 1}
+
+
+async def test_without_an_eligible_prefill_worker_a_decode_worker_computes_the_prompt() -> None:
+    async with fleet("prefill", "decode", dtypes={"p0": "fp8", "d1": "bfloat16"}) as found:
+        assert await found.ask() == text_of(PROMPT, 6)
+        assert found.workers["p0"].bodies == []
+        assert found.reroutes() == {"no_prefill_worker": 1}
+
+
+async def test_a_prefill_worker_is_named_only_by_an_answer_from_its_kv() -> None:
+    async with fleet("prefill", "decode", "aggregated") as found:
+        found.workers["d1"].fault = answers(503, b"{}", retry_after="1")
+        answered = await found.plane.post(BODY)
+        assert answered.headers["x-worker-instance-id"] == "a2"
+        assert "x-prefill-instance-id" not in answered.headers
 
 
 async def test_a_busy_decode_worker_leaves_the_handoff_to_another() -> None:
@@ -215,6 +231,16 @@ async def test_a_stream_whose_worker_dies_goes_on_without_a_seam(roles: tuple[st
         assert texts == [text_of(PROMPT, 6)] * 3
         assert found.reroutes() == {"migrated": 1}
         assert found.plane.outcomes() == {"ok": 3}
+
+
+async def test_an_agents_stream_does_not_go_on_at_an_attached_trtllm_serve() -> None:
+    async with fleet("aggregated") as found, Upstream(answers(200, b"{}")) as attached:
+        found.workers["a0"].cut_after = 3
+        found.plane.index.held[WorkerRank("a0", 0)] = 4
+        found.plane.join("e1", attached.base_url, event_source="trtllm", accepts_token_ids=False)
+        answered = await found.plane.post(BODY)
+        assert b'"error"' in answered.body
+        assert attached.received == []
 
 
 async def test_a_stream_that_lost_only_its_end_is_whole() -> None:
