@@ -4,7 +4,7 @@
     added           in `workers`, or over `POST /v1/workers`: attached until it is removed, or the router ends
     not attached    the reason is logged once, and it is tried again every `RETRY_S`; no other worker is concerned
 
-The list is a file, read again when it changes, in which empty lines, and those that begin with #, do not count; or
+The list is a file, read again each second, in which empty lines, and those that begin with #, do not count; or
 dns://name:port, every address of the name, each an engine at http://address:port. A list that cannot be read leaves the
 engines as they are; the reason is logged once.
 
@@ -89,21 +89,21 @@ def _addresses(texts: list[str]) -> tuple[WorkerAddress, ...]:
 
 
 class _Engine:
-    """One engine; `attached` while it is tried or represented. `is_listed`: because it is in the watched list."""
+    """One engine; `worker` while it is tried or represented. `is_listed`: it is in the watched list."""
 
     def __init__(self, address: WorkerAddress, *, is_listed: bool = False) -> None:
         self.address, self.is_listed = address, is_listed
         self.stop = asyncio.Event()
         self.problem = ""
-        self.attached: AttachedWorker | None = None
+        self.worker: AttachedWorker | None = None
 
     @property
     def is_attached(self) -> bool:
-        return self.attached is not None and bool(self.attached.consolidators)
+        return self.worker is not None and bool(self.worker.consolidators)
 
 
 class AttachedWorkers:
-    """The engines of this process. `report` receives a line and the model for each that is attached.
+    """The engines that this process attaches. `report` receives a line and the model for each that is attached.
 
     `texts` are those that are loaded, by their directory.
     """
@@ -129,9 +129,9 @@ class AttachedWorkers:
         """Attach the engine of this address, and return its worker id; raise `ValueError` if that is not possible."""
         address = worker_address(text)
         if address.worker_id in self._engines:
-            raise ValueError(f"found {address.worker_id}, which is attached already, allowed another id")
+            raise ValueError(f"found {address.worker_id}, which is known already, allowed another id")
         if len(self._engines) >= WORKERS_MAX:
-            raise ValueError(f"found one more engine, allowed {WORKERS_MAX}")
+            raise ValueError(f"found {WORKERS_MAX + 1} engines, allowed {WORKERS_MAX}")
         try:
             agent_settings(address, self._settings)
         except ConfigurationError as error:
@@ -156,7 +156,7 @@ class AttachedWorkers:
 
     def families(self) -> Iterator[Family]:
         """Yield the metrics: those of agents, and how many engines are attached."""
-        attached = [each.attached for each in self._engines.values() if each.attached is not None and each.is_attached]
+        attached = [each.worker for each in self._engines.values() if each.worker is not None and each.is_attached]
         meaning = "Engines that the router attaches itself, by whether they are attached"
         counts = {"attached": len(attached), "waiting": len(self._engines) - len(attached)}
         yield gauge("attached_engines", meaning, ("state",), by_name((), counts))
@@ -206,14 +206,14 @@ class AttachedWorkers:
         while not engine.stop.is_set():
             try:
                 settings = agent_settings(engine.address, self._settings)
-                engine.attached = AttachedWorker(settings, self._host, partial(self._on_attached, engine))
-                await engine.attached.run(engine.stop)
+                engine.worker = AttachedWorker(settings, self._host, partial(self._on_attached, engine))
+                await engine.worker.run(engine.stop)
             except Exception as error:  # noqa: BLE001 - one engine's error must not end the others
                 reason = str(error) if not isinstance(error, ConfigurationError) else "; ".join(error.problems)
                 if reason != engine.problem:
                     _log.warning("worker_not_attached", worker=worker_id, url=engine.address.url, reason=reason)
                 engine.problem = reason
-            engine.attached = None
+            engine.worker = None
             await self._clock.wait(engine.stop, RETRY_S)
         if self._engines.get(worker_id) is engine:
             del self._engines[worker_id]
@@ -262,7 +262,7 @@ async def stated_directory(settings: RouterSettings, clock: Clock, stop: asyncio
     """Return the first directory that an engine states and this machine has; wait until an engine answers.
 
     Raises:
-        ConfigurationError: those that answer state none; it has the command to run.
+        ConfigurationError: no directory that was stated is on this machine; it has the command to run.
     """
     from worker_agent.attached.worker import reported_facts  # noqa: PLC0415 - likewise
 

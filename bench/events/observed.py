@@ -174,7 +174,7 @@ class SourceRole(LogRole):
             await self._clock.sleep(_SOURCE_POLL_S)
         epoch, last_seq = (await self._path.position())[0]
         outbox = self._path.core.outboxes[0]
-        while outbox.waiting_bytes:
+        while outbox.unacked_bytes:
             await self._clock.sleep(_SOURCE_POLL_S)
         assert last_seq == len(self._engine.flushed_ns), "an event is a batch"
         rank = WorkerRank(self._worker, 0)

@@ -77,7 +77,7 @@ class AgentRole(LogRole):
                 consolidator.streams[changed].wake()
             await self._clock.sleep(0)
         outbox = consolidator.core.outboxes[dp_rank]
-        while outbox.waiting_bytes:
+        while outbox.unacked_bytes:
             await self._clock.sleep(_POLL_S)
         return {}
 

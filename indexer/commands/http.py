@@ -2,8 +2,8 @@
 
 POST /v1/overlap {"sequence_hashes": [...], "ranks": [["worker", 0], ...] | absent: all}    overlap by rank
 GET  /v1/ranks, /v1/ranks/{worker}/{dp_rank}/blocks      every rank's place; one rank's blocks
-GET  /v1/prefix-tree      the tree, node by node (`indexer/service/routes.py` has both)
-GET  /ready               503 while the index catches up, or a rank is refused, or stale (`status.is_blind`)
+GET  /v1/prefix-tree      the tree, node by node (these routes: `indexer/service/routes.py`)
+GET  /ready               503 while the index catches up, or a rank is refused or blind (`status.is_blind`)
 GET  /health, /live, /version, /metrics
 
 Sequence hashes are JSON numbers up to 2^64 - 1: clients need a JSON parser with 64-bit integers.

@@ -36,7 +36,7 @@ class FollowerCounts(msgspec.Struct, kw_only=True):
     """Counts of one stream so far: batches, holes, answers, and the time that recoveries took.
 
     `gaps` counts holes, `holes_closed` those that the log closed itself; `replays`, `repairs` and `resyncs` (complete
-    dumps) count answers that took effect; `implausible` counts seqs too far from the stream's. `heals` counts completed
+    dumps) count answers that took effect; `implausible` counts seqs that cannot be right. `heals` counts completed
     recoveries, `kept_lost` early batches that were dropped. The duration of a recovery begins at its first sign.
     """
 

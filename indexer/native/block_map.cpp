@@ -51,8 +51,8 @@ void BlockMap::insert(const Spot& spot, u32 block) {
     ++size_;
 }
 
-// All memory that a split needs is there afterwards, or there is none for it.
-bool BlockMap::can_split(bool doubles) {
+// Reserves the memory that a split needs; false if there is none.
+bool BlockMap::make_room(bool doubles) {
     if (!budget_->fits_much(kSegmentBytes + (doubles ? directory_size() * sizeof(u32) : 0))) {
         return false;
     }
@@ -82,7 +82,7 @@ void BlockMap::double_directory() {
 bool BlockMap::split(u32 segment) {
     const u32 depth = segments_[segment].depth;
     const bool doubles = depth == 64 - shift_;
-    if (depth == kDepthMax || !can_split(doubles)) {
+    if (depth == kDepthMax || !make_room(doubles)) {
         return false;
     }
     if (doubles) {

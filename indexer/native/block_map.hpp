@@ -94,7 +94,7 @@ private:
     u32 find_or_insert_further(u64 hash, u32 block);
     void insert(const Spot& spot, u32 block);
     bool split(u32 segment);
-    bool can_split(bool doubles);
+    bool make_room(bool doubles);
     void double_directory();
     void move_entries(u32 segment);
 

@@ -48,7 +48,7 @@ void Tree::hold_rows(u32 rank, const std::vector<ColumnsView>& chunks, double no
     }
 }
 
-// Hold the rows that follow each other from `at` on; return how many they are.
+// Hold the chain of rows that begins at `at`; return its length.
 std::size_t Tree::load_chain(u32 rank, const ColumnsView& rows, std::size_t at, double now_s) {
     const u32 bits = rows.tiers[at] & (kAllTiers);
     const bool has_parent = (rows.tiers[at] & kRowHasParent) != 0;

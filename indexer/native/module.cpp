@@ -36,7 +36,7 @@ NB_MODULE(_core, module) {
     using kv::Outline;
     using kv::PyTree;
     const kv::Limits limits;
-    module.doc() = "Native core of the prefix index.";
+    module.doc() = "Native index, hashes and spans of messages.";
     nb::register_exception_translator(kv::translate);
     nb::class_<Outline>(module, "Outline")
         .def("find", [](const Outline& outline, kv::u64 last) {

@@ -74,7 +74,7 @@ public:
         return made;
     }
 
-    // A run without a place in the tree is no more.
+    // Frees a run that is not in the tree.
     void remove(u32 run) {
         sets_->release(runs_[run].set);
         runs_[run] = Run{};
@@ -122,7 +122,7 @@ public:
         u32 head, tail;
     };
 
-    // The run is two: its first `count` blocks, which are not all of them, and the others.
+    // Splits the run after its first `count` blocks, which are not all.
     // The shorter half gets the new number, unless that would mean telling many children.
     Halves split(u32 run, u32 count) {
         const u32 made = add(runs_[run].extent, runs_[run].begin, runs_[run].set, runs_[run].last_stored_s);
@@ -148,7 +148,7 @@ public:
         return {made, run};
     }
 
-    // Part of the run is a run of its own, whose number is returned.
+    // Makes part of the run a run of its own; returns its number.
     u32 isolate(u32 run, u32 offset, u32 length) {
         if (offset != 0) {
             run = split(run, offset).tail;
@@ -156,7 +156,7 @@ public:
         return length < runs_[run].length ? split(run, length).head : run;
     }
 
-    // The run is one with its parent and with its only child, where they are alike and lie in a row.
+    // Merges the run with its parent and its only child where alike and adjacent.
     void merge_around(u32 run) {
         const u32 parent = runs_[run].parent;
         merge_with_child(run);
@@ -196,8 +196,8 @@ public:
 private:
     static constexpr u32 kFewChildren = 4;
 
-    // Make `parent` and its only child one; return its number.
-    u32 merge(u32 parent, u32 child) {
+    // Make `parent` and its only child one.
+    void merge(u32 parent, u32 child) {
         Run& above = runs_[parent];
         Run& below = runs_[child];
         if (below.length <= above.length && below.child_count <= kFewChildren) {
@@ -206,7 +206,7 @@ private:
             above.last_stored_s = std::max(above.last_stored_s, below.last_stored_s);
             adopt_children(parent, child);
             remove(child);
-            return parent;
+            return;
         }
         relabel(above, child);
         replace(parent, child);
@@ -215,10 +215,9 @@ private:
         below.is_parent_unknown = above.is_parent_unknown;
         below.last_stored_s = std::max(above.last_stored_s, below.last_stored_s);
         remove(parent);
-        return child;
     }
 
-    // The children of `from` are those of `run`, which has none.
+    // Moves the children of `from` to `run`, which had none.
     void adopt_children(u32 run, u32 from) {
         runs_[run].first_child = runs_[from].first_child;
         runs_[run].child_count = runs_[from].child_count;

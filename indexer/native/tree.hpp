@@ -5,7 +5,7 @@
 //     store.cpp     stores                                  walk.cpp    dumps, and walks for people
 //     remove.cpp    removals and clears                     check.cpp   finds contradictions
 //     load.cpp      dumps and repairs                       snapshot.cpp    the whole state as bytes
-//     batch.cpp     messages of canonical batches           outline.cpp     its shape, for people
+//     batch.cpp     messages of canonical batches           outline.hpp     its shape, for people
 #pragma once
 
 #include <optional>

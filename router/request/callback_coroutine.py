@@ -15,7 +15,7 @@ T = TypeVar("T")
 class CallbackCoroutine(ABC):
     """Runs coroutines that await `until_resumed` and `later`, one at a time; a base of the class that has them.
 
-    A coroutine may run another one, and ends then: only one of them waits.
+    A coroutine that runs another one returns right after: only one of them waits.
     """
 
     is_over = False

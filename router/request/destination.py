@@ -36,7 +36,7 @@ class RequestRecords(ABC, Generic[A]):
 
     @abstractmethod
     def settle(self, request: "Request[A]", attempt: A, outcome: OutcomeName) -> None:
-        """A worker's part is over; `request.attempts` has those before. If the request is over, its answer is, too."""
+        """A worker's part is over; `request.attempts` has those before. If `request.is_over`, this was the last."""
 
     @abstractmethod
     def ended(self, request: "Request[A]", outcome: OutcomeName, refusal: Refusal | None) -> None:

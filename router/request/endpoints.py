@@ -1,6 +1,6 @@
 """The data plane's endpoints, beside those of every process (`replies.py`).
 
-POST /v1/chat/completions, /v1/completions,   served: decided, forwarded, spliced (`request.py`)
+POST /v1/chat/completions, /v1/completions,   served: decided, forwarded, relayed (`request.py`)
      /v1/responses, /v1/embeddings
 POST /v1/route                                the decision only: nothing is forwarded, no lease is taken
 POST, GET other paths that workers state      passed on as they are to a worker that states the path, where

@@ -9,7 +9,7 @@
 | decide | no worker is eligible | another phase of the plan; else 503 or 400 with every rank's reason |
 | sent | a worker fails before its answer, or is busy | another worker as the plan says; then its error, or 502, 503 |
 | | it fails later | the stream resumes on another worker, or ends with an error event |
-| anywhere | the client leaves | its resources are released at once |
+| anywhere | the client leaves | its resources are released at once; KV that waits for a decode worker is fetched |
 
 A prefill worker's answer is collected, and its handoff sent to a decode worker (`plan.py`). Where a request goes is its
 `Destination`'s concern (`destination.py`).
@@ -155,7 +155,10 @@ class Request(CallbackCoroutine, Generic[A]):
         return self._is_resumed or (self.plan.may_migrate and not self.plan.is_aside)
 
     def enters_other_phase(self, error: RequestRejected) -> bool:
-        """No worker is eligible: route the request for another phase of its plan; return False if there is none."""
+        """No worker is eligible: route the request for another phase of its plan; return False if there is none.
+
+        Raises the error of the worker that failed last, if one did.
+        """
         if error.exclusions is not None:
             plan = self.plan.no_candidate()
             if plan is not None:
@@ -250,7 +253,7 @@ class Request(CallbackCoroutine, Generic[A]):
     # ------------------------------------------------------------------------------------------- the end
 
     def end(self, outcome: OutcomeName, refusal: Refusal | None = None) -> None:
-        """The request is over, and its attempt with the same outcome; nothing follows. Further calls do nothing."""
+        """The request and its attempt are over; no other worker follows. Further calls do nothing."""
         if self.is_over:
             return
         self.is_over, attempt = True, self.attempt
@@ -421,7 +424,7 @@ class Request(CallbackCoroutine, Generic[A]):
     def on_gone(self, later_events: int) -> None:
         """The client left, and the worker's connection was closed.
 
-        An answer that is collected has no client: it is too long (`BufferedResponse`).
+        For a collected prefill answer this means that it exceeded `ASIDE_BYTES_MAX`.
         """
         if self.attempt is not None and self.plan.is_aside:
             self.on_failed("body", f"an answer of more than {ASIDE_BYTES_MAX} bytes", begun=False)

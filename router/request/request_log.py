@@ -3,7 +3,7 @@
 | event | level | of |
 |---|---|---|
 | `request_ended` | info | the share `telemetry.request_log_ratio` of requests, drawn by the hash of their ids |
-| `request_refused` | warning | requests that the router answered with an error of its own |
+| `request_refused` | warning | requests answered with an error: the router's own, or a worker's that was passed on |
 | `request_cut_off` | warning | answers that a worker began and did not finish |
 
 The draw has no seed: routers with the same ratio log the same requests. The last two are logged always, one line a
@@ -63,7 +63,7 @@ class RequestLog:
             self._rarely.warning(event, key=fields.get("reason", ""), **fields)
 
     def refused(self, refusal: Refusal) -> None:
-        """Log that a request was refused before it was read."""
+        """Log that a request was refused without being served."""
         fields = _refused(refusal)
         if self._ratio >= 1:
             _log.warning("request_refused", **fields)

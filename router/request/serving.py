@@ -238,7 +238,7 @@ class Serving(FleetReader, Calls):
     # ------------------------------------------------------------------------------------------- forwarding
 
     def fetching_call(self, request: FleetRequest) -> OutboundCall | None:
-        """Return a call to a decode worker that fetches the KV of `request.handoff`, whose client left; None: none."""
+        """Return a call that makes a decode worker fetch the KV of a request whose client left; None: no worker can."""
         request.replay_buffer = None
         try:
             return self.call(request, RankAttempt(self.decide(request)))

@@ -149,7 +149,7 @@ def counted(engine: Engine) -> PublisherState:
 
 async def in_log(engine: Engine, url: str) -> list[Batch]:
     core = engine.path.core
-    await eventually(lambda: not any(core.outboxes[rank].waiting_bytes for rank in core.dp_ranks))
+    await eventually(lambda: not any(core.outboxes[rank].unacked_bytes for rank in core.dp_ranks))
     return await batches_in(url)
 
 

@@ -140,7 +140,7 @@ def streams_status(consolidators: Sequence[Consolidator]) -> dict[str, Any]:
                 "epoch": outbox.epoch,
                 "seq": outbox.last_seq,
                 "published_seq": outbox.published_seq,
-                "waiting_bytes": outbox.waiting_bytes,
+                "waiting_bytes": outbox.unacked_bytes,
                 "dropped_batches": outbox.dropped_batches_total,
                 "is_refused": each.streams[dp_rank].is_refused,
                 "stale": each.stale(dp_rank),

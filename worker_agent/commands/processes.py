@@ -84,9 +84,9 @@ def serve(
 @click.command()
 @config_options
 @click.option("--engine", "engine__kind", help=f"which engine: {', '.join(SERVERS)}")
-@click.option("--url", "engine__base_url", help="its OpenAI endpoint, http://host:port; absent: only streams")
+@click.option("--url", "engine__base_url", help="its OpenAI endpoint, http://host:port; absent: events only")
 @click.option("--kv-events", "engine__publish_endpoint", help="tcp://host:port of rank 0, or `poll`")
-@click.option("--replay-endpoint", "engine__replay_endpoint", help="its replays, likewise; absent: it has none")
+@click.option("--replay-endpoint", "engine__replay_endpoint", help="tcp://host:port of rank 0's replays; absent: none")
 @click.option("--requests", "engine__requests", help="auto, direct (to the engine itself), forward (through here)")
 @click.option("--dp-ranks", "engine__dp_ranks", type=int, help="its data-parallel ranks")
 @click.option("--model", "engine__model", help="the model's name")
@@ -141,7 +141,7 @@ def _run(
 async def run_attached(settings: AttachSettings, stop: asyncio.Event, report: Callable[[str], None]) -> None:
     """Represent the engine until `stop` is set; `report` receives one line: what was found, and the status page.
 
-    Raises: as `AttachedWorker.run`, and `PortUsed` for the status page's port.
+    Raises: as `AttachedWorker.run` and `EventLog.connect`, and `PortUsed` for the status page's port.
     """
     settings = settings.model_copy(update={"worker": settings.worker.identified()})
     check(settings)

@@ -9,7 +9,7 @@ from worker_agent.events.dialects.batches import KINDS as HOP_A_KINDS
 from worker_agent.events.recoveries import KINDS
 
 _OF_OUTBOX = {
-    "outbox_bytes": (gauge, "Bytes of batches that the log has not confirmed yet", "waiting_bytes"),
+    "outbox_bytes": (gauge, "Bytes of batches that the log has not confirmed yet", "unacked_bytes"),
     "batch_ring_bytes": (gauge, "Memory of published batches, kept for replays", "ring_bytes"),
     "stream_seq": (gauge, "Last sequence number of the rank's stream", "last_seq"),
     "stream_published_seq": (
@@ -29,9 +29,12 @@ _ANSWERS = {
     "recovery_bytes": ("Bytes of answers to recovery questions", "bytes_total"),
 }
 _QUESTIONS = {
-    "refused_recover_requests": ("Recovery questions refused: unreadable, or 256 were waiting", "refused_total"),
+    "refused_recover_requests": (
+        "Recovery questions refused: unreadable, without a reply subject, or 256 were waiting",
+        "refused_total",
+    ),
     "dropped_recover_requests": (
-        "Recovery questions dropped: repeated, or replaced by a later one of the same index",
+        "Recovery questions dropped: repeated, or replaced or overtaken by another of the same asker",
         "dropped_total",
     ),
 }

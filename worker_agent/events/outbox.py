@@ -1,11 +1,11 @@
 """One rank's numbered stream: canonical events in, NATS messages out, bounded.
 
-event -> split to message size -> batch (epoch, seq from 1 without holes) -> waiting -> message -> in flight -> ring
+event -> split to message size -> batch (epoch, seq from 1 without holes) -> waiting -> message -> in flight, ring
 
 waiting     at most `bytes_max`; beyond that the oldest batches are dropped and counted. The reader finds the gap and
             requests a dump, which the mirror answers. The engine is never blocked
-in flight   sent and not acknowledged, at most `window` messages; each is acknowledged on its own. After the first
-            `SMALL_MAX` only full messages are sent, so that later batches share a message
+in flight   sent and not acknowledged, at most `window` messages; each is acknowledged on its own. With
+            `SMALL_MAX` in flight only full messages are sent, so that later batches share a message
 boundary    a seq that a heartbeat carries: no message crosses it, so that a reader can compare digests exactly there
 go back     the log did not take a message: all in flight are sent again, unchanged and in order, before new ones
 ring        sent batches, for readers that request the batches after a seq: at most `ring_bytes_max`, the oldest are
@@ -69,7 +69,7 @@ class Outbox:
         """Memory of the batches kept for replays."""
 
     @property
-    def waiting_bytes(self) -> int:
+    def unacked_bytes(self) -> int:
         """Bytes not acknowledged yet."""
         return self._waiting_bytes + sum(len(message.payload) for message in self._in_flight.values())
 

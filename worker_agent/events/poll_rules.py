@@ -17,7 +17,7 @@ A cycle that ran dry has taken all events that the source had. After a loss a ra
     published   the log has it. The loss is over
 
 Counts of lost events only grow, so each stage stores the count at which it was reached. Source: `docs/SOURCES.md` E1.5,
-E8 item 4.
+E8.
 """
 
 _BUFFER_EVENTS = 100_000

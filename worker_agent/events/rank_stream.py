@@ -167,7 +167,7 @@ class RankStreamSender:
                 await self._go_back(self._failure, stop)
             elif not stop.is_set():
                 await until(stop, self._moved.wait())
-            elif self._outbox.waiting_bytes:
+            elif self._outbox.unacked_bytes:
                 await self._moved.wait()
             else:
                 return

@@ -1,7 +1,7 @@
 """Why media of a request are refused: an exception with a reason from a closed list, without secrets.
 
     field     the path in the request, as its client wrote it
-    found     the value found there: of a URL only scheme, host, port and path, of data only its size
+    found     the value found there: of a URL only scheme, host, port and path, of data its type or size
     allowed   the values allowed there
     reason    one of `MediaReason`: a metric's label
 

@@ -134,7 +134,7 @@ def read_handoff(part: msgspec.Raw) -> Handoff | None:
         raise RequestInvalid(_FIELD, f"{len(unknown)} unknown keys", f"{OTHERS_MAX} at most")
     for name in unknown:
         if len(name) > OTHER_NAME_MAX or not name.isidentifier() or name in _KnownKeys.__struct_fields__:
-            allowed = f"names of at most {OTHER_NAME_MAX} characters; bytes as encoded_opaque_state"
+            allowed = f"identifiers of at most {OTHER_NAME_MAX} characters, not opaque_state"
             raise RequestInvalid(_FIELD, shortened(name), allowed)
     others = {name: msgspec.json.decode(raw) for name, raw in unknown.items()}
     return Handoff(
@@ -188,7 +188,7 @@ def params_of(handoff: Handoff, request_type: str, *, with_media: bool) -> dict[
 class TransferIds:
     """Transfer ids of one prefill worker's life, unique in the fleet with nothing configured: 63 bits, positive.
 
-    The highest bit is set, so that no id of an engine's own count is one. 30 random bits are `life`, 32 count: two
+    The highest bit is set: no id that an engine counts itself has it. 30 random bits are `life`, 32 count: two
     of 1,000 workers draw the same with a probability of 0.0005, and then collide only where their counts meet.
     """
 

@@ -125,7 +125,7 @@ def test_the_largest_batch_fills_a_message_alone() -> None:
 def test_beyond_the_bound_the_oldest_give_way_and_are_counted() -> None:
     outbox = Outbox(EPOCH, bytes_max=3 * BATCH_BYTES)
     add(outbox, *(Cleared() for _ in range(5)))
-    assert (outbox.dropped_batches_total, outbox.last_seq, outbox.waiting_bytes) == (2, 5, 3 * BATCH_BYTES)
+    assert (outbox.dropped_batches_total, outbox.last_seq, outbox.unacked_bytes) == (2, 5, 3 * BATCH_BYTES)
     assert [batch.seq for batch in batches(drained(outbox))] == [3, 4, 5]
 
 
@@ -236,4 +236,4 @@ def test_every_batch_is_in_the_log_once_whatever_was_lost_on_the_way(steps: list
     for message in drained(outbox):
         log.take(message)
     assert log.seqs == list(range(1, outbox.last_seq + 1))
-    assert (outbox.waiting_bytes, outbox.published_seq) == (0, outbox.last_seq)
+    assert (outbox.unacked_bytes, outbox.published_seq) == (0, outbox.last_seq)

@@ -233,7 +233,7 @@ class WidestWindow:
 
     If the window that counts changes after events of the former one were published, these events were not of prefixes:
     the rank is cleared. So a wrong guess lasts until the next event of the widest window. The first event has no
-    special rule. Source: `docs/SOURCES.md` E1.3, E2.2, E8 item 9.
+    special rule. Source: `docs/SOURCES.md` E1.3, E2.2.
     """
 
     def __init__(self, configured: int | None) -> None:
