@@ -74,7 +74,7 @@ class Agent:
     async def until_published(self) -> None:
         """Return once the log took all there is."""
         await eventually(
-            lambda: not any(self.consolidator.core.outboxes[r].waiting_bytes for r in self.consolidator.core.dp_ranks)
+            lambda: not any(self.consolidator.core.outboxes[r].unacked_bytes for r in self.consolidator.core.dp_ranks)
         )
 
 

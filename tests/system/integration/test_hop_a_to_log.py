@@ -89,7 +89,7 @@ async def test_while_the_log_is_away_the_status_says_so_and_what_waits(broker: B
         agent.engine.store(2)
         await agent.position()
         await eventually(lambda: agent.consolidator.streams[0].is_refused)
-        waiting = agent.consolidator.core.outboxes[0].waiting_bytes
+        waiting = agent.consolidator.core.outboxes[0].unacked_bytes
         assert waiting > 0
         away = rank | {"seq": 2, "waiting_bytes": waiting, "is_refused": True}
         assert streams_status([agent.consolidator]) == {"log": "away", "ranks": [away]}
@@ -112,7 +112,7 @@ async def test_a_full_outbox_drops_its_oldest_and_readers_converge_by_a_dump(bro
             engine.store(block)
         await agent.position()
         outbox = agent.consolidator.core.outboxes[0]
-        assert outbox.waiting_bytes <= bound + codec.MESSAGE_BYTES_MAX
+        assert outbox.unacked_bytes <= bound + codec.MESSAGE_BYTES_MAX
         assert outbox.dropped_batches_total > 0
         await broker.start()
         await agent.until_published()

@@ -46,7 +46,7 @@ class Publishing:
         self.stream.wake()
 
     async def until_published(self) -> None:
-        await eventually(lambda: not self.outbox.waiting_bytes)
+        await eventually(lambda: not self.outbox.unacked_bytes)
 
     async def until_unconfirmed(self, messages: int) -> None:
         await eventually(lambda: self.log.statistics().unconfirmed == messages)
