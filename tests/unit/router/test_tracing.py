@@ -118,8 +118,9 @@ def test_the_wait_in_the_queue_is_a_span(waited_s: float, shown: list[tuple[str,
     tracer = Tracer(ALL, sent.append, now_s=lambda: 13.0, wall_ns=lambda: 13_000_000_000)
     trace = tracer.begin({}, began_s=10.0)
     trace.waited(waited_s)
-    trace.send(RequestEnd(None, MODEL, "POST", "/v1/completions", "kv", "ok", 200, "", built.Answer(), ended_s=14.0))
+    trace.send(RequestEnd(None, MODEL, "GET", "/v1/completions", "kv", "ok", 200, "", built.Answer(), ended_s=14.0))
     server, *rest = sent[0].spans
+    assert server.attributes["http.request.method"] == "GET"
     assert [(span.name, span.start_ns // 10**9, span.end_ns // 10**9) for span in rest] == shown
     expected = [(end - start) for _, start, end in shown]
     assert [server.attributes[name] for name in ("kvrouter.queue_wait_s",) if name in server.attributes] == expected
