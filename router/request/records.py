@@ -152,9 +152,9 @@ def _charge(request: "FleetRequest", account: Account) -> None:
         return
     last, answer = request.attempts[-1], request.attempts[-1].answer
     later = request.events_when_left if answer.later_tokens is None else answer.later_tokens
-    kept = 0 if request.progress is None else request.progress.token_count
+    before = 0 if request.progress is None else request.progress.token_count
     prompt_tokens = request.route.known_tokens or answer.input_tokens or 0
-    account.charge(prompt_tokens + (answer.output_tokens or max(kept, later + last.has_begun)))
+    account.charge(prompt_tokens + (answer.output_tokens or before + later + last.has_begun))
 
 
 def _request_end(request: "FleetRequest", outcome: OutcomeName, refusal: Refusal | None, status: int) -> RequestEnd:

@@ -403,7 +403,7 @@ class Request(CallbackCoroutine, Generic[A]):
         attempt.fail(stage, reason)
         inbound = self.inbound
         if progress.finish_reason is not None or progress.token_count == inbound.limit_tokens:
-            self.progress = progress
+            attempt.answer = built.Answer(output_tokens=progress.token_count, later_tokens=0)
             self._settle(attempt, "failed")
             self.end("ok")
             prompt_tokens = self.route.known_tokens if inbound.include_usage else None

@@ -30,12 +30,16 @@ def text_of(prompt: list[int], count: int) -> str:
 
 
 class RoleWorker:
-    """One worker. `cut_after` tokens its next stream is cut; `fault` answers the next request instead, both once."""
+    """One worker. `cut_after` tokens its next stream is cut; `fault` answers the next request instead, both once.
+
+    `stays_after` tokens a stream stays where it is until the client leaves.
+    """
 
     def __init__(self, role: str = "aggregated", name: str = "w0") -> None:
         self.role, self.name = role, name
         self.fault: Script | None = None
         self.cut_after: int | None = None
+        self.stays_after: int | None = None
         self.bodies: list[dict[str, Any]] = []
         self.fetched: list[int] = []
         """Transfers that a decode worker took."""
@@ -95,6 +99,9 @@ class RoleWorker:
         for sent, at in enumerate(range(len(done), count)):
             if sent == cut_after:
                 break
+            if sent == self.stays_after:
+                await exchange.until_gone()
+                return
             token = letter(prompt, at)
             comment = token_comment([token]) if tells else b""
             choice = {"index": 0, "text": chr(token), "finish_reason": None}

@@ -77,6 +77,22 @@ async def test_a_stream_that_the_router_ends_costs_what_had_come(tmp_path: Path)
         assert (status, code) == (429, "tokens_per_minute")
 
 
+async def test_a_resumed_stream_that_its_client_leaves_costs_what_both_workers_sent(tmp_path: Path) -> None:
+    limits, worker = {"tokens_per_minute": len(PROMPT) + 6}, RoleWorker()
+    worker.cut_after = worker.stays_after = 3
+    async with running_plane(data=data(tmp_path, **limits)) as plane, Upstream(worker) as w0, Upstream(worker) as w1:
+        plane.join("w0", w0.base_url)
+        plane.join("w1", w1.base_url)
+        body = {"stream": True, "max_tokens": 9}
+        reader, writer = await plane.dial(body, headers=b"authorization: Bearer kv-1\r\n")
+        for _ in range(6):
+            await reader.readuntil(b"}\n\n")
+        writer.close()
+        await until(lambda: plane.serving.metrics.inflight == 0)
+        status, code, _ = await refusal_of(plane)
+        assert (status, code) == (429, "tokens_per_minute")
+
+
 async def test_the_account_is_the_tenant(tmp_path: Path) -> None:
     async with (
         running_plane(data=data(tmp_path), queue={"fair_share_by": "api_key"}) as plane,
