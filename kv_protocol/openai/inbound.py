@@ -5,17 +5,16 @@
     nvext                                          `NvExt`; a wrong type of a key that the router reads is refused
     extra_args                                     `Targets`, as clients of NVIDIA Dynamo's global router state them
     messages, prompt, tools, and other inputs of
-    the chat template                              bytes, which are decoded only if the prompt must be encoded; the
-                                                   messages of a short chat in the same pass then (`ReadChat`)
+    the chat template                              bytes, which are decoded only if the prompt must be encoded
     what changes a prompt in an engine             bytes: the prompt then is not rendered here (`changed_by`)
     any other key                                  not read: the worker gets the client's bytes
 
-One pass over the body; a mode that reads no overlap decodes nothing of the messages. Source of `extra_args`:
+A mode that reads no overlap decodes nothing of the messages. Source of `extra_args`:
 ai-dynamo/dynamo, page "Custom Request Arguments (extra_args)", milliseconds; newer versions have `nvext.router` for it.
 """
 
 import re
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -31,13 +30,10 @@ from kv_protocol.openai.option_table import (
     Targets,
     template_options,
 )
-from kv_protocol.openai.parts import ABSENT, OptionalPart, RawPart, is_given, is_list_of_prompts, read_prompts
+from kv_protocol.openai.parts import ABSENT, OptionalPart, is_given, is_list_of_prompts, read_messages, read_prompts
 
 CHAT, COMPLETIONS, EMBEDDINGS = PATHS["chat"], PATHS["completions"], PATHS["embeddings"]
 _TEXT_FORMAT = b'{"type":"text"}'
-Messages = Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]
-FEW_MESSAGES = 192
-"""Of a chat that is read, and rendered, at once."""
 _MODEL_OF_FORM = re.compile(rb'name="model"\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,256})\r\n')
 _FORM_BYTES = 64 << 10
 """The field `model` is looked for in so many bytes at the beginning and at the end: a file may be between them."""
@@ -182,7 +178,7 @@ class ChatInbound(Inbound, frozen=True, kw_only=True):
 
     def read_messages(self) -> list[dict[str, Any]]:
         """Return the messages; raise `RequestInvalid`, which names the place."""
-        return _messages.read(self.messages, "messages")
+        return read_messages(self.messages)
 
     def read_options(self) -> dict[str, Any]:
         """Return the options for rendering the chat; raise `RequestInvalid`, which names the place."""
@@ -194,16 +190,6 @@ class ChatInbound(Inbound, frozen=True, kw_only=True):
             continue_final_message=self.continue_final_message,
             add_generation_prompt=self.add_generation_prompt,
         )
-
-
-class ReadChat(ChatInbound, frozen=True, kw_only=True):
-    """The same, decoded with its messages: a short one of which the prompt is wanted. Their JSON is in the body."""
-
-    messages: Annotated[Messages, msgspec.Meta(max_length=FEW_MESSAGES)]  # type: ignore[assignment]
-
-    def read_messages(self) -> list[dict[str, Any]]:
-        """Return the messages."""
-        return self.messages
 
 
 class CompletionInbound(Inbound, frozen=True, kw_only=True):
@@ -285,6 +271,5 @@ UNCOMMON_KEYS = (
 )  # fmt: skip
 """A chat or completion without them states no wishes to the router: `token_data`, `salt`, `changed_by`, `read_options`,
 `names_phase` and `ineffective` are empty, `targets` and `is_guided` too, and a chat `has_one_choice`."""
-_messages = RawPart[list[dict[str, Any]]](Messages)
 json_objects = OptionalPart[list[dict[str, Any]]](list[dict[str, Any]])
 json_object = OptionalPart[dict[str, Any]](dict[str, Any])

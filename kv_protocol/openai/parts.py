@@ -6,9 +6,11 @@ Ids are read in slices: a million of them, decoded in one call, hold the interpr
 """
 
 import re
+from contextlib import suppress
 from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
+from pydantic_core import from_json
 
 from kv_protocol.errors import UNDECODABLE
 from kv_protocol.hashing import pack_tokens
@@ -50,6 +52,21 @@ class OptionalPart(RawPart[Read | None]):
     def read(self, raw: msgspec.Raw, key: str) -> Read | None:
         """Decode the bytes, None if there are none; raise `RequestInvalid`."""
         return super().read(raw, key) if is_given(raw) else None
+
+
+LONG_BYTES = 4 << 10
+"""Of JSON that is mostly text. msgspec takes a nanosecond for each byte of a string: longer JSON is read otherwise."""
+_messages = RawPart[list[dict[str, Any]]](Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)])
+
+
+def read_messages(raw: msgspec.Raw) -> list[dict[str, Any]]:
+    """Return the messages of a chat; raise `RequestInvalid`, which names the place."""
+    if len(raw) > LONG_BYTES:
+        with suppress(ValueError):
+            found = from_json(bytes(raw), allow_inf_nan=False)  # a quarter of the time, without names of places
+            if isinstance(found, list) and all(isinstance(each, dict) for each in found):
+                return found
+    return _messages.read(raw, "messages")
 
 
 _SLICE = 128 << 10

@@ -31,7 +31,6 @@ from kv_protocol.openai.inbound import (
     EmbeddingsInbound,
     Inbound,
     PassedInbound,
-    ReadChat,
 )
 from kv_protocol.openai.option_table import (
     Count,
@@ -186,7 +185,6 @@ _decoders: dict[str, msgspec.json.Decoder[Inbound]] = {
     RESPONSES: msgspec.json.Decoder(ResponsesInbound),
     EMBEDDINGS: msgspec.json.Decoder(EmbeddingsInbound),
 }
-_read_chats: msgspec.json.Decoder[Inbound] = msgspec.json.Decoder(ReadChat)
 _Kind = TypeVar("_Kind", bound=Inbound)
 _Read = TypeVar("_Read")
 _passed = msgspec.json.Decoder(PassedInbound)
@@ -197,22 +195,14 @@ _KEY = re.compile(r" - at `\$\.(?P<key>\w+)[^`]*`$")
 """The end of msgspec's message about a value: its place, of which `key` is the body's key."""
 
 
-def decode_inbound(path: str, body: bytes | bytearray, messages_bytes_max: int = 0) -> Inbound:
+def decode_inbound(path: str, body: bytes | bytearray) -> Inbound:
     """Return the request in `body`; raise `RequestInvalid`, which names the field, if there is none.
 
-    A chat of at most `messages_bytes_max` bytes is a `ReadChat`, if no value is of the wrong type.
     A path that is not an endpoint's (`/v1/route`) takes any kind: a body with `messages` is a chat, one with `input` a
     response, any other a completion. The whole body has to be UTF-8, including values that the router does not read.
     """
-    if len(body) <= messages_bytes_max and path == CHAT:
-        decoder = _read_chats
-    else:
-        decoder = _decoders.get(path) or _decoders[_endpoint_of(body)]
     check_utf8(body)
-    try:
-        return decoder.decode(body)
-    except UNDECODABLE:
-        return _without_wrong(_decoders[CHAT] if decoder is _read_chats else decoder, body)
+    return _without_wrong(_decoders.get(path) or _decoders[_endpoint_of(body)], body)
 
 
 def decode_passed(path: str, body: bytes | bytearray) -> PassedInbound:

@@ -6,7 +6,7 @@ from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import OutcomeName
 from router.decision.verdict import Verdict as _Decision
 
-INTERFACE: int = 30
+INTERFACE: int = 31
 
 def name_types(request: type, verdict: type, constraints: Callable[..., object], estimated_scheme: str) -> None: ...
 
@@ -285,6 +285,8 @@ class Lease:
 class PlainRequests:
     def __init__(self, samples: tuple[object, ...], keys: tuple[str, ...], headers: list[bytes], /) -> None: ...
     def have(self, request: object, headers: dict[bytes, bytes], /) -> bool: ...
+
+def prompt_in(body: bytes | bytearray, /) -> tuple[str, int, int, bytes] | None: ...
 
 TAIL_BYTES: int
 

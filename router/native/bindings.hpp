@@ -98,6 +98,6 @@ std::vector<Number> numbers_in(const nanobind::handle& given, const char* field,
 }
 
 void bind_core(nanobind::module_& module);
-void bind_plain(nanobind::module_& module);
+void bind_inbound(nanobind::module_& module);
 
 }  // namespace kv

@@ -3,11 +3,11 @@
 
 NB_MODULE(_fold, module) {
     module.doc() = "The fold that a router decides by, and its readers of HTTP, in C++.";
-    module.attr("INTERFACE") = 30;
+    module.attr("INTERFACE") = 31;
     nanobind::set_leak_warnings(false);  // a process may end while verdicts are still referenced
     kv::http::bind_answers(module);
     kv::bind_core(module);
-    kv::bind_plain(module);
+    kv::bind_inbound(module);
     kv::http::bind_heads(module);
     kv::http::bind_calls(module);
     kv::http::bind_relay(module);

@@ -33,8 +33,8 @@ from indexer.embedded import chat_pieces, hash_blocks
 from kv_protocol.body_limits import Body
 from kv_protocol.hashing import TEXT_SCHEME, Hashing, hash_seed, unpack_tokens
 from kv_protocol.images import ImageRule
-from kv_protocol.openai.inbound import CHANGING_KEYS, FEW_MESSAGES, ReadChat
-from kv_protocol.openai.requests import CompletionInbound, Inbound, RequestInvalid, decode_inbound
+from kv_protocol.openai.inbound import CHANGING_KEYS
+from kv_protocol.openai.requests import ChatInbound, CompletionInbound, Inbound, RequestInvalid
 from kv_runtime.text.byte_model import END, MARK_OF_ROLE, ByteText
 from kv_runtime.text.chat_messages import HasImages, TextError, split_images
 from kv_runtime.text.encoders import CONFIGURED
@@ -52,6 +52,8 @@ _OFF_LOOP_BYTES = {"hf": 4 << 10, "fast": 64 << 10, "byte": 64 << 10, "none": 64
 """Some 2 ms of the first, and some tenths of one of the others."""
 _READ_BYTES_MAX = 256 << 10
 """Bytes of JSON that are read on the loop; threads take more, and chats with many messages."""
+_FEW_MESSAGES = 192
+"""Of a chat that is rendered on the loop."""
 _TEXT_SEED = 0x7465_7874
 """Keeps hashes of text apart from those of tokens."""
 _PARITY, _TOKEN_DATA = "parity", "nvext.token_data"
@@ -104,8 +106,6 @@ class ModelPrompts:
             if text.encoder.name == "hf" and text.encoder.reason != CONFIGURED:
                 _log.warning("encoder_not_fast", reason=text.encoder.reason)
         self._off_loop_bytes = limits.off_loop_bytes or _OFF_LOOP_BYTES[self.encoder_name]
-        self.decode = partial(decode_inbound, messages_bytes_max=self._off_loop_bytes)
-        """Returns the request in a body to a path, for `prompt`; raises `RequestInvalid` as `decode_inbound` does."""
         self.pool = EncodingPool(limits.threads, limits.waiting_bytes_max)
         """Long prompts are encoded only while its parts run."""
         self._lock = Lock()  # several threads count
@@ -141,7 +141,7 @@ class ModelPrompts:
             if (made := self._not_a_chat(body, inbound, hashing, seed, is_aside=is_aside)) is not None:
                 return made
             messages, options = inbound.read_messages(), inbound.read_options()
-            if not is_aside and len(messages) > FEW_MESSAGES:
+            if not is_aside and len(messages) > _FEW_MESSAGES:
                 return self._later(body, inbound, hashing, lora, images)
             try:
                 return self._of_tokens(self._pack_chat(messages, **options), "messages", hashing, seed)
@@ -154,17 +154,20 @@ class ModelPrompts:
         except (RequestInvalid, TextError) as error:
             if error.field.startswith(_TOKEN_DATA):
                 raise
-            return self._not_rendered(body, inbound, hashing, seed, error.field)
+            return self._not_rendered(inbound, hashing, seed, error.field)
 
     def short_chat(self, chat: Inbound, hashing: Hashing, seed: int) -> EncodedPrompt | None:
-        """Return the prompt of a chat without `UNCOMMON_KEYS` that was decoded with its messages.
+        """Return the prompt of a short chat without `UNCOMMON_KEYS`.
 
         None: it is none, or has more than text, or cannot be rendered: ask `prompt`.
         """
-        if self.other_chats or not isinstance(chat, ReadChat):
+        if self.other_chats or not isinstance(chat, ChatInbound) or len(chat.messages) > self._off_loop_bytes:
             return None
         try:
-            return self._of_tokens(self._pack_chat(chat.messages), "messages", hashing, seed)
+            messages = chat.read_messages()
+            if len(messages) > _FEW_MESSAGES:
+                return None
+            return self._of_tokens(self._pack_chat(messages), "messages", hashing, seed)
         except (HasImages, TextError, RequestInvalid):
             return None
 
@@ -185,7 +188,7 @@ class ModelPrompts:
             return self._of_tokens(ids, _TOKEN_DATA, hashing, seed)
         is_other = inbound.model in self.other_chats and inbound.endpoint == "chat"
         if key := inbound.changed_by or (_PARITY if is_other else ""):
-            return self._not_rendered(body, inbound, hashing, seed, key)
+            return self._not_rendered(inbound, hashing, seed, key)
         is_long = not is_aside and len(body.text) > self._off_loop_bytes
         if not isinstance(inbound, CompletionInbound):
             if is_long:
@@ -211,11 +214,9 @@ class ModelPrompts:
         self._hashed(hash_s)
         return EncodedPrompt(tokens, count, hashing, hashes)
 
-    def _not_rendered(self, body: Body, inbound: Inbound, hashing: Hashing, seed: int, field: str) -> EncodedPrompt:
+    def _not_rendered(self, inbound: Inbound, hashing: Hashing, seed: int, field: str) -> EncodedPrompt:
         """Return a prompt that only the worker knows, by the request's text; `field` is why."""
         self._count_unrendered(_KEY_END.split(field, 1)[0])
-        if isinstance(inbound, ReadChat):
-            inbound = decode_inbound(inbound.path, body.text)
         text = b"".join(inbound.prompt_parts)
         words, hashing = text[: len(text) // TOKEN_BYTES * TOKEN_BYTES], Hashing(hashing.block_size, TEXT_SCHEME)
         count, hashes, _ = hash_blocks(words, hashing, seed ^ _TEXT_SEED)

@@ -11,7 +11,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import force_setattr, replace
 
 from kv_protocol.body_limits import SCANNED_BYTES, Body, BodyLimits, Bytes, read_body
 from kv_protocol.decided import RouteRequest
@@ -24,10 +24,10 @@ from kv_protocol.openai.inbound import (
     CompletionInbound,
     Inbound,
     PassedInbound,
-    ReadChat,
     passed_form,
 )
-from kv_protocol.openai.requests import RequestInvalid, decode_inbound, decode_passed
+from kv_protocol.openai.parts import LONG_BYTES
+from kv_protocol.openai.requests import RequestInvalid, check_utf8, decode_inbound, decode_passed
 from router.config import RouterSettings
 from router.decision.disaggregation import placement, requested_phase
 from router.decision.eligibility import NoEligibleWorker, WorkerNotNamed
@@ -61,11 +61,30 @@ _MIGRATED_TOKENS_MAX = 1 << 20
 """Longer prompts do not migrate: to compute one again would take a worker for minutes."""
 _ONCE = first_plan("whole", retry_limit=0)
 _UNREAD = EncodedPrompt(b"", 0, Hashing(1), b"")
-PLAIN = (ChatInbound(model=""), ReadChat(model="", messages=[]), CompletionInbound(model=""))
+PLAIN = (ChatInbound(model=""), CompletionInbound(model=""))
 """Plain requests of each type."""
 
 ReadBody = tuple[Body, Inbound]
 """A request body, and the fields that the router reads of it."""
+
+
+def decode_body(path: str, body: Bytes) -> Inbound:
+    """Return the request in `body`; raise `RequestInvalid`, as `decode_inbound` does.
+
+    A long body (`LONG_BYTES`) is decoded without its prompt, which stays bytes.
+    """
+    found = built.prompt_in(body) if len(body) > LONG_BYTES else None
+    if found is None:
+        return decode_inbound(path, body)
+    key, begin, end, rest = found
+    check_utf8(body)
+    try:
+        inbound = decode_inbound(path, rest)
+    except RequestInvalid:
+        return decode_inbound(path, body)  # which names the place in the whole body
+    if key in inbound.__struct_fields__:
+        force_setattr(inbound, key, msgspec.Raw(memoryview(body)[begin:end]))
+    return inbound
 
 
 class BodyParser:
@@ -84,7 +103,7 @@ class BodyParser:
         """The process must run its `parts`, the threads that parse large bodies."""
 
     def read(
-        self, path: str, data: Bytes, decode: Callable[[str, Bytes], Inbound] = decode_inbound
+        self, path: str, data: Bytes, decode: Callable[[str, Bytes], Inbound] = decode_body
     ) -> "ReadBody | asyncio.Future[ReadBody]":
         """Return the parsed body of a request to `path`, or its future.
 
@@ -184,11 +203,11 @@ class FleetReader(Destination[RankAttempt]):
         exchange, began_s = request.exchange, perf_counter()
         data, headers = exchange.body, exchange.headers
         if len(data) <= SCANNED_BYTES and request.mode != PASSED:
-            body, inbound = Body(data), self._decode(exchange.path, data)
+            body, inbound = Body(data), decode_body(exchange.path, data)
         elif request.mode == PASSED:
             body, inbound = await read_passed(request, self.bodies, self._fleet)
         else:
-            body, inbound = await request.later(self.bodies.read(exchange.path, data, self._decode))
+            body, inbound = await request.later(self.bodies.read(exchange.path, data))
         request.body, request.inbound, request.model = body, inbound, inbound.model
         parsed_s = perf_counter()
         self._parsed(parsed_s - began_s)
@@ -224,7 +243,6 @@ class FleetReader(Destination[RankAttempt]):
         """From now on, read what the policy needs."""
         reads_prompts = self._encodes_always or self._state.reads_overlap
         self._prompt_endpoints = PROMPT_ENDPOINTS if reads_prompts else frozenset[str]()
-        self._decode = self._prompts.decode if reads_prompts else decode_inbound
         self._served.clear()
 
     def _resolve(self, inbound: Inbound) -> _ServedModel:

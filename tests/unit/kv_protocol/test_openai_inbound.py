@@ -1,29 +1,24 @@
 """What the router reads of a request, what it leaves to the worker, and how what may not be is named."""
 
 import json
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import msgspec
 import pytest
 
-from kv_protocol.openai.inbound import CHANGING_KEYS, FEW_MESSAGES, ReadChat
+from kv_protocol.openai.inbound import CHANGING_KEYS
 from kv_protocol.openai.option_table import CACHE_SALT_CHARACTERS_MAX, NO_TARGETS, AgentHints, Targets
 from kv_protocol.openai.requests import (
     CHAT,
     COMPLETIONS,
     ChatInbound,
     CompletionInbound,
-    Inbound,
     NvExt,
     RequestInvalid,
     decode_chat,
     decode_inbound,
 )
 
-Decode = Callable[[str, bytes], Inbound]
-read_with_messages = partial(decode_inbound, messages_bytes_max=1 << 20)
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
@@ -61,26 +56,24 @@ def test_a_value_that_is_not_of_its_type_is_left_to_the_worker_and_all_others_ar
     assert (inbound.salt, inbound.read_messages()) == ("s", MESSAGES)
 
 
-def test_a_chat_that_is_decoded_with_its_messages_is_otherwise_the_same() -> None:
-    for fields in ({}, {"tools": [{"a": 1}], "n": 2, "nvext": {"dp_rank": 1}, "user": "é😀"}):
-        body = json.dumps({"model": "m", "messages": MESSAGES, **fields}, ensure_ascii=False).encode()
-        read, same = read_with_messages(CHAT, body), msgspec.structs.asdict(decode_inbound(CHAT, body))
-        assert isinstance(read, ReadChat)
-        assert msgspec.structs.asdict(read) == same | {"messages": read.read_messages()}
-        assert read.read_messages() == MESSAGES
+def test_long_messages_are_read_as_short_ones() -> None:
+    for text in ('é😀\n"\\/\x7f\0', "[{}]"):
+        messages = [{"role": "user", "content": text * 2000, "parts": [1, 2.5, None, True, {text: -1}]}]
+        assert chat(messages=messages).read_messages() == messages
+    with pytest.raises(RequestInvalid, match="UTF-16 surrogates in pairs"):
+        chat(messages=[{"content": "\ud800" * 2000}]).read_messages()
 
 
-def test_a_chat_with_a_value_that_is_not_of_its_type_keeps_the_bytes_of_its_messages() -> None:
-    wrong: list[dict[str, Any]] = [*({"messages": value} for value in (7, [], [7], None)), {"n": "two"}, {"stop": {}}]
-    for fields in wrong:
-        body = json.dumps({"model": "m", "messages": MESSAGES, **fields}).encode()
-        assert read_with_messages(CHAT, body) == decode_inbound(CHAT, body), fields
-
-
-def test_a_chat_longer_than_asked_keeps_the_bytes_of_its_messages() -> None:
-    body = json.dumps({"model": "m", "messages": MESSAGES}).encode()
-    assert isinstance(decode_inbound(CHAT, body, len(body)), ReadChat)
-    assert not isinstance(decode_inbound(CHAT, body, len(body) - 1), ReadChat)
+def test_messages_that_are_no_list_of_objects_are_refused_by_their_place() -> None:
+    for messages, field in (
+        (7, "messages"),
+        ([], "messages"),
+        ([7], "messages[0]"),
+        ([{}] * 3000 + [7], "messages[3000]"),
+    ):
+        with pytest.raises(RequestInvalid) as refused:
+            chat(messages=messages).read_messages()
+        assert refused.value.field == field, messages
 
 
 def test_of_a_chat_without_uncommon_keys_each_question_about_them_has_one_answer() -> None:
@@ -88,13 +81,6 @@ def test_of_a_chat_without_uncommon_keys_each_question_about_them_has_one_answer
     assert (plain.token_data(), plain.salt, plain.changed_by, plain.read_options()) == (None, "", "", {})
     assert (plain.names_phase, plain.has_one_choice, plain.ineffective) == (False, True, ())
     assert (plain.is_guided, plain.targets) == (False, NO_TARGETS)
-
-
-def test_a_chat_of_many_messages_keeps_their_bytes() -> None:
-    message = {"role": "user", "content": "hi"}
-    for count, kind in ((FEW_MESSAGES, ReadChat), (FEW_MESSAGES + 1, ChatInbound)):
-        body = json.dumps({"model": "m", "messages": [message] * count}).encode()
-        assert type(read_with_messages(CHAT, body)) is kind
 
 
 def test_what_changes_a_chat_in_the_engine_is_named() -> None:
@@ -147,14 +133,13 @@ def test_a_cache_salt_of_1024_characters_is_read_and_a_longer_one_is_refused_by_
             assert refused.value.field == place
 
 
-@pytest.mark.parametrize("decode", [decode_inbound, read_with_messages])
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/v1/route"])
-def test_a_body_that_is_not_utf_8_is_refused_also_where_the_router_reads_nothing(path: str, decode: Decode) -> None:
+def test_a_body_that_is_not_utf_8_is_refused_also_where_the_router_reads_nothing(path: str) -> None:
     prompt = b'"prompt":"x"' if path == COMPLETIONS else b'"messages":[{"role":"user","content":"hi"}]'
     body = b'{"model":"m",%b,"user":"%b"}'
-    assert decode(path, body % (prompt, "é😀".encode())).model == "m"
+    assert decode_inbound(path, body % (prompt, "é😀".encode())).model == "m"
     with pytest.raises(RequestInvalid, match=r"body: found byte 0xff at \d+, allowed UTF-8"):
-        decode(path, body % (prompt, b"\xff"))
+        decode_inbound(path, body % (prompt, b"\xff"))
 
 
 AFTER_WRONG = [b'{"model":"m","n":"x",', b'{"model":"m","n":"x","a":' + b"[" * 100_000]
@@ -166,11 +151,10 @@ AFTER_WRONG = [b'{"model":"m","n":"x",', b'{"model":"m","n":"x","a":' + b"[" * 1
     [b"", b"{", b"null", b"[1]", b"\xff", b"[" * 100_000, b'{"model":"m","messages":' + b"[" * 100_000, *AFTER_WRONG],
     ids=["empty", "cut", "null", "array", "bytes", "deep", "deep field", "cut later", "deep later"],
 )
-@pytest.mark.parametrize("decode", [decode_inbound, read_with_messages])
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/v1/route"])
-def test_what_is_no_request_is_refused_whatever_it_is(body: bytes, path: str, decode: Decode) -> None:
+def test_what_is_no_request_is_refused_whatever_it_is(body: bytes, path: str) -> None:
     with pytest.raises(RequestInvalid):
-        decode(path, body)
+        decode_inbound(path, body)
 
 
 def test_a_body_says_itself_for_which_endpoint_it_is_where_the_path_does_not() -> None:

@@ -165,25 +165,6 @@ def test_of_a_prompt_that_is_not_rendered_the_field_is_named_and_its_text_is_has
     assert len(found.sequence_hashes) == 8 * (len(text) // 4 // found.hashing.block_size)
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {},
-        {"messages": [{"role": "boss", "content": "x" * 40}]},
-        {"messages": [{"role": "user", "content": "é😀" * 40}]},
-        {"chat_template": "x"},
-        {"tools": [7]},
-        {"n": "two"},
-        {"nvext": {"token_data": [1, 2, 3, 4]}},
-        {"cache_salt": "s", "continue_final_message": True},
-    ],
-)
-def test_a_chat_that_is_decoded_with_its_messages_has_the_same_prompt(fields: dict[str, Any]) -> None:
-    prompts, body = ModelPrompts(TEXT), json.dumps({"model": "m", "messages": HELLO} | fields).encode()
-    made = prompts.prompt(Body(body), prompts.decode(CHAT, body), FOURS, "lora")
-    assert made == prompts.prompt(*read(CHAT, body), FOURS, "lora")
-
-
 @pytest.mark.parametrize("options", [{}, {"tools": [{"a": "ü"}]}, {"add_generation_prompt": False}])
 @pytest.mark.parametrize(
     "message",
