@@ -22,7 +22,6 @@ _COMMANDS = {
     "journals:replay": "Take every decision of the journal again, from the journal alone, and compare bit for bit.",
     "reports:report": "Report what the reuse of prompts saved, and for whom: by model, tenant, LoRA adapter and prefix"
     " family.",
-    "top:top": "Print a running fleet: workers, latencies, the last decisions.",
 }
 """The help of each command of `router/cli/` in a list, by its module and its name there."""
 _TEXTS_OF_EXTRAS = {

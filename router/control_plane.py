@@ -38,7 +38,7 @@ from router.decision.report import DecisionReport, Outcome, misses, predicted_ca
 from router.decision.report_text import explanation, sentence
 from router.decision.routing import Lease, Routing
 from router.drain.handover import Handover
-from router.drain.routes import DrainRoutes, unknown_worker
+from router.drain.routes import WAIT_S_MAX, DrainRoutes, unknown_worker
 from router.fleet.registry import Worker
 from router.fleet.trust import Disparity, Trust
 from router.live.fleet import USED_MAX, DecisionFilter, outcome_fields, rows, uses, warmth
@@ -50,7 +50,6 @@ _log = structlog.get_logger("router")
 _BODY_BYTES_MAX = 1 << 20
 """Largest size of a registration."""
 _POLICY_BYTES_MAX = 1 << 16
-_WAIT_S_MAX = 60.0
 _OF_A_REQUEST_MAX = 16
 """Decisions of one request that are shown: its phases and retries."""
 _ROWS_AT_ONCE = 256
@@ -271,7 +270,7 @@ class ControlPlane:
         timeout_s = seconds_of("timeout_s", request.query.get("timeout_s", "5"), "seconds", least=-sys.float_info.max)
         rank = WorkerRank(request.query.get("worker", ""), numbers["dp_rank"])
         try:
-            async with asyncio.timeout(min(max(timeout_s, 0.0), _WAIT_S_MAX)):
+            async with asyncio.timeout(min(max(timeout_s, 0.0), WAIT_S_MAX)):
                 await self._index.wait_for(rank, numbers["epoch"], numbers["seq"])
         except TimeoutError:
             message = f"{rank} is not at seq {numbers['seq']} of epoch {numbers['epoch']} after {timeout_s} s"

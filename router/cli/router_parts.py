@@ -167,7 +167,7 @@ class RouterParts:
         )
         self.policies = policies
         queued = None if place else lambda: len(self._admission.queue)
-        self._live = Live(self._routing, self._index, self._clock, queued=queued)
+        self._live = Live(self._routing, self._index, queued=queued)
         self._workers = AttachedWorkers(settings, log, self._clock, {directory: text}, self._on_attached)
         self.control = self._control_of(gate)
         self._project()
@@ -216,7 +216,7 @@ class RouterParts:
 
     def _watched_routes(self) -> list[web.RouteDef]:
         journal = None if self._place else self._journal
-        live, trends = live_routes(self._live, self._clock), json_route("/v1/trends", self._trends.shown)
+        live, trends = live_routes(self._live), json_route("/v1/trends", self._trends.shown)
         return [*live, *self._planner.routes(), *self._savings.routes(), trends, event_log_route(self._index, journal)]
 
     def _router(self, state: RouterState, policy: Policy) -> Routing:

@@ -12,7 +12,6 @@ import re
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import version
 from typing import Any, NamedTuple
 
 import msgspec
@@ -26,7 +25,7 @@ from router.attribution.report import Figures
 from router.decision.routing import Routing
 from router.fleet.trust import ENOUGH, WINDOW
 from router.journal.log import JournalWriter
-from router.live.service import CLIENTS_MAX, SEND_S, SLOW_S, Live
+from router.live.service import Live
 
 STEP_S, STEPS = 5, 180
 _SAVED = ("prompt_tokens", "reused_tokens", "baseline_tokens", "saved_s", "baseline_s")
@@ -34,7 +33,6 @@ _SAVED = ("prompt_tokens", "reused_tokens", "baseline_tokens", "saved_s", "basel
 _COUNTS = (
     "applied", "gaps", "replays", "repairs", "resyncs", "digest_mismatches", "heals", "last_healing_s",
 )  # fmt: skip
-_RETRY_S = 5
 _DECIMAL = re.compile(r"[0-9]{1,20}")
 
 
@@ -134,7 +132,7 @@ def _merged(rows: Sequence[Row]) -> Row:
     )
 
 
-def live_routes(live: Live, clock: Clock) -> Sequence[web.RouteDef]:
+def live_routes(live: Live) -> Sequence[web.RouteDef]:
     """Return the routes of what is watched, for an application to add."""
 
     async def fleet(request: web.Request) -> web.Response:
@@ -160,41 +158,9 @@ def live_routes(live: Live, clock: Clock) -> Sequence[web.RouteDef]:
             "bytes_max": ring.bytes_max,
             "steps": [{"step_s": step_s, "from_s": from_s} for step_s, from_s in ring.steps()],
         }
-        return {"now_s": round(clock.wall_ns() / 1e9, 3), "ring": kept, "marks": list(live.marks)}
+        return {"now_s": round(live.clock.wall_ns() / 1e9, 3), "ring": kept, "marks": list(live.marks)}
 
-    async def stream(request: web.Request) -> web.StreamResponse:
-        decisions_max = number_of(request.query, "decisions", "20", 0, 50)
-        if live.is_ended:
-            return error_response(503, "the router stops", "server_error", code="stopping")
-        if live.is_full():
-            message = f"{CLIENTS_MAX} live clients are connected; try again"
-            refusal = error_response(429, message, "rate_limit_error", code="too_many_live")
-            refusal.headers["Retry-After"] = str(_RETRY_S)
-            return refusal
-        return await _streamed(live, request, decisions_max)
-
-    return [web.get("/v1/fleet", fleet), json_route("/v1/history", history), web.get("/v1/live", stream)]
-
-
-async def _streamed(live: Live, request: web.Request, decisions_max: int) -> web.StreamResponse:
-    """Return the response once the stream ended, or its client was disconnected."""
-    headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    response = web.StreamResponse(headers=headers)
-    live.clients += 1
-    try:
-        await response.prepare(request)
-        hello = {"version": version("kv-router"), "every_s": SEND_S, "decisions_max": decisions_max}
-        await response.write(live.event("hello", hello))
-        async for event in live.events(decisions_max):
-            async with asyncio.timeout(SLOW_S):
-                await response.write(event)
-    except TimeoutError:
-        live.dropped_total += 1
-        if request.transport is not None:
-            request.transport.abort()
-    finally:
-        live.clients -= 1
-    return response
+    return [web.get("/v1/fleet", fleet), json_route("/v1/history", history)]
 
 
 def json_route(path: str, make: Callable[[], object]) -> web.RouteDef:

@@ -11,7 +11,6 @@
 | PUT, DELETE /v1/shadows | changed in the first process, then in the others |
 | GET /v1/workers | of the first process, with the doubts of all: each judges ranks by its own requests |
 | GET /v1/report, /v1/predictions, /v1/trends | the sums of all processes |
-| GET /v1/live | the stream of the first process, with the decisions of all |
 | GET /v1/processes | names, ids and restarts of the processes |
 | GET /health, /live | this process lives |
 | GET /ready | whether any process is ready |
@@ -20,12 +19,9 @@
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import nullcontext, suppress
-from http import HTTPStatus
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
-import aiohttp
 import msgspec
 from aiohttp import web
 from prometheus_client import CollectorRegistry
@@ -33,7 +29,6 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
-from yarl import URL
 
 from kv_protocol.errors import UNDECODABLE
 from kv_runtime.http.answers import Handler, error_response, json_response
@@ -49,9 +44,6 @@ from router.shadows.service import pooled_page
 _Body = dict[str, Any]
 _decode = msgspec.json.Decoder(_Body).decode
 _TOKENS = "handover_tokens"
-_DECISIONS = b"\nevent: decisions\n"
-_EVENT_END = b"\n\n"
-_CONNECT_AGAIN_S = 1.0
 SUMMED = frozenset(
     f"kvrouter_{name}"
     for name in (
@@ -75,7 +67,6 @@ SUMMED = frozenset(
 """Gauges of which each process has a part of the whole."""
 LEAST = frozenset({"kvrouter_log_connected", "kvrouter_rank_fit"})
 """Gauges of which the whole is as its worst process is."""
-_NOT_PASSED_ON = frozenset({"Connection", "Content-Length", "Date", "Keep-Alive", "Server", "Transfer-Encoding"})
 
 
 class Front:
@@ -118,46 +109,14 @@ class Front:
         """Yield the metrics of the processes themselves."""
         return process_families(self._states(), self._links.silent_total)
 
-    # ---------------------------------------------------------------------------------------------- passed on
-
-    async def _of_the_first(self, request: web.Request) -> web.StreamResponse:
-        """Pass the request on to the first process that serves, and its answer back as it comes.
-
-        The decisions of the others are added to a live stream while they serve.
-        """
+    async def _of_the_first(self, request: web.Request) -> web.Response:
+        """Return the answer of the first process that gives one."""
         body, path = await request.read(), request.rel_url.raw_path_qs
-        headers = {"Content-Type": request.content_type} if body else {}
-        for name, url in self._links.serving():
-            target = URL(url + path, encoded=True)
-            try:
-                call = await self._links.session.request(request.method, target, data=body or None, headers=headers)
-            except (OSError, aiohttp.ClientError):
-                continue  # the process has just ended
-            async with call as answer, asyncio.TaskGroup() as group:
-                is_live = request.path == "/v1/live" and answer.status == HTTPStatus.OK
-                kept = {name: each for name, each in answer.headers.items() if name not in _NOT_PASSED_ON}
-                response = web.StreamResponse(status=answer.status, headers=kept)
-                await response.prepare(request)
-                names = [each for each in self._links.names if each != name] if is_live else []
-                others = [group.create_task(self._add_decisions(each, path, response)) for each in names]
-                with suppress(OSError, aiohttp.ClientError) if is_live else nullcontext():
-                    async for part in _events(answer) if is_live else answer.content.iter_any():
-                        await response.write(part)
-                for other in others:
-                    other.cancel()
-            return response
-        return _no_process_answers()
-
-    async def _add_decisions(self, name: str, path: str, response: web.StreamResponse) -> None:
-        """Write the decisions of the process of this name, also after it was restarted."""
-        while True:
-            if (url := dict(self._links.serving()).get(name)) is not None:
-                with suppress(OSError, aiohttp.ClientError):
-                    async with self._links.session.get(URL(url + path, encoded=True)) as answer:
-                        async for event in _events(answer):
-                            if _DECISIONS in event:
-                                await response.write(event)
-            await asyncio.sleep(_CONNECT_AGAIN_S)
+        for name in self._links.names:
+            answer = await self._links.one(name, request.method, path, body, more_s=WAIT_S_MAX)
+            if answer is not None:
+                return _passed_on(answer)
+        return _passed_on(None)
 
     # ---------------------------------------------------------------------------------------------- decisions
 
@@ -374,7 +333,7 @@ def _refusal(answers: dict[str, Answer]) -> Answer | None:
 def _passed_on(answer: Answer | None) -> web.Response:
     if answer is None:
         return _no_process_answers()
-    return web.Response(status=answer.status, body=answer.body, content_type="application/json")
+    return web.Response(status=answer.status, body=answer.body, content_type=answer.content_type)
 
 
 def _no_process_answers() -> web.Response:
@@ -389,12 +348,3 @@ def _together(
         return _passed_on(refusal)
     bodies = [msgspec.json.decode(answer.body, type=kind) for answer in answers.values()]
     return json_response(together(bodies)) if bodies else _no_process_answers()
-
-
-async def _events(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """Yield the server-sent events, each as a whole."""
-    waiting = b""
-    async for part in answer.content.iter_any():
-        *events, waiting = (waiting + part).split(_EVENT_END)
-        for event in events:
-            yield event + _EVENT_END

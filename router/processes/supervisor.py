@@ -44,6 +44,7 @@ class Answer(NamedTuple):
 
     status: int
     body: bytes
+    content_type: str
 
     @property
     def is_ok(self) -> bool:
@@ -63,15 +64,10 @@ class Links:
         self._failures = RateLimitedLog(_log, clock)
         self.silent_total = dict.fromkeys(names, 0)
         """Calls that a process did not answer."""
-        self.session: aiohttp.ClientSession
-        """For calls to `urls`."""
-
-    def serving(self) -> list[tuple[str, str]]:
-        """Return name and address of each process that serves, in the order of `names`."""
-        return [(name, self.urls[name]) for name in self.names if name in self.urls]
+        self._session: aiohttp.ClientSession
 
     async def __aenter__(self) -> Self:
-        self.session = aiohttp.ClientSession(
+        self._session = aiohttp.ClientSession(
             headers={"Authorization": f"Bearer {self._token}"},
             skip_auto_headers=("Accept-Encoding",),
             connector=aiohttp.TCPConnector(limit=0),
@@ -80,7 +76,7 @@ class Links:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.session.close()
+        await self._session.close()
 
     async def one(self, name: str, method: str, path: str, body: bytes = b"", more_s: float = 0.0) -> Answer | None:
         """Return the process's answer. None: it does not serve, or did not answer within `CALL_S` and `more_s`.
@@ -92,8 +88,8 @@ class Links:
         target = URL(self.urls[name] + path, encoded=True)
         try:
             async with asyncio.timeout(CALL_S + more_s):
-                async with self.session.request(method, target, data=body or None) as response:
-                    return Answer(response.status, await response.read())
+                async with self._session.request(method, target, data=body or None) as response:
+                    return Answer(response.status, await response.read(), response.content_type)
         except (OSError, aiohttp.ClientError, TimeoutError) as error:
             self.silent_total[name] += 1
             reason = str(error) or type(error).__name__

@@ -9,7 +9,7 @@ const WORST = 20;
 
 export class AccuracyView extends Poll {
   title = "Accuracy";
-  refreshes = 1000;
+  decisions = 500;
 
   constructor(app) {
     super(app);
@@ -43,13 +43,13 @@ export class AccuracyView extends Poll {
 
   draw() {
     const { live } = this.app;
-    if (!live.shown.fleet) return null;
+    if (!live.shown.decisions) return null;
     const compared = live.shown.decisions.map(comparedOf).filter((each) => each.cached || each.first);
     if (!compared.length) return message("", "There is nothing to compare yet.", "Predictions are compared when requests end and the worker reports what it reused.");
     const cached = compared.filter((each) => each.cached), first = compared.filter((each) => each.first);
     const doubts = new Map((this.found?.ranks ?? []).map((each) => [`${each.worker_id}/${each.dp_rank}`, each.doubt]));
     return [
-      this.problem && message("warn", "Which ranks are doubted is not current.", this.problem),
+      this.outdated("Which ranks are doubted is not current."),
       summary(cached, first),
       h("div", { key: "plots", class: "columns" },
         h("section", { class: "panel" }, h("h2", null, "Cached tokens"), this.scatter("Cached tokens, predicted and reported", count, cached, "cached")),

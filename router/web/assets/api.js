@@ -1,13 +1,16 @@
-// What is read of the control plane: requests with its token, what is read again and again, and the fleet that is shown.
+// What is read of the control plane: requests with its token, readings that are repeated, and the fleet that is shown.
 // The token stays in this tab: sessionStorage, no cookie.
 
+import { h, message } from "./parts.js";
+
 const KEY = "kv-router-token";
+const SILENT_MS = 30000;
 
 /** The control plane wants a token, or another one. */
-export class TokenNeeded extends Error {}
+class TokenNeeded extends Error {}
 
 /** The control plane refused, or was not reached; the message is for people. */
-export class NotAnswered extends Error {
+class NotAnswered extends Error {
   constructor(message, status = 0) {
     super(message);
     this.status = status;
@@ -23,19 +26,25 @@ export function hasToken() {
   return sessionStorage.getItem(KEY) !== null;
 }
 
-async function answer(path, signal, accept) {
+/** Return the JSON of a path. */
+export async function get(path, signal) {
   const token = sessionStorage.getItem(KEY);
-  const headers = { accept, ...(token ? { authorization: `Bearer ${token}` } : {}) };
+  const headers = { accept: "application/json", ...(token ? { authorization: `Bearer ${token}` } : {}) };
   let response;
   try {
     response = await fetch(path, { headers, signal, cache: "no-store", credentials: "omit", redirect: "error" });
   } catch (error) {
-    if (signal?.aborted) throw error;
+    if (signal.aborted) throw error;
     throw new NotAnswered("The control plane does not answer.");
   }
   if (response.status === 401) throw new TokenNeeded(token ? "The token is not this control plane's." : "");
   if (!response.ok) throw new NotAnswered(await refusal(response), response.status);
-  return response;
+  try {
+    return await response.json();
+  } catch (error) {
+    if (signal.aborted) throw error;
+    throw new NotAnswered("This is no answer of a control plane.");
+  }
 }
 
 async function refusal(response) {
@@ -46,24 +55,20 @@ async function refusal(response) {
   }
 }
 
-/** Return the JSON of a path. */
-export async function get(path, signal) {
-  const response = await answer(path, signal, "application/json");
-  try {
-    return await response.json();
-  } catch (error) {
-    if (signal?.aborted) throw error;
-    throw new NotAnswered("This is no answer of a control plane.");
-  }
-}
-
-/** What shows a path of the control plane, which is read again and again while it is open. */
+/** Reads of the control plane again and again while it is open, and only while the page is in sight. */
 export class Poll {
   everyMs = 5000;
+  found = null; // the newest answer
+  problem = null; // the error of the newest reading
 
   /** The app draws after each reading. */
   constructor(app) {
     this.app = app;
+  }
+
+  /** Return what becomes `found`. */
+  ask(signal) {
+    return get(this.path, signal);
   }
 
   /** Whether nothing new can come. */
@@ -72,71 +77,68 @@ export class Poll {
   }
 
   follow(path) {
-    if (this.stop) this.close();
-    this.path = path;
-    this.found = null; // the newest answer
-    this.problem = ""; // of the newest reading
-    this.stop = new AbortController();
-    this.read(this.stop.signal);
+    Object.assign(this, { path, found: null, problem: null });
+    this.hurry();
+  }
+
+  /** Read now. */
+  hurry() {
+    this.close();
+    this.read((this.stop = new AbortController()));
   }
 
   close() {
-    this.stop.abort();
+    this.stop?.abort();
+    this.stop = null;
     clearTimeout(this.again);
   }
 
-  async read(signal) {
-    try {
-      this.found = await get(this.path, signal);
-      this.problem = "";
-    } catch (error) {
-      if (signal.aborted) return;
-      this.problem = error.message;
+  async read(stop) {
+    if (!document.hidden) {
+      const overdue = setTimeout(() => stop.abort(new NotAnswered("The control plane does not answer.")), SILENT_MS);
+      let found = null, problem = null;
+      try {
+        found = await this.ask(stop.signal);
+      } catch (error) {
+        problem = error;
+      }
+      clearTimeout(overdue);
+      if (stop !== this.stop) return; // it was closed, or reads something else
+      Object.assign(this, { found: found ?? this.found, problem });
+      this.app.redraw();
     }
-    this.app.redraw();
-    if (!this.isOver()) this.again = setTimeout(() => this.read(signal), this.everyMs);
+    if (!this.isOver()) this.again = setTimeout(() => this.hurry(), this.everyMs);
   }
-}
 
-const EVENT_CHARACTERS_MAX = 64e6;
+  /** What is drawn until there is an answer. */
+  unread(title, ...more) {
+    return this.problem ? message("bad", title, this.problem.message, ...more) : h("p", { class: "muted", role: "status" }, "Reading.");
+  }
 
-/** Yield the events of a stream: {event, data}, `data` decoded from JSON; return when the server ends it. */
-export async function* events(path, signal) {
-  const response = await answer(path, signal, "text/event-stream");
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let waiting = "";
-  for (;;) {
-    const { done, value } = await reader.read();
-    if (done) return;
-    waiting += value;
-    if (waiting.length > EVENT_CHARACTERS_MAX) throw new NotAnswered("An event of the control plane is too large.");
-    const blocks = waiting.split("\n\n");
-    waiting = blocks.pop();
-    for (const block of blocks) {
-      const [event, data] = ["event", "data"].map((field) => new RegExp(`^${field}: (.*)$`, "m").exec(block)?.[1]);
-      if (data) yield { event, data: JSON.parse(data) };
-    }
+  /** What is drawn above an answer that is not the newest. */
+  outdated(title) {
+    return this.problem && message("warn", title, this.problem.message);
   }
 }
 
 const TRUSTS = ["EXACT", "DEGRADED", "FALLBACK"];
 export const TIERS = ["gpu", "host", "disk", "external"];
-const DECISIONS_MAX = 1000;
-const MARKS_MAX = 1000;
-const AGAIN_MS = 2000;
-const SILENT_MS = 30000;
-const HISTORY_MS = 10000;
+const PAST_DECISIONS = 500;
+const NOTHING = { fleet: null, ranks: [], decisions: null, history: null };
 
-export class Live {
-  /** `changed` is called after every change. */
-  constructor(changed) {
-    this.changed = changed;
-    this.state = "connecting"; // connecting, live, away, token
-    this.problem = "";
-    this.version = ""; // of the router
-    this.now = { fleet: null, ranks: [], decisions: [] }; // the newest
-    this.past = null; // those of a time, `at`; `isLoading`: they are not here yet; `problem`: they will not come
-    this.history = null;
+/** The fleet, its past, and the decisions that the view shows. */
+export class Live extends Poll {
+  everyMs = 1000;
+  version = ""; // of the router
+  past = null; // what is shown of a time, `at`; `isLoading`: it is not here yet; `problem`: it will not come
+
+  get state() {
+    return this.problem ? (this.isOver() ? "token" : "away") : this.found ? "live" : "connecting";
+  }
+
+  /** The newest; `decisions` is null until a view that shows them is open. */
+  get now() {
+    return this.found ?? NOTHING;
   }
 
   /** The fleet, its ranks and the decisions that are shown. */
@@ -153,98 +155,32 @@ export class Live {
     return this.past !== null;
   }
 
-  /** Follow the control plane until the page ends. */
-  async run() {
-    for (;;) {
-      const stop = new AbortController();
-      try {
-        await this.follow(stop);
-        this.lost(new NotAnswered("The control plane ended the stream."));
-      } catch (error) {
-        this.lost(error);
-        if (error instanceof TokenNeeded) return;
-      } finally {
-        stop.abort();
-      }
-      await new Promise((resume) => setTimeout(resume, AGAIN_MS));
-    }
+  isOver() {
+    return this.problem instanceof TokenNeeded;
   }
 
-  lost(error) {
-    this.state = error instanceof TokenNeeded ? "token" : "away";
-    this.problem = error instanceof TokenNeeded || error instanceof NotAnswered ? error.message : "The connection to the control plane was lost.";
-    this.changed();
-  }
-
-  async follow(stop) {
-    const [fleet, listed] = await Promise.all([get("/v1/fleet", stop.signal), get("/v1/decisions?limit=500", stop.signal), this.readHistory(stop.signal)]);
-    this.takeFleet(fleet);
-    this.merge(listed.decisions);
-    let silent = setTimeout(() => stop.abort(), SILENT_MS);
-    const reading = setInterval(() => this.readHistory(stop.signal).catch(() => {}), HISTORY_MS);
-    try {
-      for await (const { event, data } of events("/v1/live", stop.signal)) {
-        clearTimeout(silent);
-        silent = setTimeout(() => stop.abort(), SILENT_MS);
-        this.take(event, data);
-      }
-    } finally {
-      clearTimeout(silent);
-      clearInterval(reading);
-    }
-  }
-
-  take(event, data) {
-    this.state = "live";
-    this.problem = "";
-    if (event === "hello") this.version = data.version;
-    else if (event === "fleet") this.takeFleet(data);
-    else if (event === "decisions") this.merge(data.decisions);
-    else if (event === "mark" && this.history) this.history.marks = [...this.history.marks, data].slice(-MARKS_MAX);
-    this.changed();
-  }
-
-  takeFleet(fleet) {
-    Object.assign(this.now, { fleet, ranks: ranksOf(fleet) });
-  }
-
-  async readHistory(signal) {
-    this.history = await get("/v1/history", signal);
-    this.changed();
-  }
-
-  /** Take newer rows: of decisions that are known, too, as their outcomes come later. */
-  merge(rows) {
-    const known = new Map(this.now.decisions.map((each) => [each.decision_id, each]));
-    for (const each of rows) if (each.outcome || !known.get(each.decision_id)?.outcome) known.set(each.decision_id, each);
-    this.now.decisions = [...known.values()].sort((left, right) => right.at_s - left.at_s).slice(0, DECISIONS_MAX);
-  }
-
-  /** Read the newest decisions again, for their outcomes. */
-  async refresh(count, signal) {
-    this.merge((await get(`/v1/decisions?limit=${count}`, signal)).decisions);
-    this.changed();
+  async ask(signal) {
+    const wanted = this.app.view?.decisions ?? 0;
+    if (this.state !== "live") this.version = (await get("/version", signal)).version;
+    const [fleet, history, listed] = await Promise.all([get("/v1/fleet", signal), get("/v1/history", signal), wanted ? get(`/v1/decisions?limit=${wanted}`, signal) : this.now]);
+    return { fleet, ranks: ranksOf(fleet), decisions: listed.decisions, history };
   }
 
   /** Show the fleet and the decisions of a time; null: of now. The newest call wins. */
   async show(at) {
     this.asking?.abort();
     const asking = (this.asking = new AbortController());
-    if (at === null) {
-      this.past = null;
-      this.changed();
-      return;
-    }
-    this.past = { ...this.shown, at, problem: "", isLoading: true };
-    this.changed();
+    this.past = at === null ? null : { ...this.shown, at, problem: "", isLoading: true };
+    this.app.redraw();
+    if (at === null) return;
     try {
-      const [fleet, listed] = await Promise.all([get(`/v1/fleet?at=${at}`, asking.signal), get(`/v1/decisions?limit=500&at=${at}`, asking.signal)]);
+      const [fleet, listed] = await Promise.all([get(`/v1/fleet?at=${at}`, asking.signal), get(`/v1/decisions?limit=${PAST_DECISIONS}&at=${at}`, asking.signal)]);
       this.past = { at, fleet, ranks: ranksOf(fleet), decisions: listed.decisions, problem: "" };
     } catch (error) {
       if (asking.signal.aborted) return;
-      this.past = { at, fleet: null, ranks: [], decisions: [], problem: error.message };
+      this.past = { ...NOTHING, at, problem: error.message };
     }
-    this.changed();
+    this.app.redraw();
   }
 }
 

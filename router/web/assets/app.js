@@ -1,7 +1,7 @@
 // The page: where one is (`#/decisions/ID`), what is drawn there, and when.
 
 import { AccuracyView } from "./accuracy.js";
-import { hasToken, Live, setToken, TokenNeeded } from "./api.js";
+import { hasToken, Live, setToken } from "./api.js";
 import { DecisionsView, DecisionView } from "./decisions.js";
 import { EventLogView } from "./event_log.js";
 import { FleetView, WorkerView } from "./fleet.js";
@@ -10,29 +10,26 @@ import { PrefixesView } from "./prefixes.js";
 import { SavingsView, Trends } from "./savings.js";
 
 const NAVIGATION = [["fleet", "Fleet"], ["prefixes", "Prefixes"], ["decisions", "Decisions"], ["accuracy", "Accuracy"], ["savings", "Savings"], ["log", "Event log"]];
-const REFRESH_MS = 2000;
 
 class App {
   constructor() {
-    this.live = new Live(() => this.redraw());
+    this.live = new Live(this);
     this.timeline = new Timeline(this);
     this.trends = new Trends(this);
     this.views = {
       fleet: new FleetView(this), prefixes: new PrefixesView(this), decisions: new DecisionsView(this), accuracy: new AccuracyView(this),
       savings: new SavingsView(this), log: new EventLogView(this), workers: new WorkerView(this), decision: new DecisionView(this),
     };
-    this.problem = "";
   }
 
   start() {
     addEventListener("hashchange", () => this.arrive());
-    setInterval(() => this.refresh(), REFRESH_MS);
     this.arrive({ isFirst: true });
-    this.follow();
+    this.connect();
   }
 
-  follow() {
-    this.live.run();
+  connect() {
+    this.live.follow();
     this.trends.open();
   }
 
@@ -47,30 +44,13 @@ class App {
     this.view?.close?.();
     this.key = key;
     this.view = Object.hasOwn(this.views, key) ? this.views[key] : null;
-    this.problem = "";
     if (at !== null) this.live.show(at);
     this.address();
     this.view?.open?.(names);
+    if (this.view?.decisions && !isFirst) this.live.hurry();
     document.title = this.view ? `${this.view.title} · kv-router` : "kv-router";
     this.drawNow();
     if (!isFirst) document.getElementById("title")?.focus();
-  }
-
-  /** Read decisions again where their outcomes are shown. */
-  async refresh() {
-    if (this.live.state !== "live" || !this.view?.refreshes || this.live.isPast || document.hidden) return;
-    try {
-      await this.live.refresh(this.view.refreshes);
-      if (this.problem) this.failed({ message: "" });
-    } catch (error) {
-      this.failed(error);
-    }
-  }
-
-  failed(error) {
-    if (error instanceof TokenNeeded) this.live.lost(error);
-    else this.problem = error.message;
-    this.redraw();
   }
 
   /** Show the fleet of a time; null: of now. */
@@ -123,8 +103,7 @@ class App {
     if (!this.view) return message("", "There is no such page.", "Choose one above.");
     const drawn = this.view.draw();
     return [
-      live.state === "away" && message("bad", live.problem, live.now.fleet ? "What is shown is older. The page tries again every two seconds." : "The page tries again every two seconds."),
-      this.problem && message("warn", this.problem),
+      live.state === "away" && message("bad", live.problem.message, `${live.found ? "What is shown is older. " : ""}The page tries again each second.`),
       live.past?.problem && message("warn", "This time is not recorded.", live.past.problem),
       drawn ?? (live.state === "away" || live.past?.problem ? null : h("p", { class: "muted" }, "Reading the fleet.")),
     ];
@@ -135,13 +114,11 @@ class App {
     return h("form", { key: "token", class: "panel token", onsubmit: (event) => {
       event.preventDefault();
       setToken(new FormData(event.target).get("token").trim());
-      live.state = "connecting";
-      this.drawNow();
-      this.follow();
+      this.connect();
       this.arrive();
     } },
       h("p", null, "The control plane has a token (", h("code", null, "control.token"), "). The page keeps it in this tab until the tab is closed."),
-      live.problem && message("bad", live.problem),
+      live.problem.message && message("bad", live.problem.message),
       h("label", { for: "token" }, "Token"),
       h("input", { id: "token", name: "token", type: "password", autocomplete: "off", required: true, autofocus: true }),
       h("button", { type: "submit", class: "primary" }, "Connect"));
@@ -165,7 +142,7 @@ class Timeline {
 
   /** Times of the two ends; null while nothing is kept. */
   get span() {
-    const { live } = this.app, kept = live.history?.ring.from_s ?? null, to = live.now.fleet?.at_s ?? live.history?.now_s ?? null;
+    const { live } = this.app, kept = live.now.history?.ring.from_s ?? null, to = live.now.fleet?.at_s ?? null;
     return kept === null || to === null || to <= kept ? null : [Math.max(kept, Math.min(to - this.range, live.past?.at ?? to)), to];
   }
 
@@ -176,7 +153,7 @@ class Timeline {
     return h("footer", { class: "timeline", "aria-label": "Time" },
       h("button", { type: "button", class: live.isPast ? "primary" : "", "aria-pressed": String(!live.isPast), onclick: () => this.app.showTime(null) }, "Live"),
       h("div", { class: "track" },
-        h("svg", { class: "marks", "aria-hidden": "true" }, live.history.marks.filter((each) => each.at_s >= from).map((each) => mark(each, (each.at_s - from) / (to - from)))),
+        h("svg", { class: "marks", "aria-hidden": "true" }, live.now.history.marks.filter((each) => each.at_s >= from).map((each) => mark(each, (each.at_s - from) / (to - from)))),
         h("input", {
           type: "range", "aria-label": "Time that is shown", min: "0", max: String(last), step: "1", value: String(live.isPast ? Math.min(last, Math.round(at - from)) : last),
           "aria-valuetext": live.isPast ? clock(at) : "now", oninput: (event) => this.moved(event.target, from),

@@ -4,11 +4,9 @@ import { Poll } from "./api.js";
 import { age, badge, bar, clock, count, facts, filter, h, legend, link, message, ms, name, outcomeOf, percent, predictedCached, predictedTtft, seconds, signed, trust, UNKNOWN } from "./parts.js";
 import { Table } from "./table.js";
 
-const REFRESH = 200;
-
 export class DecisionsView {
   title = "Decisions";
-  refreshes = REFRESH;
+  decisions = 200;
 
   constructor(app) {
     this.app = app;
@@ -22,7 +20,7 @@ export class DecisionsView {
 
   draw() {
     const { live } = this.app;
-    if (!live.shown.fleet) return null;
+    if (!live.shown.decisions) return null;
     if (!live.shown.decisions.length) return message("", "There is no decision yet.", live.isPast ? "None of this time is kept in memory: journal.decisions_max says how many are." : "Decisions appear here as soon as requests come.");
     const words = this.words.trim().toLowerCase();
     const found = words ? live.shown.decisions.filter((each) => textOf(each).includes(words)) : live.shown.decisions;
@@ -94,12 +92,11 @@ export class DecisionView extends Poll {
   }
 
   draw() {
-    const { found, problem } = this;
-    if (!found && problem) return message("bad", "This decision is not shown.", problem, h("p", null, link(["decisions"], "All decisions")));
-    if (!found) return h("p", { class: "muted" }, "Reading the decision.");
+    const { found } = this;
+    if (!found) return this.unread("This decision is not shown.", h("p", null, link(["decisions"], "All decisions")));
     const { decision, decisions } = found;
     return [
-      problem && message("warn", "This decision is not current.", problem),
+      this.outdated("This decision is not current."),
       h("p", { key: "sentence", class: "sentence" }, found.sentence),
       decision.action !== "admit" && message("warn", "It was not predicted to meet its targets there.", `policy.unmet: ${decision.action}`),
       h("div", { key: "beside", class: "columns" }, outcome(found), about(found)),

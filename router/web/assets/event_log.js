@@ -27,13 +27,12 @@ export class EventLogView extends Poll {
   }
 
   draw() {
-    const { live } = this.app, { found, problem } = this;
-    if (problem && !found) return message("bad", "The event log is not shown.", problem);
-    if (!found) return h("p", { class: "muted", role: "status" }, "Reading.");
-    const marks = (live.history?.marks ?? []).filter((each) => !live.isPast || each.at_s <= live.at).slice(-MARKS).reverse();
+    const { live } = this.app, { found } = this;
+    if (!found) return this.unread("The event log is not shown.");
+    const marks = (live.now.history?.marks ?? []).filter((each) => !live.isPast || each.at_s <= live.at).slice(-MARKS).reverse();
     return [
       live.isPast && message("", "Streams are shown as they are now.", "What happened is shown up to the chosen time."),
-      problem && message("warn", "These figures are not current.", problem),
+      this.outdated("These figures are not current."),
       !found.connected && message("bad", "The router has no connection to the event log.", "Ranks become DEGRADED until it is back; requests are routed all the while."),
       found.catching_up && message("warn", "The index is catching up.", found.catching_up),
       summary(found),

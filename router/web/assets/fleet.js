@@ -123,12 +123,12 @@ function scaleOf(ranks, measure) {
 export class WorkerView extends Poll {
   title = "Worker";
   nav = "fleet";
-  refreshes = 100;
+  decisions = 200;
 
   constructor(app) {
     super(app);
     this.ranks = new Table({ label: "Ranks of this worker", key: (rank) => rank.id, select: () => {}, columns: COLUMNS, sorted: "Rank", descending: false });
-    this.decisions = new Table({
+    this.listed = new Table({
       label: "Decisions for this worker, newest first", key: (each) => each.decision_id, open: (each) => app.go(["decisions", each.decision_id]),
       columns: decisionColumns(() => app.live.at).filter((each) => each.name !== "Model"), sorted: "Age", descending: false, empty: "None of the decisions that are kept is for this worker.",
     });
@@ -144,18 +144,18 @@ export class WorkerView extends Poll {
     if (!live.shown.fleet) return null;
     const ranks = live.shown.ranks.filter((rank) => rank.worker_id === this.id);
     if (!ranks.length) return message("", `There is no worker ${this.id}.`, live.isPast ? "It was not in the fleet at this time." : "It has left the fleet, or never joined it.", h("p", null, link(["fleet"], "All workers")));
-    const { found, problem } = this;
+    const { found } = this;
     const registered = found?.workers.find((each) => each.registration.worker_id === this.id);
     return [
       h("h2", { key: "id" }, name(this.id)),
-      problem && message("warn", found ? "The registration is not current." : "The registration is not shown.", problem),
+      this.outdated(found ? "The registration is not current." : "The registration is not shown."),
       live.isPast && registered && message("", "The registration is shown as it is now."),
       registered && registration(registered),
       registered?.differs.length > 0 && message("warn", "It does not match the router.", null, h("ul", null, registered.differs.map((each) =>
         h("li", { key: each.field }, `${each.field}: found ${each.found}, allowed ${each.allowed}`)))),
       ...ranks.filter((rank) => rank.unfit || rank.trust_reason).map((rank) => message(rank.unfit ? "bad" : "warn", `${rank.id}: ${[rank.unfit, rank.trust_reason].filter(Boolean).join("; ")}`, null, eventFlag(registered, rank))),
       h("section", { key: "ranks", class: "panel" }, h("h2", null, "Ranks"), this.ranks.with(ranks)),
-      h("section", { key: "decisions", class: "panel" }, h("h2", null, "Decisions"), this.decisions.with(live.shown.decisions.filter((each) => each.worker_id === this.id))),
+      h("section", { key: "decisions", class: "panel" }, h("h2", null, "Decisions"), this.listed.with((live.shown.decisions ?? []).filter((each) => each.worker_id === this.id))),
     ];
   }
 }

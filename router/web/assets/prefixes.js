@@ -1,19 +1,18 @@
 // The radix tree of all workers: which prefixes are held, where, how large, how old and how hot they are.
 
-import { get, TIERS } from "./api.js";
+import { get, Poll, TIERS } from "./api.js";
 import { age, bar, count, facts, figures, h, link, message, name, select, short, UNKNOWN } from "./parts.js";
 import { Table } from "./table.js";
 
 const PAGE = 100;
 const HOLDERS = 64;
-const AGAIN_MS = 5000;
 const ORDERS = { subtree: "size with all behind", heat: "heat", recent: "last use", blocks: "length" };
 
-export class PrefixesView {
+export class PrefixesView extends Poll {
   title = "Prefixes";
 
   constructor(app) {
-    this.app = app;
+    super(app);
     this.order = "subtree";
     this.holders = new Table({
       label: "Holders of the selected prefix", key: (each) => `${each.worker_id}/${each.dp_rank}`, open: (each) => app.go(["workers", each.worker_id]),
@@ -34,11 +33,6 @@ export class PrefixesView {
     this.begin();
   }
 
-  close() {
-    this.stop.abort();
-    clearTimeout(this.again);
-  }
-
   /** The slider moved. */
   moved() {
     this.begin();
@@ -46,46 +40,42 @@ export class PrefixesView {
 
   /** Read the tree anew. */
   begin() {
-    this.stop?.abort();
-    clearTimeout(this.again);
-    this.stop = new AbortController();
     this.at = this.app.live.past?.at ?? null;
     this.branches = new Map(); // children by the block they are behind; null: the roots
     this.selected = null;
-    this.problem = null;
-    if (this.at === null) this.readOpen();
+    if (this.at === null) this.follow();
+    else this.close();
   }
 
-  /** Read what is open, now and again; what is longer than a page is read once. */
-  async readOpen() {
-    const { signal } = this.stop;
-    for (const behind of new Set([this.behind, ...this.branches.keys()])) if (!signal.aborted && (this.branches.get(behind)?.nodes.length ?? 0) <= PAGE) await this.read(behind);
-    if (!signal.aborted) this.again = setTimeout(() => this.readOpen(), AGAIN_MS);
-  }
-
-  async read(behind, { isMore = false } = {}) {
-    const { signal } = this.stop, before = isMore ? this.branches.get(behind) : null;
-    const query = new URLSearchParams({ order_by: this.order, limit: String(PAGE), ranks: String(HOLDERS), offset: String(before ? before.nodes.length : 0) });
-    if (behind !== null) query.set("behind", behind);
-    try {
-      const found = await get(`/v1/prefix-tree?${query}`, signal);
-      signal.throwIfAborted();
-      const nodes = before ? [...before.nodes, ...found.nodes] : found.nodes;
-      this.branches.set(behind, { nodes, total: found.total });
-      if (behind === this.behind) this.path = found.path;
-      this.outline = found.outline;
-      this.problem = null;
-    } catch (error) {
-      if (signal.aborted) return;
-      this.problem = error;
+  /** Read what is open; what is longer than a page is read once. */
+  async ask(signal) {
+    for (const behind of new Set([this.behind, ...this.branches.keys()])) {
+      const branch = this.branches.get(behind);
+      if (branch?.nodes.length > PAGE && !branch.isMoreWanted) continue;
+      try {
+        await this.load(behind, branch?.isMoreWanted ? branch.nodes : [], signal);
+      } catch (error) {
+        if (error.status !== 404 || behind === this.behind) throw error;
+        this.branches.delete(behind);
+      }
     }
-    this.app.redraw();
+    return this.branches;
+  }
+
+  /** Read the next children behind a block after `known` ones. */
+  async load(behind, known, signal) {
+    const query = new URLSearchParams({ order_by: this.order, limit: String(PAGE), ranks: String(HOLDERS), offset: String(known.length) });
+    if (behind !== null) query.set("behind", behind);
+    const found = await get(`/v1/prefix-tree?${query}`, signal);
+    this.branches.set(behind, { nodes: [...known, ...found.nodes], total: found.total });
+    if (behind === this.behind) this.path = found.path;
+    this.outline = found.outline;
   }
 
   expand(last) {
     this.branches.set(last, { nodes: [], total: 0, isReading: true });
-    this.read(last);
     this.app.redraw();
+    this.hurry();
   }
 
   collapse(last) {
@@ -99,8 +89,10 @@ export class PrefixesView {
   }
 
   opened(row) {
-    if (row.more !== undefined) this.read(row.more, { isMore: true });
-    else if (row.node) this.choose(row);
+    if (row.more !== undefined) {
+      this.branches.get(row.more).isMoreWanted = true;
+      this.hurry();
+    } else if (row.node) this.choose(row);
   }
 
   // ------------------------------------------------------------------------------------------- drawing
@@ -108,12 +100,11 @@ export class PrefixesView {
   draw() {
     const shown = this.branches.get(this.behind);
     if (this.at !== null) return message("", "The tree of the past is not kept.", `"indexer at --time ${new Date(1000 * this.at).toISOString()}" shows what ranks held then.`);
-    if (this.problem && !shown) return this.refused();
-    if (!shown) return h("p", { class: "muted", role: "status" }, "Reading the tree.");
+    if (!shown) return this.unread(this.problem?.status === 404 ? "This prefix is not in the tree." : "The tree is not shown.", h("p", null, link(["prefixes"], "All prefixes")));
     const rows = this.rows(this.behind, 1);
     return [
       this.outlined(),
-      this.problem && message("warn", "The tree is not current.", this.problem.message),
+      this.outdated("The tree is not current."),
       h("div", { key: "tools", class: "tools" },
         select("order", "Order by", ORDERS, this.order, (order) => {
           this.order = order;
@@ -123,11 +114,6 @@ export class PrefixesView {
       this.behind !== null && crumbs(this.path ?? [], this.behind),
       h("div", { key: "split", class: "split" }, this.table.with(rows), this.detail()),
     ];
-  }
-
-  refused() {
-    const title = this.problem.status === 404 ? "This prefix is not in the tree." : "The tree is not shown.";
-    return message("bad", title, this.problem.message, h("p", null, link(["prefixes"], "All prefixes")));
   }
 
   rows(behind, level) {

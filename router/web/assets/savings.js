@@ -116,12 +116,12 @@ export class SavingsView extends Poll {
   }
 
   draw() {
-    const { found, problem } = this;
-    if (!found) return problem ? message("bad", "The report is not shown.", problem) : h("p", { class: "muted", role: "status" }, "Reading the report.");
+    const { found } = this;
+    if (!found) return this.unread("The report is not shown.");
     const left = Object.entries(found.not_counted).filter(([, decisions]) => decisions);
     return [
       this.app.live.isPast && message("", "Sums are shown as they are now.", "For a period: router report --since TIME --until TIME --html."),
-      problem && message("warn", "These figures are not current.", problem),
+      this.outdated("These figures are not current."),
       h("p", { key: "period", class: "muted" }, `Of the requests that were answered since ${when(found.since)}. Seconds are those of one rank's prefill.`),
       summary(found.total),
       this.app.trends.chart(),

@@ -305,7 +305,7 @@ async def test_a_page_whose_router_is_restarted_says_so_and_goes_on(watched: Wat
         await shown.open()
         await shown.is_live()
         await watched.fleet.processes["router"].end()
-        await shown.shows("The page tries again every two seconds.")
+        await shown.shows("The page tries again each second.")
         await watched.fleet.start_router()
         await shown.is_live()
         shown.complaints.clear()  # the browser reports each refused connection

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
@@ -32,7 +32,7 @@ GONE = "http://127.0.0.1:1"
 
 
 class Process:
-    """A process that says which it is, takes every change, and has live events."""
+    """A process that says which it is, takes every change."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -43,14 +43,10 @@ class Process:
         self.bodies.append((request.method, await request.read()))
         return web.json_response({"by": self.name, "budget_us": 5, "asked": request.raw_path})
 
-    async def _live(self, _: web.Request) -> web.Response:
-        events = "".join(f"id: 1\nevent: {kind}\ndata: {self.name}\n\n" for kind in ("fleet", "decisions"))
-        return web.Response(body=events, content_type="text/event-stream")
-
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[str]:
         app = web.Application()
-        app.add_routes([web.get("/v1/live", self._live), web.route("*", "/{path:.*}", self.answer)])
+        app.add_routes([web.route("*", "/{path:.*}", self.answer)])
         async with served(app) as url:
             yield url
 
@@ -71,7 +67,7 @@ async def error_of(response: aiohttp.ClientResponse) -> tuple[int, Any]:
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/decisions", "/v1/workers", "/v1/shadows", "/v1/index", "/v1/live", "/v1/report", "/v1/trends"]
+    "path", ["/v1/decisions", "/v1/workers", "/v1/shadows", "/v1/index", "/v1/fleet", "/v1/report", "/v1/trends"]
 )
 async def test_that_no_process_answers_is_said(path: str) -> None:
     async with front_of(s0=GONE, s1=GONE) as (session, _):
@@ -130,17 +126,6 @@ async def test_a_changed_policy_goes_whole_to_the_other_processes() -> None:
         async with session.patch("/v1/policy", data=b'{"mode": "random"}') as response:
             assert (response.status, await response.read()) == (200, front.policy)
         assert other.bodies == [("PUT", front.policy)]
-
-
-async def test_the_live_stream_has_the_events_of_the_first_process_and_the_decisions_of_all() -> None:
-    async with AsyncExitStack() as stack:
-        first, second = [await stack.enter_async_context(Process(name).serving()) for name in NAMES]
-        session, _ = await stack.enter_async_context(front_of(s0=first, s1=second))
-        async with session.get("/v1/live") as response:
-            events = (await response.read()).decode().split("\n\n")
-        shown = {tuple(event.splitlines()[1:]) for event in events if event}
-        own = {("event: fleet", "data: s0"), ("event: decisions", "data: s0")}
-        assert own <= shown <= own | {("event: decisions", "data: s1")}
 
 
 def workers(trust: str = "EXACT", reason: str = "", evidence: Any = None) -> dict[str, Any]:

@@ -1,14 +1,10 @@
-"""What is watched over HTTP: the fleet's columns, its past, its decisions, and the live stream with its bounds."""
+"""What is watched over HTTP: the fleet's columns, its past, and its decisions."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from itertools import product
 from typing import Any
 
-import aiohttp
-import pytest
 import pytest_asyncio
 from aiohttp import web
 from prometheus_client import CollectorRegistry
@@ -16,9 +12,8 @@ from prometheus_client import CollectorRegistry
 from kv_protocol.ids import WorkerRank
 from kv_runtime.http.server import HttpServer
 from router.control_plane import ControlPlane
-from router.live import routes
 from router.live.routes import live_routes
-from router.live.service import CLIENTS_MAX, Live
+from router.live.service import Live
 from router.native import built
 from router.processes.front import predictions_of
 from tests.unit.router.plane import Plane, running_plane
@@ -52,10 +47,10 @@ class Watched:
     def __init__(self, plane: Plane) -> None:
         index: Any = Blocks()
         self.plane, self.index = plane, index
-        self.live = Live(plane.routing, index, plane.clock)
+        self.live = Live(plane.routing, index)
         self._open = list[Any]()
         none: Any = None  # nothing is published or drained here
-        watched = live_routes(self.live, plane.clock)
+        watched = live_routes(self.live)
         control = ControlPlane(plane.routing, index, none, none, watched=watched)
         self.server = HttpServer(control.app(CollectorRegistry(), token=TOKEN), "127.0.0.1", 0)
 
@@ -102,7 +97,6 @@ async def made() -> AsyncIterator[Watched]:
             yield made
         finally:
             made.end()
-            made.live.end()
             await made.server.run(stop)
 
 
@@ -159,8 +153,8 @@ async def test_the_fleet_of_a_moment_is_the_one_that_was_kept_then(made: Watched
 async def test_a_parameter_that_may_not_be_is_named(made: Watched) -> None:
     for path, value in product(("/v1/fleet", "/v1/decisions"), ("x", "-1", "nan", "inf", "")):
         assert (await made.get(f"{path}?at={value}", 400))["error"]["param"] == "at", (path, value)
-    for value in ("51", "-1", "x", "", "\u00b2"):
-        assert (await made.get(f"/v1/live?decisions={value}", 400))["error"]["param"] == "decisions", value
+    for value in ("0", "1001", "-1", "x", "", "\u00b2"):
+        assert (await made.get(f"/v1/decisions?limit={value}", 400))["error"]["param"] == "limit", value
 
 
 async def test_decisions_are_found_by_worker_model_outcome_and_time(made: Watched) -> None:
@@ -183,82 +177,12 @@ async def test_decisions_are_found_by_worker_model_outcome_and_time(made: Watche
     assert (listed["from_s"], listed["decisions"][0]["model"]) == (round(moment_s, 3), MODEL)
 
 
-class Events:
-    """The events of one live response."""
-
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
-        self.response = response
-
-    async def next(self) -> tuple[str, Any]:
-        """Return the next event: its kind and its data."""
-        fields: dict[str, str] = {}
-        while True:
-            line = (await self.response.content.readline()).decode()
-            assert line, "the stream ended"
-            if line == "\n" and "data" in fields:
-                return fields["event"], json.loads(fields["data"])
-            name, _, value = line.rstrip("\n").partition(": ")
-            fields[name] = value
-
-
-@asynccontextmanager
-async def reading(made: Watched, query: str = "") -> AsyncIterator[Events]:
-    """A client of the live stream that has been greeted."""
-    headers = {"Authorization": f"Bearer {TOKEN}"}
-    async with made.plane.session.get(f"{made.url}/v1/live{query}", headers=headers) as response:
-        assert response.status == 200, await response.text()
-        assert response.content_type == "text/event-stream"
-        events = Events(response)
-        assert (await events.next())[0] == "hello"
-        yield events
-
-
-async def test_a_live_client_gets_the_fleet_decisions_and_marks(made: Watched) -> None:
-    await made.live.look()
-    async with reading(made, "?decisions=2") as events:
-        taken = [made.decide() for _ in range(5)]
-        await made.live.look()
-        kind, fleet = await events.next()
-        assert (kind, fleet["workers"]["worker_id"]) == ("fleet", ["w0"])
-        kind, decisions = await events.next()
-        assert (kind, decisions["skipped"]) == ("decisions", 3)
-        assert [each["decision_id"] for each in decisions["decisions"]] == [taken[4], taken[3]]
-        made.plane.index.stale[rank("w0/0")] = "behind"
-        await made.live.look()
-        kind, mark = await events.next()
-        assert (kind, mark["kind"], mark["text"]) == ("mark", "trust", "w0/0 EXACT -> DEGRADED: behind")
-
-
-async def test_a_client_beyond_the_bound_is_told_to_come_again(made: Watched) -> None:
-    made.live.clients = CLIENTS_MAX
-    refused = await made.get("/v1/live", 429)
-    assert (refused["error"]["code"], made.live.refused_total) == ("too_many_live", 1)
-
-
-async def test_the_end_of_the_router_ends_live_responses(made: Watched) -> None:
-    async with reading(made) as events:
-        made.live.end()
-        assert await events.response.content.read() == b""
-        refused = await made.get("/v1/live", 503)
-    assert (refused["error"]["code"], made.live.clients) == ("stopping", 0)
-
-
-async def test_a_client_that_does_not_read_is_disconnected_and_counted(
-    made: Watched, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def large() -> dict[str, str]:
-        return {"text": "x" * 100_000}
-
-    monkeypatch.setattr(made.live, "fleet", large)
-    monkeypatch.setattr(routes, "SLOW_S", 0.2)
-    await made.live.look()
-    async with reading(made) as events, reading(made) as other:
-        while not made.live.dropped_total:
-            await made.live.look()
-            assert (await other.next())[0] == "fleet"
-        with pytest.raises(aiohttp.ClientError):
-            await events.response.content.read()
-    assert made.live.dropped_total == 1
+async def test_what_changed_between_two_looks_is_a_mark_of_the_history(made: Watched) -> None:
+    made.live.look()
+    made.plane.index.stale[rank("w0/0")] = "behind"
+    made.live.look()
+    marks = (await made.get("/v1/history"))["marks"]
+    assert [(each["kind"], each["text"]) for each in marks[1:]] == [("trust", "w0/0 EXACT -> DEGRADED: behind")]
 
 
 async def test_what_processes_compared_is_summed_by_rank() -> None:

@@ -82,13 +82,13 @@ async def supervised(stop_s: float = 60.0, **works: Work) -> AsyncIterator[Fleet
     async with Links(list(works), SystemClock()) as links:
         fleet = Fleet(links, works, stop_s)
         yield fleet
-        assert (links.serving(), {each.pid for each in fleet.supervisor.states()}) == ([], {0})
+        assert (links.urls, {each.pid for each in fleet.supervisor.states()}) == ({}, {0})
 
 
 async def test_all_serve_after_the_start_and_none_after_a_stop() -> None:
     async with supervised(a=until_stopped, b=until_stopped) as fleet:
         running = await fleet.until_started()
-        assert fleet.links.serving() == [("a", URL), ("b", URL)]
+        assert fleet.links.urls == {"a": URL, "b": URL}
         assert [(each.name, each.is_up, each.restarts) for each in fleet.supervisor.states()] == [
             ("a", True, 0),
             ("b", True, 0),
@@ -106,7 +106,7 @@ async def test_a_process_that_cannot_start_ends_those_that_still_start() -> None
 async def test_a_stop_during_the_start_ends_it() -> None:
     async with supervised(a=until_stopped, b=never_serves) as fleet:
         running = asyncio.create_task(fleet.supervisor.run(fleet.stop))
-        await until(lambda: bool(fleet.links.serving()))
+        await until(lambda: bool(fleet.links.urls))
         fleet.stop.set()
         await running
         assert not fleet.started.is_set()
