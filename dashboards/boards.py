@@ -133,22 +133,16 @@ def _panel(panel: Panel) -> dict[str, Any]:
         field["thresholds"] = {"mode": "absolute", "steps": steps}
         field["custom"]["thresholdsStyle"] = {"mode": "dashed"}
     if panel.links:
-        field["links"] = [_data_link(*link(each)) for each in panel.links]
+        field["links"] = [{"title": title, "url": url} for title, url in map(link, panel.links)]
     targets = [
-        {
-            "expr": expr,
-            "legendFormat": legend,
-            "refId": ref_id,
-            "datasource": _DATASOURCE,
-            "range": True,
-            "instant": False,
-        }
+        {"expr": expr, "legendFormat": legend, "refId": ref_id, "range": True}
         | ({"exemplar": True} if legend in panel.exemplars else {})
         for ref_id, (legend, expr) in zip(_REF_IDS, panel.queries.items(), strict=False)
     ]
-    kind["fieldConfig"]["overrides"] = [*_at_the_right(panel), *_trust_colours(panel)]
+    if overrides := [*_at_the_right(panel), *_trust_colours(panel)]:
+        kind["fieldConfig"]["overrides"] = overrides
     own = {"title": panel.title, "description": panel.description, "datasource": _DATASOURCE, "targets": targets}
-    return kind | own | {"repeatDirection": "h", "transparent": False}
+    return kind | own
 
 
 def _at_the_right(panel: Panel) -> Iterator[dict[str, Any]]:
@@ -163,8 +157,3 @@ def _trust_colours(panel: Panel) -> Iterator[dict[str, Any]]:
     for trust, color in TRUST_COLORS.items() if any("{{trust}}" in legend for legend in panel.queries) else ():
         look = {"id": "color", "value": {"mode": "fixed", "fixedColor": color}}
         yield {"matcher": {"id": "byRegexp", "options": f"/{trust}$/"}, "properties": [look]}
-
-
-def _data_link(title: str, url: str) -> dict[str, Any]:
-    plain = {"asDropdown": False, "icon": "", "includeVars": False, "keepTime": False, "placement": "inControlsMenu"}
-    return plain | {"tags": [], "targetBlank": False, "title": title, "tooltip": "", "type": "link", "url": url}

@@ -114,7 +114,7 @@ def _at_the_right(panel: Mapping[str, Any]) -> set[str]:
     """Return the refIds of the queries whose series have the axis at the right."""
     return {
         each["matcher"]["options"]
-        for each in panel["fieldConfig"]["overrides"]
+        for each in panel["fieldConfig"].get("overrides", ())
         if {"id": "custom.axisPlacement", "value": "right"} in each["properties"]
     }
 
