@@ -8,21 +8,18 @@
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
 
 from kv_runtime.clock import SystemClock
-from kv_runtime.config.loading import ConfigurationError, load_settings
-from kv_runtime.process import Stopped, print_json, print_lines, run_to_end
-from kv_runtime.telemetry import configure_logs
-from router.cli.options import check_token, checked_urls, plane_url
+from kv_runtime.process import print_json, print_lines, run_to_end
+from router.cli.options import check_token, checked_urls, nats_option, plane_url, settings_of, token_option
 from router.config import RouterSettings
 from router.doctor.checks import examine, exit_code
 from router.doctor.facts import CATALOGUE, SEVERITIES, Finding, FleetFacts, severity
-from router.doctor.survey import CannotLook, SurveyScope, look
+from router.doctor.survey import look
 
 NOT_LOOKED = 3
 _LISTEN_S = 3.0
@@ -46,30 +43,31 @@ class _Doctor(click.Command):
 
 
 @click.command(cls=_Doctor)
-@click.option("--config", "file", type=click.Path(path_type=Path), help="the router's own YAML file")
-@click.option("--set", "assignments", multiple=True, metavar="SECTION.KEY=VALUE", help="set any field")
-@click.option("--router", "control_urls", multiple=True, help="a router's control plane, http://host:port; repeatable")
-@click.option("--data", "data_urls", multiple=True, help="a router's data plane, http://host:port; repeatable")
-@click.option("--nats-url", help="the event log: nats://host:port; its token is nats.credentials")
-@click.option("--token", help="the control planes' bearer token; better by KVROUTER_CONTROL__TOKEN")
-@click.option(
-    "--listen",
-    "listen_s",
-    type=click.FloatRange(1.5, 600),
-    default=_LISTEN_S,
-    show_default=True,
-    help="seconds that heartbeats are heard",
+@settings_of(
+    click.option(
+        "--router", "control_urls", multiple=True, help="a router's control plane, http://host:port; repeatable"
+    ),
+    click.option("--data", "data_urls", multiple=True, help="a router's data plane, http://host:port; repeatable"),
+    nats_option,
+    token_option,
+    log_level="error",
+    not_done=NOT_LOOKED,
 )
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=click.FloatRange(0.1, 60),
-    default=_TIMEOUT_S,
-    show_default=True,
-    help="seconds that each answer may take",
-)
+@click.option("--listen", "listen_s", type=click.FloatRange(1.5, 600), default=_LISTEN_S, show_default=True,
+              help="seconds that heartbeats are heard")  # fmt: skip
+@click.option("--timeout", "timeout_s", type=click.FloatRange(0.1, 60), default=_TIMEOUT_S, show_default=True,
+              help="seconds that each answer may take")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="print all of it as one JSON object")
-def doctor(*, file: Path | None, assignments: tuple[str, ...], as_json: bool, **flags: Any) -> None:  # noqa: ANN401
+def doctor(
+    *,
+    settings: RouterSettings,
+    control_urls: tuple[str, ...],
+    data_urls: tuple[str, ...],
+    listen_s: float,
+    timeout_s: float,
+    as_json: bool,
+    **_: object,
+) -> None:
     """Look at a running fleet for --listen seconds: what is wrong, why it matters, and the fix, the worst first.
 
     Without --router and --data the configured addresses are asked: by default 127.0.0.1, ports 8001 and 8000. Each
@@ -79,31 +77,18 @@ def doctor(*, file: Path | None, assignments: tuple[str, ...], as_json: bool, **
     \b
     Example:  router doctor --nats-url nats://127.0.0.1:4222 --router http://127.0.0.1:8001
     """  # noqa: D301
-    try:
-        given = {"nats.url": flags["nats_url"], "control.token": flags["token"]}
-        settings = load_settings(RouterSettings, file=file, assignments=assignments, flags=given)
-        wanted = _wanted(settings, flags)
-        configure_logs("error")
-        facts = run_to_end(lambda: look(wanted, SystemClock()))
-    except (ConfigurationError, CannotLook, Stopped) as error:
-        print_lines(*f"router: {error}".split("\n"), err=True)
-        sys.exit(NOT_LOOKED)
+    if not control_urls and not data_urls:
+        control_urls = (plane_url(settings.control.host, settings.control.port),)
+        data_urls = (plane_url(settings.data.host, settings.data.port),)
+    check_token("control.token", settings.control.token.get_secret_value())
+    control_urls, data_urls = checked_urls("--router", control_urls), checked_urls("--data", data_urls)
+    facts = run_to_end(lambda: look(settings, control_urls, data_urls, listen_s, timeout_s, SystemClock()))
     findings = examine(facts)
     if as_json:
         print_json(as_object(facts, findings))
     else:
         print_lines(*as_lines(facts, findings))
     sys.exit(exit_code(findings))
-
-
-def _wanted(settings: RouterSettings, flags: dict[str, Any]) -> SurveyScope:
-    control, data = flags["control_urls"], flags["data_urls"]
-    if not control and not data:
-        control = (plane_url(settings.control.host, settings.control.port),)
-        data = (plane_url(settings.data.host, settings.data.port),)
-    check_token("control.token", settings.control.token.get_secret_value())
-    urls = checked_urls("--router", control), checked_urls("--data", data)
-    return SurveyScope(settings, *urls, flags["listen_s"], flags["timeout_s"])
 
 
 def as_object(facts: FleetFacts, findings: Sequence[Finding]) -> bytes:

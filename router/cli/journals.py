@@ -46,11 +46,11 @@ def journal() -> None:
 def tail(
     *,
     settings: RouterSettings,
-    assignments: tuple[str, ...],
     router_name: str,
     from_start: bool,
     limit: int | None,
     as_json: bool,
+    **_: object,
 ) -> None:
     """Follow the journal: records as routers applied them, from now on, or from the oldest that is kept.
 
@@ -59,7 +59,6 @@ def tail(
     \b
     Example:  router journal tail --nats-url nats://127.0.0.1:4222 --all --limit 50
     """  # noqa: D301
-    del assignments
     done = asyncio.Event()
     printed = PrintedLines(done, limit, as_json=as_json)
 
@@ -149,6 +148,7 @@ def replay(
     show_all: bool,
     from_seq: int | None,
     from_ns: int | None,
+    **_: object,
 ) -> None:
     """Take every decision of the journal again, from the journal alone, and compare bit for bit.
 

@@ -7,8 +7,7 @@
 
 import asyncio
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Sequence
 from datetime import UTC, datetime
 from functools import wraps
 from pathlib import Path
@@ -27,7 +26,7 @@ from kv_runtime.process import Stopped, print_lines, run_process, run_to_end
 from kv_runtime.supervise import Part, run_parts
 from kv_runtime.telemetry import configure_logs
 from router.config import RouterSettings
-from router.doctor.pages import ControlPages, HttpAsker, PageUnreadable
+from router.doctor.pages import CannotLook, ControlPages, HttpAsker, PageUnreadable
 from router.pools.config import is_url
 
 DIFFERENT, NOT_DONE = 1, 2
@@ -39,82 +38,69 @@ _ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104 - what a router that binds it is 
 
 
 _T = TypeVar("_T")
+Command = Callable[..., None]
+_SETTINGS_OF_FLAGS = {"nats_url": "nats.url", "token": "control.token", "mode": "policy.mode"}
 
 
 class NothingRead(Exception):
     """There is no journal of the named router, none from which a replay can start, or no answer of a router."""
 
 
-def with_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the flags of every process, `--nats-url` and `--router` to a command, and pass it the effective `settings`.
+def settings_of(
+    *options: Callable[[Command], Command], log_level: str = "warning", not_done: int = NOT_DONE
+) -> Callable[[Command], Command]:
+    """Return a decorator that adds the flags of every process and these options to a command.
 
-    An expected error of the command ends it with `NOT_DONE`, and a line with the reason.
+    The command gets the effective `settings`, the `assignments` of `--set` and the options' values. An expected error
+    ends it with the exit code `not_done`, and a line with the reason.
     """
 
-    @config_options
-    @click.option("--nats-url", help="the event log: nats://host:port; its token is nats.credentials")
-    @click.option("--router", "router_name", default="", help="the router of the journal; without it all routers")
-    @wraps(command)
-    def run(
-        *, file: Path | None, assignments: tuple[str, ...], print_config: bool, nats_url: str | None, **rest: object
-    ) -> None:
-        flags = {"nats.url": nats_url, "policy.mode": rest.get("mode")}
-        with _expected_errors():
-            settings = load_settings(RouterSettings, file=file, assignments=assignments, flags=flags)
-            if print_config:
-                click.echo(render(settings), nl=False)
-                return
-            require_log(settings)
-            configure_logs("warning")
-            command(settings=settings, assignments=assignments, **rest)
+    def decorated(command: Command) -> Command:
+        @wraps(command)
+        def run(*, file: Path | None, assignments: tuple[str, ...], print_config: bool, **rest: object) -> None:
+            flags = {setting: rest.get(name) for name, setting in _SETTINGS_OF_FLAGS.items()}
+            try:
+                settings = load_settings(RouterSettings, file=file, assignments=assignments, flags=flags)
+                if print_config:
+                    click.echo(render(settings), nl=False)
+                    return
+                configure_logs(log_level)
+                command(settings=settings, assignments=assignments, **rest)
+            except (BrokerUnavailable, CannotLook, ConfigurationError, NothingRead, Stopped) as error:
+                print_lines(*f"router: {error}".split("\n"), err=True)
+                sys.exit(not_done)
 
-    return run
+        for option in reversed(options):
+            run = option(run)
+        return config_options(run)
 
-
-def with_source(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the flags of a command that asks a running router; pass it `settings`, and `url`.
-
-    `url` is that of a control plane, empty where none is given. Expected errors end it as with `with_settings`. One
-    that reads journals, too, has `journal_option`.
-    """
-
-    @click.option("--router", "url", default="", help="the router's control plane, http://host:port")
-    @click.option("--token", help="the control plane's bearer token; better by KVROUTER_CONTROL__TOKEN")
-    @click.option("--config", "file", type=click.Path(path_type=Path), help="the router's own YAML file")
-    @click.option("--set", "assignments", multiple=True, metavar="SECTION.KEY=VALUE", help="set any field")
-    @wraps(command)
-    def run(*, file: Path | None, assignments: tuple[str, ...], token: str | None, **rest: object) -> None:
-        with _expected_errors():
-            flags = {"nats.url": rest.get("nats_url"), "control.token": token}
-            settings = load_settings(RouterSettings, file=file, assignments=assignments, flags=flags)
-            configure_logs("warning")
-            command(settings=settings, **rest)
-
-    return run
+    return decorated
 
 
-journal_option = click.option(
-    "--nats-url", help="the event log that has the journals: nats://host:port; its token is nats.credentials"
+nats_option = click.option("--nats-url", help="the event log: nats://host:port; its token is nats.credentials")
+token_option = click.option("--token", help="the control plane's bearer token; better by KVROUTER_CONTROL__TOKEN")
+with_settings = settings_of(
+    nats_option,
+    click.option("--router", "router_name", default="", help="the router of the journal; without it all routers"),
 )
-
-
-@contextmanager
-def _expected_errors() -> Iterator[None]:
-    try:
-        yield
-    except (BrokerUnavailable, ConfigurationError, NothingRead, Stopped) as error:
-        print_lines(*f"router: {error}".split("\n"), err=True)
-        sys.exit(NOT_DONE)
-
-
-def require_log(settings: RouterSettings) -> None:
-    """Raise `ConfigurationError` if the settings name no log."""
-    if not settings.nats.url:
-        raise ConfigurationError(["nats.url: found none, allowed the log of a running router: --nats-url"])
+"""Decorates a command that reads journals on the log."""
+with_source = settings_of(
+    click.option("--router", "url", default="", help="the router's control plane, http://host:port"),
+    token_option,
+    nats_option,
+)
+"""Decorates a command that asks a running router, or reads journals on the log."""
 
 
 def run_on_log(settings: RouterSettings, work: Callable[[EventLog, asyncio.Event], Coroutine[Any, Any, None]]) -> None:
-    """Run `work(log, stop)` on a connection to the log, to its end or until a signal comes."""
+    """Run `work(log, stop)` on a connection to the log, to its end or until a signal comes.
+
+    Raises:
+        ConfigurationError: the settings name no log.
+        BrokerUnavailable: it does not answer.
+    """
+    if not settings.nats.url:
+        raise ConfigurationError(["nats.url: found none, allowed the log of a running router: --nats-url"])
 
     async def main(stop: asyncio.Event) -> None:
         token = settings.nats.credentials.get_secret_value()

@@ -32,7 +32,7 @@ from kv_runtime.process import print_json, print_lines
 from router.attribution.journal import JournalSavings, Removals, count_removals
 from router.attribution.report import DIMENSIONS, Dimension, SavingsReport, report_of, report_page, report_text
 from router.attribution.service import iso
-from router.cli.options import NothingRead, asked, journal_option, moment, require_log, run_on_log, with_source
+from router.cli.options import NothingRead, asked, moment, run_on_log, with_source
 from router.config import RouterSettings
 from router.decision.report import DecisionReport, Misses, MissKind, Outcome, RequestReport, misses
 from router.decision.report_text import report_lines
@@ -192,6 +192,7 @@ class _List(msgspec.Struct):
 
 
 @click.command()
+@with_source
 @click.argument("any_id", metavar="[ID]", default="")
 @click.option("--last", is_flag=True, help="the newest decision")
 @click.option("--worst", type=click.IntRange(1, _NEWEST), help="the N with the largest miss", metavar="N")
@@ -199,8 +200,6 @@ class _List(msgspec.Struct):
               help="the miss: predicted minus actual cached tokens, or how late the first token was")  # fmt: skip
 @click.option("--journal", "from_journal", is_flag=True, help="read the journals on the event log, not a router")
 @click.option("--json", "as_json", is_flag=True, help="print the reports as one JSON list")
-@journal_option
-@with_source
 def explain(
     *,
     settings: RouterSettings,
@@ -212,6 +211,7 @@ def explain(
     url: str,
     nats_url: str | None,
     as_json: bool,
+    **_: object,
 ) -> None:
     """Explain a decision: why that worker, what every other would have cost, and whether the prediction held.
 
@@ -245,7 +245,6 @@ def _check_source(url: str, nats_url: str | None, *, reads_journal: bool) -> Non
 
 
 def _explained_by_journal(settings: RouterSettings, question: Question) -> list[RequestReport]:
-    require_log(settings)
     findings, routers = Findings(question), dict[str, JournalReports]()
 
     def take(entry: JournalEntry) -> None:
@@ -304,6 +303,7 @@ async def _ids(question: Question, plane: ControlPages) -> list[str]:
 
 
 @click.command()
+@with_source
 @click.option(
     "--since", "since_ns", type=moment, metavar="ISO", help="requests that ended from then on; needs a journal"
 )
@@ -315,8 +315,6 @@ async def _ids(question: Question, plane: ControlPages) -> list[str]:
 @click.option("--by", type=click.Choice(DIMENSIONS), multiple=True, help="the tables to print; without it all")
 @click.option("--json", "as_json", is_flag=True, help="print the report as one JSON object, with all tables")
 @click.option("--html", "as_html", is_flag=True, help="print the report as one HTML page")
-@journal_option
-@with_source
 def report(
     *,
     settings: RouterSettings,
@@ -329,6 +327,7 @@ def report(
     nats_url: str | None,
     as_json: bool,
     as_html: bool,
+    **_: object,
 ) -> None:
     """Report what the reuse of prompts saved, and for whom: by model, tenant, LoRA adapter and prefix family.
 
@@ -362,7 +361,6 @@ def _saved_by_journal(
     period: tuple[int | None, int | None],
     with_evictions: bool,  # noqa: FBT001
 ) -> SavingsReport:
-    require_log(settings)
     since_ns, until_ns = period
     removals = Removals() if with_evictions else None
     savings = JournalSavings(settings.report.limits(), since_ns, until_ns, removals)

@@ -208,8 +208,6 @@ class WorkerRow(msgspec.Struct, frozen=True):
     registration: WorkerRegistered
     ranks: list[RankStatus] = []
     differs: list[Differs] = []
-    unfit: str = ""
-    draining: bool = False
 
     @property
     def worker_id(self) -> str:

@@ -93,22 +93,22 @@ class PageUnreadable(Exception):
         self.status = status
 
 
+class CannotLook(Exception):
+    """Nothing of a fleet can be observed; the message says why."""
+
+
 class ControlPages:
-    """The pages of the control plane at `url`; each raises `PageUnreadable`."""
+    """The pages of the control plane at `url`."""
 
     def __init__(self, asker: HttpAsker, url: str, token: str) -> None:
         self._asker, self.url, self._token = asker, url, token
 
     async def page(self, path: str, kind: type[_T]) -> _T:
-        """Return a page."""
-        return decoded(await self.body(path), kind, path)
-
-    async def body(self, path: str) -> bytes:
-        """Return a page as it came."""
+        """Return a page; raise `PageUnreadable`."""
         reply = await self._asker.get(f"{self.url}{path}", self._token)
         if not reply.is_ok:
             raise PageUnreadable(reply.problem or f"status {reply.status}", reply.status)
-        return reply.body
+        return decoded(reply.body, kind, path)
 
 
 class _Readiness(msgspec.Struct):

@@ -11,10 +11,10 @@ else it lacks is not held against it.
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import aiohttp
 
@@ -37,7 +37,17 @@ from router.doctor.facts import (
     Workers,
     WorkerSeen,
 )
-from router.doctor.pages import OK, ControlPages, HttpAsker, PageUnreadable, PolicyPage, in_lanes, not_ready, unhealthy
+from router.doctor.pages import (
+    OK,
+    CannotLook,
+    ControlPages,
+    HttpAsker,
+    PageUnreadable,
+    PolicyPage,
+    in_lanes,
+    not_ready,
+    unhealthy,
+)
 
 HEADS_MAX = 65_536
 """Epochs of ranks, and ranks with load reports, that are kept; further ones are ignored."""
@@ -217,35 +227,27 @@ def reads_overlap(mode: str) -> bool:
     return mode not in MODES or MODES[mode].reads_overlap
 
 
-class CannotLook(Exception):
-    """Nothing can be observed; the message says why."""
-
-
-class SurveyScope(NamedTuple):
-    """What to survey, and for how long. `settings` are those of a router: the log, and tokens."""
-
-    settings: RouterSettings
-    control_urls: tuple[str, ...]
-    data_urls: tuple[str, ...]
-    listen_s: float
-    timeout_s: float
-
-
-async def look(wanted: SurveyScope, clock: Clock) -> FleetFacts:
-    """Return the facts, after `listen_s` or more; raise `CannotLook`."""
-    settings = wanted.settings
+async def look(
+    settings: RouterSettings,
+    control_urls: Sequence[str],
+    data_urls: Sequence[str],
+    listen_s: float,
+    timeout_s: float,
+    clock: Clock,
+) -> FleetFacts:
+    """Return the facts, after `listen_s` or more; raise `CannotLook`. The settings say where the log is, and tokens."""
     watch, token = LogWatch(clock, FleetGate(settings.nats.fleet_secrets)), settings.control.token.get_secret_value()
     async with AsyncExitStack() as cleanup:
-        asker = HttpAsker(await cleanup.enter_async_context(aiohttp.ClientSession()), wanted.timeout_s)
-        routers = [RouterProbe(asker, url, token) for url in wanted.control_urls]
-        await watch.open(settings.nats, wanted.timeout_s, cleanup)
+        asker = HttpAsker(await cleanup.enter_async_context(aiohttp.ClientSession()), timeout_s)
+        routers = [RouterProbe(asker, url, token) for url in control_urls]
+        await watch.open(settings.nats, timeout_s, cleanup)
         began_s = clock.now()
-        asked = in_lanes(partial(ready_answer, asker, url) for url in wanted.data_urls)
+        asked = in_lanes(partial(ready_answer, asker, url) for url in data_urls)
         _, planes = await asyncio.gather(in_lanes(each.first for each in routers), asked)
         _require_something(watch, routers)
-        await watch.read_fleet(wanted.timeout_s)
+        await watch.read_fleet(timeout_s)
         workers = await in_lanes(partial(worker_seen, asker, each) for each in _registered(watch, routers))
-        await clock.sleep(began_s + wanted.listen_s - clock.now())
+        await clock.sleep(began_s + listen_s - clock.now())
         await in_lanes(each.last for each in routers)
         await watch.read_fills()
     events = watch.events.values()
