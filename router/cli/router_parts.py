@@ -43,7 +43,7 @@ from router.feeds.watch import EventOrigins, FleetWatch
 from router.fleet.registry import TextDigests
 from router.http.plane import HttpPlane
 from router.journal.log import JournalWriter, ensure_journal, journal_families, router_name
-from router.live.routes import Reading, Trends, event_log_route, json_route, live_routes
+from router.live.routes import SAVED, Row, Trends, event_log_route, json_route, live_routes
 from router.live.service import Live
 from router.metrics import (
     PickerStatistics,
@@ -151,10 +151,16 @@ class RouterParts:
         serving = self._serving_of(text, instance, tuple(policies.modes))
         self._bodies = serving.bodies
 
-        def read() -> Reading:
-            in_flight = sum(load.active_requests for load in state.loads().values())
+        def read() -> Row:
+            requests, first_tokens = serving.metrics.arrived()
             saved = total(self._savings.attribution)
-            return Reading(*serving.metrics.arrived(), saved, in_flight, self._index.event_lag_s())
+            return Row(
+                requests=requests,
+                first_tokens=first_tokens,
+                **{name: getattr(saved, name) for name in SAVED},
+                in_flight=sum(load.active_requests for load in state.loads().values()),
+                event_lag_s=self._index.event_lag_s(),
+            )
 
         self._trends = Trends(self._clock, read, serving.metrics.ttft_bounds_s)
         replies = endpoints(serving, passed_paths=settings.data.passed_paths)

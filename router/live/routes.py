@@ -10,9 +10,10 @@ import asyncio
 import math
 import re
 import sys
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from operator import sub
+from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -21,50 +22,38 @@ from indexer.embedded import BadParameter, EmbeddedIndex
 from kv_runtime.clock import Clock
 from kv_runtime.http.answers import error_response, json_response
 from kv_runtime.supervise import until
-from router.attribution.report import Figures
 from router.decision.routing import Routing
 from router.fleet.trust import ENOUGH, WINDOW
 from router.journal.log import JournalWriter
 from router.live.service import Live
 
 STEP_S, STEPS = 5, 180
-_SAVED = ("prompt_tokens", "reused_tokens", "baseline_tokens", "saved_s", "baseline_s")
-"""The columns of a row that are differences of `Figures`."""
+SAVED = ("prompt_tokens", "reused_tokens", "baseline_tokens", "saved_s", "baseline_s")
+"""The columns of a row that are differences of `Figures` (`router/attribution/report.py`)."""
 _COUNTS = (
     "applied", "gaps", "replays", "repairs", "resyncs", "digest_mismatches", "heals", "last_healing_s",
 )  # fmt: skip
 _DECIMAL = re.compile(r"[0-9]{1,20}")
 
 
-class Reading(NamedTuple):
-    """The sums since the start, and two gauges: requests in flight, the largest age of a rank's newest applied events.
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """What was added to sums, and two gauges at its end.
 
-    `requests` were read; `first_tokens` came, by bucket; `saved` is what reuse saved.
-    """
-
-    requests: int
-    first_tokens: list[int]
-    saved: Figures
-    in_flight: int
-    event_lag_s: float | None
-
-
-class Row(msgspec.Struct, frozen=True):
-    """One step. `first_tokens`: how many came, by bucket of `ttft_bounds_s`; the last bucket has no bound.
-
+    first_tokens  how many came, by bucket of `ttft_bounds_s`; the last bucket has no bound
     baseline_*    what workers drawn evenly would have reused and saved
+    event_lag_s   the largest age of a rank's newest applied events
     """
 
-    at_s: int
-    requests: int
-    first_tokens: list[int]
-    prompt_tokens: int
-    reused_tokens: int
-    baseline_tokens: float
-    saved_s: float
-    baseline_s: float
-    in_flight: int
-    event_lag_s: float | None
+    at_s: int = 0
+    requests: int = 0
+    first_tokens: list[int] = []
+    prompt_tokens: int = 0
+    reused_tokens: int = 0
+    baseline_tokens: float = 0.0
+    saved_s: float = 0.0
+    baseline_s: float = 0.0
+    in_flight: int = 0
+    event_lag_s: float | None = None
 
 
 class TrendsPage(msgspec.Struct, frozen=True):
@@ -78,8 +67,8 @@ class TrendsPage(msgspec.Struct, frozen=True):
 class Trends:
     """The rows of one process; a part of it."""
 
-    def __init__(self, clock: Clock, read: Callable[[], Reading], ttft_bounds_s: tuple[float, ...]) -> None:
-        """`ttft_bounds_s`: of the buckets of first tokens."""
+    def __init__(self, clock: Clock, read: Callable[[], Row], ttft_bounds_s: tuple[float, ...]) -> None:
+        """`read` returns the sums since the start. `ttft_bounds_s`: of the buckets of first tokens."""
         self._clock, self._read, self._bounds = clock, read, ttft_bounds_s
         self._rows = deque[Row](maxlen=STEPS)
         self._before = read()
@@ -95,15 +84,12 @@ class Trends:
 
     def step(self) -> None:
         """Add a row."""
-        before, now = self._before, self._read()
-        self._before = now
-        row = Row(
+        before, self._before = self._before, self._read()
+        row = msgspec.structs.replace(
+            self._before,
             at_s=round(self._clock.wall_ns() / 1e9 / STEP_S) * STEP_S,
-            requests=now.requests - before.requests,
-            first_tokens=[count - was for count, was in zip(now.first_tokens, before.first_tokens, strict=True)],
-            **{name: getattr(now.saved, name) - getattr(before.saved, name) for name in _SAVED},
-            in_flight=now.in_flight,
-            event_lag_s=now.event_lag_s,
+            first_tokens=[*map(sub, self._before.first_tokens, before.first_tokens)],
+            **{name: getattr(self._before, name) - getattr(before, name) for name in ("requests", *SAVED)},
         )
         self._rows.append(row)
 
@@ -114,22 +100,20 @@ class Trends:
 
 def merged_trends(shown: Sequence[TrendsPage]) -> TrendsPage:
     """Return the rows of all processes by their times: sums of what was added, the largest gauges: all know them."""
-    rows = dict[int, list[Row]]()
+    found = defaultdict[int, list[Row]](list)
     for row in (row for each in shown for row in each.rows):
-        rows.setdefault(row.at_s, []).append(row)
-    merged = [_merged(found) for _, found in sorted(rows.items())]
+        found[row.at_s].append(row)
+    merged = [
+        Row(
+            at_s=at_s,
+            first_tokens=[*map(sum, zip(*(row.first_tokens for row in rows), strict=True))],
+            **{name: sum(getattr(row, name) for row in rows) for name in ("requests", *SAVED)},
+            in_flight=max(row.in_flight for row in rows),
+            event_lag_s=max((row.event_lag_s for row in rows if row.event_lag_s is not None), default=None),
+        )
+        for at_s, rows in sorted(found.items())
+    ]
     return msgspec.structs.replace(shown[0], rows=merged[-STEPS:])
-
-
-def _merged(rows: Sequence[Row]) -> Row:
-    return Row(
-        at_s=rows[0].at_s,
-        requests=sum(row.requests for row in rows),
-        first_tokens=[sum(counts) for counts in zip(*(row.first_tokens for row in rows), strict=True)],
-        **{name: sum(getattr(row, name) for row in rows) for name in _SAVED},
-        in_flight=max(row.in_flight for row in rows),
-        event_lag_s=max((row.event_lag_s for row in rows if row.event_lag_s is not None), default=None),
-    )
 
 
 def live_routes(live: Live) -> Sequence[web.RouteDef]:

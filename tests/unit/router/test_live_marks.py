@@ -6,15 +6,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from indexer.embedded import OutlineNode
 from kv_protocol.codec import pack_u64
 from kv_protocol.ids import WorkerRank
-from router.attribution.report import Figures
 from router.decision.kept_prompts import KeptPrompts
 from router.fleet.trust import EXACT, Trust
 from router.live.fleet import EXCERPT_TOKENS, MARKS_OF_A_LOOK, Looked, Mark, marks_of, uses
-from router.live.routes import STEP_S, STEPS, Reading, Trends, merged_trends
+from router.live.routes import STEP_S, STEPS, Row, Trends, merged_trends
 from router.live.service import OLD_S, OLD_STEP_S, RECENT_S, RECENT_STEP_S, Ring
 from tests.support.manual_clock import ManualClock
 from tests.unit.router.samples import route
@@ -151,20 +151,19 @@ class Router:
 
     def __init__(self) -> None:
         self.clock = ManualClock()
-        self.reading = Reading(0, [0, 0], Figures(), 0, None)
+        self.reading = Row(first_tokens=[0, 0])
         self.trends = Trends(self.clock, lambda: self.reading, (1.0,))
 
     async def step(self, **changed: Any) -> None:
         """Let a step end, after which this is read."""
-        self.reading = self.reading._replace(**changed)
+        self.reading = replace(self.reading, **changed)
         await self.clock.advance(STEP_S)
         self.trends.step()
 
 
 async def test_a_row_has_what_was_added_in_its_step() -> None:
     router = Router()
-    saved = Figures(prompt_tokens=100, reused_tokens=60, saved_s=0.5)
-    await router.step(requests=3, first_tokens=[2, 1], saved=saved)
+    await router.step(requests=3, first_tokens=[2, 1], prompt_tokens=100, reused_tokens=60, saved_s=0.5)
     await router.step(requests=4, first_tokens=[2, 2], in_flight=7, event_lag_s=0.25)
     first, second = router.trends.shown().rows
     assert (first.requests, first.first_tokens, first.reused_tokens, first.saved_s) == (3, [2, 1], 60, 0.5)
