@@ -30,7 +30,6 @@ from kv_runtime.event_log import BrokerUnavailable, EventLog
 from kv_runtime.http.access import OPEN_PATHS, require_token
 from kv_runtime.http.answers import error_response, json_response, large_json_response, life_routes, openai_errors
 from kv_runtime.http.metrics import metrics_handler
-from router.attached_workers import AttachedWorkers
 from router.decision.kept_prompts import KeptPrompts
 from router.decision.policy import Policy
 from router.decision.policy_store import PolicyNotStored, PolicyStore, fields_of, swapped
@@ -39,6 +38,7 @@ from router.decision.report_text import explanation, sentence
 from router.decision.routing import Lease, Routing
 from router.drain.handover import Handover
 from router.drain.routes import WAIT_S_MAX, DrainRoutes, unknown_worker
+from router.engine_attacher import EngineAttacher
 from router.fleet.registry import Worker
 from router.fleet.trust import Disparity, Trust
 from router.live.fleet import USED_MAX, DecisionFilter, outcome_fields, rows, uses, warmth
@@ -85,7 +85,7 @@ class ControlPlane:
         shadows: Shadows | None = None,
         kept: KeptPrompts | None = None,
         differs: Callable[[str, str], Sequence[Disparity]] = lambda _worker_id, _instance: (),
-        attached: AttachedWorkers | None = None,
+        attacher: EngineAttacher | None = None,
         watched: Sequence[web.RouteDef] = (),
     ) -> None:
         """Without `shadows` they have no endpoints.
@@ -95,7 +95,7 @@ class ControlPlane:
         trace_link    `tracing.link` of the settings
         kept          the prompts that are shown with decisions; without it none is
         differs       returns in what the prompts of an instance of a worker differ (`router/prompt/engine_parity.py`)
-        attached      the engines that this process attaches; without it, it attaches none
+        attacher      attaches engines to this process; None: it attaches none
         watched       routes of what only answers: planner, report, what is watched (`router/live/`)
         """
         self._trace_link, self._differs = trace_link, differs
@@ -103,7 +103,7 @@ class ControlPlane:
         self._routing, self._index, self._event_log = routing, index, log
         self._gate = FleetGate() if gate is None else gate
         self._shadows, self._watched, self._kept = shadows, watched, kept
-        self._attached = attached
+        self._attacher = attacher
         self._drains = DrainRoutes(routing, handover, self._publish)
 
     def app(self, registry: CollectorRegistry, *, token: str) -> web.Application:
@@ -196,14 +196,14 @@ class ControlPlane:
             rows.append(shown(worker))
             if number % _ROWS_AT_ONCE == 0:
                 await asyncio.sleep(0)
-        waiting = [] if self._attached is None else self._attached.waiting()
+        waiting = [] if self._attacher is None else self._attacher.waiting()
         return await large_json_response(lambda: {"workers": rows, "waiting": waiting})
 
     async def _add_worker(self, request: web.Request) -> web.Response:
         body = await request.read()
-        if self._attached is not None and (url := _engine_url(body)):
+        if self._attacher is not None and (url := _engine_url(body)):
             try:
-                return json_response({"worker_id": self._attached.add(url)}, status=202)
+                return json_response({"worker_id": self._attacher.add(url)}, status=202)
             except ValueError as error:
                 return error_response(400, f"url: {error}", "invalid_request_error", param="url")
         try:
@@ -216,7 +216,7 @@ class ControlPlane:
 
     async def _remove_worker(self, request: web.Request) -> web.Response:
         worker_id = request.match_info["id"]
-        if self._attached is not None and self._attached.remove(worker_id):
+        if self._attacher is not None and self._attacher.remove(worker_id):
             return json_response({"worker_id": worker_id}, status=202)
         worker = self._routing.state.fleet.worker(worker_id)
         if worker is None:

@@ -1,4 +1,4 @@
-"""The parts of a router that serves, created and connected: the only place that knows all of its classes."""
+"""The parts of a router that serves, created and connected: the only module that knows all of its classes."""
 
 import asyncio
 import json
@@ -25,7 +25,6 @@ from kv_runtime.telemetry import LoopLag, Projection, new_registry
 from kv_runtime.text.model import Text
 from kv_runtime.tracing.exporter import span_families
 from kv_runtime.tracing.service import events_of, opened_tracing
-from router.attached_workers import AttachedWorkers
 from router.attribution.report import total
 from router.attribution.service import Savings, savings_families
 from router.config import RouterSettings
@@ -38,6 +37,7 @@ from router.decision.state import RouterState
 from router.decision.state_settings import LEASE_S, StateSettings
 from router.drain.handover import Handover
 from router.drain.warming import Warming
+from router.engine_attacher import EngineAttacher
 from router.feeds.feeds import RatesStore, RouterFeeds
 from router.feeds.watch import EventOrigins, FleetWatch
 from router.fleet.registry import TextDigests
@@ -79,13 +79,13 @@ _TRIED = (
 _log = structlog.get_logger("router")
 
 
-class Place(NamedTuple):
-    """What a process has of the processes that are one router with it."""
+class ServingProcess(NamedTuple):
+    """One of the processes that are one router together (`data.processes`)."""
 
     number: int
-    """0: it stores what survives a restart."""
+    """From 0; process 0 stores what survives a restart."""
     secret: bytes
-    """Of the names of tenants: they are the same in all processes."""
+    """With which tenants are named: their names are the same in all processes."""
     policy: bytes = b""
     shadows: bytes = b""
     """Bodies of `PUT /v1/policy` and `PUT /v1/shadows`, if they were changed before this process started."""
@@ -104,16 +104,16 @@ class RouterParts:
         text: Text,
         policies: PolicyStore,
         log: EventLog,
-        place: Place | None = None,
+        process: ServingProcess | None = None,
         *,
         nats_server: EmbeddedNats | None = None,
         directory: str = "",
     ) -> None:
-        """`place`: this is one of several processes.
+        """`process`: None if the router has one process.
 
         `directory` is where the text was loaded from.
         """
-        self._settings, self._log, self._place, self._nats_server = settings, log, place, nats_server
+        self._settings, self._log, self._process, self._nats_server = settings, log, process, nats_server
         self._clock, self.registry, self._is_shown = SystemClock(), new_registry(), False
         instance = uuid.uuid4().hex
         name = router_name(settings.journal, instance)
@@ -121,8 +121,8 @@ class RouterParts:
         self._tracing = opened_tracing(
             of_requests, os.environ, name, ratio=of_requests.ratio, ttft_target_s=of_requests.ttft_target_s
         )
-        if place is not None:
-            policies.begin_with(place.policy)
+        if process is not None:
+            policies.begin_with(process.policy)
         self._index = EmbeddedIndex(
             settings.index, log, self._clock, settings.nats, logs_announced=False, tracing=events_of(self._tracing)
         )
@@ -137,8 +137,8 @@ class RouterParts:
         self._routing = self._router(state, policies.initial)
         self._replicas = Replicas(self._routing, log, name) if settings.ledger.replicas else None
         self._shadows = Shadows(self._routing, settings.shadow)
-        if place is not None and place.shadows:
-            self._shadows.change(settings.shadow.replaced(msgspec.json.decode(place.shadows)))
+        if process is not None and process.shadows:
+            self._shadows.change(settings.shadow.replaced(msgspec.json.decode(process.shadows)))
         self._origins = EventOrigins(self._routing, self._index)
         self._planner = Planner(self._routing, settings.planner)
         gate = FleetGate(settings.nats.fleet_secrets)
@@ -172,17 +172,17 @@ class RouterParts:
             serving, self._recent, Warming(serving, self.data.upstreams), settings.handover.tokens
         )
         self.policies = policies
-        queued = None if place else lambda: len(self._admission.queue)
+        queued = None if process else lambda: len(self._admission.queue)
         self._live = Live(self._routing, self._index, queued=queued)
-        self._workers = AttachedWorkers(settings, log, self._clock, {directory: text}, self._on_attached)
+        self._attacher = EngineAttacher(settings, log, self._clock, {directory: text}, self._on_attached)
         self.control = self._control_of(gate)
         self._project()
 
     def _serving_of(self, text: Text, instance: str, modes: tuple[str, ...]) -> Serving:
-        settings, place, tracing = self._settings, self._place, self._tracing
+        settings, process, tracing = self._settings, self._process, self._tracing
         metrics = RequestMetrics(self.registry, self._routing, modes)
         self._prompts = ModelPrompts(text, settings.tokens.limits(), hashed=metrics.hashed)
-        secret = os.urandom(SECRET_BYTES) if place is None else place.secret
+        secret = os.urandom(SECRET_BYTES) if process is None else process.secret
         new_id = map((instance[:16] + "%016x").__mod__, count(1)).__next__  # a unique name of 32 hex digits
         token = settings.data.worker_token.get_secret_value()
         self._parity = EngineParity(self._routing.state.fleet, self._prompts, text, self._clock, token)
@@ -203,25 +203,25 @@ class RouterParts:
         )
 
     def _control_of(self, gate: FleetGate) -> HttpServer:
-        settings, place = self._settings, self._place
+        settings, process = self._settings, self._process
         control = ControlPlane(
             self._routing,
             self._index,
             self._log,
             self._handover,
             gate,
-            None if place and place.number else self.policies,
+            None if process and process.number else self.policies,
             trace_link=settings.tracing.link,
             shadows=self._shadows,
             kept=self._kept,
             differs=lambda at, instance: (*self._parity.differs(at, instance), *self._origins.differs(at)),
-            attached=self._workers if place is None else None,
+            attacher=self._attacher if process is None else None,
             watched=self._watched_routes(),
         )
         return settings.control.server(control.app(self.registry, token=settings.control.token.get_secret_value()))
 
     def _watched_routes(self) -> list[web.RouteDef]:
-        journal = None if self._place else self._journal
+        journal = None if self._process else self._journal
         live, trends = live_routes(self._live), json_route("/v1/trends", self._trends.shown)
         return [*live, *self._planner.routes(), *self._savings.routes(), trends, event_log_route(self._index, journal)]
 
@@ -245,13 +245,13 @@ class RouterParts:
         require("gateway", "router", "picker.enabled")
         from router.endpoint_picker.service import EndpointPicker  # noqa: PLC0415 - it needs an extra
 
-        data, shares_port = self.data, self._place is not None
+        data, shares_port = self.data, self._process is not None
         return EndpointPicker(
             serving, replies, self._settings.picker, data.limits, data.credentials, shares_port=shares_port
         )
 
     def _project(self) -> None:
-        process = "" if self._place is None else f"serving-{self._place.number}"
+        name = "" if self._process is None else f"serving-{self._process.number}"
         families = [
             lambda: state_families(self._routing.state, self._feeds, self._admission.queue),
             lambda: rank_families(self._routing),
@@ -261,15 +261,15 @@ class RouterParts:
             self._handover.families,
             lambda: planner_families(self._planner.plans(self._settings.planner)),
             lambda: shadow_families([*self._shadows.tallies.values()], self._shadows.budget),
-            lambda: savings_families(self._savings.attribution, process),
+            lambda: savings_families(self._savings.attribution, name),
             self._index.families,
             self._live.families,
-            self._workers.families,
+            self._attacher.families,
             lambda: nats_server_families(self._nats_server),
             lambda: picker_families(PickerStatistics() if self.picker is None else self.picker.statistics),
             lambda: span_families(None if self._tracing is None else self._tracing.exporter),
         ]
-        if self._place is None:
+        if self._process is None:
             alone = ProcessState("router", os.getpid(), is_up=True, restarts=0)
             families.append(lambda: process_families([alone], {alone.name: 0}))
         if (journal := self._journal) is not None:
@@ -328,9 +328,9 @@ class RouterParts:
             Part("shadows", self._shadows.run, 2),
             Part("engine-parity", self._parity.run, 2),
             Part("event-origins", self._origins.run, 2),
-            Part("workers", self._workers.run, 2),
+            Part("workers", self._attacher.run, 2),
             Part("fleet-watch", FleetWatch(self._routing, self._clock).run, 2),
-            *([] if self._place and self._place.number else [Part("rates-store", self._rates.run, 2)]),
+            *([] if self._process and self._process.number else [Part("rates-store", self._rates.run, 2)]),
             Part("loop-lag", LoopLag(self.registry, self._clock).run, 2),
             *([] if self._replicas is None else [Part("replicas", self._replicas.run, 2)]),
             *([] if self._journal is None else [Part("journal", self._journal.run, 2)]),

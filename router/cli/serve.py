@@ -34,11 +34,11 @@ from kv_runtime.telemetry import LoopLag, Projection, configure_logs, new_regist
 from kv_runtime.text.byte_model import BYTE_MODEL
 from kv_runtime.text.chat_template import TextError
 from kv_runtime.text.loading import load_text
-from router.attached_workers import stated_directory
-from router.cli.router_parts import Place, RouterParts
+from router.cli.router_parts import RouterParts, ServingProcess
 from router.config import RouterSettings
 from router.decision.policy_loader import load_modes
 from router.decision.policy_store import PolicyStore
+from router.engine_attacher import stated_directory
 from router.http.limits import TooFewFiles
 from router.processes.front import Front
 from router.processes.supervisor import Links, ProcessesFailed, Supervisor, Work
@@ -91,7 +91,7 @@ async def opened(
     stop: asyncio.Event,
     cleanup: AsyncExitStack,
     given: frozenset[str] = frozenset(),
-    place: Place | None = None,
+    process: ServingProcess | None = None,
 ) -> RouterParts:
     """Return a started router, to be run; raises what `EXPECTED` names.
 
@@ -112,7 +112,7 @@ async def opened(
     credentials = settings.nats.credentials.get_secret_value()
     log = await EventLog.connect(url, name="router", user=settings.nats.user, token=credentials)
     cleanup.push_async_callback(log.close)
-    router = RouterParts(settings, text, policies, log, place, nats_server=embedded, directory=directory)
+    router = RouterParts(settings, text, policies, log, process, nats_server=embedded, directory=directory)
     await router.start(stop)
     return router
 
@@ -148,9 +148,9 @@ async def _serve_processes(settings: RouterSettings, stop: asyncio.Event, given:
 
         def work_of(name: str) -> Work:
             number = names.index(name)
-            place = Place(number, secret, front.policy, front.shadows)
+            process = ServingProcess(number, secret, front.policy, front.shadows)
             of_start = frozenset[str]() if front.policy else given  # what was changed since wins over the command line
-            return partial(_run_one, _of_one(settings, number, port, url, token), of_start, place)
+            return partial(_run_one, _of_one(settings, number, port, url, token), of_start, process)
 
         def on_started() -> None:
             click.echo(f"router on      {url_of(data.host, port)}")
@@ -197,7 +197,7 @@ def _of_one(settings: RouterSettings, number: int, port: int, url: str, token: s
     return settings.model_copy(update=changed)
 
 
-def _run_one(settings: RouterSettings, given: frozenset[str], place: Place, say: Connection) -> None:
+def _run_one(settings: RouterSettings, given: frozenset[str], process: ServingProcess, say: Connection) -> None:
     """Run one process until it is asked to stop, or the supervisor is gone."""
     configure_logs(settings.telemetry.log_level)
 
@@ -211,7 +211,7 @@ def _run_one(settings: RouterSettings, given: frozenset[str], place: Place, say:
 
         loop.add_reader(supervisor.sentinel, on_supervisor_gone)
         async with AsyncExitStack() as cleanup:
-            router = await opened(settings, stop, cleanup, given, place)
+            router = await opened(settings, stop, cleanup, given, process)
             say.send(router.control_url)
             await run_parts(router.parts(), stop=stop, drain_s=router.drain_s)
 

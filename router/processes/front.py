@@ -115,8 +115,8 @@ class Front:
         for name in self._links.names:
             answer = await self._links.one(name, request.method, path, body, more_s=WAIT_S_MAX)
             if answer is not None:
-                return _passed_on(answer)
-        return _passed_on(None)
+                break
+        return _passed_on(answer)
 
     # ---------------------------------------------------------------------------------------------- decisions
 
@@ -310,10 +310,8 @@ def _shared(body: bytes, processes: int) -> bytes:
 
 def _drain_changed(answers: dict[str, Answer]) -> web.Response:
     """Return the response to the start or end of a drain: the event that one process published, the merged status."""
-    if refusal := _refusal(answers):
+    if (refusal := _refusal(answers)) or not answers:
         return _passed_on(refusal)
-    if not answers:
-        return _no_process_answers()
     bodies = [_decode(answer.body) for answer in answers.values()]
     published = next((body["published"] for body in bodies if body["published"] is not None), None)
     drain = _drain_of([body["drain"] for body in bodies])
@@ -331,20 +329,17 @@ def _refusal(answers: dict[str, Answer]) -> Answer | None:
 
 
 def _passed_on(answer: Answer | None) -> web.Response:
+    """Return what a process answered; None: that no process answers."""
     if answer is None:
-        return _no_process_answers()
+        return error_response(503, "no serving process answers; try again", "server_error", code="no_process")
     return web.Response(status=answer.status, body=answer.body, content_type=answer.content_type)
-
-
-def _no_process_answers() -> web.Response:
-    return error_response(503, "no serving process answers; try again", "server_error", code="no_process")
 
 
 def _together(
     answers: dict[str, Answer], together: Callable[[list[Any]], object], kind: type[Any] = _Body
 ) -> web.Response:
     """Return what `together` makes of the processes' answers, which are of this kind; or the first refusal."""
-    if refusal := _refusal(answers):
+    if (refusal := _refusal(answers)) or not answers:
         return _passed_on(refusal)
     bodies = [msgspec.json.decode(answer.body, type=kind) for answer in answers.values()]
-    return json_response(together(bodies)) if bodies else _no_process_answers()
+    return json_response(together(bodies))

@@ -1,8 +1,8 @@
 // Whether predictions hold: reuse and first tokens, predicted and measured, as points of decisions and by rank.
 
-import { natural, Poll } from "./api.js";
+import { Poll } from "./api.js";
 import { decisionColumns } from "./decisions.js";
-import { badge, bar, count, figures, h, link, message, percent, predictedCached, predictedTtft, quantile, seconds, UNKNOWN } from "./parts.js";
+import { badge, bar, count, figures, h, message, percent, predictedCached, predictedTtft, quantile, rankColumn, rankId, seconds, UNKNOWN } from "./parts.js";
 import { Table } from "./table.js";
 
 const WORST = 20;
@@ -14,7 +14,7 @@ export class AccuracyView extends Poll {
   constructor(app) {
     super(app);
     this.ranks = new Table({
-      label: "Predictions by rank", key: (each) => `${each.worker_id}/${each.dp_rank}`, columns: RANK_COLUMNS, sorted: "Doubted", empty: "No worker has reported what it reused.",
+      label: "Predictions by rank", key: rankId, columns: RANK_COLUMNS, sorted: "Doubted", empty: "No worker has reported what it reused.",
       open: (each) => app.go(["workers", each.worker_id]),
     });
     this.worst = new Table({
@@ -47,7 +47,7 @@ export class AccuracyView extends Poll {
     const compared = live.shown.decisions.map(comparedOf).filter((each) => each.cached || each.first);
     if (!compared.length) return message("", "There is nothing to compare yet.", "Predictions are compared when requests end and the worker reports what it reused.");
     const cached = compared.filter((each) => each.cached), first = compared.filter((each) => each.first);
-    const doubts = new Map((this.found?.ranks ?? []).map((each) => [`${each.worker_id}/${each.dp_rank}`, each.doubt]));
+    const doubts = new Map((this.found?.ranks ?? []).map((each) => [rankId(each), each.doubt]));
     return [
       this.outdated("Which ranks are doubted is not current."),
       summary(cached, first),
@@ -81,7 +81,7 @@ function comparedOf(decision) {
 function sumsOf(compared, doubts) {
   const sums = new Map();
   for (const { decision, cached: [predicted, reported] } of compared) {
-    const key = `${decision.worker_id}/${decision.dp_rank}`;
+    const key = rankId(decision);
     const sum = sums.get(key) ?? { worker_id: decision.worker_id, dp_rank: decision.dp_rank, requests: 0, overpredicted: 0, underpredicted: 0, held_tokens: 0, reported_tokens: 0, possible_tokens: 0, doubt: doubts.get(key) };
     sum.requests += 1;
     sum.overpredicted += predicted > reported;
@@ -116,7 +116,7 @@ function summary(cached, first) {
 }
 
 const RANK_COLUMNS = [
-  { name: "Rank", width: "minmax(100px, 1fr)", phone: "minmax(60px, 1fr)", cell: (each) => link(["workers", each.worker_id], `${each.worker_id}/${each.dp_rank}`, { class: "name", tabindex: "-1" }), sort: (each) => natural(`${each.worker_id}/${each.dp_rank}`) },
+  rankColumn("minmax(100px, 1fr)"),
   { name: "Requests", width: "80px", phone: "58px", align: "end", cell: (each) => count(each.requests), sort: (each) => each.requests, hint: "Decisions that are compared" },
   { name: "Too high", width: "72px", phone: "56px", align: "end", cell: (each) => count(each.overpredicted), sort: (each) => each.overpredicted },
   { name: "Too low", width: "72px", phone: "56px", align: "end", cell: (each) => count(each.underpredicted), sort: (each) => each.underpredicted },

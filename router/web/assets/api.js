@@ -1,7 +1,7 @@
 // What is read of the control plane: requests with its token, readings that are repeated, and the fleet that is shown.
 // The token stays in this tab: sessionStorage, no cookie.
 
-import { h, message } from "./parts.js";
+import { h, message, natural, rankId } from "./parts.js";
 
 const KEY = "kv-router-token";
 const SILENT_MS = 30000;
@@ -184,20 +184,15 @@ export class Live extends Poll {
   }
 }
 
-/** Return a text by which w2 comes before w10. */
-export function natural(text) {
-  return text.replace(/\d+/g, (digits) => digits.padStart(12, "0"));
-}
-
 /** Return the rows of a table that is given as columns by name. */
 export function rowsOf(columns) {
   const [first] = Object.values(columns);
   return first.map((_, at) => Object.fromEntries(Object.entries(columns).map(([name, column]) => [name, column[at]])));
 }
 
-/** Return rows in the order of their ids. */
+/** Return rows in the order of their ranks. */
 export function inOrder(rows) {
-  const places = new Map(rows.map((row) => [row, natural(row.id)]));
+  const places = new Map(rows.map((row) => [row, natural(rankId(row))]));
   return rows.sort((left, right) => (places.get(left) < places.get(right) ? -1 : 1));
 }
 

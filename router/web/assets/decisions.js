@@ -1,7 +1,7 @@
 // The newest decisions, and one of them: what came of it beside what was predicted, every candidate, every term of its cost.
 
 import { Poll } from "./api.js";
-import { age, badge, bar, clock, count, facts, filter, h, legend, link, message, ms, name, outcomeOf, percent, predictedCached, predictedTtft, seconds, signed, trust, UNKNOWN } from "./parts.js";
+import { age, badge, bar, clock, count, facts, filtered, h, legend, link, message, ms, name, outcomeOf, percent, predictedCached, predictedTtft, rankId, seconds, signed, trust, UNKNOWN } from "./parts.js";
 import { Table } from "./table.js";
 
 export class DecisionsView {
@@ -22,17 +22,13 @@ export class DecisionsView {
     const { live } = this.app;
     if (!live.shown.decisions) return null;
     if (!live.shown.decisions.length) return message("", "There is no decision yet.", live.isPast ? "None of this time is kept in memory: journal.decisions_max says how many are." : "Decisions appear here as soon as requests come.");
-    const words = this.words.trim().toLowerCase();
-    const found = words ? live.shown.decisions.filter((each) => textOf(each).includes(words)) : live.shown.decisions;
-    return [
-      filter(this, "decisions-filter", "worker, request, model, outcome", `${count(found.length)} of the newest ${count(live.shown.decisions.length)}`),
-      this.table.with(found),
-    ];
+    const [found, field] = filtered(this, "decisions-filter", "worker, request, model, outcome", live.shown.decisions, textOf);
+    return [field, this.table.with(found)];
   }
 }
 
 function textOf(each) {
-  return `${each.worker_id}/${each.dp_rank} ${each.request_id} ${each.decision_id} ${each.model} ${each.policy} ${each.phase} ${each.outcome?.outcome ?? "running"}`.toLowerCase();
+  return `${rankId(each)} ${each.request_id} ${each.decision_id} ${each.model} ${each.policy} ${each.phase} ${each.outcome?.outcome ?? "running"}`;
 }
 
 /** Columns of a list of decisions; `at()`: the time by which ages are counted. */
@@ -41,7 +37,7 @@ export function decisionColumns(at) {
   return [
     { name: "Age", width: "64px", phone: "42px", align: "end", cell: (each) => age(ageOf(each)), sort: ageOf },
     { name: "Decision", width: "minmax(104px, 1fr)", cell: (each) => link(["decisions", each.decision_id], tail(each.decision_id), { class: "mono name", title: each.decision_id, tabindex: "-1" }) },
-    { name: "Rank", width: "minmax(84px, 1fr)", phone: "minmax(60px, 1fr)", cell: (each) => name(`${each.worker_id}/${each.dp_rank}`), sort: (each) => `${each.worker_id}/${each.dp_rank}` },
+    { name: "Rank", width: "minmax(84px, 1fr)", phone: "minmax(60px, 1fr)", cell: (each) => name(rankId(each)), sort: rankId },
     { name: "Model", width: "minmax(80px, 1fr)", cell: (each) => name(each.model), sort: (each) => each.model },
     { name: "Phase", width: "72px", cell: (each) => each.phase, sort: (each) => each.phase },
     { name: "Tokens", width: "76px", phone: "52px", align: "end", cell: (each) => count(each.isl_tokens), sort: (each) => each.isl_tokens, hint: "Length of the prompt" },
@@ -72,13 +68,13 @@ export class DecisionView extends Poll {
   nav = "decisions";
   everyMs = 2000;
   ranks = new Table({
-    label: "Candidates", key: (row) => `${row.worker_id}/${row.dp_rank}`, sorted: "Cost", descending: false, isWhole: true,
-    select: () => {}, rowClass: (row) => (row.isWinner ? "winner" : ""), columns: [],
+    label: "Candidates", key: rankId, sorted: "Cost", descending: false, isWhole: true,
+    rowClass: (row) => (row.isWinner ? "winner" : ""), columns: [],
   });
   others = new Table({
-    label: "Ranks that were not eligible", key: (row) => `${row.worker_id}/${row.dp_rank}`, select: () => {}, isWhole: true,
+    label: "Ranks that were not eligible", key: rankId, isWhole: true,
     columns: [
-      { name: "Rank", width: "minmax(110px, 1fr)", cell: (row) => name(`${row.worker_id}/${row.dp_rank}`) },
+      { name: "Rank", width: "minmax(110px, 1fr)", cell: (row) => name(rankId(row)) },
       { name: "Reason", width: "3fr", cell: (row) => name(row.reason) },
     ],
   });
@@ -146,7 +142,7 @@ function columnsOf(decision, terms, largest) {
     ...(decision.candidates.some((row) => row.terms.constraint_multiplier !== 1) ? [{ name: "Factor", width: "64px", align: "end", cell: (row) => row.terms.constraint_multiplier.toFixed(2), hint: "For its constraints; the sum of the terms is multiplied by it" }] : []),
   ];
   return [
-    { name: "Rank", width: "minmax(120px, 1.2fr)", cell: (row) => [h("span", { class: "mark", "aria-hidden": "true" }, row.isWinner ? "→" : ""), name(`${row.worker_id}/${row.dp_rank}`), row.isWinner && h("span", { class: "hidden" }, " chosen")], sort: (row) => `${row.worker_id}/${row.dp_rank}` },
+    { name: "Rank", width: "minmax(120px, 1.2fr)", cell: (row) => [h("span", { class: "mark", "aria-hidden": "true" }, row.isWinner ? "→" : ""), name(rankId(row)), row.isWinner && h("span", { class: "hidden" }, " chosen")], sort: rankId },
     ...(isWeighed ? weighed : []),
     { name: "Blocks held", width: "90px", align: "end", cell: (row) => count(row.overlap_blocks[0]), sort: (row) => row.overlap_blocks[0], hint: "Leading blocks of the prompt on its GPU" },
     { name: "Blocks expected", width: "120px", align: "end", cell: (row) => count(Math.max(row.overlap_blocks[0], row.predicted_blocks)), sort: (row) => Math.max(row.overlap_blocks[0], row.predicted_blocks), hint: "With those that requests before it bring there" },
@@ -188,7 +184,7 @@ function about({ decision, at_s: at, trace_url: traceUrl }) {
     ["Decision", h("span", { class: "mono wrap" }, decision.decision_id)],
     at === undefined ? null : ["Time", clock(at)],
     ["Model", name(decision.model)],
-    ["Rank", link(["workers", chosen.worker_id], `${chosen.worker_id}/${chosen.dp_rank}`)],
+    ["Rank", link(["workers", chosen.worker_id], rankId(chosen))],
     ["Policy", [decision.policy, decision.reason && ` (${decision.reason})`, decision.phase !== "whole" && `, ${decision.phase}`]],
     ["Prompt", `${count(decision.isl_tokens)} tokens, ${count(decision.reusable_blocks)} blocks could be reused, ${percent(decision.reusable_blocks ? chosen.overlap_blocks[0] / decision.reusable_blocks : null)} held`],
     isHttp ? ["Trace", h("a", { href: traceUrl, rel: "noreferrer noopener", target: "_blank" }, "Open its trace")] : null,

@@ -1,7 +1,7 @@
 // The event log: whether this router follows it, and the stream of each rank in it.
 
-import { inOrder, natural, Poll, rowsOf } from "./api.js";
-import { age, badge, bytes, clock, count, figures, h, link, message, name, seconds, UNKNOWN } from "./parts.js";
+import { inOrder, Poll, rowsOf } from "./api.js";
+import { age, badge, bytes, clock, count, figures, h, message, name, rankColumn, rankId, seconds, UNKNOWN } from "./parts.js";
 import { Table } from "./table.js";
 
 const MARKS = 200;
@@ -13,7 +13,7 @@ export class EventLogView extends Poll {
   constructor(app) {
     super(app);
     this.table = new Table({
-      label: "Streams of ranks", key: (each) => each.id, columns: COLUMNS, sorted: "State", empty: "No rank has published yet.",
+      label: "Streams of ranks", key: rankId, columns: COLUMNS, sorted: "State", empty: "No rank has published yet.",
       open: (each) => app.go(["workers", each.worker_id]),
     });
     this.marks = new Table({
@@ -36,7 +36,7 @@ export class EventLogView extends Poll {
       !found.connected && message("bad", "The router has no connection to the event log.", "Ranks become DEGRADED until it is back; requests are routed all the while."),
       found.catching_up && message("warn", "The index is catching up.", found.catching_up),
       summary(found),
-      h("section", { key: "streams", class: "panel" }, h("h2", null, "Streams of ranks"), this.table.with(inOrder(rowsOf(found.ranks).map((each) => ({ ...each, id: `${each.worker_id}/${each.dp_rank}` }))))),
+      h("section", { key: "streams", class: "panel" }, h("h2", null, "Streams of ranks"), this.table.with(inOrder(rowsOf(found.ranks)))),
       h("section", { key: "marks", class: "panel" }, h("h2", null, "What happened"), h("p", { class: "muted" }, "Enter shows the fleet of that time."),
         this.marks.with(marks.map((each, at) => ({ ...each, key: `${each.at_s} ${each.kind} ${each.worker_id} ${at}` })))),
     ];
@@ -59,7 +59,7 @@ function summary({ connected, reconnects, applied_seq: applied, ranks, snapshot,
 
 const counted = (text, field, hint) => ({ name: text, width: "72px", align: "end", phone: field === "gaps" ? "48px" : undefined, cell: (each) => count(each[field]), sort: (each) => each[field], hint });
 const COLUMNS = [
-  { name: "Rank", width: "minmax(100px, 1fr)", phone: "minmax(60px, 1fr)", cell: (each) => link(["workers", each.worker_id], each.id, { class: "name", tabindex: "-1" }), sort: (each) => natural(each.id) },
+  rankColumn("minmax(100px, 1fr)"),
   { name: "State", width: "minmax(96px, 1fr)", phone: "84px", cell: (each) => (each.stale ? badge(each.stale, "warn") : badge("current", "good")), sort: (each) => each.stale },
   { name: "Seq", width: "80px", phone: "60px", align: "end", cell: (each) => count(each.seq), sort: (each) => each.seq, hint: "Number of the newest batch that is applied" },
   { name: "In log", width: "80px", align: "end", cell: (each) => count(each.logged_seq), sort: (each) => each.logged_seq, hint: "Number of the newest batch known to be in the log" },

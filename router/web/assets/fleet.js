@@ -1,8 +1,8 @@
 // The fleet: figures of all, a map of its ranks, each rank in a table; and one worker: its registration, ranks, decisions.
 
-import { natural, Poll, stateOf } from "./api.js";
+import { Poll, stateOf } from "./api.js";
 import { decisionColumns } from "./decisions.js";
-import { badge, count, factor, facts, figures, filter, h, legend, link, message, name, percent, seconds, select, short, tiers, trust } from "./parts.js";
+import { badge, count, factor, facts, figures, filtered, h, legend, link, message, name, percent, rankColumn, seconds, select, short, tiers, trust } from "./parts.js";
 import { Table } from "./table.js";
 
 const CELL_MIN = 9, CELL_MAX = 26, GAP = 2, MAP_WIDTH = 1200, MAP_HEIGHT = 140; // pixels: of cells, and of the map on a desktop
@@ -59,9 +59,8 @@ export class FleetView {
     const { live, trends } = this.app;
     if (!live.shown.fleet) return null;
     if (!live.shown.ranks.length) return message("", "There is no worker.", "Start one: worker-agent serve --worker-id w0. The router learns of it by itself.");
-    const words = this.words.trim().toLowerCase();
-    const ranks = words ? live.shown.ranks.filter((rank) => `${rank.id} ${rank.model} ${rank.role} ${rank.trust} ${stateOf(rank)}`.toLowerCase().includes(words)) : live.shown.ranks;
-    return [headline(live, trends), trends.figures(), summary(live), live.shown.ranks.length >= MAPPED_MIN && this.mapped(ranks), filter(this, "fleet-filter", "name, model, role, state", `${count(ranks.length)} of ${count(live.shown.ranks.length)} ranks`), this.table.with(ranks)];
+    const [ranks, field] = filtered(this, "fleet-filter", "name, model, role, state", live.shown.ranks, (rank) => `${rank.id} ${rank.model} ${rank.role} ${rank.trust} ${stateOf(rank)}`);
+    return [headline(live, trends), trends.figures(), summary(live), live.shown.ranks.length >= MAPPED_MIN && this.mapped(ranks), field, this.table.with(ranks)];
   }
 
   mapped(ranks) {
@@ -80,7 +79,7 @@ export class FleetView {
 }
 
 const COLUMNS = [
-  { name: "Rank", width: "minmax(110px, 1.4fr)", phone: "minmax(52px, 1fr)", cell: (rank) => link(["workers", rank.worker_id], rank.id, { class: "name", title: rank.id, tabindex: "-1" }), sort: (rank) => natural(rank.id) },
+  rankColumn("minmax(110px, 1.4fr)"),
   { name: "Model", width: "minmax(80px, 1fr)", cell: (rank) => name(rank.model), sort: (rank) => rank.model },
   { name: "Role", width: "92px", cell: (rank) => rank.role, sort: (rank) => rank.role },
   { name: "State", width: "88px", cell: (rank) => badge(stateOf(rank), { fit: "", draining: "warn", unfit: "bad" }[stateOf(rank)], rank.unfit), sort: (rank) => stateOf(rank) },
@@ -127,7 +126,7 @@ export class WorkerView extends Poll {
 
   constructor(app) {
     super(app);
-    this.ranks = new Table({ label: "Ranks of this worker", key: (rank) => rank.id, select: () => {}, columns: COLUMNS, sorted: "Rank", descending: false });
+    this.ranks = new Table({ label: "Ranks of this worker", key: (rank) => rank.id, columns: COLUMNS, sorted: "Rank", descending: false });
     this.listed = new Table({
       label: "Decisions for this worker, newest first", key: (each) => each.decision_id, open: (each) => app.go(["decisions", each.decision_id]),
       columns: decisionColumns(() => app.live.at).filter((each) => each.name !== "Model"), sorted: "Age", descending: false, empty: "None of the decisions that are kept is for this worker.",

@@ -204,14 +204,30 @@ export function select(id, label, options, value, changed) {
     h("select", { id, value, onchange: (event) => changed(event.target.value) }, Object.entries(options).map(([key, text]) => h("option", { key, value: key, selected: key === value }, text)))];
 }
 
-/** The words by which a view's rows are chosen (`view.words`), and what there is of them. */
-export function filter(view, id, placeholder, text) {
-  return h("div", { key: "filter", class: "tools" }, h("label", { for: id }, "Filter"),
+/** The rows that have a view's words (`view.words`) in their text, and the field for the words. */
+export function filtered(view, id, placeholder, rows, textOf) {
+  const words = view.words.trim().toLowerCase(), found = words ? rows.filter((row) => textOf(row).toLowerCase().includes(words)) : rows;
+  return [found, h("div", { key: "filter", class: "tools" }, h("label", { for: id }, "Filter"),
     h("input", { id, type: "search", value: view.words, placeholder, oninput: (event) => {
       view.words = event.target.value;
       view.app.redraw();
     } }),
-    h("span", { class: "muted" }, text));
+    h("span", { class: "muted" }, `${count(found.length)} of ${count(rows.length)}`))];
+}
+
+/** The name of the rank that a row is of. */
+export function rankId({ worker_id: workerId, dp_rank: dpRank }) {
+  return `${workerId}/${dpRank}`;
+}
+
+/** Return a text by which w2 comes before w10. */
+export function natural(text) {
+  return text.replace(/\d+/g, (digits) => digits.padStart(12, "0"));
+}
+
+/** A column of a table with the rank of each row, which leads to its worker. */
+export function rankColumn(width) {
+  return { name: "Rank", width, phone: "minmax(56px, 1fr)", cell: (row) => link(["workers", row.worker_id], rankId(row), { class: "name", title: rankId(row), tabindex: "-1" }), sort: (row) => natural(rankId(row)) };
 }
 
 /** What a decision predicted of cached tokens; null where there is nothing to compare. */

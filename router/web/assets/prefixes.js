@@ -1,7 +1,7 @@
 // The radix tree of all workers: which prefixes are held, where, how large, how old and how hot they are.
 
 import { get, Poll, TIERS } from "./api.js";
-import { age, bar, count, facts, figures, h, link, message, name, select, short, UNKNOWN } from "./parts.js";
+import { age, bar, count, facts, figures, h, link, message, name, rankId, select, short, UNKNOWN } from "./parts.js";
 import { Table } from "./table.js";
 
 const PAGE = 100;
@@ -15,7 +15,7 @@ export class PrefixesView extends Poll {
     super(app);
     this.order = "subtree";
     this.holders = new Table({
-      label: "Holders of the selected prefix", key: (each) => `${each.worker_id}/${each.dp_rank}`, open: (each) => app.go(["workers", each.worker_id]),
+      label: "Holders of the selected prefix", key: rankId, open: (each) => app.go(["workers", each.worker_id]),
       columns: HOLDER_COLUMNS, isWhole: true, empty: "No rank holds it now.",
     });
     this.table = new Table({
@@ -198,7 +198,7 @@ const COLUMNS = [
 ];
 
 const HOLDER_COLUMNS = [
-  { name: "Rank", width: "minmax(70px, 1fr)", cell: (each) => name(`${each.worker_id}/${each.dp_rank}`) },
+  { name: "Rank", width: "minmax(70px, 1fr)", cell: (each) => name(rankId(each)) },
   { name: "GPU", width: "minmax(76px, 1fr)", cell: (each) => [bar([[each.blocks.gpu, "accent"]], each.of, `${each.blocks.gpu} of ${each.of} blocks`), h("span", { class: "number" }, short(each.blocks.gpu))], hint: "Leading blocks of the chain on its GPU" },
   ...TIERS.slice(1).map((tier) => ({ name: { host: "Host", disk: "Disk", external: "Ext." }[tier], width: "36px", align: "end", cell: (each) => short(each.blocks[tier]), hint: "Leading blocks on this medium or a faster one" })),
 ];

@@ -107,7 +107,7 @@ export class SavingsView extends Poll {
     super(app);
     this.by = "model";
     this.tables = Object.fromEntries(Object.entries(DIMENSIONS).map(([by, [text]]) => [by, new Table({
-      label: `Savings by ${text}`, key: (row) => row.key, select: () => {}, columns: columnsOf(by), sorted: "Requests", empty: "No request has been answered yet.",
+      label: `Savings by ${text}`, key: (row) => row.key, columns: columnsOf(by), sorted: "Requests", empty: "No request has been answered yet.",
     })]));
   }
 

@@ -8,8 +8,8 @@ from pydantic import ValidationError
 from structlog.testing import capture_logs
 
 from kv_runtime.config.loading import ConfigurationError
-from router.attached_workers import WorkerList, agent_settings
 from router.config import RouterSettings, WorkerAddress, worker_address
+from router.engine_attacher import WorkerList, agent_settings
 
 
 def test_an_address_has_a_name_and_options() -> None:

@@ -102,8 +102,8 @@ class _Engine:
         return self.worker is not None and bool(self.worker.consolidators)
 
 
-class AttachedWorkers:
-    """The engines that this process attaches. `report` receives a line and the model for each that is attached.
+class EngineAttacher:
+    """Attaches engines. `report` receives a line and the model for each that was attached.
 
     `texts` are those that are loaded, by their directory.
     """
@@ -155,7 +155,7 @@ class AttachedWorkers:
         ]
 
     def families(self) -> Iterator[Family]:
-        """Yield the metrics: those of agents, and how many engines are attached."""
+        """Yield how many engines are attached, and the metrics of their agents."""
         attached = [each.worker for each in self._engines.values() if each.worker is not None and each.is_attached]
         meaning = "Engines that the router attaches itself, by whether they are attached"
         counts = {"attached": len(attached), "waiting": len(self._engines) - len(attached)}
