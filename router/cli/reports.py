@@ -7,11 +7,11 @@ exit code   0 told     2 not: bad arguments, nothing of the kind, or nothing ans
 
 Journals are read in one pass. They do not have every candidate's terms: to explain, each decision is taken again
 (`router/journal/replay.py`) and kept as its verdict, which is rendered if it is asked for. Outcomes and decisions of
-one request are joined while it is among the newest `REQUESTS_MAX` of its router.
+one request of a router are joined while it is among the newest `REQUESTS_MAX`.
 """
 
 import asyncio
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from functools import partial
 from heapq import nlargest
 from http import HTTPStatus
@@ -25,7 +25,7 @@ from msgspec.structs import replace
 
 from kv_protocol import subjects
 from kv_protocol.decided import Decided
-from kv_protocol.journal import AttemptEnded, JournalMessage, JournalRecord, OutcomeKnown, Refused
+from kv_protocol.journal import AttemptEnded, JournalMessage, OutcomeKnown, Refused
 from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import EventLog, LogMessage
 from kv_runtime.process import print_json, print_lines
@@ -44,7 +44,7 @@ from router.journal.replay import Continuity, Redecided, Replay
 _NS_PER_S = 1_000_000_000
 _CHECKPOINTS_BEFORE = 2
 """How far before `--since` the journal is read, in the intervals of checkpoints: a replay starts at a checkpoint."""
-REQUESTS_MAX = 4096
+REQUESTS_MAX = 8192
 OF_A_REQUEST_MAX = 16
 """Decisions of one request that are kept: the newest."""
 _NEWEST = 1000
@@ -82,11 +82,14 @@ class _Known:
         return RequestReport(decision=one.decision, outcome=one.outcome, note=one.note, decisions=others)
 
 
-class Findings:
-    """What was found of a question in the journals of all routers."""
+class JournalReports:
+    """What the journals of all routers say of a question."""
 
     def __init__(self, question: Question) -> None:
         self._question = question
+        self._folds = defaultdict[str, tuple[Continuity, Replay]](lambda: (Continuity(), Replay()))
+        self._of_request: OrderedDict[tuple[str, str], list[_Known]] = OrderedDict()
+        self._of_decision: dict[str, _Known] = {}
         self._one: _Known | None = None
         self._worst: list[tuple[float, int, _Known]] = []
         self._order = count()
@@ -95,30 +98,18 @@ class Findings:
         self.problem = ""
         """Why the id that was asked for has no report although it was read."""
 
-    def decided(self, record: Decided, known: _Known | None, difference: str) -> None:
-        """A decision was read; `known` is None if it could not be repeated."""
-        self.decisions += 1
-        self.not_repeated += known is None
-        if self._question.any_id and not self._is_asked_for(record):
-            return
-        if known is not None:
-            self._one = known
-        else:
-            self.problem = f"it went to {record.rank}, but its candidates are not known: {difference}"
-
-    def refused(self, record: Refused) -> None:
-        """A refusal was read."""
-        if self._is_asked_for(record):
-            ranks = (f"{each.worker_id}/{each.dp_rank} {each.reason}" for each in record.exclusions)
-            self.problem = f"it was refused, no rank was eligible: {'; '.join(ranks) or 'there was none'}"
-
-    def settled(self, known: _Known) -> None:
-        """The outcome of a decision was read."""
-        if not self._question.worst:
-            return
-        missed = misses(known.verdict.decision(), known.outcome, known.begun_s).of(self._question.by)
-        if missed is not None and missed > 0:
-            self._worst = nlargest(self._question.worst, [*self._worst, (missed, -next(self._order), known)])
+    def take(self, router: str, message: JournalMessage) -> None:
+        """Fold in the records of a router's message."""
+        continuity, replay = self._folds[router]
+        for record in continuity.records(message):
+            found = replay.take(record)
+            if isinstance(record, Decided) and isinstance(found, Redecided):
+                self._decided(router, record, found)
+            elif isinstance(record, Refused) and self._is_asked_for(record):
+                ranks = (f"{each.worker_id}/{each.dp_rank} {each.reason}" for each in record.exclusions)
+                self.problem = f"it was refused, no rank was eligible: {'; '.join(ranks) or 'there was none'}"
+            elif isinstance(record, AttemptEnded | OutcomeKnown) and record.decision_id in self._of_decision:
+                self._ended(self._of_decision[record.decision_id], record)
 
     def reports(self) -> list[RequestReport]:
         """Return the answer; empty if there is none."""
@@ -129,57 +120,41 @@ class Findings:
     def _is_asked_for(self, record: Decided | Refused) -> bool:
         return self._question.any_id in (record.request.decision_id, record.request.request_id)
 
-
-class JournalReports:
-    """One router's journal."""
-
-    def __init__(self, findings: Findings) -> None:
-        self._findings = findings
-        self._continuity = Continuity()
-        self._replay = Replay()
-        self._of_request: OrderedDict[str, list[_Known]] = OrderedDict()
-        self._of_decision: dict[str, _Known] = {}
-
-    def take(self, message: JournalMessage) -> None:
-        """Fold in the records of a message."""
-        for record in self._continuity.records(message):
-            found = self._replay.take(record)
-            if isinstance(record, Decided) and isinstance(found, Redecided):
-                known = None if found.verdict is None else self._keep(found.verdict, found.difference)
-                self._findings.decided(record, known, found.difference)
-            elif isinstance(record, Refused):
-                self._findings.refused(record)
-            else:
-                self._end(record)
-
-    def _end(self, record: JournalRecord) -> None:
-        if not isinstance(record, AttemptEnded | OutcomeKnown) or record.decision_id not in self._of_decision:
+    def _decided(self, router: str, record: Decided, found: Redecided) -> None:
+        self.decisions += 1
+        known = None if found.verdict is None else self._keep(router, found.verdict, found.difference)
+        self.not_repeated += known is None
+        if self._question.any_id and not self._is_asked_for(record):
             return
-        known = self._of_decision[record.decision_id]
-        if isinstance(record, OutcomeKnown):
-            if known.outcome is None:
-                known.outcome = msgspec.convert(record, Outcome, from_attributes=True)
-                self._findings.settled(known)
-        elif record.outcome != "ok":
-            known.error = " ".join(filter(None, (record.outcome, record.phase, record.reason)))
+        if known is not None:
+            self._one = known
+        else:
+            self.problem = f"it went to {record.rank}, but its candidates are not known: {found.difference}"
 
-    def _keep(self, verdict: Verdict, difference: str) -> _Known:
-        request_id = verdict.request.request_id
-        of_request = self._of_request.setdefault(request_id, [])
-        self._of_request.move_to_end(request_id)
+    def _ended(self, known: _Known, record: AttemptEnded | OutcomeKnown) -> None:
+        if isinstance(record, AttemptEnded):
+            if record.outcome != "ok":
+                known.error = " ".join(filter(None, (record.outcome, record.phase, record.reason)))
+        elif known.outcome is None:
+            known.outcome = msgspec.convert(record, Outcome, from_attributes=True)
+            if self._question.worst:
+                missed = misses(known.verdict.decision(), known.outcome, known.begun_s).of(self._question.by)
+                if missed is not None and missed > 0:
+                    self._worst = nlargest(self._question.worst, [*self._worst, (missed, -next(self._order), known)])
+
+    def _keep(self, router: str, verdict: Verdict, difference: str) -> _Known:
+        key = router, verdict.request.request_id
+        of_request = self._of_request.setdefault(key, [])
+        self._of_request.move_to_end(key)
         note = f"the repeated decision differs from the journal: {difference}" if difference else ""
         known = self._of_decision[verdict.decision_id] = _Known(verdict, note, of_request)
         of_request.append(known)
-        if len(of_request) > OF_A_REQUEST_MAX:
-            self._forget(of_request.pop(0))
+        forgotten = [of_request.pop(0)] if len(of_request) > OF_A_REQUEST_MAX else []
         if len(self._of_request) > REQUESTS_MAX:
-            for each in self._of_request.popitem(last=False)[1]:
-                self._forget(each)
+            forgotten += self._of_request.popitem(last=False)[1]
+        for each in forgotten:
+            self._of_decision.pop(each.verdict.decision_id, None)
         return known
-
-    def _forget(self, known: _Known) -> None:
-        if self._of_decision.get(known.verdict.decision_id) is known:
-            del self._of_decision[known.verdict.decision_id]
 
 
 class _Listed(msgspec.Struct):
@@ -245,29 +220,29 @@ def _check_source(url: str, nats_url: str | None, *, reads_journal: bool) -> Non
 
 
 def _explained_by_journal(settings: RouterSettings, question: Question) -> list[RequestReport]:
-    findings, routers = Findings(question), dict[str, JournalReports]()
+    found = JournalReports(question)
 
     def take(entry: JournalEntry) -> None:
-        routers.setdefault(entry.router, JournalReports(findings)).take(entry.message)
+        found.take(entry.router, entry.message)
 
     async def work(log: EventLog, stop: asyncio.Event) -> None:
         await read_journal(log, SystemClock(), "", take, stop)
 
     run_on_log(settings, work)
-    reports = findings.reports()
+    reports = found.reports()
     if not reports:
-        raise NothingRead(_nothing_found(question, findings))
+        raise NothingRead(_nothing_found(question, found))
     return reports
 
 
-def _nothing_found(question: Question, findings: Findings) -> str:
-    unknown = findings.not_repeated
-    counted = f"{findings.decisions} decisions" + (f", {unknown} without their candidates" if unknown else "")
+def _nothing_found(question: Question, read: JournalReports) -> str:
+    unknown = read.not_repeated
+    counted = f"{read.decisions} decisions" + (f", {unknown} without their candidates" if unknown else "")
     if question.any_id:
-        return _not_there(question.any_id, findings.problem or f"allowed one in the journals, which have {counted}")
-    if question.worst and findings.decisions:
+        return _not_there(question.any_id, read.problem or f"allowed one in the journals, which have {counted}")
+    if question.worst and read.decisions:
         return f"--worst: found no decision with a miss by {question.by} in the journals, which have {counted}"
-    return f"the journals have no decision to explain: {findings.problem or counted}"
+    return f"the journals have no decision to explain: {read.problem or counted}"
 
 
 def _not_there(any_id: str, words: str) -> str:

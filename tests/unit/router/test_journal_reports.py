@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from kv_protocol.decided import Decided, overlap_depths
 from kv_protocol.journal import AttemptEnded, JournalMessage, JournalRecord, Lost, OutcomeKnown, Refused
-from router.cli.reports import Findings, JournalReports, Question
+from router.cli.reports import JournalReports, Question
 from router.decision.report import misses
 from tests.unit.properties.router_life import POLICIES, journal
 from tests.unit.router.samples import BLOCK_SIZE
@@ -17,14 +17,13 @@ DECIDED = [record for record in RECORDS if isinstance(record, Decided)]
 OUTCOMES = {record.decision_id: record for record in RECORDS if isinstance(record, OutcomeKnown)}
 
 
-def asked(question: Question, records: Sequence[JournalRecord] = RECORDS) -> Findings:
-    findings = Findings(question)
-    reports = JournalReports(findings)
+def asked(question: Question, records: Sequence[JournalRecord] = RECORDS) -> JournalReports:
+    reports = JournalReports(question)
     first = 1
     for record in records:
-        reports.take(JournalMessage(version=1, life=1, first=first, records=(record,)))
+        reports.take("router", JournalMessage(version=1, life=1, first=first, records=(record,)))
         first += record.count if isinstance(record, Lost) else 1
-    return findings
+    return reports
 
 
 def test_a_decision_is_found_by_its_id_with_all_candidates_and_its_outcome() -> None:
