@@ -165,9 +165,9 @@ def _ids(registrations: Iterable[WorkerRegistered]) -> list[str]:
 
 def log(facts: FleetFacts) -> Iterator[Finding]:
     """Yield the problems of the log."""
-    if facts.log.problem:
-        yield Finding("log.unreachable", "the log", facts.log.problem)
-    for name, (used, most) in facts.log.fills.items():
+    if facts.log_problem:
+        yield Finding("log.unreachable", "the log", facts.log_problem)
+    for name, (used, most) in facts.fills.items():
         if most > 0 and used >= FULL_RATIO * most:
             yield Finding("log.full", name, f"{used} of {most} bytes are taken")
 
@@ -301,7 +301,7 @@ def _shown(value: str) -> str:
 
 def presence(facts: FleetFacts) -> Iterator[Finding]:
     """Yield workers that are missing from the fleet, or from HTTP."""
-    if not facts.workers and not facts.log.problem:
+    if not facts.workers and not facts.log_problem:
         refused = f"; refused: {facts.refused}" if facts.refused else ""
         words = f"no worker is registered; {len(facts.left)} left, {facts.draining} drain{refused}"
         yield Finding("fleet.empty", "the fleet", words)
@@ -309,7 +309,7 @@ def presence(facts: FleetFacts) -> Iterator[Finding]:
     for worker in facts.workers:
         registration, http = worker.registration, worker.http
         silent = [each for each in registration.ranks if (each, registration.instance) not in beating]
-        if silent and not facts.log.problem:
+        if silent and not facts.log_problem:
             answers = "was not asked" if http is None else f"says {http.problem or http.reason or 'that all is well'}"
             words = f"no heartbeat of {names(list(map(str, silent)))} in {facts.window_s:.1f} s; its HTTP {answers}"
             yield Finding("worker.silent", registration.worker_id, words)

@@ -160,7 +160,7 @@ class AddressAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Why it is not ready, or not healthy, by its own answer; empty if it is."""
 
 
-class StreamHead(msgspec.Struct, frozen=True, kw_only=True):
+class StreamHead(msgspec.Struct, frozen=True):
     """One epoch of a rank's stream with heartbeats, first and last; seconds since the survey began."""
 
     rank: WorkerRank
@@ -235,13 +235,6 @@ class RouterSeen(msgspec.Struct, kw_only=True):
     after: Workers = Workers([])
 
 
-class LogSeen(msgspec.Struct, frozen=True, kw_only=True):
-    """The log: why it could not be read, or by `KV_EVENTS` and `the store` the bytes taken and allowed; 0: no bound."""
-
-    problem: str = ""
-    fills: Mapping[str, tuple[int, int]] = {}
-
-
 class FleetFacts(msgspec.Struct, frozen=True, kw_only=True):
     """All facts, of `window_s` seconds. `reads_overlap`: by the configuration, if no router states it."""
 
@@ -258,7 +251,10 @@ class FleetFacts(msgspec.Struct, frozen=True, kw_only=True):
     routers: tuple[RouterSeen, ...] = ()
     planes: tuple[AddressAnswer, ...] = ()
     """Data planes."""
-    log: LogSeen = LogSeen()
+    log_problem: str = ""
+    """Why the log could not be read."""
+    fills: Mapping[str, tuple[int, int]] = {}
+    """By `KV_EVENTS` and `the store`: the bytes taken and allowed; 0 or less: no bound."""
     reads_overlap: bool = True
 
     @property
@@ -271,7 +267,7 @@ class FleetFacts(msgspec.Struct, frozen=True, kw_only=True):
         """Yield the registered workers with heartbeats; all workers if the log could not be read."""
         beating = {(head.rank.worker_id, head.instance) for head in self.heads}
         for worker in self.workers:
-            if self.log.problem or (worker.registration.worker_id, worker.registration.instance) in beating:
+            if self.log_problem or (worker.registration.worker_id, worker.registration.instance) in beating:
                 yield worker
 
     def models(self) -> dict[str, list[WorkerRegistered]]:

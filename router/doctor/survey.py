@@ -31,7 +31,6 @@ from router.decision.policies import MODES
 from router.doctor.facts import (
     AddressAnswer,
     FleetFacts,
-    LogSeen,
     RouterSeen,
     StreamHead,
     Workers,
@@ -64,7 +63,8 @@ class LogWatch:
         """`gate` checks fleet events."""
         self._clock, self._gate = clock, gate
         self._began_s = clock.now()
-        self._heads = dict[tuple[WorkerRank, str, int], StreamHead]()
+        self.heads = dict[tuple[WorkerRank, str, int], StreamHead]()
+        """Every epoch of every rank with heartbeats, by rank, instance and epoch."""
         self.used_blocks = dict[WorkerRank, int]()
         """By rank, the most used KV blocks that its engine reported."""
         self.events: dict[str, fleet.FleetEvent] = {}
@@ -116,10 +116,6 @@ class LogWatch:
             with self._noted():
                 self.fills = await fills(self._event_log)
 
-    def heads(self) -> tuple[StreamHead, ...]:
-        """Return every epoch of every rank with heartbeats."""
-        return tuple(self._heads.values())
-
     async def _on_fleet_event(self, message: LogMessage) -> None:
         try:
             self.events[message.subject] = self._gate.admit(message.subject, message.data, message.headers)
@@ -132,18 +128,9 @@ class LogWatch:
         except MalformedMessage:
             return
         key, now_s = (rank, beat.instance, beat.epoch), self._clock.now() - self._began_s
-        known = self._heads.get(key)
-        if known is None and len(self._heads) >= HEADS_MAX:
-            return
-        self._heads[key] = StreamHead(
-            rank=rank,
-            instance=beat.instance,
-            epoch=beat.epoch,
-            first_s=now_s if known is None else known.first_s,
-            last_s=now_s,
-            last_seq=beat.last_seq,
-            stale=beat.stale,
-        )
+        if key in self.heads or len(self.heads) < HEADS_MAX:
+            first_s = self.heads[key].first_s if key in self.heads else now_s
+            self.heads[key] = StreamHead(*key, first_s, now_s, beat.last_seq, beat.stale)
 
     async def _on_load(self, message: LogMessage) -> None:
         try:
@@ -256,12 +243,13 @@ async def look(
         workers=tuple(workers),
         draining=sum(isinstance(event, WorkerDraining) for event in events),
         left={event.worker_id: event.reason for event in events if isinstance(event, WorkerLeft)},
-        heads=watch.heads(),
+        heads=tuple(watch.heads.values()),
         used_blocks=watch.used_blocks,
         refused=watch.refused,
         routers=tuple(each.seen for each in routers),
         planes=tuple(planes),
-        log=LogSeen(problem=watch.problem, fills=watch.fills),
+        log_problem=watch.problem,
+        fills=watch.fills,
         reads_overlap=reads_overlap(settings.policy.mode),
     )
 

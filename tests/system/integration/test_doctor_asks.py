@@ -130,9 +130,9 @@ async def test_of_the_log_it_has_the_newest_of_each_worker_every_head_the_highes
         )
         await log.announce(subjects.load(MODEL, rank("w0/1")), encode_load(report))
     await watch.read_fleet(5.0)
-    await eventually(lambda: bool(watch.refused) and len(watch.heads()) == 2 and bool(watch.used_blocks))
+    await eventually(lambda: bool(watch.refused) and len(watch.heads) == 2 and bool(watch.used_blocks))
     assert watch.events == {subjects.fleet(MODEL, worker_id): event for worker_id, event in told.items()}
-    assert [(each.rank, each.instance, each.epoch, each.last_seq, each.stale) for each in watch.heads()] == [
+    assert [(each.rank, each.instance, each.epoch, each.last_seq, each.stale) for each in watch.heads.values()] == [
         (rank("w0/0"), "w0-1", 7, 3, ""),
         (rank("w0/0"), "w0-2", 9, 3, "behind"),
     ]

@@ -8,7 +8,6 @@ from router.doctor.facts import (
     AddressAnswer,
     Differs,
     FleetFacts,
-    LogSeen,
     RankStatus,
     RouterSeen,
     StreamHead,
@@ -19,7 +18,7 @@ from router.doctor.facts import (
 from tests.unit.router.samples import rank, registered
 
 ROUTER, DATA = "http://127.0.0.1:8001", "http://127.0.0.1:8000"
-LOG = LogSeen(fills={EVENTS_STREAM: (1000, 10_000), "the store": (1000, -1)})
+FILLS = {EVENTS_STREAM: (1000, 10_000), "the store": (1000, -1)}
 
 
 def told(worker_id: str, **changed: Any) -> WorkerRegistered:
@@ -72,7 +71,7 @@ def facts(*workers: WorkerRegistered, **changed: Any) -> FleetFacts:
         "used_blocks": {at: 100 for each in every for at in each.ranks},
         "routers": (router(*(standing(str(at)) for each in every for at in each.ranks)),),
         "planes": (AddressAnswer(url=DATA),),
-        "log": LOG,
+        "fills": FILLS,
     }
     return FleetFacts(**fields | changed)
 
@@ -94,7 +93,7 @@ def with_router(*ranks: RankStatus) -> FleetFacts:
 
 def with_log(name: str, used: int, most: int) -> FleetFacts:
     """Return the fleet, so many bytes of its log taken."""
-    return facts(log=LogSeen(fills={**LOG.fills, name: (used, most)}))
+    return facts(fills={**FILLS, name: (used, most)})
 
 
 def lasting(trust: str, reason: str) -> FleetFacts:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from kv_protocol.images import FixedTokens, ImageRule
 from kv_protocol.subjects import EVENTS_STREAM
 from router.doctor.checks import AGREED, SILENT_BLOCKS, examine, exit_code
-from router.doctor.facts import CATALOGUE, AddressAnswer, Differs, Finding, FleetFacts, LogSeen
+from router.doctor.facts import CATALOGUE, AddressAnswer, Differs, Finding, FleetFacts
 from router.fleet.trust import PARITY_FIELDS
 from tests.unit.router.doctor_facts import (
     DATA,
@@ -61,7 +61,7 @@ def of_mode(mode: str, facts_: FleetFacts, *, reads_overlap: bool = False) -> Fl
 CASES: dict[str, list[Case]] = {
     # ------------------------------------------------------------ the log
     "log.unreachable": [
-        Case(facts(log=LogSeen(problem="nats.url: refused"), heads=()), "the log", "nats.url: refused")
+        Case(facts(log_problem="nats.url: refused", heads=()), "the log", "nats.url: refused")
     ],
     "log.full": [
         Case(with_log(EVENTS_STREAM, 9000, 10_000), EVENTS_STREAM, "9000 of 10000 bytes",
@@ -226,7 +226,7 @@ def test_as_many_blocks_as_one_cannot_overlook_are_enough() -> None:
 
 
 def test_the_worst_comes_first_and_decides_the_exit_code() -> None:
-    found = examine(replace(differing("block_size", 16, 32), left={"w1": ""}, log=LogSeen(fills={"A": (1, 1)})))
+    found = examine(replace(differing("block_size", 16, 32), left={"w1": ""}, fills={"A": (1, 1)}))
     assert [CATALOGUE[each.id].severity for each in found] == sorted(
         (CATALOGUE[each.id].severity for each in found), key=["error", "warning"].index
     )
