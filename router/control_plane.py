@@ -8,6 +8,7 @@
 import asyncio
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
 
@@ -44,7 +45,7 @@ from router.fleet.trust import Disparity, Trust
 from router.live.fleet import USED_MAX, DecisionFilter, outcome_fields, rows, uses, warmth
 from router.live.routes import json_route, list_limit, number_of, prediction_route, seconds_of, unix_time
 from router.shadows.service import Shadows
-from router.web import WebPage
+from router.web import PATHS, page_routes
 
 _log = structlog.get_logger("router")
 _BODY_BYTES_MAX = 1 << 20
@@ -63,10 +64,9 @@ class _EngineUrl(msgspec.Struct, forbid_unknown_fields=True):
 
 def _engine_url(body: bytes) -> str:
     """Return the address in `{"url": ...}`; empty: the body is something else."""
-    try:
+    with suppress(*UNDECODABLE):
         return msgspec.json.decode(body, type=_EngineUrl).url
-    except (msgspec.MsgspecError, ValueError):
-        return ""
+    return ""
 
 
 class ControlPlane:
@@ -321,10 +321,9 @@ class ControlPlane:
 
 def control_app(routes: Sequence[web.RouteDef], *, token: str) -> web.Application:
     """Return an application of these routes, guarded by the token, and of the web page."""
-    page = WebPage()
-    guard = require_token(token, OPEN_PATHS | page.paths)
+    guard = require_token(token, OPEN_PATHS | PATHS)
     app = web.Application(middlewares=[openai_errors, guard], client_max_size=_BODY_BYTES_MAX)
-    app.add_routes([*routes, *page.routes()])
+    app.add_routes([*routes, *page_routes()])
     return app
 
 

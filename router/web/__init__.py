@@ -26,26 +26,20 @@ HEADERS = {
 """Of every answer: only this server's own scripts and styles run, and in no frame; a copy is checked by its ETag."""
 
 
-class WebPage:
-    """The page's files by their paths."""
+_FILES = {ROOT + each.name.replace("index.html", ""): each for each in _ASSETS.iterdir() if each.suffix in _TYPES}
+PATHS = frozenset({"/", ROOT.rstrip("/"), *_FILES})
+"""Of the page: they need no token."""
 
-    def __init__(self) -> None:
-        found = [each for each in _ASSETS.iterdir() if each.suffix in _TYPES]
-        self._files = {ROOT + each.name.replace("index.html", ""): each for each in found}
 
-    @property
-    def paths(self) -> frozenset[str]:
-        """The paths of all files, which need no token."""
-        return frozenset({"/", ROOT.rstrip("/"), *self._files})
+def page_routes() -> list[web.RouteDef]:
+    """Return a route for each file; `/` and `/ui` lead to `/ui/`."""
+    roots = [web.get(path, _to_root) for path in ("/", ROOT.rstrip("/"))]
+    return [*roots, *(web.get(path, _file) for path in _FILES)]
 
-    def routes(self) -> list[web.RouteDef]:
-        """Return a route for each file; `/` and `/ui` lead to `/ui/`."""
-        roots = [web.get(path, _to_root) for path in ("/", ROOT.rstrip("/"))]
-        return [*roots, *(web.get(path, self._file) for path in self._files)]
 
-    async def _file(self, request: web.Request) -> web.FileResponse:
-        file = self._files[request.path]
-        return web.FileResponse(file, headers={**HEADERS, "Content-Type": f"{_TYPES[file.suffix]}; charset=utf-8"})
+async def _file(request: web.Request) -> web.FileResponse:
+    file = _FILES[request.path]
+    return web.FileResponse(file, headers={**HEADERS, "Content-Type": f"{_TYPES[file.suffix]}; charset=utf-8"})
 
 
 async def _to_root(_: web.Request) -> web.Response:

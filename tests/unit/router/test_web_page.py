@@ -11,7 +11,7 @@ from aiohttp import web
 
 import router.web
 from router.control_plane import control_app
-from router.web import WebPage
+from router.web import PATHS
 from tests.support.served import served
 
 TOKEN = "secret"
@@ -55,7 +55,7 @@ async def shown(token: str = TOKEN) -> AsyncIterator[tuple[aiohttp.ClientSession
 
 async def test_every_file_is_served_without_the_token_under_a_strict_policy() -> None:
     async with shown() as (session, url):
-        for path in sorted(WebPage().paths - {"/", "/ui"}):
+        for path in sorted(PATHS - {"/", "/ui"}):
             async with session.get(url + path) as response:
                 body = await response.read()
                 assert response.status == 200, path
@@ -104,7 +104,7 @@ async def test_a_page_of_another_name_is_not_shown() -> None:
 def test_the_document_loads_its_own_files_alone_and_has_nothing_inline() -> None:
     found = Inline((ASSETS / "index.html").read_text())
     assert found.refused == []
-    assert set(found.loaded) <= WebPage().paths
+    assert set(found.loaded) <= PATHS
     assert found.loaded
 
 
