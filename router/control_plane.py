@@ -94,9 +94,9 @@ class ControlPlane:
         policies      without it, a policy that is changed lasts until the router ends
         trace_link    `tracing.link` of the settings
         kept          the prompts that are shown with decisions; without it none is
-        differs       returns in what the prompts of an instance of a worker differ (`router/prompt/engine_parity.py`)
+        differs       returns how a worker's instance differs from this router: the id, the instance -> the differences
         attacher      attaches engines to this process; None: it attaches none
-        watched       routes of what only answers: planner, report, what is watched (`router/live/`)
+        watched       further routes that only show: planner, report, `router/live/`
         """
         self._trace_link, self._differs = trace_link, differs
         self._policies = policies or PolicyStore("", routing.policy, routing.state.modes)
@@ -328,7 +328,7 @@ def control_app(routes: Sequence[web.RouteDef], *, token: str) -> web.Applicatio
 
 
 def _explained(record: Lease, begun_s: float, trace_link: str) -> dict[str, object]:
-    """Return a decision with every candidate, what was predicted beside what came of it, and the link to its trace."""
+    """Return a decision with every candidate, its prediction beside its outcome, and the link to its trace."""
     decision = record.decision
     outcome = None if record.outcome is None else msgspec.convert(record.outcome, Outcome, from_attributes=True)
     ids = {"request_id": decision.request_id, "decision_id": decision.decision_id}

@@ -1,10 +1,12 @@
-"""`router journal tail` prints journals record by record; `router replay` takes every decision of theirs again."""
+"""`router journal tail` prints journals record by record; `router replay` takes every decision in them again."""
 
 import asyncio
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import partial
+from math import inf
 
 import click
 import msgspec
@@ -169,7 +171,7 @@ def replay(
         each for each in (f"mode={mode}" * (mode is not None), *assignments) if each.startswith(("mode=", "policy."))
     ]
     policies = _policies(settings.policy.policy(), ", ".join(named), sweep, modes)
-    found = _Replays(policies, modes, None if show_all else _SHOWN_MAX, (lambda _: None) if as_json else print_lines)
+    found = _Replays(policies, modes, inf if show_all else _SHOWN_MAX, (lambda _: None) if as_json else print_lines)
 
     async def work(log: EventLog, stop: asyncio.Event) -> None:
         after_seq = (from_seq or 1) - 1
@@ -210,26 +212,24 @@ class _Replays:
         self,
         policies: Mapping[str, Policy],
         modes: Mapping[str, Mode],
-        shown_max: int | None,
+        shown_max: float,
         say: Callable[[str], None],
     ) -> None:
         """`policies`: the others that are asked, by name.
 
-        `shown_max` differences are printed, and as many losses; None: all.
+        At most `shown_max` differences are said, and as many losses.
         """
-        self._policies, self._modes, self._shown_max, self._say = policies, modes, shown_max, say
-        self.what_if = WhatIf(list(policies)) if policies else None
-        self.routers: dict[str, _OneReplay] = {}
+        self._policies, self._shown_max, self._say = policies, shown_max, say
+        self.what_if = WhatIf(list(policies))
+        self.routers = defaultdict[str, _OneReplay](
+            lambda: _OneReplay(Replay(policies=[*policies.values()], modes=modes))
+        )
         self.different = self.not_folded = self._losses = 0
         self._equal = self._inexact = self._checkpoints = 0
 
     def take(self, entry: JournalEntry) -> None:
         """Fold in the records of a message."""
-        one = self.routers.get(entry.router)
-        if one is None:
-            one = self.routers[entry.router] = _OneReplay(
-                Replay(policies=[*self._policies.values()], modes=self._modes)
-            )
+        one = self.routers[entry.router]
         for record in one.continuity.records(entry.message):
             found, news = one.take(record)
             if news:
@@ -243,7 +243,7 @@ class _Replays:
 
     def _tell(self, entry: JournalEntry, news: str, *, is_loss: bool) -> None:
         self._losses += is_loss
-        if self._shown_max is None or self._losses <= self._shown_max:
+        if self._losses <= self._shown_max:
             time = datetime.fromtimestamp(entry.time_ns / 1e9, UTC).isoformat(timespec="seconds")
             self._say(f"{entry.router} {time} seq {entry.stream_seq}: {news}")
 
@@ -254,7 +254,7 @@ class _Replays:
         self._equal += found.equal
         if not found.equal:
             self._differ(entry, f"{found.decision_id}: {found.difference}")
-        if self.what_if is not None and found.recorded is not None:
+        if self._policies and found.recorded is not None:
             self.what_if.add(found)
 
     def _count_checkpoint(self, entry: JournalEntry, found: CheckpointRead) -> None:
@@ -264,7 +264,7 @@ class _Replays:
 
     def _differ(self, entry: JournalEntry, words: str) -> None:
         self.different += 1
-        if self._shown_max is None or self.different <= self._shown_max:
+        if self.different <= self._shown_max:
             self._say(f"{entry.router} {words}")
 
     @property
@@ -287,7 +287,7 @@ class _Replays:
             _explained("not folded", self.not_folded, " records: exactness ends at each of them"),
             f"checkpoints    {self._checkpoints}",
         ]
-        if self.what_if is not None:
+        if self._policies:
             lines += ["", *what_if_lines(self.what_if.figures(), self.what_if)]
         return lines
 
@@ -301,11 +301,11 @@ class _Replays:
             "not_exact": self._inexact,
             "not_folded": self.not_folded,
             "checkpoints": self._checkpoints,
-            "compared": 0 if found is None else found.compared,
-            "left_out": 0 if found is None else found.left_out,
-            "without_overlap": 0 if found is None else found.without_overlap,
-            "without_rates": 0 if found is None else found.without_rates,
-            "policies": [] if found is None else found.figures(),
+            "compared": found.compared,
+            "left_out": found.left_out,
+            "without_overlap": found.without_overlap,
+            "without_rates": found.without_rates,
+            "policies": found.figures() if self._policies else [],
             "bootstrap": {"blocks_max": BLOCKS, "draws": DRAWS, "seed": SEED},
         }
 
@@ -325,7 +325,7 @@ class _OneReplay:
         self._replay = replay
 
     def take(self, record: JournalRecord) -> tuple[Found, str]:
-        """Fold the next record in; return its result, and a text if exactness was lost or found by it."""
+        """Fold in the next record; return its result, and a text if the replay became exact, or is exact no longer."""
         was_exact = self._replay.state is not None
         found = self._replay.take(record)
         is_exact = self._replay.state is not None

@@ -1,4 +1,4 @@
-"""Options that commands share: where the log is, exit codes, `--config`.
+"""What commands share: options, settings, exit codes, the connection to the log, requests to a control plane.
 
 0    done; of `replay`: every decision that could be taken again is equal
 1    of `replay`: one differs, or a record cannot be folded
@@ -43,7 +43,7 @@ _SETTINGS_OF_FLAGS = {"nats_url": "nats.url", "token": "control.token", "mode": 
 
 
 class NothingRead(Exception):
-    """There is no journal of the named router, none from which a replay can start, or no answer of a router."""
+    """There is nothing to tell: no journal, none from which a replay can start, or no answer of a router."""
 
 
 def settings_of(
@@ -133,7 +133,7 @@ def moment(value: str) -> int:
 
 
 def swept(sweep: str) -> dict[str, dict[str, Any]]:
-    """Return the fields of each policy of `--sweep FIELD=A,B`, by a name for it; raise `ConfigurationError`."""
+    """Return the fields of each policy that `--sweep FIELD=A,B` names, by its name; raise `ConfigurationError`."""
     key, _, values = sweep.partition("=")
     if not key or not all(values.split(",")):
         raise ConfigurationError([f"--sweep: found {sweep!r}, allowed a policy's field and values: ttft_weight=1,4"])
@@ -149,12 +149,12 @@ def _value(text: str) -> Any:  # noqa: ANN401 - any JSON
 
 
 def plane_url(host: str, port: int) -> str:
-    """Return the address at which this machine reaches a listening address of the settings."""
+    """Return the URL by which this machine reaches a server that listens at `host` and `port`."""
     return url_of("127.0.0.1" if host in _ANY_ADDRESS else host, port)
 
 
 def checked_urls(flag: str, urls: Sequence[str]) -> tuple[str, ...]:
-    """Return the URLs without a slash at the end, each once; raise ConfigurationError naming those that are none."""
+    """Return the URLs without a slash at the end, each once; raise `ConfigurationError`, which names what is no URL."""
     allowed = "allowed http(s)://host:port"
     problems = [f"{flag}: found {url!r}, {allowed}" for url in urls if not is_url(url) and "@" not in url]
     problems += [f"{flag}: found an address with a user, {allowed}" for url in urls if "@" in url]
@@ -166,16 +166,18 @@ def checked_urls(flag: str, urls: Sequence[str]) -> tuple[str, ...]:
 
 
 def check_token(field: str, token: str) -> None:
-    """Raise ConfigurationError if no header may have the token."""
+    """Raise `ConfigurationError` if the token has characters that are not allowed in a header."""
     if not (token.isascii() and token.isprintable()):
         raise ConfigurationError([f"{field}: found characters that no header may have, allowed printable ASCII"])
 
 
 def asked(settings: RouterSettings, url: str, work: Callable[[ControlPages], Coroutine[Any, Any, _T]]) -> _T:
-    """Return what `work` finds on the pages of the control plane at `url`, empty: that of the settings.
+    """Return what `work` returns of the control plane at `url`; empty: of that of the settings.
 
     Raises:
-        NothingRead, Stopped, ConfigurationError: there is no such page, a signal came, the address or token is none.
+        NothingRead: the control plane does not answer as one does.
+        Stopped: a signal came.
+        ConfigurationError: the URL or the token is not valid.
     """
     (address,) = checked_urls("--router", [url or plane_url(settings.control.host, settings.control.port)])
     token = settings.control.token.get_secret_value()

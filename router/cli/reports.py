@@ -1,9 +1,9 @@
-"""`router explain` and `router report`: of a running router, or of the journals on the event log.
+"""`router explain` and `router report`: they ask a running router, or read the journals on the event log.
 
     explain    one decision, or the worst ones
     report     what the reuse of prompts saved, and for whom
 
-exit code   0 told     2 not: bad arguments, nothing of the kind, or nothing answers
+exit code   0 it is printed     2 it is not: invalid arguments, nothing found, or no answer
 
 Journals are read in one pass. They do not have every candidate's terms: to explain, each decision is taken again
 (`router/journal/replay.py`) and kept as its verdict, which is rendered if it is asked for. Outcomes and decisions of
@@ -52,7 +52,7 @@ _NEWEST = 1000
 
 
 class Question(NamedTuple):
-    """What is asked: the last decision with `any_id`, its own or its request's, or the `worst`, or else the last."""
+    """Which decisions to explain: the last with `any_id` (its own or its request's), the `worst`, or else the last."""
 
     any_id: str = ""
     worst: int = 0

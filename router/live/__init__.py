@@ -1,1 +1,1 @@
-"""What people watch: the fleet now and before, decisions as they are taken, and which prefixes are warm."""
+"""What people watch: the fleet now and before, the newest decisions, and which prefixes are warm."""

@@ -1,16 +1,15 @@
-"""What people are shown of a fleet and its decisions. As columns: a thousand ranks in some tens of kilobytes of JSON.
+"""The fleet as columns, marks of its changes, and rows of its decisions, as pure functions: what people are shown.
+
+A thousand ranks are some tens of kilobytes of JSON.
 
 workers    columns with an entry for each worker; `first_rank` is the index of its first rank in the columns of `ranks`
 ranks      columns with an entry for each rank, worker by worker
 texts      a column has their numbers: `trust_reason` and `unfit` (why a worker or rank gets no new work) are indexes
            into `reasons`, `model` into `models`, `role` into `roles`
 
-`marks_of`: what happened between two looks. What changed and changed back between them is not seen. Beyond
-`MARKS_OF_A_LOOK` changes a last mark tells how many others there were.
-
-The newest decisions are rows of lists and streams; the tree's prefixes get what they say of them.
-
-    row                  what was chosen and what came of it, without the other candidates
+    marks                the differences of two looks at the fleet. What changed and changed back in between is not
+                         seen. Beyond `MARKS_OF_A_LOOK` changes a last mark says how many others there were
+    row of a decision    the chosen rank and the outcome, without the other candidates
     heat of a request    2 ** -(its age / `HALF_LIFE_S`), at the last block of its prompt
     use of a node        models and tenants of the newest decisions whose prompts have the node's first block
 
@@ -78,7 +77,7 @@ _OF_DECISION = (
     "decision_id", "request_id", "model", "phase", "policy", "reason", "isl_tokens", "margin", "cost_unit"
 )  # fmt: skip
 _OF_CHOSEN = ("worker_id", "dp_rank", "overlap_source", "predicted_blocks", "trust")
-"""The fields of a row that are those of the decision, and of its chosen rank."""
+"""The fields of a row that the decision has, and its chosen rank."""
 
 
 class Mark(msgspec.Struct, frozen=True):
@@ -250,7 +249,7 @@ def _reused(record: Lease) -> int:
 
 
 class DecisionFilter(NamedTuple):
-    """Which decisions are asked for; empty: any. None is later than `until_s`, in the router's time."""
+    """The decisions to list; an empty field: any. `until_s`: the latest time, by the router's clock."""
 
     worker_id: str = ""
     model: str = ""

@@ -1,6 +1,4 @@
-"""The HTTP of what is watched (`service.py`).
-
-docs/WIRE.md says what each endpoint answers. With `router --processes` predictions and trends are the sums of all.
+"""Endpoints that only show: the fleet now and before, trends, predictions, the event log. docs/WIRE.md has the answers.
 
 A row of trends has what was added to the sums of the metrics since the row before, and two gauges of its end. Steps end
 at multiples of `STEP_S` of Unix time, so rows of several processes have the same times. Memory is fixed.
@@ -117,7 +115,7 @@ def merged_trends(shown: Sequence[TrendsPage]) -> TrendsPage:
 
 
 def live_routes(live: Live) -> Sequence[web.RouteDef]:
-    """Return the routes of what is watched, for an application to add."""
+    """Return the routes of the fleet, now and before."""
 
     async def fleet(request: web.Request) -> web.Response:
         at_s = unix_time(request.query)
@@ -187,7 +185,7 @@ def seconds_of(field: str, text: str, allowed: str, *, least: float = 0.0, most:
 
 
 def prediction_route(routing: Routing) -> web.RouteDef:
-    """Return the route of predictions, for an application to add."""
+    """Return the route of predictions."""
     return json_route(
         "/v1/predictions", lambda: {"window": WINDOW, "enough": ENOUGH, "ranks": routing.calibration.rows()}
     )

@@ -98,7 +98,7 @@ class Ring:
 
 
 class Live:
-    """What is watched of one router; a part of its process."""
+    """Watches the fleet of one router; a part of its process."""
 
     def __init__(self, routing: Routing, index: EmbeddedIndex, *, queued: Callable[[], int] | None = None) -> None:
         """`queued` counts waiting requests, if this process has them."""
