@@ -41,9 +41,9 @@ from router.drain.handover import Handover
 from router.drain.routes import WAIT_S_MAX, DrainRoutes, unknown_worker
 from router.engine_attacher import EngineAttacher
 from router.fleet.registry import Worker
-from router.fleet.trust import Disparity, Trust
+from router.fleet.trust import ENOUGH, WINDOW, Disparity, Trust
 from router.live.fleet import USED_MAX, DecisionFilter, outcome_fields, rows, uses, warmth
-from router.live.routes import json_route, list_limit, number_of, prediction_route, seconds_of, unix_time
+from router.live.routes import json_route, list_limit, number_of, seconds_of, unix_time
 from router.shadows.service import Shadows
 from router.web import PATHS, page_routes
 
@@ -124,7 +124,7 @@ class ControlPlane:
             web.patch("/v1/policy", self.change_policy),
             web.delete("/v1/policy", self.reset_policy),
             *([] if self._shadows is None else self._shadows.routes()),
-            prediction_route(self._routing),
+            json_route("/v1/predictions", self._predictions),
             *self._watched,
             *life_routes(lambda: self._routing.readiness()._asdict()),
         ]
@@ -276,6 +276,9 @@ class ControlPlane:
             message = f"{rank} is not at seq {numbers['seq']} of epoch {numbers['epoch']} after {timeout_s} s"
             return error_response(504, message, "server_error", code="not_reached")
         return json_response({"reached": True})
+
+    def _predictions(self) -> dict[str, object]:
+        return {"window": WINDOW, "enough": ENOUGH, "ranks": self._routing.calibration.rows()}
 
     async def _heat(self) -> list[PassedRequest]:
         return warmth(self._routing.state.core.ends(), self._routing.clock.now())

@@ -239,14 +239,10 @@ def _nothing_found(question: Question, read: JournalReports) -> str:
     unknown = read.not_repeated
     counted = f"{read.decisions} decisions" + (f", {unknown} without their candidates" if unknown else "")
     if question.any_id:
-        return _not_there(question.any_id, read.problem or f"allowed one in the journals, which have {counted}")
+        return f"ID: found {question.any_id!r}, {read.problem or f'allowed one in the journals, which have {counted}'}"
     if question.worst and read.decisions:
         return f"--worst: found no decision with a miss by {question.by} in the journals, which have {counted}"
     return f"the journals have no decision to explain: {read.problem or counted}"
-
-
-def _not_there(any_id: str, words: str) -> str:
-    return f"ID: found {any_id!r}, {words}"
 
 
 async def _explained_by_router(question: Question, plane: ControlPages) -> list[RequestReport]:
@@ -259,7 +255,7 @@ async def _explained_by_router(question: Question, plane: ControlPages) -> list[
             if error.status != HTTPStatus.NOT_FOUND:
                 raise
             words = "allowed a decision among the newest of the router; --journal finds older and refused ones"
-            raise NothingRead(_not_there(each, words)) from error
+            raise NothingRead(f"ID: found {each!r}, {words}") from error
     return reports
 
 

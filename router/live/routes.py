@@ -20,8 +20,6 @@ from indexer.embedded import BadParameter, EmbeddedIndex
 from kv_runtime.clock import Clock
 from kv_runtime.http.answers import error_response, json_response
 from kv_runtime.supervise import until
-from router.decision.routing import Routing
-from router.fleet.trust import ENOUGH, WINDOW
 from router.journal.log import JournalWriter
 from router.live.service import Live
 
@@ -182,13 +180,6 @@ def seconds_of(field: str, text: str, allowed: str, *, least: float = 0.0, most:
     if not least <= seconds <= most:
         raise BadParameter(field, text, allowed)
     return seconds
-
-
-def prediction_route(routing: Routing) -> web.RouteDef:
-    """Return the route of predictions."""
-    return json_route(
-        "/v1/predictions", lambda: {"window": WINDOW, "enough": ENOUGH, "ranks": routing.calibration.rows()}
-    )
 
 
 def event_log_route(index: EmbeddedIndex, journal: JournalWriter | None = None) -> web.RouteDef:

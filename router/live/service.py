@@ -22,13 +22,12 @@ from typing import Any, NamedTuple
 import msgspec
 
 from indexer.embedded import EmbeddedIndex
-from kv_protocol.ids import WorkerRank
 from kv_runtime.supervise import until
 from kv_runtime.telemetry import Family, gauge
 from router.decision.policy_store import fields_of
 from router.decision.routing import Routing
 from router.fleet.registry import SILENT_S
-from router.live.fleet import OBSERVED_MAX, Looked, Mark, Observed, fleet_columns, marks_of, observed
+from router.live.fleet import OBSERVED_MAX, Looked, Mark, fleet_columns, marks_of, observed
 
 LOOK_S = 1.0
 RECENT_STEP_S, RECENT_S = 5.0, 1800.0
@@ -104,8 +103,6 @@ class Live:
         """`queued` counts waiting requests, if this process has them."""
         self._routing, self._index, self._queued, self.clock = routing, index, queued, routing.clock
         self._last: Looked | None = None
-        self._observed, self._observed_changes = dict[WorkerRank, Observed](), 0
-        """What decisions showed of their ranks, computed where leases changed since."""
         self.marks: deque[Mark] = deque(maxlen=MARKS_MAX)
         self.ring = Ring(RING_BYTES_MAX)
 
@@ -140,12 +137,10 @@ class Live:
         await asyncio.sleep(0)
         trust = self._routing.trust()
         await asyncio.sleep(0)
-        if self._observed_changes != self._routing.leases.changes:
-            self._observed_changes = self._routing.leases.changes
-            self._observed = observed(self._routing.decisions.newest(OBSERVED_MAX))
-            await asyncio.sleep(0)
+        seen = observed(self._routing.decisions.newest(OBSERVED_MAX))
+        await asyncio.sleep(0)
         queued = None if self._queued is None else self._queued()
-        return fleet_columns(self._routing, blocks, trust, self._observed, queued)
+        return fleet_columns(self._routing, blocks, trust, seen, queued)
 
     def fleet_at(self, at_s: float) -> bytes | None:
         """Return the last columns that were kept at that time or before, as JSON; None: all are later."""

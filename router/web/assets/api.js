@@ -151,10 +151,6 @@ export class Live extends Poll {
     return this.past?.at ?? this.now.fleet?.at_s ?? null;
   }
 
-  get isPast() {
-    return this.past !== null;
-  }
-
   isOver() {
     return this.problem instanceof TokenNeeded;
   }

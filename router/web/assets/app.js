@@ -93,7 +93,7 @@ class App {
   }
 
   status() {
-    const { live } = this, word = live.isPast ? "past" : { connecting: "connecting", live: "live", away: "away", token: "locked" }[live.state];
+    const { live } = this, word = live.past ? "past" : { connecting: "connecting", live: "live", away: "away", token: "locked" }[live.state];
     return h("p", { class: `status ${word}`, role: "status" }, h("span", { class: "dot", "aria-hidden": "true" }), word,
       hasToken() && h("button", { type: "button", class: "plain", onclick: () => this.forget() }, "Forget token"));
   }
@@ -149,16 +149,16 @@ class Timeline {
   draw() {
     const { live } = this.app, { span } = this;
     if (!span) return h("footer", { class: "timeline", "aria-label": "Time" }, h("span", { class: "muted" }, "The past of the fleet is recorded from now on."));
-    const [from, to] = span, at = live.isPast ? live.past.at : to, last = Math.ceil(to - from);
+    const [from, to] = span, at = live.past ? live.past.at : to, last = Math.ceil(to - from);
     return h("footer", { class: "timeline", "aria-label": "Time" },
-      h("button", { type: "button", class: live.isPast ? "primary" : "", "aria-pressed": String(!live.isPast), onclick: () => this.app.showTime(null) }, "Live"),
+      h("button", { type: "button", class: live.past ? "primary" : "", "aria-pressed": String(!live.past), onclick: () => this.app.showTime(null) }, "Live"),
       h("div", { class: "track" },
         h("svg", { class: "marks", "aria-hidden": "true" }, live.now.history.marks.filter((each) => each.at_s >= from).map((each) => mark(each, (each.at_s - from) / (to - from)))),
         h("input", {
-          type: "range", "aria-label": "Time that is shown", min: "0", max: String(last), step: "1", value: String(live.isPast ? Math.min(last, Math.round(at - from)) : last),
-          "aria-valuetext": live.isPast ? clock(at) : "now", oninput: (event) => this.moved(event.target, from),
+          type: "range", "aria-label": "Time that is shown", min: "0", max: String(last), step: "1", value: String(live.past ? Math.min(last, Math.round(at - from)) : last),
+          "aria-valuetext": live.past ? clock(at) : "now", oninput: (event) => this.moved(event.target, from),
         })),
-      h("output", { class: "time" }, live.isPast ? h("strong", null, clock(at)) : clock(at)),
+      h("output", { class: "time" }, live.past ? h("strong", null, clock(at)) : clock(at)),
       h("select", { "aria-label": "Time range", value: String(this.range), onchange: (event) => {
         this.range = Number(event.target.value);
         this.app.redraw();

@@ -21,7 +21,7 @@ export class DecisionsView {
   draw() {
     const { live } = this.app;
     if (!live.shown.decisions) return null;
-    if (!live.shown.decisions.length) return message("", "There is no decision yet.", live.isPast ? "None of this time is kept in memory: journal.decisions_max says how many are." : "Decisions appear here as soon as requests come.");
+    if (!live.shown.decisions.length) return message("", "There is no decision yet.", live.past ? "None of this time is kept in memory: journal.decisions_max says how many are." : "Decisions appear here as soon as requests come.");
     const [found, field] = filtered(this, "decisions-filter", "worker, request, model, outcome", live.shown.decisions, textOf);
     return [field, this.table.with(found)];
   }

@@ -29,9 +29,9 @@ export class EventLogView extends Poll {
   draw() {
     const { live } = this.app, { found } = this;
     if (!found) return this.unread("The event log is not shown.");
-    const marks = (live.now.history?.marks ?? []).filter((each) => !live.isPast || each.at_s <= live.at).slice(-MARKS).reverse();
+    const marks = (live.now.history?.marks ?? []).filter((each) => !live.past || each.at_s <= live.at).slice(-MARKS).reverse();
     return [
-      live.isPast && message("", "Streams are shown as they are now.", "What happened is shown up to the chosen time."),
+      live.past && message("", "Streams are shown as they are now.", "What happened is shown up to the chosen time."),
       this.outdated("These figures are not current."),
       !found.connected && message("bad", "The router has no connection to the event log.", "Ranks become DEGRADED until it is back; requests are routed all the while."),
       found.catching_up && message("warn", "The index is catching up.", found.catching_up),

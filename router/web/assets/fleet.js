@@ -142,13 +142,13 @@ export class WorkerView extends Poll {
     const { live } = this.app;
     if (!live.shown.fleet) return null;
     const ranks = live.shown.ranks.filter((rank) => rank.worker_id === this.id);
-    if (!ranks.length) return message("", `There is no worker ${this.id}.`, live.isPast ? "It was not in the fleet at this time." : "It has left the fleet, or never joined it.", h("p", null, link(["fleet"], "All workers")));
+    if (!ranks.length) return message("", `There is no worker ${this.id}.`, live.past ? "It was not in the fleet at this time." : "It has left the fleet, or never joined it.", h("p", null, link(["fleet"], "All workers")));
     const { found } = this;
     const registered = found?.workers.find((each) => each.registration.worker_id === this.id);
     return [
       h("h2", { key: "id" }, name(this.id)),
       this.outdated(found ? "The registration is not current." : "The registration is not shown."),
-      live.isPast && registered && message("", "The registration is shown as it is now."),
+      live.past && registered && message("", "The registration is shown as it is now."),
       registered && registration(registered),
       registered?.differs.length > 0 && message("warn", "It does not match the router.", null, h("ul", null, registered.differs.map((each) =>
         h("li", { key: each.field }, `${each.field}: found ${each.found}, allowed ${each.allowed}`)))),

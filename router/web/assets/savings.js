@@ -32,13 +32,13 @@ export class Trends extends Poll {
   /** The figures, each with its sparkline; at a past time the values of that time, or that they are not kept. */
   figures() {
     const { live } = this.app, { rows } = this, { found } = this;
-    const at = live.isPast ? rows.findLastIndex((row) => row.at_s <= live.at) : rows.length - 1;
-    if (live.isPast && found && at < 0) return h("p", { key: "trends", class: "muted" }, "Rates and latencies are kept for 15 minutes, and no longer of this moment.");
+    const at = live.past ? rows.findLastIndex((row) => row.at_s <= live.at) : rows.length - 1;
+    if (live.past && found && at < 0) return h("p", { key: "trends", class: "muted" }, "Rates and latencies are kept for 15 minutes, and no longer of this moment.");
     return h("dl", { key: "trends", class: "figures trends" }, FIGURES.map(({ name, lines, text, hint, most }) => {
       const drawn = lines.map((value) => this.points((window) => value(window, found)));
       const values = drawn.map((points) => text(points[at]?.[1] ?? null));
       return h("div", { key: name, title: hint }, h("dt", null, name), h("dd", null, values.join(" · ")),
-        h("dd", { class: "spark" }, lined(drawn, most ?? largest(drawn), this.begin, `${name} in the last 15 minutes: ${values.join(", ")} now`, live.isPast && at >= 0 ? rows[at].at_s : null)));
+        h("dd", { class: "spark" }, lined(drawn, most ?? largest(drawn), this.begin, `${name} in the last 15 minutes: ${values.join(", ")} now`, live.past && at >= 0 ? rows[at].at_s : null)));
     }));
   }
 
@@ -120,7 +120,7 @@ export class SavingsView extends Poll {
     if (!found) return this.unread("The report is not shown.");
     const left = Object.entries(found.not_counted).filter(([, decisions]) => decisions);
     return [
-      this.app.live.isPast && message("", "Sums are shown as they are now.", "For a period: router report --since TIME --until TIME --html."),
+      this.app.live.past && message("", "Sums are shown as they are now.", "For a period: router report --since TIME --until TIME --html."),
       this.outdated("These figures are not current."),
       h("p", { key: "period", class: "muted" }, `Of the requests that were answered since ${when(found.since)}. Seconds are those of one rank's prefill.`),
       summary(found.total),
