@@ -70,9 +70,10 @@ def settings_of(
                 print_lines(*f"router: {error}".split("\n"), err=True)
                 sys.exit(not_done)
 
+        whole: Command = run
         for option in reversed(options):
-            run = option(run)
-        return config_options(run)
+            whole = option(whole)
+        return config_options(whole)
 
     return decorated
 
