@@ -14,7 +14,6 @@ export class DecisionsView {
     this.table = new Table({
       label: "Decisions, newest first", key: (each) => each.decision_id, open: (each) => app.go(["decisions", each.decision_id]),
       columns: decisionColumns(() => app.live.at), sorted: "Age", descending: false, isTall: true, empty: "No decision has this in it.",
-      rowClass: (each) => (each.outcome && each.outcome.outcome !== "ok" ? "failed" : ""),
     });
   }
 
@@ -192,7 +191,7 @@ function about({ decision, at_s: at, trace_url: traceUrl }) {
 }
 
 function promptOf({ head, tail, omitted_tokens: omitted }) {
-  return h("details", { key: "prompt" }, h("summary", null, "Prompt"), h("pre", { class: "text" }, head,
+  return h("details", { key: "prompt" }, h("summary", null, "Prompt"), h("pre", null, head,
     omitted > 0 && h("span", { class: "muted" }, `\n\n… ${count(omitted)} tokens are not kept …\n\n`), tail));
 }
 

@@ -142,7 +142,7 @@ export class PrefixesView extends Poll {
     const isPartial = node.holders > node.ranks.length;
     return h("aside", { class: "panel detail", "aria-label": "Selected prefix" },
       h("h2", null, "Prefix ", h("span", { class: "mono" }, hashTail(node.last))),
-      node.use?.text && h("pre", { class: "text" }, node.use.text),
+      node.use?.text && h("pre", null, node.use.text),
       facts([
         ["Models", node.use?.models.join(", ") || UNKNOWN],
         ["Tenants", node.use?.tenants.join(", ") || UNKNOWN],
@@ -175,7 +175,7 @@ function prefix(row) {
   if (!row.node) return h("span", { class: "muted", style: indent }, row.text);
   const { node } = row;
   return h("span", { class: "prefix", style: indent, title: node.last },
-    h("span", { class: `twisty ${node.children ? "has" : ""}`, "aria-hidden": "true" }, node.children ? "▸" : ""), node.use?.text ? name(node.use.text) : h("span", { class: "mono" }, hashTail(node.last)), node.children > 0 && h("span", { class: "muted" }, ` ${short(node.children)}`));
+    h("span", { class: "twisty", "aria-hidden": "true" }, node.children ? "▸" : ""), node.use?.text ? name(node.use.text) : h("span", { class: "mono" }, hashTail(node.last)), node.children > 0 && h("span", { class: "muted" }, ` ${short(node.children)}`));
 }
 
 /** Tenants of the newest requests; without tenants their models. */

@@ -275,7 +275,7 @@ async def test_hostile_names_are_text(watched: Watched) -> None:
             assert "executed" not in await shown.page.title()
         await shown.open(f"decisions/{given}")
         await shown.page.locator("summary", has_text="Prompt").click()
-        await expect(shown.page.locator("pre.text")).to_have_text(HOSTILE)
+        await expect(shown.page.locator("pre")).to_have_text(HOSTILE)
         assert await shown.page.locator("#page img").count() == 0
         shown.complaints[:] = [each for each in shown.complaints if "status of 40" not in each]  # of the unknown ids
 
