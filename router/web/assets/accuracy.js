@@ -9,23 +9,16 @@ const WORST = 20;
 
 export class AccuracyView extends Poll {
   title = "Accuracy";
+  path = "/v1/predictions";
   decisions = 500;
-
-  constructor(app) {
-    super(app);
-    this.ranks = new Table({
-      label: "Predictions by rank", key: rankId, columns: RANK_COLUMNS, sorted: "Doubted", empty: "No worker has reported what it reused.",
-      open: (each) => app.go(["workers", each.worker_id]),
-    });
-    this.worst = new Table({
-      label: "Decisions with the largest misses", key: (each) => each.decision_id, open: (each) => app.go(["decisions", each.decision_id]), columns: decisionColumns(() => app.live.at),
-      empty: "No decision missed by a block or more.",
-    });
-  }
-
-  open() {
-    this.follow("/v1/predictions");
-  }
+  ranks = new Table({
+    label: "Predictions by rank", key: rankId, columns: RANK_COLUMNS, sorted: "Doubted", empty: "No worker has reported what it reused.",
+    open: (each) => this.app.go(["workers", each.worker_id]),
+  });
+  worst = new Table({
+    label: "Decisions with the largest misses", key: (each) => each.decision_id, open: (each) => this.app.go(["decisions", each.decision_id]), columns: decisionColumns(() => this.app.live.at),
+    empty: "No decision missed by a block or more.",
+  });
 
   /** Predicted against measured, as points that lead to their decisions: on the diagonal the prediction held. `text(value)` writes a value of `field`. */
   scatter(label, text, compared, field) {

@@ -55,16 +55,23 @@ async function refusal(response) {
   }
 }
 
-/** Reads of the control plane again and again while it is open, and only while the page is in sight. */
-export class Poll {
-  everyMs = 5000;
-  found = null; // the newest answer
-  problem = null; // the error of the newest reading
-
-  /** The app draws after each reading. */
+/** A part of the page; the app draws what it returns. */
+export class View {
   constructor(app) {
     this.app = app;
   }
+
+  show(changed) {
+    Object.assign(this, changed);
+    this.app.redraw();
+  }
+}
+
+/** Reads of the control plane again and again while it is open, and only while the page is in sight. */
+export class Poll extends View {
+  everyMs = 5000;
+  found = null; // the newest answer
+  problem = null; // the error of the newest reading
 
   /** Return what becomes `found`. */
   ask(signal) {
@@ -76,8 +83,9 @@ export class Poll {
     return false;
   }
 
-  follow(path) {
-    Object.assign(this, { path, found: null, problem: null });
+  /** Begin to read `path`. */
+  open() {
+    Object.assign(this, { found: null, problem: null });
     this.hurry();
   }
 
@@ -104,8 +112,7 @@ export class Poll {
       }
       clearTimeout(overdue);
       if (stop !== this.stop) return; // it was closed, or reads something else
-      Object.assign(this, { found: found ?? this.found, problem });
-      this.app.redraw();
+      this.show({ found: found ?? this.found, problem });
     }
     if (!this.isOver()) this.again = setTimeout(() => this.hurry(), this.everyMs);
   }
@@ -163,7 +170,7 @@ export class Live extends Poll {
   }
 
   /** Show the fleet and the decisions of a time; null: of now. The newest call wins. */
-  async show(at) {
+  async showTime(at) {
     this.asking?.abort();
     const asking = (this.asking = new AbortController());
     this.past = at === null ? null : { ...this.shown, at, problem: "", isLoading: true };

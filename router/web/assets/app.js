@@ -1,7 +1,7 @@
 // The page: where one is (`#/decisions/ID`), what is drawn there, and when.
 
 import { AccuracyView } from "./accuracy.js";
-import { hasToken, Live, setToken } from "./api.js";
+import { hasToken, Live, setToken, View } from "./api.js";
 import { DecisionsView, DecisionView } from "./decisions.js";
 import { EventLogView } from "./event_log.js";
 import { FleetView, WorkerView } from "./fleet.js";
@@ -29,7 +29,7 @@ class App {
   }
 
   connect() {
-    this.live.follow();
+    this.live.open();
     this.trends.open();
   }
 
@@ -44,7 +44,7 @@ class App {
     this.view?.close?.();
     this.key = key;
     this.view = Object.hasOwn(this.views, key) ? this.views[key] : null;
-    if (at !== null) this.live.show(at);
+    if (at !== null) this.live.showTime(at);
     this.address();
     this.view?.open?.(names);
     if (this.view?.decisions && !isFirst) this.live.hurry();
@@ -55,7 +55,7 @@ class App {
 
   /** Show the fleet of a time; null: of now. */
   showTime(at) {
-    this.live.show(at);
+    this.live.showTime(at);
     this.address();
     this.view?.moved?.();
   }
@@ -134,11 +134,8 @@ const KINDS = { worker_left: "bad", worker_silent: "bad", log_lost: "bad", trust
 
 const RANGES = { 900: "15 min", 3600: "1 h", 43200: "12 h" };
 
-class Timeline {
-  constructor(app) {
-    this.app = app;
-    this.range = 3600;
-  }
+class Timeline extends View {
+  range = 3600;
 
   /** Times of the two ends; null while nothing is kept. */
   get span() {
@@ -159,10 +156,7 @@ class Timeline {
           "aria-valuetext": live.past ? clock(at) : "now", oninput: (event) => this.moved(event.target, from),
         })),
       h("output", { class: "time" }, live.past ? h("strong", null, clock(at)) : clock(at)),
-      h("select", { "aria-label": "Time range", value: String(this.range), onchange: (event) => {
-        this.range = Number(event.target.value);
-        this.app.redraw();
-      } }, Object.entries(RANGES).map(([key, text]) => h("option", { key, value: key, selected: key === String(this.range) }, text))));
+      h("select", { "aria-label": "Time range", value: String(this.range), onchange: (event) => this.show({ range: Number(event.target.value) }) }, Object.entries(RANGES).map(([key, text]) => h("option", { key, value: key, selected: key === String(this.range) }, text))));
   }
 
   /** The end of the slider is the present. */

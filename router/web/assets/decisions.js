@@ -1,21 +1,17 @@
 // The newest decisions, and one of them: what came of it beside what was predicted, every candidate, every term of its cost.
 
-import { Poll } from "./api.js";
+import { Poll, View } from "./api.js";
 import { age, badge, bar, clock, count, facts, filtered, h, legend, link, message, ms, name, outcomeOf, percent, predictedCached, predictedTtft, rankId, seconds, signed, trust, UNKNOWN } from "./parts.js";
 import { Table } from "./table.js";
 
-export class DecisionsView {
+export class DecisionsView extends View {
   title = "Decisions";
   decisions = 200;
-
-  constructor(app) {
-    this.app = app;
-    this.words = "";
-    this.table = new Table({
-      label: "Decisions, newest first", key: (each) => each.decision_id, open: (each) => app.go(["decisions", each.decision_id]),
-      columns: decisionColumns(() => app.live.at), sorted: "Age", descending: false, isTall: true, empty: "No decision has this in it.",
-    });
-  }
+  words = "";
+  table = new Table({
+    label: "Decisions, newest first", key: (each) => each.decision_id, open: (each) => this.app.go(["decisions", each.decision_id]),
+    columns: decisionColumns(() => this.app.live.at), sorted: "Age", descending: false, isTall: true, empty: "No decision has this in it.",
+  });
 
   draw() {
     const { live } = this.app;
@@ -83,7 +79,8 @@ export class DecisionView extends Poll {
   }
 
   open([id]) {
-    this.follow(`/v1/decisions/${encodeURIComponent(id)}`);
+    this.path = `/v1/decisions/${encodeURIComponent(id)}`;
+    super.open();
   }
 
   draw() {

@@ -8,23 +8,16 @@ const MARKS = 200;
 
 export class EventLogView extends Poll {
   title = "Event log";
+  path = "/v1/event-log";
   everyMs = 2000;
-
-  constructor(app) {
-    super(app);
-    this.table = new Table({
-      label: "Streams of ranks", key: rankId, columns: COLUMNS, sorted: "State", empty: "No rank has published yet.",
-      open: (each) => app.go(["workers", each.worker_id]),
-    });
-    this.marks = new Table({
-      label: "What happened, newest first", key: (each) => each.key, columns: MARK_COLUMNS, empty: "Nothing has happened since the router began.",
-      open: (each) => app.showTime(each.at_s),
-    });
-  }
-
-  open() {
-    this.follow("/v1/event-log");
-  }
+  table = new Table({
+    label: "Streams of ranks", key: rankId, columns: COLUMNS, sorted: "State", empty: "No rank has published yet.",
+    open: (each) => this.app.go(["workers", each.worker_id]),
+  });
+  marks = new Table({
+    label: "What happened, newest first", key: (each) => each.key, columns: MARK_COLUMNS, empty: "Nothing has happened since the router began.",
+    open: (each) => this.app.showTime(each.at_s),
+  });
 
   draw() {
     const { live } = this.app, { found } = this;

@@ -1,6 +1,6 @@
 // The fleet: figures of all, a map of its ranks, each rank in a table; and one worker: its registration, ranks, decisions.
 
-import { Poll, stateOf } from "./api.js";
+import { Poll, stateOf, View } from "./api.js";
 import { decisionColumns } from "./decisions.js";
 import { badge, count, factor, facts, figures, filtered, h, legend, link, message, name, percent, rankColumn, seconds, select, short, tiers, trust } from "./parts.js";
 import { Table } from "./table.js";
@@ -41,19 +41,16 @@ const MEASURE_NAMES = Object.fromEntries(Object.entries(MEASURES).map(([key, { n
 const MAPPED_MIN = 9;
 const RANKED = { EXACT: 0, DEGRADED: 1, FALLBACK: 2 };
 
-export class FleetView {
+export class FleetView extends View {
   title = "Fleet";
 
-  constructor(app) {
-    this.app = app;
-    this.measure = "fill";
-    this.words = "";
-    this.pointed = null;
-    this.table = new Table({
-      label: "Ranks of the fleet", key: (rank) => rank.id, open: (rank) => app.go(["workers", rank.worker_id]), sorted: "Rank", descending: false,
-      empty: "No rank has this in its name.", rowClass: (rank) => (stateOf(rank) === "fit" ? "" : "faded"), columns: COLUMNS, isTall: true,
-    });
-  }
+  measure = "fill";
+  words = "";
+  pointed = null;
+  table = new Table({
+    label: "Ranks of the fleet", key: (rank) => rank.id, open: (rank) => this.app.go(["workers", rank.worker_id]), sorted: "Rank", descending: false,
+    empty: "No rank has this in its name.", rowClass: (rank) => (stateOf(rank) === "fit" ? "" : "faded"), columns: COLUMNS, isTall: true,
+  });
 
   draw() {
     const { live, trends } = this.app;
@@ -70,11 +67,6 @@ export class FleetView {
         h("span", { class: "muted pointed" }, this.pointed ? described(this.pointed, this.measure) : scaleOf(ranks, this.measure)),
         legend(["accent", "more"], ["degraded", "degraded"], ["fallback", "fallback"], ["cross", "takes no work"])),
       rankMap(ranks, this.measure, { point: (pointed) => pointed !== this.pointed && this.show({ pointed }), open: this.table.open }));
-  }
-
-  show(changed) {
-    Object.assign(this, changed);
-    this.app.redraw();
   }
 }
 
@@ -121,21 +113,19 @@ function scaleOf(ranks, measure) {
 
 export class WorkerView extends Poll {
   title = "Worker";
+  path = "/v1/workers";
   nav = "fleet";
   decisions = 200;
 
-  constructor(app) {
-    super(app);
-    this.ranks = new Table({ label: "Ranks of this worker", key: (rank) => rank.id, columns: COLUMNS, sorted: "Rank", descending: false });
-    this.listed = new Table({
-      label: "Decisions for this worker, newest first", key: (each) => each.decision_id, open: (each) => app.go(["decisions", each.decision_id]),
-      columns: decisionColumns(() => app.live.at).filter((each) => each.name !== "Model"), sorted: "Age", descending: false, empty: "None of the decisions that are kept is for this worker.",
-    });
-  }
+  ranks = new Table({ label: "Ranks of this worker", key: (rank) => rank.id, columns: COLUMNS, sorted: "Rank", descending: false });
+  listed = new Table({
+    label: "Decisions for this worker, newest first", key: (each) => each.decision_id, open: (each) => this.app.go(["decisions", each.decision_id]),
+    columns: decisionColumns(() => this.app.live.at).filter((each) => each.name !== "Model"), sorted: "Age", descending: false, empty: "None of the decisions that are kept is for this worker.",
+  });
 
   open([id]) {
     this.id = id;
-    this.follow("/v1/workers");
+    super.open();
   }
 
   draw() {

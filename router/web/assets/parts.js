@@ -208,10 +208,7 @@ export function select(id, label, options, value, changed) {
 export function filtered(view, id, placeholder, rows, textOf) {
   const words = view.words.trim().toLowerCase(), found = words ? rows.filter((row) => textOf(row).toLowerCase().includes(words)) : rows;
   return [found, h("div", { key: "filter", class: "tools" }, h("label", { for: id }, "Filter"),
-    h("input", { id, type: "search", value: view.words, placeholder, oninput: (event) => {
-      view.words = event.target.value;
-      view.app.redraw();
-    } }),
+    h("input", { id, type: "search", value: view.words, placeholder, oninput: (event) => view.show({ words: event.target.value }) }),
     h("span", { class: "muted" }, `${count(found.length)} of ${count(rows.length)}`))];
 }
 

@@ -10,23 +10,19 @@ const ORDERS = { subtree: "size with all behind", heat: "heat", recent: "last us
 
 export class PrefixesView extends Poll {
   title = "Prefixes";
-
-  constructor(app) {
-    super(app);
-    this.order = "subtree";
-    this.holders = new Table({
-      label: "Holders of the selected prefix", key: rankId, open: (each) => app.go(["workers", each.worker_id]),
-      columns: HOLDER_COLUMNS, isWhole: true, empty: "No rank holds it now.",
-    });
-    this.table = new Table({
-      label: "Prefixes", key: (row) => row.key, select: (row) => this.choose(row), open: (row) => this.opened(row), columns: COLUMNS,
-      empty: "No prefix is held.",
-      tree: {
-        level: (row) => row.level, isOpen: (row) => (row.node && row.node.children > 0 ? this.branches.has(row.node.last) : null),
-        expand: (row) => this.expand(row.node.last), collapse: (row) => this.collapse(row.node.last),
-      },
-    });
-  }
+  order = "subtree";
+  holders = new Table({
+    label: "Holders of the selected prefix", key: rankId, open: (each) => this.app.go(["workers", each.worker_id]),
+    columns: HOLDER_COLUMNS, isWhole: true, empty: "No rank holds it now.",
+  });
+  table = new Table({
+    label: "Prefixes", key: (row) => row.key, select: (row) => this.choose(row), open: (row) => this.opened(row), columns: COLUMNS,
+    empty: "No prefix is held.",
+    tree: {
+      level: (row) => row.level, isOpen: (row) => (row.node && row.node.children > 0 ? this.branches.has(row.node.last) : null),
+      expand: (row) => this.expand(row.node.last), collapse: (row) => this.collapse(row.node.last),
+    },
+  });
 
   open([behind]) {
     this.behind = behind ?? null;
@@ -43,7 +39,7 @@ export class PrefixesView extends Poll {
     this.at = this.app.live.past?.at ?? null;
     this.branches = new Map(); // children by the block they are behind; null: the roots
     this.selected = null;
-    if (this.at === null) this.follow();
+    if (this.at === null) super.open();
     else this.close();
   }
 
@@ -84,8 +80,7 @@ export class PrefixesView extends Poll {
   }
 
   choose(row) {
-    this.selected = row?.node ?? null;
-    this.app.redraw();
+    this.show({ selected: row?.node ?? null });
   }
 
   opened(row) {

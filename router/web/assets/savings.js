@@ -21,9 +21,7 @@ const FIGURES = [
 ];
 
 export class Trends extends Poll {
-  open() {
-    this.follow("/v1/trends");
-  }
+  path = "/v1/trends";
 
   get rows() {
     return this.found?.rows ?? [];
@@ -102,18 +100,11 @@ const WHY = {
 
 export class SavingsView extends Poll {
   title = "Savings";
-
-  constructor(app) {
-    super(app);
-    this.by = "model";
-    this.tables = Object.fromEntries(Object.entries(DIMENSIONS).map(([by, [text]]) => [by, new Table({
-      label: `Savings by ${text}`, key: (row) => row.key, columns: columnsOf(by), sorted: "Requests", empty: "No request has been answered yet.",
-    })]));
-  }
-
-  open() {
-    this.follow("/v1/report");
-  }
+  path = "/v1/report";
+  by = "model";
+  tables = Object.fromEntries(Object.entries(DIMENSIONS).map(([by, [text]]) => [by, new Table({
+    label: `Savings by ${text}`, key: (row) => row.key, columns: columnsOf(by), sorted: "Requests", empty: "No request has been answered yet.",
+  })]));
 
   draw() {
     const { found } = this;
@@ -126,15 +117,10 @@ export class SavingsView extends Poll {
       summary(found.total),
       this.app.trends.chart(),
       h("section", { key: "rows", class: "panel" },
-        h("div", { class: "tools" }, select("savings-by", "By", NAMES, this.by, (by) => this.show(by))),
+        h("div", { class: "tools" }, select("savings-by", "By", NAMES, this.by, (by) => this.show({ by }))),
         this.tables[this.by].with(rowsOf(found.by[this.by]))),
       left.length > 0 && h("p", { key: "left", class: "muted" }, `Not counted: ${left.map(([why, decisions]) => `${count(decisions)} decisions that ${WHY[why] ?? why}`).join("; ")}.`),
     ];
-  }
-
-  show(by) {
-    this.by = by;
-    this.app.redraw();
   }
 }
 
