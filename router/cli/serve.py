@@ -101,35 +101,29 @@ async def opened(
     if not directory and settings.attaches:
         directory = await stated_directory(settings, SystemClock(), stop)
     tokens = settings.tokens
-    text = load_text(directory or tokens.text or BYTE_MODEL, tokens.encoder, chat_template=tokens.chat_template)
+    text = load_text(directory or BYTE_MODEL, tokens.encoder, chat_template=tokens.chat_template)
     modes = load_modes(settings.policy.user_modes, settings.policy.mode)
     policies = PolicyStore(settings.state.dir, settings.policy.policy(), modes)
     policies.restore({path.removeprefix("policy.") for path in given if path.startswith("policy.")})
-    embedded = embedded_nats(settings)
-    if embedded:
-        await cleanup.enter_async_context(embedded)
-    url = embedded.url if embedded else settings.nats.url
+    nats, url = await _started_nats(settings, cleanup)
     credentials = settings.nats.credentials.get_secret_value()
     log = await EventLog.connect(url, name="router", user=settings.nats.user, token=credentials)
     cleanup.push_async_callback(log.close)
-    router = RouterParts(settings, text, policies, log, process, nats_server=embedded, directory=directory)
+    router = RouterParts(settings, text, policies, log, process, nats_server=nats, directory=directory)
     await router.start(stop)
     return router
 
 
-def embedded_nats(settings: RouterSettings) -> EmbeddedNats | None:
-    """Return the nats-server that is to be started; None: another one has the event log."""
+async def _started_nats(settings: RouterSettings, cleanup: AsyncExitStack) -> tuple[EmbeddedNats | None, str]:
+    """Start a nats-server unless another one has the event log; return it, and the URL of the log."""
     nats = settings.nats
     if nats.url:
-        return None
-    return EmbeddedNats(
-        port=nats.port,
-        store_dir=Path(nats.store_dir) if nats.store_dir else None,
-        store_bytes_max=2 * nats.events_max_bytes
-        + nats.snapshots_bytes_max
-        + settings.journal.max_bytes
-        + _OTHER_STREAMS_BYTES,
-    )
+        return None, nats.url
+    streams = 2 * nats.events_max_bytes + nats.snapshots_bytes_max + settings.journal.max_bytes
+    store_dir = Path(nats.store_dir) if nats.store_dir else None
+    server = EmbeddedNats(port=nats.port, store_dir=store_dir, store_bytes_max=streams + _OTHER_STREAMS_BYTES)
+    await cleanup.enter_async_context(server)
+    return server, server.url
 
 
 async def _serve_processes(settings: RouterSettings, stop: asyncio.Event, given: frozenset[str]) -> None:
@@ -141,9 +135,7 @@ async def _serve_processes(settings: RouterSettings, stop: asyncio.Event, given:
     stop_s = data.drain_s + 2 * data.limits().linger_s + 1 + _LATE_S
     async with AsyncExitStack() as cleanup:
         port = _free_port(settings)
-        if nats := embedded_nats(settings):
-            await cleanup.enter_async_context(nats)
-        url = nats.url if nats else settings.nats.url
+        nats, url = await _started_nats(settings, cleanup)
         links = await cleanup.enter_async_context(Links(names, clock, token=token))
 
         def work_of(name: str) -> Work:

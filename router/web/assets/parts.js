@@ -146,8 +146,6 @@ export function total(values) {
   return values.reduce((sum, each) => sum + each, 0);
 }
 
-const TRUST_CLASS = { EXACT: "exact", DEGRADED: "degraded", FALLBACK: "fallback" };
-
 /** Figures in a row: [name, value, hint, class]. */
 export function figures(...found) {
   return h("dl", { class: "figures" }, found.map(([name, value, hint, kind]) =>
@@ -160,7 +158,7 @@ export function badge(word, kind, hint) {
 }
 
 export function trust(rank) {
-  return badge(rank.trust, TRUST_CLASS[rank.trust], rank.trust_reason);
+  return badge(rank.trust, rank.trust.toLowerCase(), rank.trust_reason);
 }
 
 /** A bar of shares of `of`, each with its class. */
