@@ -1,4 +1,4 @@
-"""All checks of a fleet; the findings of all are `examine`. `CATALOGUE` says what each finding means.
+"""All checks of a fleet; `examine` runs them. `CATALOGUE` says what each finding means.
 
     heartbeats                     HTTP                   registered         finding
     of all ranks                   healthy                yes                none
@@ -10,8 +10,8 @@
 
 Consecutive heads are a restart. Without the log, missing heartbeats mean nothing.
 
-Events and trust are checked only if a mode reads overlap: other modes do not use the index. A rank that is FALLBACK
-without parity, or because its worker has no events, is reported by the checks of these. A router reports only fields in
+Events and trust are checked only if a mode reads overlap: other modes do not use the index. A rank that is FALLBACK for
+its parity or its events is reported by those checks. A router reports only fields in
 which it differs from a worker; its value is then shown beside the workers'. Encode workers need no parity.
 
     exit code   0 nothing     1 warnings     2 errors     (3: it could not look; the command's)

@@ -1,4 +1,4 @@
-"""What the doctor finds, with severity, consequence and remedy of every finding; and the facts that it is found in.
+"""Findings with their severity, consequence and remedy, and the facts of a fleet that the checks read.
 
 error      requests fail, or are placed by what is not true
 warning    it serves, worse than it could, or something is about to go wrong

@@ -6,8 +6,7 @@
     4   query routers again, and the log's size
 
 The facts state what could not be observed. `CannotLook` means that nothing could be: neither the log nor a router
-answers, or a router requires another token. An engine that is attached without our agent has `/health` alone: whatever
-else it lacks is not held against it.
+answers, or a router requires another token. Of an engine without our agent only `/health` is read.
 """
 
 import asyncio

@@ -64,9 +64,9 @@ SUMMED = frozenset(
         "recent_prompts_bytes",
     )
 )
-"""Gauges of which each process has a part of the whole."""
+"""Gauges that are summed: each process has a part."""
 LEAST = frozenset({"kvrouter_log_connected", "kvrouter_rank_fit"})
-"""Gauges of which the whole is as its worst process is."""
+"""Gauges of which the least counts: the router is as its worst process."""
 
 
 class Front:
