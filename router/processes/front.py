@@ -86,9 +86,8 @@ class Front:
             web.get("/v1/decisions", self._decisions),
             web.get("/v1/decisions/{id}", self._decision),
             *(web.route(method, "/v1/policy", policy) for method in ("PUT", "PATCH", "DELETE")),
-            web.post(drain, self._begin_drain),
             web.get(drain, self._of_all(_drain_of, more_s=WAIT_S_MAX)),
-            web.delete(drain, self._end_drain),
+            *(web.route(method, drain, self._change_drain) for method in ("POST", "DELETE")),
             web.get("/v1/shadows", self._of_all(pooled_page)),
             *(web.route(method, "/v1/shadows", shadows) for method in ("PUT", "DELETE")),
             web.get("/v1/workers", self._of_all(doubted_workers)),
@@ -175,17 +174,12 @@ class Front:
 
     # ---------------------------------------------------------------------------------------------- draining
 
-    async def _begin_drain(self, request: web.Request) -> web.Response:
-        body = await request.read()
-        answers = await self._links.all("POST", request.rel_url.raw_path_qs, _shared(body, len(self._links.names)))
-        return _drain_changed(answers)
-
-    async def _end_drain(self, request: web.Request) -> web.Response:
-        answers = dict[str, Answer]()
-        for name in self._links.names:  # in turn: the first one publishes
-            if (answer := await self._links.one(name, "DELETE", request.rel_url.raw_path_qs)) is not None:
-                answers[name] = answer
-        return _drain_changed(answers)
+    async def _change_drain(self, request: web.Request) -> web.Response:
+        """Begin or end a drain in one process after the other: the first one publishes it."""
+        path, names = request.rel_url.raw_path_qs, self._links.names
+        body = _shared(await request.read(), len(names))
+        answers = {name: await self._links.one(name, request.method, path, body) for name in names}
+        return _drain_changed({name: answer for name, answer in answers.items() if answer is not None})
 
     # ---------------------------------------------------------------------------------------------- health
 
