@@ -121,7 +121,7 @@ class Front:
 
     async def _decisions(self, request: web.Request) -> web.Response:
         limit = list_limit(request.query)
-        answers = await self._links.all("GET", request.rel_url.raw_path_qs)
+        answers = await self._links.all(request.rel_url.raw_path_qs)
 
         def merged_decisions(bodies: list[_Body]) -> _Body:
             found = [each for body in bodies for each in body["decisions"]]
@@ -132,7 +132,7 @@ class Front:
         return _together(answers, merged_decisions)
 
     async def _decision(self, request: web.Request) -> web.Response:
-        answers = await self._links.all("GET", request.rel_url.raw_path_qs)
+        answers = await self._links.all(request.rel_url.raw_path_qs)
         return _passed_on(next((answer for answer in answers.values() if answer.is_ok), _refusal(answers)))
 
     def _of_all(
@@ -141,7 +141,7 @@ class Front:
         """Return a handler that merges the processes' answers, as `_together` does."""
 
         async def handle(request: web.Request) -> web.Response:
-            answers = await self._links.all("GET", request.rel_url.raw_path_qs, more_s=more_s)
+            answers = await self._links.all(request.rel_url.raw_path_qs, more_s=more_s)
             return _together(answers, together, kind)
 
         return handle
@@ -187,7 +187,7 @@ class Front:
         return json_response({"processes": [state._asdict() for state in self._states()]})
 
     async def _ready(self, _: web.Request) -> web.Response:
-        answers = await self._links.all("GET", "/ready")
+        answers = await self._links.all("/ready")
         unready = {name: reasons for name in self._links.names if (reasons := _reasons(answers.get(name)))}
         is_ready = len(unready) < len(self._links.names)
         lines = [f"{name}: {reason}" for name, reasons in unready.items() for reason in reasons]
@@ -195,7 +195,7 @@ class Front:
         return json_response(found, status=200 if is_ready else 503)
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        answers = await self._links.all("GET", "/metrics")
+        answers = await self._links.all("/metrics")
         pages = [answer.body.decode() for answer in answers.values() if answer.is_ok]
         found = merged([self._registry.collect(), *map(text_string_to_metric_families, pages)])
         encoder, content_type = choose_encoder(request.headers.get("Accept", ""))

@@ -96,9 +96,9 @@ class Links:
             self._failures.warning("process_silent", key=name, of=name, call=f"{method} {path}", reason=reason)
             return None
 
-    async def all(self, method: str, path: str, body: bytes = b"", more_s: float = 0.0) -> dict[str, Answer]:
-        """Return the answers of the processes that gave one, in the order of `names`."""
-        calls = [self.one(name, method, path, body, more_s) for name in self.names]
+    async def all(self, path: str, more_s: float = 0.0) -> dict[str, Answer]:
+        """GET `path` of all processes; return the answers, in the order of `names`."""
+        calls = [self.one(name, "GET", path, more_s=more_s) for name in self.names]
         found: Sequence[Answer | None] = await asyncio.gather(*calls)
         return {name: answer for name, answer in zip(self.names, found, strict=True) if answer is not None}
 
@@ -209,7 +209,7 @@ class Supervisor:
         self._on_started()
         while True:
             await self._clock.sleep(LOOK_S)
-            answers = await self._links.all("GET", "/live")
+            answers = await self._links.all("/live")
             for each in self._processes:
                 is_silent = each.name in self._links.urls and each.name not in answers
                 each.silent_calls = each.silent_calls + 1 if is_silent else 0
