@@ -265,7 +265,6 @@ class Leases:
     ) -> None: ...
     def take(self, verdict: Verdict) -> Any: ...  # noqa: ANN401 - of the kind
     on_news: Callable[[], object] | None
-    changes: Final[int]
     def news(self) -> tuple[list[tuple[str, str]], list[tuple[Any, bool]]]: ...
 
 class Lease:

@@ -94,7 +94,6 @@ struct PyLeases {
     double renew_s;      // the shortest time between two renewals
     Pack scratch;        // of the newest record
     u64 taken_total = 0;
-    u64 changes = 0;  // grows with each lease that begins or ends
     // For replicas. A lease that ends before they ask is never told.
     PyLease* eldest_untold = nullptr;
     PyLease* newest_untold = nullptr;
@@ -116,7 +115,6 @@ struct PyLease {
             leases->journal->decided(verdict_object);
         }
         leases->taken_total = number;
-        ++leases->changes;
         is_told = false;
         older = leases->newest_untold;
         (older == nullptr ? leases->eldest_untold : older->newer) = this;
@@ -173,7 +171,6 @@ struct PyLease {
         record.clear();
         record.row("outcome", now_s, id(), how, answer.cached_tokens, ttft_s, duration_s, answer.output_tokens, itl_s, answer.came_whole);
         ended = record.view();
-        ++leases->changes;
         leases->core->ended(id(), {now_s, is_ok, ttft_s, itl_s, tokens, answer.cached_tokens});
         leases->record(ended, now_s);
         if (is_ok && sums != nullptr) {
@@ -294,7 +291,6 @@ void bind_leases(nb::module_& module) {
              nb::arg().none())
         .def("take", &take, "verdict"_a)
         .def("news", &news_of)
-        .def_ro("changes", &PyLeases::changes)
         .def_rw("on_news", &PyLeases::on_news, nb::arg().none());
     nb::class_<PyLease>(module, "Lease")
         .def("first_token", &PyLease::first_token)
