@@ -149,7 +149,6 @@ class RouterParts:
         self._recent = RecentPrompts()
         self._kept = KeptPrompts(text.decode) if settings.control.keep_text else None
         serving = self._serving_of(text, instance, tuple(policies.modes))
-        self._bodies = serving.bodies
 
         def read() -> Row:
             requests, first_tokens = serving.metrics.arrived()
@@ -322,8 +321,6 @@ class RouterParts:
             Part("trends", self._trends.run, 0),
             Part("control-plane", self.control.run, 1),
             Part("admission", self._admission.run, 1),
-            *self._bodies.pool.parts(1),
-            *self._prompts.pool.parts(1),
             Part("feeds", self._feeds.run, 2),
             Part("shadows", self._shadows.run, 2),
             Part("engine-parity", self._parity.run, 2),

@@ -70,8 +70,8 @@ class PoolsProcess:
         self._settings, self._clock, self._registry = settings, SystemClock(), new_registry()
         watch = self.watch = PoolWatch(config, identity.models, self._clock)
         loaded = load_text(text, settings.tokens.encoder) if text else None
-        prompts = self._prompts = None if loaded is None else ModelPrompts(loaded, settings.tokens.limits())
-        service = self._service = PoolService(config, identity, settings, watch, prompts)
+        prompts = None if loaded is None else ModelPrompts(loaded, settings.tokens.limits())
+        service = PoolService(config, identity, settings, watch, prompts)
         posts = {"/v1/chat/completions": service.serve, "/v1/completions": service.serve}
         posts["/v1/pools/select"] = service.explain
         replies, data = Replies(posts, lambda: identity.models, service.readiness), settings.data
@@ -104,8 +104,6 @@ class PoolsProcess:
             Part("pools-control-plane", self.control.run, 1),
             Part("pool-watch", self.watch.run, 1),
             Part("loop-lag", LoopLag(self._registry, self._clock).run, 1),
-            *self._service.bodies.pool.parts(1),
-            *([] if self._prompts is None else self._prompts.pool.parts(1)),
         ]
 
     @property

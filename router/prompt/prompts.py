@@ -107,7 +107,6 @@ class ModelPrompts:
                 _log.warning("encoder_not_fast", reason=text.encoder.reason)
         self._off_loop_bytes = limits.off_loop_bytes or _OFF_LOOP_BYTES[self.encoder_name]
         self.pool = EncodingPool(limits.threads, limits.waiting_bytes_max)
-        """Long prompts are encoded only while its parts run."""
         self._lock = Lock()  # several threads count
         self.other_chats: frozenset[str] = frozenset()
         """Models with an engine whose token ids of a chat differ from the router's (`engine_parity.py`)."""

@@ -99,8 +99,7 @@ class BodyParser:
 
     def __init__(self, limits: BodyLimits) -> None:
         self._limits = limits
-        self.pool = EncodingPool(1, sys.maxsize, name="body-reader")
-        """The process must run its `parts`, the threads that parse large bodies."""
+        self._pool = EncodingPool(1, sys.maxsize)
 
     def read(
         self, path: str, data: Bytes, decode: Callable[[str, Bytes], Inbound] = decode_body
@@ -117,7 +116,7 @@ class BodyParser:
             body = read_body(data, self._limits, uuid.uuid4().hex)
             return body, decode(path, body.text)
 
-        return self.pool.submit(read_large, len(data))
+        return self._pool.submit(read_large, len(data))
 
 
 async def read_passed(request: "FleetRequest", bodies: BodyParser, fleet: Fleet) -> ReadBody:

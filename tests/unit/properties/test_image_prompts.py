@@ -31,7 +31,6 @@ from tests.support.amount import examples
 from tests.support.trtllm import Fake, installed
 from tests.unit.kv_protocol.test_images import upstream
 from tests.unit.kv_runtime.model_files import QWEN_TEMPLATE, qwen_like
-from tests.unit.router.encoding import encode_one
 from tests.unit.worker_agent.media_samples import data_url, image_part
 from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.mirror import RankMirror
@@ -166,7 +165,6 @@ def routed(asked: Asked, *, rule: ImageRule | None) -> EncodedPrompt:
     async def worked() -> EncodedPrompt:
         waits = prompts.prompt(Body(body), decode_inbound(CHAT, body), asked.hashing, asked.lora, rule)
         assert isinstance(waits, asyncio.Future), "images are nothing for the loop"
-        encode_one(prompts)
         return await waits
 
     return asyncio.run(worked())

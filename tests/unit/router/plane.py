@@ -6,7 +6,6 @@ import itertools
 import json
 import socket
 import struct
-import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any, NamedTuple, cast
@@ -280,10 +279,7 @@ async def running_plane(
     )
     bounds = limits or HttpLimits(body_bytes_max=1 << 20, drain_s=0.0)
     plane = Plane(settings, policy or Policy(), bounds, tracer, decisions_max)
-    stop, read = asyncio.Event(), threading.Event()
-    pools = plane.serving.bodies.pool, plane.prompts.pool
-    for work in (each for pool in pools for each in (pool.work, pool.work_large)):
-        threading.Thread(target=work, args=(read,), daemon=True).start()
+    stop = asyncio.Event()
     await plane.server.start("127.0.0.1", 0)
     serving = asyncio.ensure_future(plane.server.run(stop))
     try:
@@ -293,7 +289,4 @@ async def running_plane(
     finally:
         await plane.hang_up()
         stop.set()
-        read.set()
-        for pool in pools:
-            pool.wake()
         await serving

@@ -25,7 +25,6 @@ from router.prompt.encoding_pool import EncodersBusy
 from router.prompt.image_prompts import TOKENS_MAX, SeenImage, before_images, seen_image, seen_images, with_images
 from router.prompt.prompts import ModelPrompts, PromptLimits
 from tests.unit.kv_runtime.model_files import LLAMA_TEMPLATE, QWEN_TEMPLATE, llama_like, qwen_like
-from tests.unit.router.encoding import encode_one
 from tests.unit.router.plane import running_plane
 from tests.unit.router.upstream import Upstream, answers, completion
 from tests.unit.worker_agent.media_samples import (
@@ -209,10 +208,7 @@ def worked(
 
     async def made() -> EncodedPrompt:
         waits = prompts.prompt(Body(body), decode_inbound(CHAT, body), hashing, "", rule)
-        if isinstance(waits, EncodedPrompt):
-            return waits
-        encode_one(prompts)
-        return await waits
+        return waits if isinstance(waits, EncodedPrompt) else await waits
 
     return asyncio.run(made())
 

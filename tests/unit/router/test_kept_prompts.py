@@ -20,7 +20,6 @@ from router.prompt.chains import EncodedPrompt
 from router.prompt.encoding_pool import EncodingPool
 from router.prompt.prompts import ModelPrompts
 from router.request.reading import ReadBody
-from tests.support.parts import at_work
 
 _LONG = 200_000
 _SAID = [{"role": "user", "content": "hello"}]
@@ -66,19 +65,15 @@ async def test_a_thread_survives_whatever_its_work_raises() -> None:
         raise _Panic("at this text")
 
     pool = EncodingPool(1, 1 << 20)
-    async with at_work(*pool.parts(0)):
-        with pytest.raises(RuntimeError, match="_Panic: at this text"):
-            await pool.submit(panics, 1)
-        assert await pool.submit(lambda: "lives", 1) == "lives"
+    with pytest.raises(RuntimeError, match="_Panic: at this text"):
+        await pool.submit(panics, 1)
+    assert await pool.submit(lambda: "lives", 1) == "lives"
 
 
 async def _made_by_a_thread(read: ReadBody) -> EncodedPrompt:
-    prompts = ModelPrompts(ByteText())
-    made = prompts.prompt(*read, _BLOCKS)
+    made = ModelPrompts(ByteText()).prompt(*read, _BLOCKS)
     assert isinstance(made, asyncio.Future)
-    async with at_work(*prompts.pool.parts(0)):
-        await asyncio.wait([made])
-    return made.result()
+    return await made
 
 
 BYTES_MAX = 40_000

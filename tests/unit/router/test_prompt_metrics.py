@@ -1,5 +1,6 @@
 """What is told of prompts, as metrics."""
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -18,7 +19,6 @@ from kv_runtime.text.tokenizer_model import TokenizerText
 from router.metrics import prompt_families
 from router.prompt.prompts import ModelPrompts
 from tests.unit.kv_runtime.model_files import QWEN_TEMPLATE, qwen_like, write_model
-from tests.unit.router.encoding import encode_one
 
 TURN = {"role": "user", "content": "hello"}
 
@@ -44,8 +44,9 @@ async def test_images_are_told_by_whether_they_were_seen() -> None:
     Projection(registry, lambda: prompt_families(prompts))
     image = {"type": "image_url", "image_url": {"url": "https://example.org/cat.png"}}
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": [image, image]}]}).encode()
-    prompts.prompt(Body(body), decode_inbound(CHAT, body), Hashing(4))
-    encode_one(prompts)
+    made = prompts.prompt(Body(body), decode_inbound(CHAT, body), Hashing(4))
+    assert isinstance(made, asyncio.Future)
+    await made
     told = {seen: registry.get_sample_value("kvrouter_prompt_images_total", {"seen": seen}) for seen in ("yes", "no")}
     assert told == {"yes": 0, "no": 2}
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -33,7 +34,6 @@ from kv_protocol.openai.requests import (
     decode_completion,
     decode_inbound,
 )
-from kv_runtime.supervise import run_parts
 from kv_runtime.text.byte_model import ByteText
 from kv_runtime.text.loading import UnreadText, load_text
 from router.prompt.chains import EncodedPrompt, with_prompt_ids
@@ -41,7 +41,6 @@ from router.prompt.encoding_pool import EncodersBusy, EncodingPool
 from router.prompt.prompts import ModelPrompts, PromptLimits
 from router.request.reading import ReadBody
 from tests.unit.kv_runtime.model_files import LLAMA_TEMPLATE, QWEN_TEMPLATE, llama_like, qwen_like, write_model
-from tests.unit.router.encoding import StopAfter
 from worker_agent.api.request_rules import prompt_ids
 
 TEXT = ByteText()
@@ -236,25 +235,11 @@ LONG = "x" * 1000
 OFF_LOOP = PromptLimits(off_loop_bytes=100, waiting_bytes_max=1500)
 
 
-async def with_threads(prompts: ModelPrompts, asked: ReadBody) -> EncodedPrompt:
-    """Return the prompt, made by the threads of a process."""
-    stop = asyncio.Event()
-    made = prompts.prompt(*asked, Hashing(4))
-    assert not isinstance(made, EncodedPrompt)
-
-    async def awaited() -> EncodedPrompt:
-        try:
-            return await made
-        finally:
-            stop.set()
-
-    _, prompt = await asyncio.gather(run_parts(prompts.pool.parts(0), stop=stop, drain_s=5.0), awaited())
-    return prompt
-
-
 @pytest.mark.parametrize("asked", [completion(LONG), chat(messages=[{"role": "user", "content": LONG}])])
 async def test_long_text_is_encoded_by_a_thread_to_the_same_prompt(asked: ReadBody) -> None:
-    assert await with_threads(ModelPrompts(TEXT, OFF_LOOP), asked) == prompt_of(asked)
+    made = ModelPrompts(TEXT, OFF_LOOP).prompt(*asked, Hashing(4))
+    assert isinstance(made, asyncio.Future)
+    assert await made == prompt_of(asked)
 
 
 async def test_a_chat_of_many_messages_is_rendered_by_a_thread() -> None:
@@ -265,7 +250,8 @@ async def test_a_chat_of_many_messages_is_rendered_by_a_thread() -> None:
 
 
 async def test_when_too_much_waits_more_is_refused_until_it_is_cancelled() -> None:
-    prompts = ModelPrompts(TEXT, OFF_LOOP)
+    prompts, is_free = ModelPrompts(TEXT, OFF_LOOP), threading.Event()
+    prompts.pool.submit(is_free.wait, 0)
     waits = prompts.prompt(*completion(LONG), Hashing(4))
     with pytest.raises(EncodersBusy, match=r"2056 bytes of prompts wait to be encoded, allowed 1500"):
         prompts.prompt(*completion(LONG), Hashing(4))
@@ -277,27 +263,19 @@ async def test_when_too_much_waits_more_is_refused_until_it_is_cancelled() -> No
     pool = prompts.pool
     assert (pool.refused, pool.cancelled, pool.waiting_bytes) == (1, 1, 1028)
     later.cancel()
+    is_free.set()
 
 
-async def test_cancelled_work_is_never_begun() -> None:
-    pool = EncodingPool(1, 1 << 20)
-    begun: list[str] = []
-    cancelled = pool.submit(partial(begun.append, "cancelled"), 1)
+async def test_cancelled_work_is_never_begun_and_no_text_waits_for_a_large_one() -> None:
+    pool, is_free, begun = EncodingPool(1, 1 << 20, large_bytes=100), threading.Event(), list[str]()
+    large = pool.submit(is_free.wait, 101)
+    cancelled = pool.submit(partial(begun.append, "cancelled"), 101)
+    await pool.submit(partial(begun.append, "small"), 100)
     cancelled.cancel()
-    pool.submit(partial(begun.append, "last"), 1)
-    pool.work(StopAfter(2))
-    assert begun == ["last"]
-
-
-async def test_no_text_waits_for_a_large_one() -> None:
-    pool = EncodingPool(1, 1 << 20, large_bytes=100)
-    ended: list[str] = []
-    pool.submit(partial(ended.append, "large"), 101)
-    pool.submit(partial(ended.append, "small"), 100)
-    pool.work(StopAfter(1))
-    assert ended == ["small"]
-    pool.work_large(StopAfter(1))
-    assert ended == ["small", "large"]
+    is_free.set()
+    await large
+    await pool.submit(partial(begun.append, "large"), 101)
+    assert begun == ["small", "large"]
 
 
 async def test_large_texts_leave_a_quarter_of_the_waiting_bytes_to_others() -> None:
