@@ -65,7 +65,7 @@ from router.replicas.service import Replicas, replica_families
 from router.request.endpoints import endpoints
 from router.request.replies import Replies
 from router.request.serving import Serving
-from router.request.tracer import Tracer
+from router.request.tracing import Tracer
 from router.shadows.service import Shadows, shadow_families
 
 if TYPE_CHECKING:

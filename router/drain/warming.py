@@ -45,7 +45,7 @@ from router.http.refusals import Refusal, RequestRejected, unavailable
 from router.http.upstreams import Upstreams
 from router.prompt.chains import BLOCK_BYTES, EncodedPrompt, RecentPrompt, block_count
 from router.request.attempt import RankAttempt
-from router.request.destination import Destination, RequestRecords
+from router.request.destination import Destination
 from router.request.request import Request
 from router.request.serving import FleetRequest, Serving
 
@@ -188,7 +188,7 @@ class Warming:
         client = BufferedResponse(self._upstreams)
         exchange = Exchange(client, "POST", COMPLETIONS, "", {}, msgspec.json.encode(fields), 0.0)
         cache = _Cache(prompt, verdict, self._serving, self.decide)
-        request = Request(exchange, cache, cache, verdict.policy)
+        request = Request(exchange, cache, verdict.policy)
         request.run(request.live())
         try:
             async with asyncio.timeout(within_s):
@@ -200,7 +200,7 @@ class Warming:
         return cache.fault
 
 
-class _Cache(Destination[RankAttempt], RequestRecords[RankAttempt]):
+class _Cache(Destination[RankAttempt]):
     """Where one prompt goes; `over` is set at its end."""
 
     def __init__(
@@ -248,7 +248,7 @@ class _Cache(Destination[RankAttempt], RequestRecords[RankAttempt]):
 
     def settle(self, request: FleetRequest, attempt: RankAttempt, outcome: OutcomeName) -> None:
         """A worker's part is over, as of any request."""
-        self._serving.records.settle(request, attempt, outcome)
+        self._serving.settle(request, attempt, outcome)
         if attempt.verdict.request.phase != "decode" and outcome != "cancelled":
             self.fault = "" if attempt.is_success else f"status {attempt.status}"
             if attempt.reason:

@@ -61,7 +61,7 @@ from router.pools.state import PoolStatus
 from router.pools.watch import PoolWatch
 from router.prompt.prompts import ModelPrompts
 from router.request.attempt import REDIRECTS, SERVER_FAULT, Attempt
-from router.request.destination import Destination, RequestRecords
+from router.request.destination import Destination
 from router.request.handoff import CONTEXT_AND_GENERATION, decode_body, prefill_body
 from router.request.reading import BodyParser
 from router.request.replies import answer, refusal_of, refuse
@@ -125,13 +125,13 @@ class PoolService:
             return
         self.metrics.inflight += 1
         pools = Pools(self)
-        request = Request(exchange, pools, pools)
+        request = Request(exchange, pools)
         request.run(request.live())
 
     def explain(self, exchange: Exchange) -> None:
         """Answer with the pools that a request would be sent to, and why."""
         pools = Pools(self)
-        request = Request(exchange, pools, pools)
+        request = Request(exchange, pools)
         request.explain(pools.explain(request))
 
     def plans(self, selection_input: SelectionInput, *, one_token: bool) -> tuple[PoolSequence, ...]:
@@ -215,7 +215,7 @@ class PoolAttempt(Attempt):
         return Refusal(502, message, "server_error", code="upstream_failed", outcome="failed")
 
 
-class Pools(Destination[PoolAttempt], RequestRecords[PoolAttempt]):
+class Pools(Destination[PoolAttempt]):
     """The pools of one request."""
 
     __slots__ = ("_phase", "_question", "_routers", "_sequences", "_service")

@@ -54,7 +54,7 @@ from router.request.resumption import (
     resumed_body,
     stops_of,
 )
-from router.request.tracer import TracedRequest
+from router.request.tracing import RequestTrace
 
 _EMBEDDINGS_BYTES_MAX = 4 << 20
 """Largest buffered answer with embeddings; until it is complete the request can be retried at another worker."""
@@ -180,7 +180,7 @@ class Calls(Destination[RankAttempt]):
         return sent
 
 
-def _traced(request: Request[RankAttempt], trace: TracedRequest) -> Headers:
+def _traced(request: Request[RankAttempt], trace: RequestTrace) -> Headers:
     """Return the client's headers with the span of this call; a call for a client that left has none of its own."""
     headers = request.exchange.headers
     return trace.beside(headers) if request.is_over else trace.sending(headers)

@@ -1,4 +1,4 @@
-"""Where requests go, and what is recorded of them: the seams between a request's life and what it is served by.
+"""Where requests go, and what is recorded of them: the seam between a request's life and what it is served by.
 
 the workers of a fleet    `serving.py`
 pools                     `router/pools/served.py`
@@ -21,26 +21,6 @@ if TYPE_CHECKING:
     from router.request.request import Request
 
 A = TypeVar("A", bound=Attempt)
-
-
-class RequestRecords(ABC, Generic[A]):
-    """What is recorded of requests, in the order of a request's life."""
-
-    __slots__ = ()
-
-    def unserved(self, request: "Request[A]", exclusions: tuple[Exclusion, ...]) -> None:
-        """The request is refused because no worker is eligible."""
-
-    def began(self, request: "Request[A]", attempt: A) -> None:
-        """The worker computed the prompt."""
-
-    @abstractmethod
-    def settle(self, request: "Request[A]", attempt: A, outcome: OutcomeName) -> None:
-        """A worker's part is over; `request.attempts` has those before. If `request.is_over`, this was the last."""
-
-    @abstractmethod
-    def ended(self, request: "Request[A]", outcome: OutcomeName, refusal: Refusal | None) -> None:
-        """The request is over, and all of its attempts are settled."""
 
 
 class Destination(ABC, Generic[A]):
@@ -95,6 +75,22 @@ class Destination(ABC, Generic[A]):
     def pause_s(self, request: "Request[A]", retry: int) -> float:  # noqa: ARG002 - the default
         """Return the pause before the retry of this number, 1 the first; 0: none."""
         return 0.0
+
+    # ------------------------------------------------------------------------------------------- what is recorded
+
+    def unserved(self, request: "Request[A]", exclusions: tuple[Exclusion, ...]) -> None:
+        """The request is refused because no worker is eligible."""
+
+    def began(self, request: "Request[A]", attempt: A) -> None:
+        """The worker computed the prompt."""
+
+    @abstractmethod
+    def settle(self, request: "Request[A]", attempt: A, outcome: OutcomeName) -> None:
+        """A worker's part is over; `request.attempts` has those before. If `request.is_over`, this was the last."""
+
+    @abstractmethod
+    def ended(self, request: "Request[A]", outcome: OutcomeName, refusal: Refusal | None) -> None:
+        """The request is over, and all of its attempts are settled."""
 
 
 class Gateway(NamedTuple):

@@ -18,7 +18,7 @@ from router.decision.report_text import explanation
 from router.decision.verdict import Verdict
 from router.http.exchange import Exchange
 from router.http.refusals import RequestRejected
-from router.request.reading import PASSED
+from router.request.reading import MODE_OF_PASSED
 from router.request.replies import Endpoint, Replies, answer, refusal_of
 from router.request.request import Request
 from router.request.serving import FleetRequest, Serving
@@ -32,7 +32,7 @@ def endpoints(serving: Serving, *, passed_paths: Sequence[str] = ()) -> Replies:
     routing = serving.routing
 
     def explains(exchange: Exchange) -> None:
-        request = Request(exchange, serving, serving.records)
+        request = Request(exchange, serving)
         request.explain(_explain(request, serving))
 
     def passes(exchange: Exchange) -> bool:
@@ -41,7 +41,7 @@ def endpoints(serving: Serving, *, passed_paths: Sequence[str] = ()) -> Replies:
             return False
         if not any(path in each.registration.api_endpoints for each in workers):
             return False
-        serving.serve(exchange, PASSED)
+        serving.serve(exchange, MODE_OF_PASSED)
         return True
 
     posts: dict[str, Endpoint] = {**dict.fromkeys(PATHS.values(), serving.serve), "/v1/route": explains}

@@ -6,7 +6,7 @@ its plan are those of its model. The fields of any other request are read one by
 
 import sys
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -33,9 +33,7 @@ from router.decision.disaggregation import placement, requested_phase
 from router.decision.eligibility import NoEligibleWorker, WorkerNotNamed
 from router.decision.plan import RequestPlan, first_phase, first_plan
 from router.decision.routing import Routing
-from router.fleet.registry import Fleet
 from router.http import refusals
-from router.http.exchange import Exchange
 from router.http.refusals import RequestRejected
 from router.metrics import RequestMetrics
 from router.native import built
@@ -54,9 +52,8 @@ if TYPE_CHECKING:
 
 _BEGINNING = 64
 """How far to look for the `{` of a JSON body."""
-
-PASSED = "other"
-"""The mode of requests to other paths, which are passed on as they are."""
+MODE_OF_PASSED = "other"
+"""In metrics and logs: that of requests to other paths, which are passed on as they are."""
 _MIGRATED_TOKENS_MAX = 1 << 20
 """Longer prompts do not migrate: to compute one again would take a worker for minutes."""
 _ONCE = first_plan("whole", retry_limit=0)
@@ -119,33 +116,6 @@ class BodyParser:
         return self._pool.submit(read_large, len(data))
 
 
-async def read_passed(request: "FleetRequest", bodies: BodyParser, fleet: Fleet) -> ReadBody:
-    """Return the body of a request that is passed on as it is, parsed if it is JSON; raise `RequestInvalid`."""
-    exchange = request.exchange
-    path, data = exchange.path, exchange.body
-    if data[:_BEGINNING].lstrip()[:1] != b"{":
-        return Body(data), _completed(passed_form(path, data), exchange, fleet)
-    body, inbound = await request.later(bodies.read(path, data, decode_passed))
-    assert isinstance(inbound, PassedInbound)
-    return body, _completed(inbound, exchange, fleet)
-
-
-def _completed(inbound: PassedInbound, exchange: Exchange, fleet: Fleet) -> PassedInbound:
-    """Return the request with its query and a model: if it names none, that of the workers that state the path.
-
-    Raises:
-        RequestInvalid: they serve several.
-    """
-    path = f"{exchange.path}?{exchange.query}" if exchange.query else exchange.path
-    if inbound.model:
-        return replace(inbound, path=path)
-    registrations = [worker.registration for worker in fleet.workers()]
-    names = {each.served_names[0] for each in registrations if exchange.path in each.api_endpoints}
-    if len(names) > 1:
-        raise RequestInvalid("model", None, f"one of {', '.join(sorted(names))}")
-    return replace(inbound, path=path, model=next(iter(names), ""))
-
-
 class _ServedModel(msgspec.Struct, frozen=True):
     """What requests for a model at an endpoint share until the fleet changes or a worker's fitness expires."""
 
@@ -158,8 +128,8 @@ class _ServedModel(msgspec.Struct, frozen=True):
     images: ImageRule | None
     route: RouteRequest
     """The fields that all plain requests share."""
-    plans: Mapping[bool | None, RequestPlan] | None
-    """Of plain requests, by whether the answer is one stream; None: they depend on the workers that are fit."""
+    is_aggregated: bool
+    """Whether every worker computes both prompts and answers: no request has several phases."""
 
 
 class FleetReader(Destination[RankAttempt]):
@@ -186,7 +156,6 @@ class FleetReader(Destination[RankAttempt]):
         failures, disaggregation = settings.failures, settings.disaggregation
         self._whole = first_plan("whole", retry_limit=failures.retry_limit)
         self._resumable = replace(self._whole, migration_limit=failures.migration_limit)
-        self._plans = {None: self._whole, False: self._whole, True: self._resumable}
         self._splits_prompts, self._accepts_params = disaggregation.enabled, disaggregation.accept_params
         self._encodes_always = settings.tokens.always
         self._plain = built.PlainRequests(PLAIN, UNCOMMON_KEYS, [*WISHING_HEADERS, *tenants.headers])
@@ -201,10 +170,10 @@ class FleetReader(Destination[RankAttempt]):
         """
         exchange, began_s = request.exchange, perf_counter()
         data, headers = exchange.body, exchange.headers
-        if len(data) <= SCANNED_BYTES and request.mode != PASSED:
+        if request.mode == MODE_OF_PASSED:
+            body, inbound = await self._read_passed(request)
+        elif len(data) <= SCANNED_BYTES:
             body, inbound = Body(data), decode_body(exchange.path, data)
-        elif request.mode == PASSED:
-            body, inbound = await read_passed(request, self.bodies, self._fleet)
         else:
             body, inbound = await request.later(self.bodies.read(exchange.path, data))
         request.body, request.inbound, request.model = body, inbound, inbound.model
@@ -233,10 +202,34 @@ class FleetReader(Destination[RankAttempt]):
             sequence_hashes=prompt.sequence_hashes,
             max_tokens=inbound.limit_tokens or 0,
         )
-        if is_plain and served.plans is not None:
-            request.plan = served.plans[inbound.stream and inbound.has_one_choice]
-        else:
-            self._plan(request, served, is_plain=is_plain)
+        if is_plain and served.is_aggregated:
+            request.plan = self._resumable if inbound.stream and inbound.has_one_choice else self._whole
+            return
+        if not is_plain:
+            self._read_wishes(request, served)
+        plan = request.plan = self._first_plan(request, served)
+        if plan.phase != "whole":
+            request.route = self.route_of(request, plan)
+
+    async def _read_passed(self, request: "FleetRequest") -> ReadBody:
+        """Return the body of a request that is passed on as it is, parsed if it is JSON.
+
+        Without a model in it, the model is that of the workers that state the path; raise `RequestInvalid` for several.
+        """
+        exchange = request.exchange
+        path, data = exchange.path, exchange.body
+        body = Body(data)
+        inbound: Inbound = passed_form(path, data)
+        if data[:_BEGINNING].lstrip()[:1] == b"{":
+            body, inbound = await request.later(self.bodies.read(path, data, decode_passed))
+        model = inbound.model
+        if not model:
+            registrations = [worker.registration for worker in self._fleet.workers()]
+            names = {each.served_names[0] for each in registrations if path in each.api_endpoints}
+            if len(names) > 1:
+                raise RequestInvalid("model", None, f"one of {', '.join(sorted(names))}")
+            model = next(iter(names), "")
+        return body, replace(inbound, path=f"{path}?{exchange.query}" if exchange.query else path, model=model)
 
     def follow_policy(self) -> None:
         """From now on, read what the policy needs."""
@@ -257,7 +250,6 @@ class FleetReader(Destination[RankAttempt]):
         endpoints = frozenset(each for worker in workers for each in worker.registration.api_endpoints)
         if endpoint not in endpoints:
             raise RequestRejected(refusals.endpoint_not_served(inbound.path, name, endpoints))
-        is_aggregated = all(worker.registration.role == "aggregated" for worker in workers)
         lora, tenant = fleet.lora_of(name), self._tenants.name(lambda _: None)
         served = self._served[name, endpoint] = _ServedModel(
             fleet.valid_until_s(workers, now_s),
@@ -266,30 +258,24 @@ class FleetReader(Destination[RankAttempt]):
             hash_seed(lora),
             fleet.images(name, now_s),
             replace(plain_route(inbound, hashing), lora=lora, tenant=tenant),
-            self._plans if is_aggregated else None,
+            all(worker.registration.role == "aggregated" for worker in workers),
         )
         return served
 
-    def _plan(self, request: "FleetRequest", served: _ServedModel, *, is_plain: bool) -> None:
-        """Add the request's wishes to its route, and plan its phases; raise `RequestInvalid`."""
-        if not is_plain:
-            exchange, gateway, prompt = request.exchange, request.gateway, request.prompt
-            account = None if exchange.account is None else exchange.account.name
-            request.route = request.first_route = replace(
-                request.route,
-                **wishes(request.inbound, exchange.headers),
-                tenant=self._tenants.name(exchange.headers.get, account),
-                allowed_workers=None if gateway is None else gateway.allowed_workers,
-                hash_scheme=served.hashing.scheme if prompt is None else prompt.hashing.scheme,
-            )
-        plan = self._plan_of(request, served)
-        if plan.phase != "whole":
-            plan = self._placed(request, plan)
-            request.route = self.route_of(request, plan)
-        request.plan = plan
+    def _read_wishes(self, request: "FleetRequest", served: _ServedModel) -> None:
+        """Add what the request wishes to its route; raise `RequestInvalid`."""
+        exchange, gateway, prompt = request.exchange, request.gateway, request.prompt
+        account = None if exchange.account is None else exchange.account.name
+        request.route = request.first_route = replace(
+            request.route,
+            **wishes(request.inbound, exchange.headers),
+            tenant=self._tenants.name(exchange.headers.get, account),
+            allowed_workers=None if gateway is None else gateway.allowed_workers,
+            hash_scheme=served.hashing.scheme if prompt is None else prompt.hashing.scheme,
+        )
 
-    def _plan_of(self, request: "FleetRequest", served: _ServedModel) -> RequestPlan:
-        """Return the phases in which the present fleet serves the request; raise `RequestInvalid`."""
+    def _first_plan(self, request: "FleetRequest", served: _ServedModel) -> RequestPlan:
+        """Return the plan with which the present fleet serves the request; raise `RequestInvalid`."""
         inbound, route = request.inbound, request.route
         is_sent_here = request.gateway is None  # else once, and to one worker
         whole, resumable = (self._whole, self._resumable) if is_sent_here else (_ONCE, _ONCE)
@@ -300,18 +286,17 @@ class FleetReader(Destination[RankAttempt]):
             return first_plan(phase, retry_limit=whole.retry_limit, fixed=True)
         is_one, is_long = inbound.has_one_choice, route.isl_tokens > _MIGRATED_TOKENS_MAX
         plan = resumable if inbound.stream and is_one and not (is_long or inbound.is_guided) else whole
-        if served.plans is not None:
+        if served.is_aggregated:
             return plan
         view = self._state.model_view(route.model, route.block_size, route.hash_scheme, self._now())
         # for one token no KV would be fetched
         may_split = self._splits_prompts and is_sent_here and is_one and route.max_tokens != 1
         phase = first_phase(view.roles, may_split=may_split)
-        return first_plan(phase, retry_limit=plan.retry_limit, migration_limit=plan.migration_limit)
+        plan = first_plan(phase, retry_limit=plan.retry_limit, migration_limit=plan.migration_limit)
+        return self._placed(request, plan) if plan.is_aside and self._conditional.policy != "off" else plan
 
     def _placed(self, request: "FleetRequest", plan: RequestPlan) -> RequestPlan:
-        """Have the decode worker compute the prompt if the configuration and the state of the fleet say so."""
-        if self._conditional.policy == "off" or not plan.is_aside:
-            return plan
+        """Return the plan as `disaggregation.conditional` has it: perhaps the decode worker computes the prompt."""
         try:
             verdict = self.routing.decide(self.route_of(request, plan.beside("alone")))
         except (NoEligibleWorker, WorkerNotNamed):

@@ -1,4 +1,4 @@
-"""What is recorded of the requests that workers of the fleet serve: leases, breakers, metrics, logs, traces."""
+"""What is recorded of requests that workers of the fleet serve: leases, breakers, metrics, logs, traces."""
 
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -13,11 +13,10 @@ from router.http.accounts import Account
 from router.http.refusals import Refusal
 from router.metrics import RequestMetrics
 from router.queue.gate import Admission
-from router.request.attempt import NO_ANSWER, RankAttempt
-from router.request.destination import RequestRecords
+from router.request.attempt import RankAttempt
+from router.request.destination import Destination
 from router.request.replies import log_names
 from router.request.request_log import RequestLog
-from router.request.trace_projection import RequestEnd, is_error
 
 if TYPE_CHECKING:
     from router.request.serving import FleetRequest
@@ -25,20 +24,19 @@ if TYPE_CHECKING:
 _log = structlog.get_logger("router")
 
 
-class FleetRecords(RequestRecords[RankAttempt]):
-    """The records of all requests."""
+class FleetRecords(Destination[RankAttempt]):
+    """The part of `Serving` that records requests."""
 
-    def __init__(
-        self, routing: Routing, admission: Admission, metrics: RequestMetrics, request_log: RequestLog
-    ) -> None:
-        """`request_log` gets a line of each request that ends, if it is wanted."""
-        self._routing, self._admission, self._metrics, self._request_log = routing, admission, metrics, request_log
+    def __init__(self, routing: Routing, admission: Admission, metrics: RequestMetrics, log_ratio: float) -> None:
+        """`log_ratio` is the share of requests that the request log gets."""
+        self.routing, self._admission, self.metrics = routing, admission, metrics
+        self.request_log = RequestLog(log_ratio, routing.clock)
         self._breakers = routing.state.breakers
         self._worker_log = RateLimitedLog(_log, routing.clock)
 
     def unserved(self, request: "FleetRequest", exclusions: tuple[Exclusion, ...]) -> None:
         """The request is refused because no worker is eligible."""
-        self._routing.refuse(request.route, exclusions)
+        self.routing.refuse(request.route, exclusions)
 
     def began(self, request: "FleetRequest", attempt: RankAttempt) -> None:
         """The worker computed the prompt."""
@@ -55,14 +53,14 @@ class FleetRecords(RequestRecords[RankAttempt]):
         if ttft_s is not None and request.progress is None:
             if request.attempts:
                 ttft_s += attempt.verdict.now_s - request.attempts[0].verdict.now_s
-            self._metrics.first_token(request.mode, request.model, attempt.rank.worker_id, ttft_s)
+            self.metrics.first_token(request.mode, request.model, attempt.rank.worker_id, ttft_s)
             if request.trace is not None:
                 request.trace.ttft_s = ttft_s
 
     def settle(self, request: "FleetRequest", attempt: RankAttempt, outcome: OutcomeName) -> None:
         """A worker's part is over: end its lease, update the rank's breaker, poke the queue."""
         lease, answer = attempt.lease, attempt.answer
-        lease.end(outcome, answer, attempt.is_streamed, self._metrics if request.is_over else None)
+        lease.end(outcome, answer, attempt.is_streamed, self.metrics if request.is_over else None)
         if outcome != "ok" or request.attempts or self._breakers.is_any:  # else none changes
             self._judge(request, attempt, "cancelled" if outcome == "cancelled" else attempt.outcome)
         if self._admission.waiting:
@@ -88,10 +86,10 @@ class FleetRecords(RequestRecords[RankAttempt]):
                 reason=attempt.reason,
                 **log_names(request),
             )
-            self._metrics.worker_failed(rank.worker_id, attempt.stage)
-        self._routing.apply(
+            self.metrics.worker_failed(rank.worker_id, attempt.stage)
+        self.routing.apply(
             AttemptEnded(
-                now_s=self._routing.clock.now(),
+                now_s=self.routing.clock.now(),
                 worker_id=rank.worker_id,
                 dp_rank=rank.dp_rank,
                 outcome=outcome,
@@ -109,41 +107,34 @@ class FleetRecords(RequestRecords[RankAttempt]):
             self._first_token(request, attempt, attempt.lease.ttft_s)
         cached_tokens, verdict = attempt.answer.cached_tokens, attempt.verdict
         if cached_tokens is not None and verdict.request.known_tokens and verdict.request.phase != "decode":
-            self._routing.compare(verdict, cached_tokens)
+            self.routing.compare(verdict, cached_tokens)
 
     def ended(self, request: "FleetRequest", outcome: OutcomeName, refusal: Refusal | None) -> None:
         """The request is over: count and log it, and send its trace if it is wanted."""
         exchange = request.exchange
         e2e_s = perf_counter() - exchange.began_s
-        self._metrics.end(request.model, request.mode, outcome, e2e_s)
+        self.metrics.end(request.model, request.mode, outcome, e2e_s)
         if exchange.account is not None:
             _charge(request, exchange.account)
         has_detours = outcome != "ok" or len(request.attempts) > 1 or bool(request.plan.reroutes)
-        if has_detours or self._request_log.is_on:
+        if has_detours or self.request_log.is_on:
             if request.place is not None:
                 self._admission.cancel(request.place)
             self._count_detours(request)
-            self._request_log.ended(request, outcome, refusal, e2e_s)
+            self.request_log.ended(request, outcome, refusal, e2e_s)
         trace = request.trace
-        if trace is None:
-            return
-        status = 0
-        if outcome != "cancelled":  # else unknown: the client left
-            last = request.attempts[-1].status if request.attempts else 0
-            status = last if refusal is None else refusal.status
-        if trace.is_wanted(has_failed=is_error(outcome, status)):
-            trace.send(_request_end(request, outcome, refusal, status))
+        if trace is not None and trace.ended(request, outcome, refusal):
             decision_id = request.route.decision_id if request.is_read else ""
-            self._metrics.traced(request.mode, trace.hex_id, decision_id, e2e_s, trace.ttft_s)
+            self.metrics.traced(request.mode, trace.hex_id, decision_id, e2e_s, trace.ttft_s)
 
     def _count_detours(self, request: "FleetRequest") -> None:
         for attempt in request.attempts[:-1]:
             if attempt.is_retried:
-                self._metrics.retried(attempt.stage)
+                self.metrics.retried(attempt.stage)
         for why in request.plan.reroutes if request.is_read else ():
-            self._metrics.rerouted(why)
+            self.metrics.rerouted(why)
         if request.stream_loss is not None:
-            self._metrics.stream_lost(request.stream_loss)
+            self.metrics.stream_lost(request.stream_loss)
 
 
 def _charge(request: "FleetRequest", account: Account) -> None:
@@ -155,26 +146,3 @@ def _charge(request: "FleetRequest", account: Account) -> None:
     before = 0 if request.progress is None else request.progress.token_count
     prompt_tokens = request.route.known_tokens or answer.input_tokens or 0
     account.charge(prompt_tokens + (answer.output_tokens or before + later + last.has_begun))
-
-
-def _request_end(request: "FleetRequest", outcome: OutcomeName, refusal: Refusal | None, status: int) -> RequestEnd:
-    """Return what a trace says of the end."""
-    attempts = request.attempts
-    error = "" if refusal is None else refusal.code or refusal.kind
-    if refusal is None and outcome == "failed":
-        error = attempts[-1].stage if attempts else "failed"
-    migrations = request.plan.migrations if request.is_read else 0
-    return RequestEnd(
-        request.route if request.is_read else None,
-        request.model,
-        request.exchange.method,
-        request.exchange.path,
-        request.mode,
-        outcome,
-        status,
-        error,
-        attempts[-1].answer if attempts else NO_ANSWER,
-        perf_counter(),
-        retries=sum(bool(each.reason) for each in attempts[:-1]) - migrations,
-        migrations=migrations,
-    )

@@ -40,15 +40,15 @@ from router.native import built
 from router.prompt.chains import EncodedPrompt
 from router.request.attempt import REDIRECTS, Attempt
 from router.request.callback_coroutine import CallbackCoroutine
-from router.request.destination import Destination, Gateway, RequestRecords
+from router.request.destination import Destination, Gateway
 from router.request.handoff import AnswerUnusable, PrefillAnswer, as_events, prefill_answer
 from router.request.replies import refusal_of
 from router.request.resumption import CannotResume
-from router.request.tracer import TracedRequest
 
 if TYPE_CHECKING:
     from kv_protocol.ids import WorkerRank
     from router.queue.waiting import Place
+    from router.request.tracing import RequestTrace
 
 A = TypeVar("A", bound=Attempt)
 
@@ -69,7 +69,7 @@ class Request(CallbackCoroutine, Generic[A]):
     model = ""
     gateway: Gateway | None = None
     """It sends the request itself; None: the router does."""
-    trace: TracedRequest | None = None
+    trace: "RequestTrace | None" = None
     place: "Place | None" = None
     """In the queue, while it waits there."""
     events_when_left = 0
@@ -95,16 +95,20 @@ class Request(CallbackCoroutine, Generic[A]):
     """Whether the client has the beginning of a stream that another worker is to continue."""
     _aside: BufferedResponse | None = None
 
-    def __init__(
-        self, exchange: Exchange, destination: Destination[A], records: RequestRecords[A], mode: str = ""
-    ) -> None:
+    def __init__(self, exchange: Exchange, destination: Destination[A], mode: str = "") -> None:
         """`mode` is that of metrics and logs."""
-        self.exchange, self.destination, self.records, self.mode = exchange, destination, records, mode
+        self.exchange, self.destination, self.mode = exchange, destination, mode
 
     @property
     def is_read(self) -> bool:
         """Whether all was read: the plan comes last."""
         return hasattr(self, "plan")
+
+    @property
+    def detours(self) -> tuple[int, int]:
+        """How often the request was retried at another worker, and how often its stream migrated to one."""
+        migrations = self.plan.migrations if self.is_read else 0
+        return sum(bool(each.reason) for each in self.attempts[:-1]) - migrations, migrations
 
     # ------------------------------------------------------------------------------------------- to a worker
 
@@ -165,7 +169,7 @@ class Request(CallbackCoroutine, Generic[A]):
                 self.plan = plan
                 self.destination.routed(self)
                 return True
-            self.records.unserved(self, error.exclusions)
+            self.destination.unserved(self, error.exclusions)
         if self._failed is not None:
             raise RequestRejected(self._failed.refusal()) from error
         return False
@@ -259,11 +263,11 @@ class Request(CallbackCoroutine, Generic[A]):
         self.is_over, attempt = True, self.attempt
         if attempt is not None:
             self._settle(attempt, outcome)
-        self.records.ended(self, outcome, refusal)
+        self.destination.ended(self, outcome, refusal)
 
     def _settle(self, attempt: A, outcome: OutcomeName) -> None:
         self.attempt = None
-        self.records.settle(self, attempt, outcome)
+        self.destination.settle(self, attempt, outcome)
         self.attempts += (attempt,)
 
     def _refuse(self, refusal: Refusal, loss: StreamLoss = "no_worker") -> None:
@@ -337,7 +341,7 @@ class Request(CallbackCoroutine, Generic[A]):
         attempt = self.attempt
         if attempt is not None:
             attempt.has_begun = True
-            self.records.began(self, attempt)
+            self.destination.began(self, attempt)
 
     def on_bytes(self) -> None:
         """The answer goes on."""

@@ -80,7 +80,7 @@ def _fields(request: Request[RankAttempt], outcome: str, refusal: Refusal | None
     """Return the line's fields; unknown ones are left out."""
     attempts = request.attempts
     last = attempts[-1] if attempts else None
-    migrations = request.plan.migrations if request.is_read else 0
+    retries, migrations = request.detours
     known = {
         "outcome": outcome,
         **(_of_route(request.route) if request.is_read else {}),
@@ -90,7 +90,7 @@ def _fields(request: Request[RankAttempt], outcome: str, refusal: Refusal | None
         "e2e_ms": _milliseconds(e2e_s),
         "mode": request.mode,
         "phases": [f"{each.verdict.request.phase} {each.rank}" for each in attempts],
-        "retries": sum(bool(each.reason) for each in attempts[:-1]) - migrations,
+        "retries": retries,
         "migrations": migrations,
         "body_bytes": len(request.exchange.body),
         "reason": "" if last is None or not last.reason else last.stage,

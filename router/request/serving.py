@@ -32,9 +32,8 @@ from router.request.reading import FleetReader
 from router.request.records import FleetRecords
 from router.request.replies import refuse
 from router.request.request import Request
-from router.request.request_log import RequestLog
 from router.request.resumption import CannotResume
-from router.request.tracer import Tracer
+from router.request.tracing import RequestTrace, Tracer
 
 _BACK_OFF_S = 0.02
 """Mean pause before the first retry; it doubles with each further one."""
@@ -45,7 +44,7 @@ _CLIENT_FAULTS = frozenset({"pinned", "taint", "lora", "endpoint"})
 FleetRequest = Request[RankAttempt]
 
 
-class Serving(FleetReader, Calls):
+class Serving(FleetReader, Calls, FleetRecords):
     """The parts that serve requests at workers."""
 
     def __init__(
@@ -69,9 +68,8 @@ class Serving(FleetReader, Calls):
         """
         FleetReader.__init__(self, routing, prompts, metrics, tenants, settings, new_id)
         Calls.__init__(self, settings, prompts.detokenizer)
-        self.request_log = RequestLog(settings.telemetry.request_log_ratio, routing.clock)
-        self.records = FleetRecords(routing, admission, metrics, self.request_log)
-        self._admission, self._chat_sent, self._tracer = admission, chat_sent, tracer
+        FleetRecords.__init__(self, routing, admission, metrics, settings.telemetry.request_log_ratio)
+        self._chat_sent, self._tracer = chat_sent, tracer
         self._inflight_max = settings.queue.inflight_requests_max
         self._recent, self._kept = recent, kept
         routing.records.append(self.record)
@@ -93,11 +91,11 @@ class Serving(FleetReader, Calls):
             self.refuse(exchange, refusal)
             return None
         metrics.inflight += 1
-        request: FleetRequest = Request(exchange, self, self.records, mode or self._state.policy.mode)
+        request: FleetRequest = Request(exchange, self, mode or self._state.policy.mode)
         if gateway is not None:
             request.gateway = gateway
         if self._tracer is not None:
-            request.trace = self._tracer.begin(exchange.headers, exchange.began_s)
+            request.trace = RequestTrace(self._tracer, exchange.headers, exchange.began_s)
         request.run(request.live())
         return request
 

@@ -31,7 +31,7 @@ from router.queue.gate import Admission, FleetHeadroom
 from router.queue.tenants import TenantNames
 from router.request.endpoints import endpoints
 from router.request.serving import Serving
-from router.request.tracer import Tracer
+from router.request.tracing import Tracer
 from tests.support.manual_clock import ManualClock
 from tests.unit.router.samples import MODEL, FakeIndex, registered
 

@@ -13,7 +13,7 @@ from kv_runtime.tracing import exporter as exporter_module
 from kv_runtime.tracing.exporter import SpanExporter
 from kv_runtime.tracing.service import TracingSection, opened_tracing
 from kv_runtime.tracing.spans import SpanData, TraceData
-from router.request.tracer import Tracer
+from router.request.tracing import Tracer
 from tests.support.otlp_sink import OtlpSink
 from tests.unit.router.plane import running_plane, until
 from tests.unit.router.test_data_plane import refusing_url

@@ -10,7 +10,7 @@ from typing import Any
 from kv_runtime.tracing.exporter import SpanExporter
 from kv_runtime.tracing.otlp import OtlpSender, http_exporter
 from kv_runtime.tracing.spans import Sampling
-from router.request.tracer import Tracer
+from router.request.tracing import Tracer
 from tests.support.otlp_sink import OtlpSink, Span
 from tests.unit.router.plane import Plane, running_plane
 

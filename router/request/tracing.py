@@ -1,0 +1,356 @@
+"""What a request records of itself while it is traced, and the spans that are made of it when it ends.
+
+    chat {model}                        SERVER     the request, from its first byte to its end
+      prompt                            INTERNAL   rendering, encoding and hashing, where the mode needs it
+      queue                             INTERNAL   the wait in the queue, if there was one
+      decide                            INTERNAL   one for each decision
+      chat | prefill | decode {model}   CLIENT     one for each upstream request; events first_token, last_token
+        link                                       to the upstream request before: retry, migration or handoff
+
+`gen_ai.*`, `http.*`, `server.*`, `url.*` and `error.type` are names of OpenTelemetry's semantic conventions; what those
+have no name for is `kvrouter.*`. Text of clients is cut (`spans.text`); a model's name is part of a span's name only
+if workers serve it. Times are seconds of `perf_counter`, as `Exchange.began_s`.
+
+While tracing is off there is no `Tracer`, and a request has no record. An unsampled request costs its ids and a few
+times: spans are made for what is sent alone.
+
+Source: OpenTelemetry semantic conventions, "Generative AI client spans", "HTTP spans".
+"""
+
+from collections.abc import Callable
+from random import getrandbits
+from time import perf_counter, time_ns
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import urlsplit
+
+import msgspec
+
+from kv_protocol.openai.endpoints import PATHS
+from kv_protocol.trace_context import TRACEPARENT, TRACESTATE, parsed_trace_parent, trace_parent
+from kv_runtime.tracing.spans import Attributes, Sampling, SpanData, SpanEvent, SpanLink, TraceData, text
+from router.decision.verdict import Verdict
+from router.http.heads import Headers
+from router.http.refusals import Refusal
+from router.native import built
+from router.request.attempt import NO_ANSWER, SERVER_FAULT, RankAttempt
+
+if TYPE_CHECKING:
+    from router.request.serving import FleetRequest
+
+TURNS_MAX = 32
+"""Of a request with more turns, the spans of the first ones are left out."""
+_NS_PER_S = 1_000_000_000
+_TRACE_ID_BITS, _SPAN_ID_BITS = 128, 64
+_OPERATIONS: dict[str, str] = {"completions": "text_completion", "embeddings": "embeddings"}
+_OPERATION_OF_PATH = {path: _OPERATIONS[name] for name, path in PATHS.items() if name in _OPERATIONS}
+_CHAT = "chat"
+_PROVIDER = "kv_router"
+_UNNAMED = "_OTHER"
+"""`error.type` of an error without a name, by the conventions."""
+_PORTS = {"http": 80, "https": 443}
+
+
+class Turn(msgspec.Struct, eq=False):
+    """One decision, and the request that the winner got, if it got one. A time is None if it did not happen."""
+
+    began_s: float
+    decided_s: float = 0.0
+    verdict: Verdict | None = None
+    """None: no worker was chosen; `refused` says why, in a word."""
+    refused: str = ""
+    span_id: int = 0
+    """Of the upstream request; 0: none was sent."""
+    sent_s: float = 0.0
+    first_token_s: float | None = None
+    ended_s: float = 0.0
+    attempt: RankAttempt | None = None
+    """Set at its end, as `ended_s` and `outcome`: ok, refused, failed or cancelled."""
+    outcome: str = ""
+
+
+class Tracer(NamedTuple):
+    """Which requests are sent, and what gets the spans of one: `send` does not block."""
+
+    sampling: Sampling
+    send: Callable[[TraceData], None]
+
+
+class RequestTrace:
+    """The record of one request: its place in the trace, and its turns, first one first."""
+
+    def __init__(self, tracer: Tracer, headers: Headers, began_s: float) -> None:
+        """`headers` are the client's; `began_s` is when the request began."""
+        self._tracer, self._began_s = tracer, began_s
+        given = headers.get(TRACEPARENT)
+        parent = self._parent = None if given is None else parsed_trace_parent(given)
+        """The caller's span; None: the trace begins here."""
+        self._trace_id = parent.trace_id if parent is not None else getrandbits(_TRACE_ID_BITS) or 1
+        is_sampled = None if parent is None else parent.is_sampled
+        self._is_sampled = tracer.sampling.is_sampled(self._trace_id, parent=is_sampled)
+        self._span_id = 0
+        """0: it is drawn once it is needed."""
+        self._turns: list[Turn] = []
+        self._prompt: tuple[float, float] | None = None
+        """From when to when the prompt was rendered, encoded and hashed; None: the mode needs none of it."""
+        self._queue: tuple[float, float] | None = None
+        """From when to when the request waited in the queue; None: it did not."""
+        self.ttft_s: float | None = None
+
+    @property
+    def hex_id(self) -> str:
+        """The trace id as logs and exemplars have it."""
+        return f"{self._trace_id:032x}"
+
+    # ------------------------------------------------------------------------------------------- in a request's order
+
+    def prompted(self, seconds: float) -> None:
+        """The prompt is ready, after this time."""
+        self._prompt = self._last(seconds)
+
+    def waited(self, seconds: float) -> None:
+        """The request left the queue, after this time; 0: it never waited."""
+        if seconds > 0:
+            self._queue = self._last(seconds)
+
+    def _last(self, seconds: float) -> tuple[float, float]:
+        """Return when these last seconds began and ended: not before the request did, by another clock."""
+        now_s = perf_counter()
+        return max(self._began_s, now_s - seconds), now_s
+
+    def deciding(self) -> None:
+        """A decision begins."""
+        self._turns.append(Turn(perf_counter()))
+
+    def decided(self, verdict: Verdict | None, refused: str = "") -> None:
+        """The decision was made; None: no worker was chosen, `refused` says why."""
+        turn = self._turns[-1]
+        turn.decided_s, turn.verdict, turn.refused = perf_counter(), verdict, refused
+
+    def sending(self, client: Headers) -> Headers:
+        """The request goes to the chosen worker; return the client's headers with this upstream request's span."""
+        turn = self._turns[-1]
+        turn.span_id, turn.sent_s = _new_span_id(), perf_counter()
+        return self._within(turn.span_id, client)
+
+    def not_sent(self) -> None:
+        """It could not be sent after all."""
+        self._turns[-1].span_id = 0
+
+    def beside(self, client: Headers) -> Headers:
+        """Return the client's headers for an upstream request without a span: it belongs to the SERVER span."""
+        self._span_id = self._span_id or _new_span_id()
+        return self._within(self._span_id, client)
+
+    def _within(self, span_id: int, client: Headers) -> Headers:
+        """Return the headers with the `traceparent` of the span; a `tracestate` beside no valid one is left out."""
+        headers = {**client, TRACEPARENT: trace_parent(self._trace_id, span_id, self._is_sampled)}
+        if self._parent is None:
+            headers.pop(TRACESTATE, None)
+        return headers
+
+    def began(self) -> None:
+        """The first bytes of the worker's answer came."""
+        turn = self._turns[-1]
+        if turn.first_token_s is None:
+            turn.first_token_s = perf_counter()
+
+    def attempt_over(self, attempt: RankAttempt, outcome: str) -> None:
+        """The worker's part is over, and its lease has ended."""
+        turn = self._turns[-1]
+        turn.ended_s, turn.attempt, turn.outcome = perf_counter(), attempt, outcome
+        if not attempt.is_streamed and turn.span_id:  # its first bytes say nothing of its first token
+            ttft_s = attempt.lease.ttft_s
+            turn.first_token_s = None if ttft_s is None else min(turn.sent_s + ttft_s, turn.ended_s)
+
+    def ended(self, request: "FleetRequest", outcome: str, refusal: Refusal | None) -> bool:
+        """The request has ended: send its spans if they are wanted; return whether they were."""
+        status = 0
+        """Of the client's answer; 0: unknown, the client left."""
+        if outcome != "cancelled":
+            last = request.attempts[-1].status if request.attempts else 0
+            status = last if refusal is None else refusal.status
+        has_failed = outcome == "failed" or status >= SERVER_FAULT
+        sampling = self._tracer.sampling
+        if not (self._is_sampled or sampling.is_kept(has_failed=has_failed, ttft_s=self.ttft_s)):
+            return False
+        error = "" if refusal is None else refusal.code or refusal.kind
+        if refusal is None and outcome == "failed":
+            error = request.attempts[-1].stage if request.attempts else "failed"
+        now_s = perf_counter()
+        epoch_ns = time_ns() - round(now_s * _NS_PER_S)
+        attributes = self._attributes(request, outcome, status) | ({"error.type": error} if error else {})
+        operation = attributes["gen_ai.operation.name"]
+        spans = [
+            SpanData(
+                name=f"{operation} {text(request.route.model)}" if request.is_read else f"{operation}",
+                kind="server",
+                span_id=self._span_id or _new_span_id(),
+                start_ns=_at(self._began_s, epoch_ns),
+                end_ns=_at(now_s, epoch_ns),
+                attributes=attributes,
+                error=error if has_failed else "",
+            )
+        ]
+        for name, stretch in (("prompt", self._prompt), ("queue", self._queue)):
+            if stretch is not None:
+                at = (_at(stretch[0], epoch_ns), _at(stretch[1], epoch_ns))
+                spans.append(SpanData(name, "internal", _new_span_id(), *at, {}))
+        before = None
+        for turn in self._turns[-TURNS_MAX:]:
+            spans.append(_decision(turn, epoch_ns))
+            if turn.span_id:
+                spans.append(_client(turn, before, request.exchange.method, epoch_ns))
+                before = turn
+        parent_id = 0 if self._parent is None else self._parent.span_id
+        self._tracer.send(TraceData(self._trace_id, parent_id, tuple(spans)))
+        return True
+
+    def _attributes(self, request: "FleetRequest", outcome: str, status: int) -> Attributes:
+        """Return the attributes of the SERVER span, without its error."""
+        exchange, attempts = request.exchange, request.attempts
+        route = request.route if request.is_read else None
+        operation = _OPERATION_OF_PATH.get(exchange.path, _CHAT) if route is None else _operation(route.endpoint)
+        retries, migrations = request.detours
+        attributes: Attributes = {
+            "gen_ai.operation.name": operation,
+            "gen_ai.provider.name": _PROVIDER,
+            "http.request.method": exchange.method,
+            "http.route": exchange.path,
+            "url.path": exchange.path,
+            "url.scheme": "http",
+            "kvrouter.mode": request.mode,
+            "kvrouter.outcome": outcome,
+            "kvrouter.retries": retries,
+            "kvrouter.migrations": migrations,
+        }
+        if request.model:
+            attributes["gen_ai.request.model"] = text(request.model)
+        if route is not None:
+            attributes["kvrouter.request_id"] = text(route.request_id)
+            if route.max_tokens:
+                attributes["gen_ai.request.max_tokens"] = route.max_tokens
+        if status:
+            attributes["http.response.status_code"] = status
+        if self._queue is not None:
+            attributes["kvrouter.queue_wait_s"] = self._queue[1] - self._queue[0]
+        if self.ttft_s is not None:
+            attributes["kvrouter.ttft_s"] = self.ttft_s
+        _add_usage(attributes, attempts[-1].answer if attempts else NO_ANSWER, 0 if route is None else route.isl_tokens)
+        return attributes
+
+
+def _new_span_id() -> int:
+    """Return a random id, not 0."""
+    return getrandbits(_SPAN_ID_BITS) or 1
+
+
+def _decision(turn: Turn, epoch_ns: int) -> SpanData:
+    verdict = turn.verdict
+    refused = "" if verdict is not None else turn.refused or _UNNAMED
+    return SpanData(
+        name="decide",
+        kind="internal",
+        span_id=_new_span_id(),
+        start_ns=_at(turn.began_s, epoch_ns),
+        end_ns=_at(turn.decided_s, epoch_ns),
+        attributes={"error.type": refused} if verdict is None else _of_verdict(verdict),
+        error=refused,
+    )
+
+
+def _of_verdict(verdict: Verdict) -> Attributes:
+    request, winner = verdict.request, verdict.winner
+    attributes: Attributes = {
+        "kvrouter.decision_id": verdict.decision_id,
+        "kvrouter.phase": request.phase,
+        "kvrouter.policy": verdict.policy,
+        "kvrouter.reason": verdict.reason,
+        "kvrouter.action": verdict.action,
+        "kvrouter.worker": winner.worker_id,
+        "kvrouter.dp_rank": winner.dp_rank,
+        "kvrouter.trust": verdict.trust,
+        "kvrouter.candidates": len(verdict.rank_indices),
+        "kvrouter.overlap_blocks": verdict.overlap_blocks,
+        "kvrouter.expected_blocks": verdict.expected_blocks,
+        "kvrouter.reusable_blocks": request.reusable_blocks,
+        "kvrouter.regret_blocks": verdict.regret_blocks,
+    }
+    if verdict.margin is not None:
+        attributes["kvrouter.margin"] = verdict.margin
+    if verdict.ttft_s is not None:
+        attributes["kvrouter.predicted_ttft_s"] = verdict.ttft_s
+    if verdict.has_costs:
+        attributes["kvrouter.cost_unit"] = verdict.cost_unit
+        terms = verdict.terms(verdict.winner_at)
+        for name in terms.__struct_fields__:
+            attributes[f"kvrouter.cost.{name}"] = getattr(terms, name)
+    return attributes
+
+
+def _client(turn: Turn, before: Turn | None, method: str, epoch_ns: int) -> SpanData:
+    attempt = turn.attempt
+    assert attempt is not None, "what was sent is settled"
+    verdict, registration, request = attempt.verdict, attempt.verdict.registration, attempt.verdict.request
+    operation = _operation(request.endpoint)
+    url = urlsplit(registration.base_url)
+    attributes: Attributes = {
+        "gen_ai.operation.name": operation,
+        "gen_ai.provider.name": registration.event_source,
+        "gen_ai.request.model": text(request.model),
+        "http.request.method": method,
+        "server.address": url.hostname or "",
+        "server.port": url.port or _PORTS.get(url.scheme, 0),
+        "kvrouter.decision_id": verdict.decision_id,
+        "kvrouter.phase": request.phase,
+        "kvrouter.worker": verdict.winner.worker_id,
+        "kvrouter.dp_rank": verdict.winner.dp_rank,
+        "kvrouter.outcome": turn.outcome,
+    }
+    if attempt.status:
+        attributes["http.response.status_code"] = attempt.status
+    if attempt.reason:
+        attributes["error.type"] = attempt.stage
+    _add_usage(attributes, attempt.answer, 0)
+    word = request.phase if request.phase in ("prefill", "decode") else operation
+    return SpanData(
+        name=f"{word} {text(request.model)}",
+        kind="client",
+        span_id=turn.span_id,
+        start_ns=_at(turn.sent_s, epoch_ns),
+        end_ns=_at(turn.ended_s, epoch_ns),
+        attributes=attributes,
+        error=text(f"{attempt.stage}: {attempt.reason}") if attempt.reason else "",
+        events=_events(turn, epoch_ns),
+        links=() if before is None else (SpanLink(before.span_id, _why(before)),),
+    )
+
+
+def _events(turn: Turn, epoch_ns: int) -> tuple[SpanEvent, ...]:
+    first_s = turn.first_token_s
+    first = () if first_s is None else (SpanEvent("first_token", _at(first_s, epoch_ns)),)
+    return (*first, SpanEvent("last_token", _at(turn.ended_s, epoch_ns))) if turn.outcome == "ok" else first
+
+
+def _why(before: Turn) -> str:
+    """Return why a turn follows one before."""
+    if before.attempt is None or not before.attempt.reason:
+        return "handoff"
+    return "retry" if before.first_token_s is None else "migration"
+
+
+def _operation(endpoint: str) -> str:
+    return _OPERATIONS.get(endpoint, _CHAT)
+
+
+def _add_usage(attributes: Attributes, answer: built.Answer, isl_tokens: int) -> None:
+    input_tokens = answer.input_tokens or isl_tokens
+    if input_tokens:
+        attributes["gen_ai.usage.input_tokens"] = input_tokens
+    if answer.output_tokens is not None:
+        attributes["gen_ai.usage.output_tokens"] = answer.output_tokens
+    if answer.cached_tokens is not None:
+        attributes["gen_ai.usage.cache_read.input_tokens"] = answer.cached_tokens
+
+
+def _at(seconds: float, epoch_ns: int) -> int:
+    return epoch_ns + round(seconds * _NS_PER_S)
