@@ -89,7 +89,6 @@ OF_CALLERS = (
     "router.planner",
     "router.prompt.chains",
     "router.http.exchange",
-    "router.http.framing",
     "router.http.heads",
     "router.http.sites",
     "router.http.request_body",

@@ -122,8 +122,9 @@ class RequestPlan(msgspec.Struct, frozen=True):
             return None
         return _rerouted(plan, "prefill_failed", "alone")
 
-    def may_fail(self) -> bool:
-        """Return whether the request is tried again if its worker fails now, which may have taken the handoff."""
+    @property
+    def has_retry(self) -> bool:
+        """Whether the request is tried again if its worker fails now, which may have taken the handoff."""
         if self.retries < self.retry_limit:
             return self.phase != "decode" or not self.is_fixed
         return self.phase == "prefill" and not self.is_fixed and self.falls_back

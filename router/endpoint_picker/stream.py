@@ -20,16 +20,15 @@ Source: `envoy/service/ext_proc/v3/external_processor.proto` of Envoy 1.40; docs
 import asyncio
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from kv_protocol.openai.endpoints import PATHS
 from router.endpoint_picker import wire
 from router.endpoint_picker.addresses import alternatives, endpoint_of
-from router.endpoint_picker.wire import AnswerCame, BodyMode, Lines, MessageRefused, RequestCame
+from router.endpoint_picker.wire import AnswerCame, BodyMode, MessageRefused, RequestCame
 from router.http import refusals
-from router.http.exchange import Exchange, HeaderLines, OutboundCall, ResponseHandler
-from router.http.framing import AnswerBody
-from router.http.heads import UNTIL_CLOSE
+from router.http.exchange import Exchange, HeaderLines, OutboundCall, ResponseHandler, header_lines
+from router.http.heads import UNTIL_CLOSE, AnswerBody
 from router.http.refusals import Refusal
 from router.http.relay import DONE
 from router.metrics import Outcome
@@ -65,15 +64,15 @@ class GatewayStream:
         self._request_mode: BodyMode = "buffered"
         self._answer_mode: BodyMode | None = None
         self._head: RequestCame | None = None
-        self._body = bytearray()
-        self._complete = b""  # the body, which the router has too: once in memory
+        self._body: bytearray | bytes = bytearray()
+        """Once it is complete, the object that the router has, too."""
         self._trailers = False
         self._is_stream = False
         self._token_mark = b""
         self._answer: AnswerBody
         self._exchange: Exchange | None = None
         self._request: FleetRequest | None = None
-        self._handler: ResponseHandler | None = None
+        """The call's handler, until the answer is over."""
         self._replies: list[Any] = []
         self._spoke = asyncio.Event()
         """The router said what the gateway waits for."""
@@ -130,7 +129,7 @@ class GatewayStream:
         state, self._state = self._state, "over"
         if self._exchange is not None and state != "over":
             self._exchange.leave()
-        self._picker.account(-len(self._body) - len(self._complete))
+        self._picker.account(-len(self._body))
         self._said("left")
 
     def _said(self, outcome: Outcome) -> None:
@@ -138,7 +137,7 @@ class GatewayStream:
             self._is_told = True
             self._picker.statistics.outcomes[outcome] += 1
 
-    def _answer_client(self, status: int, headers: Lines, body: bytes) -> None:
+    def _answer_client(self, status: int, headers: HeaderLines, body: bytes) -> None:
         """Have the gateway answer its client with this."""
         self._state, self.is_answered = "over", True
         self._replies.append(wire.immediate_reply(status, headers, body))
@@ -193,19 +192,19 @@ class GatewayStream:
                 "request_body or request_trailers: found as the first message, allowed request_headers"
             )
         self._state = "placing"
-        self._complete, self._body = bytes(self._body), bytearray()
-        parts = head.method, head.path, head.query, head.headers, self._complete
+        self._body = bytes(self._body)
+        parts = head.method, head.path, head.query, head.headers, self._body
         exchange = self._exchange = _Placed(self, *parts, self._began_s)
         if head.path not in _PATHS or head.method != "POST":
             picker.replies(exchange)
             return
         allowed = picker.addresses().allowed(head.subset)
         gateway = Gateway(allowed, partial(alternatives, count=picker.settings.fallbacks))
-        self._request = picker.serving.serve(exchange, gateway=gateway)
+        picker.serving.serve(exchange, gateway=gateway)
 
     def place(self, call: OutboundCall, watcher: ResponseHandler) -> None:
         """The router chose a worker: tell the gateway, unless it has sent the request already, to another worker."""
-        self._handler = watcher
+        self._request = cast("FleetRequest", watcher)
         self._said("placed")
         if self._state != "placing":
             return
@@ -213,14 +212,14 @@ class GatewayStream:
         self._token_mark = call.token_mark
         urls = (call.base_url, *call.alternatives)
         destination = ",".join(endpoint for each in urls if (endpoint := endpoint_of(each)) is not None)
-        lines = _lines(call.headers)
+        lines = header_lines(call.headers)
         named = {name.decode("latin-1").lower() for name, _ in lines}
         head = lines, tuple(name for name in _NOT_OURS if name not in named), destination
         body = b"".join(call.body) if isinstance(call.body, tuple) else bytes(call.body)
         if self._head is not None and self._head.is_last:
             self._replies.append(wire.head_reply("request", *head))
         elif self._request_mode == "buffered":
-            self._replies.append(wire.body_reply("request", *head, None if body == self._complete else body))
+            self._replies.append(wire.body_reply("request", *head, None if body == self._body else body))
         else:
             self._replies += [wire.head_reply("request", *head), *self._chunks(body)]
             self._replies += [wire.trailers_reply("request")] * self._trailers
@@ -236,7 +235,7 @@ class GatewayStream:
 
     def reply(self, status: int, body: bytes, content_type: bytes, headers: HeaderLines) -> None:
         """The router answers itself: tell the gateway."""
-        self._handler = None
+        self._request = None
         if self._is_moving:  # the worker that answered is not eligible by now: its answer is passed on all the same
             return
         if self._state not in ("answer", "over"):  # else the client has the beginning of an answer
@@ -275,7 +274,7 @@ class GatewayStream:
             if worker_id is not None and request.served_elsewhere(worker_id):
                 self._picker.statistics.moved += 1
             self._is_moving = False
-        if (handler := self._handler) is None:
+        if (handler := self._request) is None:
             self._accept(b"", head)
         elif head.failure:
             handler.on_failed("connect", head.failure, False)  # noqa: FBT003 - a callback's fact
@@ -287,10 +286,10 @@ class GatewayStream:
     def _accept(self, lines: bytes, head: AnswerCame) -> None:
         """Have the gateway pass the answer's head on, with these header lines."""
         self._state = "answer"
-        self._replies.append(wire.head_reply("response", _lines(lines)))
+        self._replies.append(wire.head_reply("response", header_lines(lines)))
         if head.is_last or self._answer_mode in (None, "none"):
-            if self._is_stream and self._handler is not None:
-                self._handler.on_first_byte()
+            if self._is_stream and self._request is not None:
+                self._request.on_first_byte()
             self._end()
 
     def _answer_body(self, data: bytes, *, is_last: bool) -> None:
@@ -300,7 +299,7 @@ class GatewayStream:
         )
         if self._state != "answer":
             return
-        handler, answer = self._handler, self._answer
+        handler, answer = self._request, self._answer
         if data:
             is_first = not answer.has_begun
             answer.feed(data)
@@ -318,7 +317,7 @@ class GatewayStream:
         if self._state != "answer":
             return
         self._state = "over"
-        handler, self._handler = self._handler, None
+        handler, self._request = self._request, None
         if handler is not None:
             self._answer.take(self._answer.size)
             later_events = self._answer.later
@@ -338,9 +337,3 @@ class _Placed(Exchange, eq=False):
             self.client.place(call, watcher)
         else:
             watcher.on_gone(0)
-
-
-def _lines(lines: bytes) -> Lines:
-    """Return header lines, each ended by CRLF, as names and values."""
-    parted = (line.partition(b": ") for line in lines.split(b"\r\n") if line)
-    return tuple((name, value) for name, _, value in parted)

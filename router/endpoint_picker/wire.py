@@ -17,12 +17,12 @@ from google.protobuf import descriptor_pool, message_factory, struct_pb2
 from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto
 from google.protobuf.message import DecodeError
 
+from router.http.exchange import HeaderLines
 from router.http.heads import Headers
 
 BodyMode = Literal["none", "streamed", "buffered", "buffered_partial", "full_duplex_streamed", "grpc"]
 """How the gateway sends a body. Source: Envoy's API, `ProcessingMode.BodySendMode`."""
 Side = Literal["request", "response"]
-Lines = tuple[tuple[bytes, bytes], ...]
 _MODES: tuple[BodyMode, ...] = get_args(BodyMode)
 PROCESSOR = "envoy.service.ext_proc.v3.ExternalProcessor"
 HEALTH = "grpc.health.v1.Health"
@@ -243,7 +243,7 @@ def _subset(metadata: Any) -> tuple[str, ...] | None:  # noqa: ANN401
     return found if isinstance(found, tuple) else None
 
 
-def head_reply(side: Side, lines: Lines = (), removed: tuple[str, ...] = (), destination: str = "") -> Any:  # noqa: ANN401
+def head_reply(side: Side, lines: HeaderLines = (), removed: tuple[str, ...] = (), destination: str = "") -> Any:  # noqa: ANN401
     """Pass a head on, with these header lines in place of those of the same names.
 
     `destination`: the picked endpoints, `ip:port` between commas; empty: nothing was picked.
@@ -252,7 +252,7 @@ def head_reply(side: Side, lines: Lines = (), removed: tuple[str, ...] = (), des
 
 
 def body_reply(
-    side: Side, lines: Lines = (), removed: tuple[str, ...] = (), destination: str = "", body: bytes | None = None
+    side: Side, lines: HeaderLines = (), removed: tuple[str, ...] = (), destination: str = "", body: bytes | None = None
 ) -> Any:  # noqa: ANN401
     """Pass a body or a part of it on, of a buffered request with changes of its head; `body` takes its place."""
     if body is None:
@@ -274,12 +274,12 @@ def trailers_reply(side: Side) -> Any:  # noqa: ANN401
     return _Response(**{f"{side}_trailers": {}})
 
 
-def immediate_reply(status: int, headers: Lines, body: bytes) -> Any:  # noqa: ANN401
+def immediate_reply(status: int, headers: HeaderLines, body: bytes) -> Any:  # noqa: ANN401
     """Answer the client with this, and send the request nowhere."""
     return _Response(immediate_response={"status": {"code": status}, "headers": _set(headers), "body": body})
 
 
-def _reply(kind: str, lines: Lines, removed: tuple[str, ...], destination: str, **changes: object) -> Any:  # noqa: ANN401
+def _reply(kind: str, lines: HeaderLines, removed: tuple[str, ...], destination: str, **changes: object) -> Any:  # noqa: ANN401
     if destination:
         lines = (*lines, (DESTINATION.encode(), destination.encode()))
     mutation = {**_set(lines), "remove_headers": removed}
@@ -289,6 +289,6 @@ def _reply(kind: str, lines: Lines, removed: tuple[str, ...], destination: str, 
     return message
 
 
-def _set(lines: Lines) -> dict[str, Any]:
+def _set(lines: HeaderLines) -> dict[str, Any]:
     headers = ({"key": name.decode("latin-1"), "raw_value": value} for name, value in lines)
     return {"set_headers": [{"header": each, "append_action": _OVERWRITE} for each in headers]}

@@ -7,9 +7,9 @@
                                on_cut -> b"", then forward          the event stream goes on with another call's
                                on_failed(begun=True)                over: the client has an error, or was cut off
                                on_end                               over
-                       ->  exchange.on_gone(callback)               for as long as nothing is forwarded
+                       ->  exchange.when_gone = callback            for as long as nothing is forwarded
 
-When the client leaves, one callback is called: the watcher's while a call is forwarded, else that given to `on_gone`.
+When the client leaves, one callback is called: the watcher's while a call is forwarded, else `when_gone`.
 All of it happens in callbacks of one event loop, and none of them may block.
 """
 
@@ -23,8 +23,7 @@ import msgspec
 from kv_protocol.body_limits import Bytes
 from kv_runtime.http.answers import error_body
 from router.http.accounts import Account
-from router.http.framing import LAST_CHUNK, chunk
-from router.http.heads import Headers
+from router.http.heads import LAST_CHUNK, Headers, chunk
 from router.http.stream_replay import StreamReplayBuffer
 from router.native import built
 
@@ -147,6 +146,12 @@ class ClientEnd(Protocol):
 
     def cut(self) -> None:
         """The answer stays incomplete: close the connection, so that the client cannot take it for a complete one."""
+
+
+def header_lines(lines: bytes) -> HeaderLines:
+    """Return header lines, each ended by CRLF, as names and values."""
+    parted = (line.partition(b": ") for line in lines.split(b"\r\n") if line)
+    return tuple((name, value) for name, _, value in parted)
 
 
 def own_answer(status: int, body: bytes, content_type: bytes, headers: HeaderLines, connection_line: bytes) -> bytes:
@@ -274,18 +279,12 @@ class Exchange(msgspec.Struct, eq=False):
         if not built.send(origin, self, call, watcher):
             outward.dial(origin, self, call, watcher)
 
-    def on_gone(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called when the client leaves while nothing is forwarded; at once where it left."""
-        self.when_gone = callback
-        if self.client is None:
-            self.leave()
-
     def close(self) -> None:
         """The exchange is over: detach its callbacks."""
         self.client = self.when_gone = self.relay = None
 
     def expire(self) -> None:
-        """The plane stops: end the answer, and call the watcher as if the client left, or the `on_gone` callback."""
+        """The plane stops: end the answer, and call the watcher as if the client left, or `when_gone`."""
         if self.relay is not None:
             self.relay.expire()
             return
@@ -296,7 +295,7 @@ class Exchange(msgspec.Struct, eq=False):
             callback()
 
     def leave(self) -> None:
-        """The client left: call the `on_gone` callback."""
+        """The client left: call the watcher's `on_gone`, or `when_gone`."""
         relay, callback = self.relay, self.when_gone
         self.close()
         if relay is not None:

@@ -25,8 +25,7 @@ import structlog
 
 from kv_runtime.http.answers import error_body
 from router.http.exchange import Exchange, OutboundCall, ResponseHandler, UpstreamStage
-from router.http.framing import LAST_CHUNK, AnswerBody, chunk
-from router.http.heads import CHUNKED, AnswerHead, AnswerReader, Malformed
+from router.http.heads import CHUNKED, LAST_CHUNK, AnswerBody, AnswerHead, AnswerReader, Malformed, chunk
 from router.http.stream_replay import FAILURE, failure_in
 from router.native import built
 

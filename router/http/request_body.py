@@ -4,8 +4,7 @@ from typing import TYPE_CHECKING
 
 from kv_protocol.body_limits import SCANNED_BYTES, Bytes
 from router.http.exchange import Exchange
-from router.http.framing import BodyReader
-from router.http.heads import Malformed, RequestHead
+from router.http.heads import BodyReader, Malformed, RequestHead
 
 if TYPE_CHECKING:
     from router.http.plane import HttpPlane

@@ -12,9 +12,11 @@ from collections.abc import Callable
 import msgspec
 
 from kv_protocol.body_limits import Bytes
-from kv_protocol.continuation import COMMENT, Progress, without_tokens
-from router.http.framing import KeptEvents
+from kv_protocol.continuation import COMMENT, HEADER, Progress, without_tokens
+from router.http.heads import KeptEvents
 
+CONTINUABLE_HEADER = HEADER.encode()
+"""A client that sends it gets a stream's token comments."""
 FAILURE = b'data: {"error":'
 """How an event of vLLM begins that reports an error: in JSON's strings each quote is escaped."""
 _SERVER_ERROR = 500
@@ -87,9 +89,10 @@ def without_ids(events: bytes) -> bytes:
 
 
 class StreamReplayBuffer(msgspec.Struct, eq=False):
-    """The complete events of a stream; `kept` has what the client received, before its form was changed."""
+    """The complete events of a stream, and what the client gets of them."""
 
     kept: KeptEvents
+    """What the client received, before its form was changed."""
     hides_tokens: bool = True
     """Whether the client gets no token comments."""
     hides_ids: bool = False
@@ -126,12 +129,3 @@ class StreamReplayBuffer(msgspec.Struct, eq=False):
         if not is_first:
             self.later_tokens += tokens
         return shown if self.hides_tokens else events
-
-    def events(self) -> bytes:
-        """Return the kept events."""
-        return self.kept.events
-
-    @property
-    def is_overfull(self) -> bool:
-        """Whether the stream is too long to be kept."""
-        return self.kept.is_overfull

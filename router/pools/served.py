@@ -132,7 +132,8 @@ class PoolService:
         """Answer with the pools that a request would be sent to, and why."""
         pools = Pools(self)
         request = Request(exchange, pools)
-        request.explain(pools.explain(request))
+        exchange.when_gone = request.stop
+        request.run(pools.explain(request))
 
     def plans(self, selection_input: SelectionInput, *, one_token: bool) -> tuple[PoolSequence, ...]:
         """Return the pools to try now, in order, for each phase in turn; for `one_token` only the last phase."""
@@ -200,14 +201,13 @@ class PoolAttempt(Attempt):
         """The pool."""
         return self.rank.worker_id
 
-    def may_pass(self, status: int) -> bool:
-        """Judge a status of 300 or more; a prefill router's answer says when it is free."""
+    def judge(self, status: int) -> None:
+        """Set what a status of 300 or more means; a prefill router's answer says when it is free."""
         self.is_success = False
         if self.pool_phase == "prefill" and (retry_after := self.headers.get(b"retry-after")):
             self.lines += b"retry-after: %b\r\n" % retry_after
         if status >= SERVER_FAULT or status in REDIRECTS:
             self.reason = f"status {status}"
-        return not self.reason
 
     def refusal(self) -> Refusal:
         """Return 502: the last router that was tried failed."""

@@ -39,7 +39,7 @@ from kv_runtime.text.byte_model import END, MARK_OF_ROLE, ByteText
 from kv_runtime.text.chat_messages import HasImages, TextError, split_images
 from kv_runtime.text.encoders import CONFIGURED
 from kv_runtime.text.loading import UnreadText
-from kv_runtime.text.model import Detokenizer, Text
+from kv_runtime.text.model import Text
 from kv_runtime.text.tokenizer_model import TokenizerText
 from router.prompt.chains import TOKEN_BYTES, EncodedPrompt
 from router.prompt.encoding_pool import EncodingPool
@@ -92,7 +92,8 @@ class ModelPrompts:
     ) -> None:
         """`hashed` gets the seconds of each prompt's hashing, perhaps in another thread."""
         self._hashed = hashed
-        self._text = text
+        self._text, self.detokenizer = text, text.detokenizer
+        """`detokenizer` returns a new one, for one answer."""
         self._pack_chat: Callable[..., bytes | tuple[str, ...]] = text.pack_chat
         if isinstance(text, ByteText):
             self._pack_chat = partial(chat_pieces, text.chat_pieces, MARK_OF_ROLE, END, MARK_OF_ROLE["assistant"])
@@ -136,12 +137,12 @@ class ModelPrompts:
         seed = hash_seed(lora, inbound.salt)
         try:
             if not is_aside and len(body.text) > _READ_BYTES_MAX:
-                return self._later(body, inbound, hashing, lora, images)
+                raise _TakesLong  # noqa: TRY301 - as what is called below does
             if (made := self._not_a_chat(body, inbound, hashing, seed, is_aside=is_aside)) is not None:
                 return made
             messages, options = inbound.read_messages(), inbound.read_options()
             if not is_aside and len(messages) > _FEW_MESSAGES:
-                return self._later(body, inbound, hashing, lora, images)
+                raise _TakesLong  # noqa: TRY301
             try:
                 return self._of_tokens(self._pack_chat(messages, **options), "messages", hashing, seed)
             except HasImages:
@@ -149,7 +150,8 @@ class ModelPrompts:
                     return self._with_images(body, messages, options, hashing, seed, images)
                 raise _TakesLong from None
         except _TakesLong:
-            return self._later(body, inbound, hashing, lora, images)
+            work: Callable[[], Any] = partial(self.prompt, body, inbound, hashing, lora, images, is_aside=True)
+            return self.pool.submit(work, len(body.text))
         except (RequestInvalid, TextError) as error:
             if error.field.startswith(_TOKEN_DATA):
                 raise
@@ -169,15 +171,6 @@ class ModelPrompts:
             return self._of_tokens(self._pack_chat(messages), "messages", hashing, seed)
         except (HasImages, TextError, RequestInvalid):
             return None
-
-    def _later(self, *asked: Any) -> "asyncio.Future[EncodedPrompt]":  # noqa: ANN401 - what `prompt` is given
-        """Return the future prompt, which a thread makes."""
-        work: Callable[[], Any] = partial(self.prompt, *asked, is_aside=True)
-        return self.pool.submit(work, len(asked[0].text))
-
-    def detokenizer(self) -> Detokenizer:
-        """Return a new detokenizer for one answer."""
-        return self._text.detokenizer()
 
     def _not_a_chat(
         self, body: Body, inbound: Inbound, hashing: Hashing, seed: int, *, is_aside: bool

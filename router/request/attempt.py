@@ -68,8 +68,8 @@ class Attempt(ABC):
         self.rank = rank
 
     @property
-    def may_be_passed_on(self) -> bool:
-        """Whether a failed answer may be passed on when no other worker is left."""
+    def is_clients(self) -> bool:
+        """Whether the client gets the answer of a failed attempt when no other worker is left."""
         return True
 
     @property
@@ -84,16 +84,12 @@ class Attempt(ABC):
         """Of a failed one: whether the worker may have fetched the prefill worker's KV."""
         return False
 
-    def fail(self, stage: UpstreamStage, reason: str) -> None:
-        """It failed."""
-        self.stage, self.reason = stage, reason
-
     def on_bytes(self) -> None:  # noqa: B027 - the default
         """Bytes of the answer came."""
 
     @abstractmethod
-    def may_pass(self, status: int) -> bool:
-        """Judge a status of 300 or more; return whether the answer may be passed on; if not, `reason` says why."""
+    def judge(self, status: int) -> None:
+        """Set what a status of 300 or more means: `is_success`, and `reason` if the attempt has failed by it."""
 
     @abstractmethod
     def refusal(self) -> Refusal:
@@ -121,8 +117,8 @@ class RankAttempt(Attempt):
         return "client_fault" if self.status >= CLIENT_FAULT else "ok"
 
     @property
-    def may_be_passed_on(self) -> bool:
-        """Whether a failed answer may be passed on when no other worker is left."""
+    def is_clients(self) -> bool:
+        """Whether the client gets the answer of a failed attempt when no other worker is left."""
         return self.status >= CLIENT_FAULT and self.status not in _REFUSES_US
 
     @property
@@ -134,8 +130,8 @@ class RankAttempt(Attempt):
         """Bytes of the answer came: renew the lease."""
         self.lease.on_bytes()
 
-    def may_pass(self, status: int) -> bool:
-        """Judge a status of 300 or more; of a failed answer, the lines say so."""
+    def judge(self, status: int) -> None:
+        """Set what a status of 300 or more means; of a failed attempt, the lines say so."""
         self.is_success = status < CLIENT_FAULT
         if status in _BUSY:
             retry_after = self.headers.get(b"retry-after", b"")
@@ -150,7 +146,6 @@ class RankAttempt(Attempt):
             last = self.lines.rfind(b"\r\n", 0, -2) + 2
             at = last if self.lines.startswith(PREFILLED_BY, last) else len(self.lines)
             self.lines = b"%b%b%b" % (self.lines[:at], failure, self.lines[at:])
-        return not self.reason
 
     def refusal(self) -> Refusal:
         """Return 503 for a busy rank, else 502."""

@@ -23,20 +23,20 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from kv_protocol.body_limits import Bytes
-from kv_protocol.continuation import HEADER, KEY, Progress
+from kv_protocol.continuation import KEY, Progress
 from kv_protocol.decided import RequestPhase
 from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.openai.endpoints import DEFAULT_ENDPOINTS
 from kv_protocol.openai.inbound import COMPLETIONS, PassedInbound
 from kv_protocol.openai.requests import Inbound, is_given
 from kv_runtime.text.chat_messages import TextError
+from kv_runtime.text.model import Detokenizer
 from router.config import RouterSettings
 from router.decision.verdict import Verdict
 from router.http.exchange import BUFFERED_BYTES_MAX, CallLimits, OutboundCall
-from router.http.framing import KeptEvents
 from router.http.heads import CallLines, Headers
 from router.http.limits import CONNECT_S
-from router.http.stream_replay import StreamReplayBuffer
+from router.http.stream_replay import CONTINUABLE_HEADER, StreamReplayBuffer
 from router.prompt.chains import with_prompt_ids
 from router.request.attempt import PREFILLED_BY, RankAttempt
 from router.request.destination import Destination
@@ -44,7 +44,6 @@ from router.request.handoff import CONTEXT_AND_GENERATION, PrefillAnswer, decode
 from router.request.request import Request
 from router.request.resumption import (
     CannotResume,
-    Decoder,
     EventRewriter,
     asking,
     behind,
@@ -62,14 +61,10 @@ _DELTA = b'.delta"'
 """End of the type of each event of a response's stream that has tokens; in their text JSON escapes the quote."""
 _NO_HANDOFF = PrefillAnswer(b"", CONTEXT_AND_GENERATION, is_final=False)
 """Parameters for a decode worker that also computes the prompt."""
-_REPLAYED_BYTES_MAX = 1 << 20
-"""Of a longer answer nothing is kept, and it does not migrate: each stream in progress takes as much memory."""
 _EVENT_BYTES_MAX = 16 << 20
 """Of a stream with token ids an event is passed on once it is complete: the first one has those of the prompt."""
 _CONTINUING = frozenset({"trtllm", "simulated", "none"})
 """Event sources of agents that run an engine, which read `kv_continue`."""
-CONTINUABLE_HEADER = HEADER.encode()
-"""A client that sends it gets a stream's token comments."""
 _JSON = b"application/json"
 _CONTINUABLE = b"%b: 1\r\n" % CONTINUABLE_HEADER
 
@@ -77,7 +72,7 @@ _CONTINUABLE = b"%b: 1\r\n" % CONTINUABLE_HEADER
 class Calls(Destination[RankAttempt]):
     """The part of `Serving` that builds calls to workers of the fleet."""
 
-    def __init__(self, settings: RouterSettings, detokenizer: Callable[[], Decoder]) -> None:
+    def __init__(self, settings: RouterSettings, detokenizer: Callable[[], Detokenizer]) -> None:
         """`detokenizer` returns a new one of the models' text."""
         self._detokenizer = detokenizer
         limits = settings.failures
@@ -87,11 +82,6 @@ class Calls(Destination[RankAttempt]):
         token = settings.data.worker_token.get_secret_value()
         authorization = f"authorization: Bearer {token}\r\n".encode() if token else b""
         self._lines = CallLines(b"%bcontent-type: %b\r\n" % (authorization, _JSON)).lines
-
-    def replay_buffer(self, request: Request[RankAttempt]) -> StreamReplayBuffer:
-        """Return a buffer for a stream that may resume on another worker."""
-        hides_tokens = CONTINUABLE_HEADER not in request.exchange.headers
-        return StreamReplayBuffer(KeptEvents(_REPLAYED_BYTES_MAX), hides_tokens=hides_tokens)
 
     def call(self, request: Request[RankAttempt], attempt: RankAttempt) -> OutboundCall:
         """Return the call to the winner, after the request's handoff and progress, and set the lines of its answer.
@@ -169,7 +159,7 @@ class Calls(Destination[RankAttempt]):
                 raise CannotResume("the prompt's ids are unknown, or text is held back", elsewhere=True)
             progress = replace(progress, prompt=prompt.ids)
         try:
-            point = resume_point(progress, self._detokenizer(), stops)
+            point = resume_point(progress, self._detokenizer().push, stops)
         except TextError as error:
             raise CannotResume(str(error)) from error
         if inbound.return_token_ids and point.token_count < progress.token_count:

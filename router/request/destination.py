@@ -14,7 +14,6 @@ from kv_protocol.journal import OutcomeName
 from router.decision.verdict import Verdict
 from router.http.exchange import OutboundCall
 from router.http.refusals import Refusal
-from router.http.stream_replay import StreamReplayBuffer
 from router.request.attempt import Attempt
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ class Destination(ABC, Generic[A]):
 
     __slots__ = ()
     is_bounded = False
-    """Whether a request may have to wait: `admits` is asked."""
+    """Whether a request may have to wait for `admitted`."""
 
     @abstractmethod
     def read(self, request: "Request[A]") -> Coroutine[Any, Any, None]:
@@ -38,12 +37,8 @@ class Destination(ABC, Generic[A]):
             RequestInvalid, TextError, EncodersBusy, RequestRejected: it cannot be served.
         """
 
-    def admits(self, request: "Request[A]") -> bool:  # noqa: ARG002 - the default
-        """Return whether the request goes on at once; else it is resumed later, with a refusal or None."""
-        return True
-
-    def waited(self, request: "Request[A]", refusal: Refusal | None) -> None:
-        """The request was resumed; raise `RequestRejected` if it was turned away."""
+    async def admitted(self, request: "Request[A]") -> None:
+        """Return once the request may go on; raise `RequestRejected` if it may not."""
 
     def routed(self, request: "Request[A]", pinned: str | None = None) -> None:
         """Set `route` to that of the plan's present phase, under a new decision id. `pinned`: the only worker."""
@@ -60,10 +55,6 @@ class Destination(ABC, Generic[A]):
         """Return a call to a decode worker that fetches the KV of `request.handoff`, whose client left; None: none."""
         return None
 
-    def replay_buffer(self, request: "Request[A]") -> StreamReplayBuffer:
-        """Return a buffer for a stream that may resume on another worker."""
-        raise AssertionError(f"{request.model}: these streams are not resumed")
-
     def has_other(self, request: "Request[A]") -> bool:  # noqa: ARG002 - the default
         """Return whether another worker can serve the request."""
         return True
@@ -72,8 +63,8 @@ class Destination(ABC, Generic[A]):
         """Return why the attempt's worker seems to be lost; empty if it does not. Times as of `Request.lost`."""
         return ""
 
-    def pause_s(self, request: "Request[A]", retry: int) -> float:  # noqa: ARG002 - the default
-        """Return the pause before the retry of this number, 1 the first; 0: none."""
+    def pause_s(self, request: "Request[A]") -> float:  # noqa: ARG002 - the default
+        """Return how long to wait before the request is sent to another worker than the one that failed; 0: not."""
         return 0.0
 
     # ------------------------------------------------------------------------------------------- what is recorded

@@ -33,7 +33,8 @@ def endpoints(serving: Serving, *, passed_paths: Sequence[str] = ()) -> Replies:
 
     def explains(exchange: Exchange) -> None:
         request = Request(exchange, serving)
-        request.explain(_explain(request, serving))
+        exchange.when_gone = request.stop
+        request.run(_explain(request, serving))
 
     def passes(exchange: Exchange) -> bool:
         path, workers = exchange.path, routing.state.fleet.workers()

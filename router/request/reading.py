@@ -312,10 +312,9 @@ class FleetReader(Destination[RankAttempt]):
         """
         phase, extension, pins = plan.phase, request.inbound.extension, dict[str, Any]()
         if phase == "prefill":
-            worker: str | int | None = extension.prefill_worker_id
-            pins = {"pinned_worker": None if worker is None else str(worker)}
+            worker = extension.prefill_worker_id
+            pins = {"pinned_worker": None if worker is None else str(worker), "prefill_worker": ""}
             pins["pinned_dp_rank"] = extension.prefill_dp_rank
-            pins["prefill_worker"] = ""
         elif phase == "decode":
             rank = request.prefilled_by
             prefill = None if rank is None else self._fleet.worker(rank.worker_id)

@@ -38,6 +38,13 @@ class FleetRecords(Destination[RankAttempt]):
         """The request is refused because no worker is eligible."""
         self.routing.refuse(request.route, exclusions)
 
+    def left_queue(self, request: "FleetRequest", since_s: float) -> None:
+        """The request left the queue, in which it was since then."""
+        waited_s = self.routing.clock.now() - since_s
+        self.metrics.queue_waited(waited_s)
+        if request.trace is not None:
+            request.trace.waited(waited_s)
+
     def began(self, request: "FleetRequest", attempt: RankAttempt) -> None:
         """The worker computed the prompt."""
         attempt.lease.first_token()
@@ -54,8 +61,7 @@ class FleetRecords(Destination[RankAttempt]):
             if request.attempts:
                 ttft_s += attempt.verdict.now_s - request.attempts[0].verdict.now_s
             self.metrics.first_token(request.mode, request.model, attempt.rank.worker_id, ttft_s)
-            if request.trace is not None:
-                request.trace.ttft_s = ttft_s
+            request.ttft_s = ttft_s
 
     def settle(self, request: "FleetRequest", attempt: RankAttempt, outcome: OutcomeName) -> None:
         """A worker's part is over: end its lease, update the rank's breaker, poke the queue."""
@@ -120,12 +126,13 @@ class FleetRecords(Destination[RankAttempt]):
         if has_detours or self.request_log.is_on:
             if request.place is not None:
                 self._admission.cancel(request.place)
+                self.left_queue(request, request.place.arrived_s)
             self._count_detours(request)
             self.request_log.ended(request, outcome, refusal, e2e_s)
         trace = request.trace
         if trace is not None and trace.ended(request, outcome, refusal):
             decision_id = request.route.decision_id if request.is_read else ""
-            self.metrics.traced(request.mode, trace.hex_id, decision_id, e2e_s, trace.ttft_s)
+            self.metrics.traced(request.mode, trace.hex_id, decision_id, e2e_s, request.ttft_s)
 
     def _count_detours(self, request: "FleetRequest") -> None:
         for attempt in request.attempts[:-1]:

@@ -20,8 +20,7 @@ leads to another worker: `_retry`, `_migrate`, `_go_on_from_prefill`, `_move`.
 """
 
 import asyncio
-from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from kv_protocol.body_limits import Body
 from kv_protocol.continuation import Progress, progress_of
@@ -32,10 +31,10 @@ from kv_protocol.openai.requests import Inbound
 from router.decision.plan import RequestPlan, StreamLoss
 from router.http import refusals
 from router.http.buffered_response import ASIDE_BYTES_MAX, BufferedResponse
-from router.http.exchange import Exchange, UpstreamStage
-from router.http.heads import Headers
+from router.http.exchange import Exchange, UpstreamStage, header_lines
+from router.http.heads import Headers, KeptEvents
 from router.http.refusals import Refusal, RequestRejected
-from router.http.stream_replay import StreamReplayBuffer
+from router.http.stream_replay import CONTINUABLE_HEADER, StreamReplayBuffer
 from router.native import built
 from router.prompt.chains import EncodedPrompt
 from router.request.attempt import REDIRECTS, Attempt
@@ -50,11 +49,14 @@ if TYPE_CHECKING:
     from router.queue.waiting import Place
     from router.request.tracing import RequestTrace
 
+REPLAYED_BYTES_MAX = 1 << 20
+"""Of a longer answer nothing is kept, and it does not migrate: each stream in progress takes as much memory."""
+
 A = TypeVar("A", bound=Attempt)
 
 
 class Request(CallbackCoroutine, Generic[A]):
-    """One request on its way; the handler of its own calls. `live` is its life; `explain` only has it read and decided.
+    """One request on its way; the handler of its own calls. `run` its life, `live`, or a coroutine that only reads it.
 
     `body`, `inbound` and `model` are set once the body is parsed, `prompt`, `plan` and `route` once it `is_read`.
     """
@@ -78,6 +80,8 @@ class Request(CallbackCoroutine, Generic[A]):
     """The present attempt; None while no worker has the request."""
     attempts: tuple[A, ...] = ()
     """Those that are over."""
+    ttft_s: float | None = None
+    """From the first decision to the client's first token; None until that is known to have come."""
     stream_loss: StreamLoss | None = None
     """Why a stream that had begun ended with an error."""
     handoff: PrefillAnswer | None = None
@@ -112,18 +116,12 @@ class Request(CallbackCoroutine, Generic[A]):
 
     # ------------------------------------------------------------------------------------------- to a worker
 
-    def explain(self, explained: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine that only reads the request, in place of its life."""
-        self.exchange.on_gone(self.stop)
-        if not self.is_over:
-            self.run(explained)
-
     async def live(self) -> None:
         """Read and serve the request of a client that is there; `run` it."""
         self.exchange.when_gone, destination = self._left, self.destination
         await destination.read(self)
-        if destination.is_bounded and not destination.admits(self):
-            destination.waited(self, await self.until_resumed())
+        if destination.is_bounded:
+            await destination.admitted(self)
         self._send()
 
     def on_error(self, error: Exception) -> None:
@@ -137,7 +135,10 @@ class Request(CallbackCoroutine, Generic[A]):
             try:
                 attempt = self.attempt = destination.choose(self)
                 if self.inbound.stream:
-                    self.replay_buffer = destination.replay_buffer(self) if self._keeps_events else None
+                    may_resume = self._is_resumed or (self.plan.may_migrate and not self.plan.is_aside)
+                    hides_tokens = CONTINUABLE_HEADER not in self.exchange.headers
+                    buffer = StreamReplayBuffer(KeptEvents(REPLAYED_BYTES_MAX), hides_tokens) if may_resume else None
+                    self.replay_buffer = buffer
                 call = destination.call(self, attempt)
             except RequestRejected as error:
                 if self.enters_other_phase(error):
@@ -152,11 +153,6 @@ class Request(CallbackCoroutine, Generic[A]):
             else:
                 self.exchange.forward(call, self)
             return
-
-    @property
-    def _keeps_events(self) -> bool:
-        """Whether another worker may continue the stream."""
-        return self._is_resumed or (self.plan.may_migrate and not self.plan.is_aside)
 
     def enters_other_phase(self, error: RequestRejected) -> bool:
         """No worker is eligible: route the request for another phase of its plan; return False if there is none.
@@ -186,7 +182,7 @@ class Request(CallbackCoroutine, Generic[A]):
             try:
                 answer = prefill_answer(body, limit_tokens=limit_tokens)
             except AnswerUnusable as error:
-                attempt.fail("body", str(error))
+                attempt.stage, attempt.reason = "body", str(error)
                 await self._retry(attempt)
                 return
         attempt.answer = built.answer_of(body, attempt.headers, attempt.is_streamed, has_begun=True)
@@ -211,8 +207,7 @@ class Request(CallbackCoroutine, Generic[A]):
         if plan is None:
             raise RequestRejected(attempt.refusal())
         self.plan, attempt.is_retried = plan, True
-        await self._pause(max(1, plan.retries))
-        self._send()
+        await self._send_elsewhere()
 
     async def _migrate(self, attempt: A, progress: Progress) -> None:
         """The worker failed in the midst of its stream: another one continues it."""
@@ -222,8 +217,7 @@ class Request(CallbackCoroutine, Generic[A]):
         if plan.phase == "prefill" and self.inbound.limit_tokens == progress.token_count + 1:
             plan = plan.computed_at_decode()  # as for requests for one token
         self.plan = plan
-        await self._pause(1)
-        self._send()
+        await self._send_elsewhere()
 
     async def _move(self, attempt: A, worker_id: str) -> None:
         """A gateway's answer is of another worker than the chosen one: book the work there."""
@@ -244,15 +238,16 @@ class Request(CallbackCoroutine, Generic[A]):
             self._refuse(failed.refusal(), "no_worker" if elsewhere else "no_seam")
         else:
             self.plan = plan
-            await self._pause(max(1, plan.retries))
-            self._send()
+            await self._send_elsewhere()
 
-    async def _pause(self, retry: int) -> None:
+    async def _send_elsewhere(self) -> None:
+        """Route the request anew, and send it after a pause."""
         self.destination.routed(self)
-        pause_s = self.destination.pause_s(self, retry)
+        pause_s = self.destination.pause_s(self)
         if pause_s:
             asyncio.get_running_loop().call_later(pause_s, self.resume)
             await self.until_resumed()
+        self._send()
 
     # ------------------------------------------------------------------------------------------- the end
 
@@ -285,8 +280,7 @@ class Request(CallbackCoroutine, Generic[A]):
 
     def _reply(self, attempt: A, body: bytes, events: bytes) -> None:
         """Answer the client with a prefill worker's answer; `events`: the same as an event stream, if it wants one."""
-        named = [line.partition(b": ") for line in attempt.lines.split(b"\r\n") if line]
-        headers = [(name, value) for name, _, value in named]
+        headers = header_lines(attempt.lines)
         if not events:
             self.exchange.answer(attempt.status, body, headers=headers)
         elif self.exchange.has_begun:
@@ -318,13 +312,14 @@ class Request(CallbackCoroutine, Generic[A]):
         if attempt is None:
             return None
         attempt.status, attempt.headers, attempt.is_streamed = status, headers, is_stream
-        return attempt.lines if status < REDIRECTS.start or self._may_pass(attempt, status) else None
+        return attempt.lines if status < REDIRECTS.start or self._passes_on(attempt, status) else None
 
-    def _may_pass(self, attempt: A, status: int) -> bool:
-        """Return whether an answer with a status of 300 or more may be passed on."""
-        if not attempt.may_pass(status):
-            is_tried_again = self.plan.may_fail() and self.destination.has_other(self)
-            if is_tried_again or not attempt.may_be_passed_on:
+    def _passes_on(self, attempt: A, status: int) -> bool:
+        """Return whether an answer with a status of 300 or more is passed on."""
+        attempt.judge(status)
+        if attempt.reason:
+            is_tried_again = self.plan.has_retry and self.destination.has_other(self)
+            if is_tried_again or not attempt.is_clients:
                 return False
         if self._is_resumed and not attempt.is_success:
             attempt.reason = f"status {status} to an answer that was to go on"
@@ -371,7 +366,7 @@ class Request(CallbackCoroutine, Generic[A]):
         attempt = self.attempt
         if attempt is None:  # a call whose answer is not awaited
             return
-        attempt.fail(stage, reason)
+        attempt.stage, attempt.reason = stage, reason
         if stage == "local":
             self._refuse(refusals.unavailable(reason, "overloaded"))
         elif begun and not self.plan.is_aside:
@@ -392,7 +387,7 @@ class Request(CallbackCoroutine, Generic[A]):
         reason = self.destination.lost(attempt, quiet_s, begun=begun)
         if not reason:
             return ""
-        may_move = plan.may_migrate if begun and attempt.has_begun else plan.may_fail()
+        may_move = plan.may_migrate if begun and attempt.has_begun else plan.has_retry
         if not may_move or (begun and self._progress_of(attempt) is None):
             self._stays = attempt
             return ""
@@ -404,7 +399,7 @@ class Request(CallbackCoroutine, Generic[A]):
         progress = None if attempt is None or stage == "local" else self._progress_of(attempt)
         if attempt is None or progress is None:
             return None
-        attempt.fail(stage, reason)
+        attempt.stage, attempt.reason = stage, reason
         inbound = self.inbound
         if progress.finish_reason is not None or progress.token_count == inbound.limit_tokens:
             attempt.answer = built.Answer(output_tokens=progress.token_count, later_tokens=0)
@@ -421,9 +416,9 @@ class Request(CallbackCoroutine, Generic[A]):
     def _progress_of(self, attempt: A) -> Progress | None:
         """Return how far the answer has come; None if another worker cannot continue it."""
         buffer = self.replay_buffer
-        if buffer is None or buffer.is_overfull:
+        if buffer is None or buffer.kept.is_overfull:
             return None
-        return progress_of(buffer.events(), buffer.before or self.progress) if attempt.has_begun else self.progress
+        return progress_of(buffer.kept.events, buffer.before or self.progress) if attempt.has_begun else self.progress
 
     def on_gone(self, later_events: int) -> None:
         """The client left, and the worker's connection was closed.
@@ -441,6 +436,6 @@ class Request(CallbackCoroutine, Generic[A]):
         attempt = self.attempt
         if attempt is None or worker_id == attempt.rank.worker_id:
             return False
-        attempt.fail("connect", "the gateway sent the request to another endpoint")
+        attempt.stage, attempt.reason = "connect", "the gateway sent the request to another endpoint"
         self.run(self._move(attempt, worker_id))
         return True

@@ -86,7 +86,7 @@ def _fields(request: Request[RankAttempt], outcome: str, refusal: Refusal | None
         **(_of_route(request.route) if request.is_read else {}),
         "trace_id": "" if request.trace is None else request.trace.hex_id,
         **({} if last is None else _of_attempt(last)),
-        "ttft_ms": _milliseconds(_ttft_s(attempts)),
+        "ttft_ms": _milliseconds(request.ttft_s),
         "e2e_ms": _milliseconds(e2e_s),
         "mode": request.mode,
         "phases": [f"{each.verdict.request.phase} {each.rank}" for each in attempts],
@@ -122,14 +122,6 @@ def _of_attempt(attempt: RankAttempt) -> dict[str, Any]:
         "output_tokens": answer.output_tokens,
         "itl_ms": _milliseconds(attempt.lease.itl_s),
     }
-
-
-def _ttft_s(attempts: tuple[RankAttempt, ...]) -> float | None:
-    """Return the time from the first decision to the client's first token; None if unknown."""
-    for each in attempts:
-        if each.lease.ttft_s is not None and (each.verdict.request.phase != "prefill" or len(attempts) == 1):
-            return each.lease.ttft_s + each.verdict.now_s - attempts[0].verdict.now_s
-    return None
 
 
 def _refused(refusal: Refusal) -> dict[str, Any]:

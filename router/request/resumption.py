@@ -19,9 +19,9 @@ with the prompt: after half a character it would repeat the prompt's text), `vll
 protocol.py` and `serving.py` (`max_tokens` is 16 if not given), `chat_completion/protocol.py`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -69,13 +69,6 @@ _PLAIN = (ABSENT,) * 9
 
 _objects = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _events = msgspec.json.Decoder(dict[str, Any])
-
-
-class Decoder(Protocol):
-    """Turns the tokens of one answer into text as they come."""
-
-    def push(self, ids: Sequence[int]) -> str:
-        """Return the text that `ids` complete; half a character is held back."""
 
 
 class CannotResume(Exception):
@@ -135,18 +128,21 @@ def stops_of(inbound: Inbound) -> tuple[str, ...]:
     return tuple(each for each in given if each)
 
 
-def resume_point(progress: Progress, decoder: Decoder, stops: Sequence[str]) -> ResumePoint:
-    """Return where vLLM continues the stream; raise `CannotResume` if text might be lost or repeated at any place."""
+def resume_point(progress: Progress, push: Callable[[Sequence[int]], str], stops: Sequence[str]) -> ResumePoint:
+    """Return where vLLM continues the stream; raise `CannotResume` if text might be lost or repeated at any place.
+
+    `push` returns the text that the next ids of one answer complete, and holds half a character back.
+    """
     if progress.is_parsed:
         raise CannotResume("the engine parses the answer")
     ids, prompt = unpack_tokens(progress.tokens), progress.prompt
     held_characters = max(map(len, stops), default=1) - 1
     first = max(0, len(ids) - _WINDOW - held_characters)
     primed = (unpack_tokens(prompt[-_PRIMED * _TOKEN_BYTES :]) + ids[max(0, first - _PRIMED) : first])[-_PRIMED:]
-    decoder.push(primed)
+    push(primed)
     text, ends = "", [(first, 0)]
     for at in range(first, len(ids)):
-        if piece := decoder.push((ids[at],)):
+        if piece := push((ids[at],)):
             text += piece
             ends.append((at + 1, len(text)))
     before = max(end for token_count, end in ends if token_count <= max(first, progress.start_tokens))

@@ -117,21 +117,15 @@ class Serving(FleetReader, Calls, FleetRecords):
         self.is_bounded = self._admission.is_bounded(self._state.policy)
         self._admission.poke()  # else those that waited under the last one could be overtaken
 
-    def admits(self, request: FleetRequest) -> bool:
-        """Return whether the request goes on at once; else it is resumed later, with a refusal or None."""
+    async def admitted(self, request: FleetRequest) -> None:
+        """Return once the request may go on, perhaps after a wait; raise `RequestRejected` if it may not."""
         if self._admission.admits(request.route):
-            return True
+            return
         request.place = self._admission.wait(request.route, request.resume)
-        return False
-
-    def waited(self, request: FleetRequest, refusal: Refusal | None) -> None:
-        """The request was resumed; raise `RequestRejected` if it was turned away."""
+        refusal: Refusal | None = await request.until_resumed()
         place, request.place = request.place, None
-        if place is not None:
-            waited_s = self._now() - place.arrived_s
-            self.metrics.queue_waited(waited_s)
-            if request.trace is not None:
-                request.trace.waited(waited_s)
+        if place is not None or refusal is None:  # else the queue was full: the request was never in it
+            self.left_queue(request, self._now() if place is None else place.arrived_s)
         if refusal is not None:
             self.metrics.rejected(refusal.code or "")
             raise RequestRejected(refusal)
@@ -228,10 +222,10 @@ class Serving(FleetReader, Calls, FleetRecords):
         registration = attempt.verdict.registration
         return self.routing.state.fleet.lost(registration.worker_id, registration.instance)
 
-    def pause_s(self, request: FleetRequest, retry: int) -> float:
+    def pause_s(self, request: FleetRequest) -> float:
         """Return a pause that doubles with every retry, times a random factor in [0.5, 1.5]."""
         jitter = 0.5 + unit_interval(xxh3_64_intdigest(request.route.decision_id.encode()))
-        return float(_BACK_OFF_S * 2 ** (retry - 1) * jitter)
+        return float(_BACK_OFF_S * 2 ** max(0, request.plan.retries - 1) * jitter)
 
     # ------------------------------------------------------------------------------------------- forwarding
 

@@ -94,7 +94,6 @@ class RequestTrace:
         """From when to when the prompt was rendered, encoded and hashed; None: the mode needs none of it."""
         self._queue: tuple[float, float] | None = None
         """From when to when the request waited in the queue; None: it did not."""
-        self.ttft_s: float | None = None
 
     @property
     def hex_id(self) -> str:
@@ -171,7 +170,7 @@ class RequestTrace:
             status = last if refusal is None else refusal.status
         has_failed = outcome == "failed" or status >= SERVER_FAULT
         sampling = self._tracer.sampling
-        if not (self._is_sampled or sampling.is_kept(has_failed=has_failed, ttft_s=self.ttft_s)):
+        if not (self._is_sampled or sampling.is_kept(has_failed=has_failed, ttft_s=request.ttft_s)):
             return False
         error = "" if refusal is None else refusal.code or refusal.kind
         if refusal is None and outcome == "failed":
@@ -233,8 +232,8 @@ class RequestTrace:
             attributes["http.response.status_code"] = status
         if self._queue is not None:
             attributes["kvrouter.queue_wait_s"] = self._queue[1] - self._queue[0]
-        if self.ttft_s is not None:
-            attributes["kvrouter.ttft_s"] = self.ttft_s
+        if request.ttft_s is not None:
+            attributes["kvrouter.ttft_s"] = request.ttft_s
         _add_usage(attributes, attempts[-1].answer if attempts else NO_ANSWER, 0 if route is None else route.isl_tokens)
         return attributes
 

@@ -9,8 +9,7 @@ import msgspec
 
 from router.http.client import ClientConnection
 from router.http.exchange import Exchange
-from router.http.framing import BodyReader
-from router.http.heads import UNTIL_CLOSE, AnswerReader, Malformed
+from router.http.heads import UNTIL_CLOSE, AnswerReader, BodyReader, Malformed
 from router.http.limits import HttpLimits
 from router.http.plane import HttpPlane
 

@@ -475,15 +475,6 @@ async def test_a_bad_request_is_named_and_reaches_no_worker(
     assert sum(plane.metric("requests_total", model=m, mode="kv", outcome="refused") for m in (MODEL, "unknown")) == 1
 
 
-async def test_an_oversized_body_is_refused_and_counted_as_such() -> None:
-    async with running_plane(limits=HttpLimits(body_bytes_max=1024)) as plane, Upstream(GOOD) as worker:
-        plane.join("w0", worker.base_url)
-        answered = await plane.post({"prompt": "x" * 2000})
-        assert (answered.status, answered.error["code"]) == (413, "body_too_large")
-        assert plane.server.refusals == {413: 1}
-        assert worker.received == []
-
-
 # ---------------------------------------------------------------- no worker, or too many requests
 
 
@@ -522,6 +513,33 @@ async def test_beyond_the_bound_requests_are_refused_at_once_and_served_again_la
         assert [(await each).status for each in running] == [200, 200]
         assert (await plane.post()).status == 200
         assert len(worker.received) == 3
+
+
+async def test_every_request_that_leaves_the_queue_counts_its_wait() -> None:
+    def counted() -> tuple[float, float]:
+        return plane.metric("queue_wait_seconds_count"), plane.metric("queue_wait_seconds_sum")
+
+    async with (
+        running_plane(queue={"threshold": 0.0}) as plane,
+        Upstream(says_and_waits(b"")) as busy,
+        Upstream(GOOD) as free,
+    ):
+        plane.join("w0", busy.base_url)
+        _, running = await plane.dial()
+        await until(lambda: bool(busy.received))
+        _, leaves = await plane.dial()
+        await until(lambda: len(plane.admission.queue) == 1)
+        await plane.clock.advance(2.0)
+        leaves.transport.abort()
+        await until(lambda: len(plane.admission.queue) == 0)
+        assert counted() == (1, 2.0), "its client left"
+        waits = asyncio.ensure_future(plane.post())
+        await until(lambda: len(plane.admission.queue) == 1)
+        await plane.clock.advance(1.0)
+        plane.join("w1", free.base_url)
+        assert [(await each).status for each in (asyncio.ensure_future(plane.post()), waits)] == [200, 200]
+        assert counted() == (3, 3.0), "the last one was admitted as it came"
+        running.close()
 
 
 # ---------------------------------------------------------------- clients that leave

@@ -243,6 +243,17 @@ async def test_an_agents_stream_does_not_go_on_at_an_attached_trtllm_serve() -> 
         assert attached.received == []
 
 
+async def test_an_error_in_answer_to_a_resumed_stream_is_not_passed_on_into_it() -> None:
+    async with fleet("aggregated", "aggregated", retry_limit=0) as found:
+        found.plane.index.held = {rank: 3 * (rank.worker_id == "a0") for rank in found.plane.index.held}
+        found.workers["a0"].cut_after = 2
+        found.workers["a1"].fault = answers(404, b"not found")
+        answered = await found.plane.post(BODY)
+        assert b"worker a1/0 failed: first_byte: status 404 to an answer that was to go on" in answered.body
+        assert answered.body.endswith(b"data: [DONE]\n\n")
+        assert found.plane.metric("streams_lost_total", reason="no_worker") == 1
+
+
 async def test_a_stream_that_lost_only_its_end_is_whole() -> None:
     async with fleet("aggregated", "aggregated") as found:
         for worker in found.workers.values():

@@ -12,7 +12,7 @@ import pytest
 from kv_protocol.continuation import Progress, progress_of
 from kv_protocol.openai.inbound import CHAT, COMPLETIONS, ChatInbound, CompletionInbound
 from kv_runtime.text.byte_model import ByteText
-from router.http.framing import KeptEvents
+from router.http.heads import KeptEvents
 from router.http.stream_replay import StreamReplayBuffer, without_ids
 from router.request.resumption import (
     CannotResume,
@@ -74,7 +74,7 @@ def answered(events: bytes) -> tuple[str, list[str], list[dict[str, int]]]:
 def resumed(path: str, body: dict[str, Any], progress: Progress) -> tuple[bytes, bytes, Progress]:
     """Return what the client gets of the next engine, that engine's own events, and where it continued."""
     inbound = inbound_of(path, body)
-    point = resume_point(progress, ByteText().detokenizer(), stops_of(inbound))
+    point = resume_point(progress, ByteText().detokenizer().push, stops_of(inbound))
     before = behind(progress, point)
     sent = resumed_body(msgspec.json.encode(body), inbound, before, max_seq_len=MODEL_LEN)
     events = list(stream_events(COMPLETIONS, msgspec.json.decode(sent), name="cmpl-2", created=9))
@@ -92,7 +92,7 @@ def test_a_client_gets_what_the_engine_sends_to_those_who_ask_for_no_ids(shape: 
     with_ids, without = asked(path, body), list(stream_events(path, body))
     assert b"".join(with_ids) != b"".join(without)
     assert [buffer.add(each) for each in with_ids] == without
-    assert buffer.events() == b"".join(with_ids)
+    assert buffer.kept.events == b"".join(with_ids)
 
 
 def test_events_that_are_sent_only_for_their_ids_are_left_out() -> None:
@@ -188,11 +188,11 @@ def test_ids_that_the_client_has_are_not_told_again() -> None:
 
 def test_another_tokenizer_in_the_router_does_for_events_of_one_id() -> None:
     ids = Progress(tokens=b"\1\0\0\0\2\0\0\0", id="a", created=1, text="xy", text_tokens=2, last_tokens=1)
-    assert resume_point(ids, ByteText().detokenizer(), ()) == (2, "")
+    assert resume_point(ids, ByteText().detokenizer().push, ()) == (2, "")
     several = msgspec.structs.replace(ids, last_tokens=2)
     for progress, stops in ((several, ()), (ids, ("END",))):
         with pytest.raises(CannotResume):
-            resume_point(progress, ByteText().detokenizer(), stops)
+            resume_point(progress, ByteText().detokenizer().push, stops)
 
 
 def test_an_answer_that_is_parsed_is_not_resumed() -> None:
@@ -200,7 +200,7 @@ def test_an_answer_that_is_parsed_is_not_resumed() -> None:
     progress = progress_of(b"".join(asked(path, body, parses=True)[:9]))
     assert progress is not None
     with pytest.raises(CannotResume):
-        resume_point(progress, ByteText().detokenizer(), ())
+        resume_point(progress, ByteText().detokenizer().push, ())
 
 
 def test_a_vllm_that_tells_no_ids_leaves_no_progress() -> None:

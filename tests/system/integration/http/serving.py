@@ -11,8 +11,7 @@ from kv_runtime.open_files import OpenFiles
 from router.http.client import ClientConnection
 from router.http.credentials import Credentials
 from router.http.exchange import CallLimits, Exchange, OutboundCall, UpstreamStage
-from router.http.framing import KeptEvents
-from router.http.heads import Headers
+from router.http.heads import Headers, KeptEvents
 from router.http.limits import HttpLimits
 from router.http.plane import HttpPlane
 from router.http.sites import Sites
@@ -128,7 +127,7 @@ class Http:
 
     def serve(self, exchange: Exchange) -> None:
         self.exchanges.append(exchange)
-        exchange.on_gone(lambda: self.gone.append(exchange))
+        exchange.when_gone = lambda: self.gone.append(exchange)
         if exchange.path == "/fault":
             raise ValueError("planted")
         if self.hold:

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_protocol.continuation import token_comment, without_tokens
-from router.http.framing import TAIL_BYTES, AnswerBody, BodyReader, KeptEvents
-from router.http.heads import CHUNKED, UNTIL_CLOSE, Malformed
+from router.http.heads import CHUNKED, TAIL_BYTES, UNTIL_CLOSE, AnswerBody, BodyReader, KeptEvents, Malformed
 from router.http.stream_replay import StreamReplayBuffer
 
 TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=9)
@@ -41,7 +40,7 @@ def test_all_is_kept_and_the_client_gets_what_it_wants(events: list[tuple[list[i
         shown = kept.add(whole)
         got += shown
         assert shown == (bare if hides_tokens else whole)
-    assert kept.events() == b"".join(whole for whole, _ in parts(events))
+    assert kept.kept.events == b"".join(whole for whole, _ in parts(events))
     assert kept.later_tokens == sum(len(tokens) for tokens, _ in events[1:])
 
 
@@ -49,7 +48,7 @@ def test_all_is_kept_and_the_client_gets_what_it_wants(events: list[tuple[list[i
 def test_of_a_stream_that_is_too_long_comments_are_hidden_and_counted_on(bytes_max: int) -> None:
     kept, event = StreamReplayBuffer(KeptEvents(bytes_max)), token_comment([1, 2]) + said("ab")
     assert [kept.add(event) for _ in range(4)] == [said("ab")] * 4
-    assert (kept.is_overfull, kept.events(), kept.later_tokens) == (True, b"", 6)
+    assert (kept.kept.is_overfull, kept.kept.events, kept.later_tokens) == (True, b"", 6)
 
 
 BODY = b'5\r\nhello\r\n6;x="y"\r\n world\r\n1  \r\n!\r\n00\r\nx: y\r\n\r\n'
