@@ -111,13 +111,13 @@ class ResponseHandler(Protocol):
         `quiet_s`: since the last byte, or since the call was sent. `begun`: the client has part of the answer.
         """
 
-    def on_cut(self, phase: UpstreamStage, reason: str) -> bytes | None:
+    def on_cut(self, stage: UpstreamStage, reason: str) -> bytes | None:
         """The worker failed in the middle of an event stream with a replay buffer; return what the client gets next.
 
         None: an error event, and `on_failed` follows. b"": the handler forwards another call. Else: the stream's end.
         """
 
-    def on_failed(self, phase: UpstreamStage, reason: str, begun: bool) -> None:  # noqa: FBT001 - a callback's fact
+    def on_failed(self, stage: UpstreamStage, reason: str, begun: bool) -> None:  # noqa: FBT001 - a callback's fact
         """The worker failed. `begun`: the client has part of the answer, which was ended; else it still waits."""
 
     def on_gone(self, later_events: int) -> None:

@@ -84,7 +84,7 @@ class AnswerRelay(built.AnswerReceiver):
         self.is_fresh = False
         """Whether no call has ended over the connection."""
         self.is_odd = False
-        """Whether there is more to forget than a complete answer leaves that came in one read."""
+        """Whether `reset` is needed: an answer that came whole, in one read, changes nothing that it resets."""
         self.part, self.has_part = b"", False
         """Of the head, before the rest came; whether a byte came, if only of an interim answer."""
         self.received, self.received_s = False, 0.0
@@ -318,7 +318,7 @@ class AnswerRelay(built.AnswerReceiver):
         if not is_known:
             watcher.on_gone(later_events)
 
-    def fail(self, phase: UpstreamStage, reason: str) -> None:
+    def fail(self, stage: UpstreamStage, reason: str) -> None:
         """The worker failed: the attempt is over, unless the client has the stream with its end mark already."""
         exchange, call, watcher, body = self.exchange, self.call, self.watcher, self.body
         assert exchange is not None, "there is a call"
@@ -332,13 +332,13 @@ class AnswerRelay(built.AnswerReceiver):
             return
         if exchange.has_begun:
             keeps = call.replay_buffer is not None and not exchange.is_mid_event
-            if keeps and self._goes_on(exchange, watcher, phase, reason):
+            if keeps and self._goes_on(exchange, watcher, stage, reason):
                 return
-            watcher.on_failed(phase, reason, begun=True)
-            message = f"the worker failed in its answer: {phase}: {reason}"
+            watcher.on_failed(stage, reason, begun=True)
+            message = f"the worker failed in its answer: {stage}: {reason}"
             exchange.end_with_error(message, "upstream_failed", call, b"" if body is None else body.tail)
         else:
-            watcher.on_failed(phase, reason, begun=False)
+            watcher.on_failed(stage, reason, begun=False)
 
     def _is_complete(self, exchange: Exchange, body: AnswerBody) -> bool:
         """Return whether the client has all of the stream but its framing."""
@@ -347,10 +347,10 @@ class AnswerRelay(built.AnswerReceiver):
         return body.tail.rstrip().endswith(DONE)
 
     @staticmethod
-    def _goes_on(exchange: Exchange, watcher: ResponseHandler, phase: UpstreamStage, reason: str) -> bool:
+    def _goes_on(exchange: Exchange, watcher: ResponseHandler, stage: UpstreamStage, reason: str) -> bool:
         """Return whether the stream is resumed by another worker, or is complete without this one."""
         exchange.relay = None
-        more = watcher.on_cut(phase, reason)
+        more = watcher.on_cut(stage, reason)
         if more:
             exchange.end_stream(more)
         return more is not None

@@ -125,9 +125,9 @@ class Upstreams:
         since_s = since_s or get_running_loop().time()
         connection = WorkerConnection(self, origin, exchange, call, watcher, since_s)
         origin.connections += 1
-        phase: UpstreamStage = "local"
+        stage: UpstreamStage = "local"
         if origin.fault:
-            phase, reason = "connect", origin.fault
+            stage, reason = "connect", origin.fault
         elif self.dials is None:
             reason = "the router stops"
         elif len(self.connections) + len(self.dials) >= self.connections_max and not self._close_idle():
@@ -141,7 +141,7 @@ class Upstreams:
                 connection.dial.add_done_callback(connection.dialed)
                 return
         self.origins.closed(origin)
-        connection.fail(phase, reason)
+        connection.fail(stage, reason)
 
     def _close_idle(self) -> bool:
         """Close an idle connection to make room for another; return whether there was one."""
@@ -155,7 +155,7 @@ class Upstreams:
         return False
 
     async def _open(self, connection: WorkerConnection) -> None:
-        phase: UpstreamStage = "connect"
+        stage: UpstreamStage = "connect"
         origin, connect_s = connection.origin, connection.call.limits.connect_s
         try:
             if origin.tls and self._tls is None:
@@ -172,10 +172,10 @@ class Upstreams:
             reason = f"{type(error).__name__}: {error}"
             if _is_local(error):
                 self._log.error("dial_failed", key=origin.base_url, base_url=origin.base_url, reason=reason)
-                phase, reason = "local", "the router has no resources for another connection to a worker; try again"
+                stage, reason = "local", "the router has no resources for another connection to a worker; try again"
         else:
             return
-        connection.not_opened(phase, reason)
+        connection.not_opened(stage, reason)
 
 
 def _is_local(error: Exception) -> bool:

@@ -71,11 +71,11 @@ class WorkerConnection(AnswerRelay):
         if self._slot is None:
             self._upstreams.origins.closed(self.origin)
 
-    def not_opened(self, phase: UpstreamStage, reason: str) -> None:
+    def not_opened(self, stage: UpstreamStage, reason: str) -> None:
         """The connection could not be opened."""
         exchange, self.dial = self.exchange, None
         if exchange is not None:
-            self._step(exchange, self.fail, phase, reason)
+            self._step(exchange, self.fail, stage, reason)
 
     def data_received(self, data: bytes) -> None:
         """Take bytes from the worker."""

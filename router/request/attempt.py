@@ -31,7 +31,8 @@ CLIENT_FAULT, SERVER_FAULT = 400, 500
 REDIRECTS = range(300, 400)
 _BUSY = frozenset({429, 503})
 _REFUSES_US = frozenset({401, 407})
-"""Such a worker answers fast: it would draw all the load, and all clients would be told that their keys are wrong."""
+"""The worker refuses the router's token. As it answers fast, it would draw all the load, and all clients would be told
+that their keys are wrong."""
 _GATEWAY = frozenset({502, 504})
 """Statuses of a proxy that cannot reach the worker: they do not come from the engine."""
 _NO_HEADERS: Headers = {}
@@ -47,11 +48,11 @@ class Attempt(ABC):
 
     status = 0
     headers = _NO_HEADERS
-    """Of the answer."""
+    """The worker's."""
     lines = b""
     """Header lines that the client's answer gets; each ends by CRLF."""
     stage: UpstreamStage = "first_byte"
-    """Where it failed, if it did. `reason` is empty if it did not."""
+    """The step of the call at which the attempt failed, if `reason` says why it did."""
     reason = ""
     retry_after_s: float | None = None
     is_retried = False
@@ -81,7 +82,7 @@ class Attempt(ABC):
 
     @property
     def took_handoff(self) -> bool:
-        """Of a failed one: whether the worker may have fetched the prefill worker's KV."""
+        """Whether the worker of a failed attempt may have fetched the prefill worker's KV."""
         return False
 
     def on_bytes(self) -> None:  # noqa: B027 - the default
@@ -123,7 +124,7 @@ class RankAttempt(Attempt):
 
     @property
     def took_handoff(self) -> bool:
-        """Of a failed one: whether the worker may have fetched the prefill worker's KV."""
+        """Whether the worker of a failed attempt may have fetched the prefill worker's KV."""
         return self.stage != "connect" and self.retry_after_s is None
 
     def on_bytes(self) -> None:

@@ -58,7 +58,7 @@ from router.request.tracing import RequestTrace
 _EMBEDDINGS_BYTES_MAX = 4 << 20
 """Largest buffered answer with embeddings; until it is complete the request can be retried at another worker."""
 _DELTA = b'.delta"'
-"""End of the type of each event of a response's stream that has tokens; in their text JSON escapes the quote."""
+"""In a response's stream, the type of each event with tokens ends so. No answer's text does: JSON escapes quotes."""
 _NO_HANDOFF = PrefillAnswer(b"", CONTEXT_AND_GENERATION, is_final=False)
 """Parameters for a decode worker that also computes the prompt."""
 _EVENT_BYTES_MAX = 16 << 20

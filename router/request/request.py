@@ -75,7 +75,7 @@ class Request(CallbackCoroutine, Generic[A]):
     place: "Place | None" = None
     """In the queue, while it waits there."""
     events_when_left = 0
-    """How many events of the answer behind the first had come when the client left."""
+    """Events of the answer, without the first, that had come when the client left."""
     attempt: A | None = None
     """The present attempt; None while no worker has the request."""
     attempts: tuple[A, ...] = ()
@@ -93,8 +93,8 @@ class Request(CallbackCoroutine, Generic[A]):
     prefilled_by: "WorkerRank | None" = None
     """Who computed the prompt, if not the worker that answers."""
     _failed: A | None = None
-    _stays: A | None = None
-    """A lost worker's attempt that no other worker can take over once its answer has begun."""
+    _unmovable: A | None = None
+    """An attempt whose answer has begun, and stays at its lost worker: no other worker can continue it."""
     _is_resumed = False
     """Whether the client has the beginning of a stream that another worker is to continue."""
     _aside: BufferedResponse | None = None
@@ -125,7 +125,7 @@ class Request(CallbackCoroutine, Generic[A]):
         self._send()
 
     def on_error(self, error: Exception) -> None:
-        """Whatever went wrong, the client gets an answer."""
+        """Refuse the request because of an error of any kind."""
         self._refuse(refusal_of(error, self))
 
     def _send(self) -> None:
@@ -226,7 +226,7 @@ class Request(CallbackCoroutine, Generic[A]):
         self._send()
 
     async def _pass_over(self, attempt: A, *, elsewhere: bool) -> None:
-        """The chosen worker cannot continue the stream, by no fault of its own; `elsewhere`: another may."""
+        """The chosen worker cannot continue the stream, by no fault of its own; `elsewhere`: another worker may."""
         failed = self._failed
         assert failed is not None
         if self.trace is not None:
@@ -377,19 +377,19 @@ class Request(CallbackCoroutine, Generic[A]):
             self.run(self._retry(attempt))
 
     def lost(self, quiet_s: float, begun: bool) -> str:  # noqa: FBT001 - a callback's fact
-        """Return why the worker's answer is not awaited: it is silent or left, and another one can serve the request.
+        """Return why the worker's answer is no longer awaited: the worker is silent or left, and another can take over.
 
         `begun`: the client has part of the answer; `quiet_s`: since the last byte of it.
         """
         attempt, plan = self.attempt, self.plan
-        if attempt is None or (begun and attempt is self._stays):
+        if attempt is None or (begun and attempt is self._unmovable):
             return ""
         reason = self.destination.lost(attempt, quiet_s, begun=begun)
         if not reason:
             return ""
         may_move = plan.may_migrate if begun and attempt.has_begun else plan.has_retry
         if not may_move or (begun and self._progress_of(attempt) is None):
-            self._stays = attempt
+            self._unmovable = attempt
             return ""
         return reason if self.destination.has_other(self) else ""
 
