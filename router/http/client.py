@@ -29,6 +29,7 @@ import structlog
 from kv_runtime.http.answers import error_body
 from router.http.exchange import CONTINUE, Exchange, HeaderLines, own_answer
 from router.http.heads import Malformed, RequestHead
+from router.http.refusals import our_fault
 from router.http.request_body import GatheredBody
 
 if TYPE_CHECKING:
@@ -170,16 +171,16 @@ class ClientConnection:
             if exchange.relay is not None or exchange.client is None:
                 self._transport.abort()
             else:
-                message = f"our fault: {type(error).__name__}; see the log"
-                exchange.answer(500, error_body(message, "server_error"))
+                exchange.answer(500, our_fault(error).body)
 
     def _take(self, data: bytes) -> Exchange | None:
         """Take bytes that continue a request, or that come before their turn; return the request that is complete."""
         state = self._state
         if state == _BODY:
             assert self._gathered is not None, "there is one while a body is awaited"
-            if len(data) >= _TURN_BYTES:
-                self._end_turn()
+            if len(data) >= _TURN_BYTES and not self._transport.is_closing():
+                self._transport.pause_reading()  # libuv would read up to 32 times in a row, 8 MB of a body
+                self._plane.loop.call_soon(self._read_on)
             return self._feed_body(self._gathered, data)
         if state > _SERVING:
             return None
@@ -221,12 +222,6 @@ class ClientConnection:
         """The next request begins, unless it has begun."""
         if self._state == _IDLE:
             self._state, self._began_s, self.due_s = _HEAD, perf_counter(), 0.0
-
-    def _end_turn(self) -> None:
-        """Read on in the loop's next turn: libuv reads up to 32 times in a row while more is there, 8 MB of a body."""
-        if not self._transport.is_closing():
-            self._transport.pause_reading()
-            self._plane.loop.call_soon(self._read_on)
 
     def _read_on(self) -> None:
         if not self.reading_paused and not self._transport.is_closing():

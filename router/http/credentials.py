@@ -20,7 +20,6 @@ import structlog
 
 from kv_runtime.clock import Clock, SystemClock
 from kv_runtime.config.loading import ConfigurationError
-from kv_runtime.supervise import until
 from router.http.accounts import Accounts
 
 CHECK_S = 2.0
@@ -74,13 +73,10 @@ class Credentials:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Watch the files until `stop` is set."""
-        await until(stop, self._watch())
-
-    async def _watch(self) -> None:
-        while any(self._files):
-            await asyncio.sleep(CHECK_S)
-            await self.check()
-        await asyncio.Event().wait()
+        while not stop.is_set():
+            await self._clock.wait(stop, CHECK_S)
+            if any(self._files):
+                await self.check()
 
     async def check(self) -> None:
         """Read what has changed."""

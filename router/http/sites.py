@@ -57,38 +57,11 @@ class Sites:
         Raises:
             Malformed: 421 or 403.
         """
-        host = headers.get(b"host", b"")
+        host, origin = headers.get(b"host", b""), headers.get(b"origin")
         if host not in self.served_hosts and b"host" in headers:
             self._check_host(host)
-        if b"origin" in headers:
-            return self._lines_for(headers[b"origin"], host)
-        return self.lines
-
-    def preflight(self, method: str, headers: Headers) -> list[tuple[bytes, bytes]]:
-        """Return the headers of the answer to a preflight from a listed origin; empty if it is no such request."""
-        if method != "OPTIONS" or b"access-control-request-method" not in headers:
-            return []
-        if self._listed(headers.get(b"origin", b"")) is None:
-            return []
-        wanted = headers.get(b"access-control-request-headers", b"")
-        return [
-            (b"access-control-allow-methods", b"GET, POST"),
-            *(
-                [(b"access-control-allow-headers", wanted), (b"vary", b"access-control-request-headers")]
-                if wanted
-                else []
-            ),
-            (b"access-control-max-age", _PREFLIGHT_S),
-        ]
-
-    def _check_host(self, host: bytes) -> None:
-        if refusal := self._names.refusal(host.decode("latin-1")):
-            raise Malformed(421, refusal)
-        if len(self.served_hosts) >= _KNOWN_HOSTS_MAX:
-            self.served_hosts.clear()
-        self.served_hosts.add(host)
-
-    def _lines_for(self, origin: bytes, host: bytes) -> bytes:
+        if origin is None:
+            return self.lines
         lines = self._listed(origin)
         if lines is not None:
             return lines
@@ -96,6 +69,24 @@ class Sites:
             return self.lines
         found = origin[:_SHOWN_BYTES].decode("latin-1")
         raise Malformed(403, f"origin: found {found!r}, allowed this server's own and those of data.cors_origins")
+
+    def preflight(self, method: str, headers: Headers) -> list[tuple[bytes, bytes]]:
+        """Return the headers of the answer to a preflight from a listed origin; empty if it is no such request."""
+        if method != "OPTIONS" or b"access-control-request-method" not in headers:
+            return []
+        if self._listed(headers.get(b"origin", b"")) is None:
+            return []
+        allowed = [(b"access-control-allow-methods", b"GET, POST"), (b"access-control-max-age", _PREFLIGHT_S)]
+        if wanted := headers.get(b"access-control-request-headers"):
+            allowed += [(b"access-control-allow-headers", wanted), (b"vary", b"access-control-request-headers")]
+        return allowed
+
+    def _check_host(self, host: bytes) -> None:
+        if refusal := self._names.refusal(host.decode("latin-1")):
+            raise Malformed(421, refusal)
+        if len(self.served_hosts) >= _KNOWN_HOSTS_MAX:
+            self.served_hosts.clear()
+        self.served_hosts.add(host)
 
     def _listed(self, origin: bytes) -> bytes | None:
         if not origin:

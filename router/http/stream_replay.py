@@ -95,12 +95,11 @@ class StreamReplayBuffer(msgspec.Struct, eq=False):
     """What the client received, before its form was changed."""
     hides_tokens: bool = True
     """Whether the client gets no token comments."""
-    hides_ids: bool = False
-    """The router, not the client, asked the attached engine for token ids: the client does not get them."""
     rewriter: Callable[[bytes], bytes] | None = None
-    """The worker is an attached engine that continues from `before`: makes what the client gets."""
+    """Makes what the client gets of an attached engine's events: one that continues from `before`, or one that the
+    router, not the client, asked for token ids (`without_ids`)."""
     before: Progress | None = None
-    """How far the stream had come where this worker continued it, if there is a `rewriter`."""
+    """How far the stream had come where an attached engine continued it."""
     is_engines: bool = False
     """The worker is an attached engine that tells ids: an error event (`failure_in`) is its death."""
     has_begun: bool = False
@@ -111,7 +110,7 @@ class StreamReplayBuffer(msgspec.Struct, eq=False):
     @property
     def passing(self) -> tuple[KeptEvents, tuple[bytes, ...]]:
         """What keeps the events that the client gets as they are, and texts of all others; an empty one is in any."""
-        if self.hides_ids or self.rewriter is not None:
+        if self.rewriter is not None:
             return self.kept, (b"",)
         return self.kept, (COMMENT, FAILURE) if self.is_engines else (COMMENT,)
 
@@ -121,8 +120,6 @@ class StreamReplayBuffer(msgspec.Struct, eq=False):
         self.kept.add(events)
         if self.rewriter is not None:
             return self.rewriter(events)
-        if self.hides_ids:
-            return without_ids(events)
         if COMMENT not in events:
             return events
         shown, tokens = without_tokens(events)

@@ -36,8 +36,6 @@ that their keys are wrong."""
 _GATEWAY = frozenset({502, 504})
 """Statuses of a proxy that cannot reach the worker: they do not come from the engine."""
 _NO_HEADERS: Headers = {}
-PREFILLED_BY = b"x-prefill-instance-id: "
-"""The last of an answer's lines, if there is one."""
 NO_ANSWER = built.Answer()
 """Of an attempt whose answer was not completed."""
 _SECONDS = re.compile(rb"[0-9]{1,6}")
@@ -143,10 +141,7 @@ class RankAttempt(Attempt):
         elif status in _BUSY or status >= SERVER_FAULT or status in REDIRECTS:
             self.reason = f"status {status}"
         if self.reason:
-            failure = f"x-kv-failure: {self.rank}: {self.reason}; no other worker is left\r\n".encode()
-            last = self.lines.rfind(b"\r\n", 0, -2) + 2
-            at = last if self.lines.startswith(PREFILLED_BY, last) else len(self.lines)
-            self.lines = b"%b%b%b" % (self.lines[:at], failure, self.lines[at:])
+            self.lines += f"x-kv-failure: {self.rank}: {self.reason}; no other worker is left\r\n".encode()
 
     def refusal(self) -> Refusal:
         """Return 503 for a busy rank, else 502."""

@@ -36,9 +36,9 @@ from router.decision.verdict import Verdict
 from router.http.exchange import BUFFERED_BYTES_MAX, CallLimits, OutboundCall
 from router.http.heads import CallLines, Headers
 from router.http.limits import CONNECT_S
-from router.http.stream_replay import CONTINUABLE_HEADER, StreamReplayBuffer
+from router.http.stream_replay import CONTINUABLE_HEADER, StreamReplayBuffer, without_ids
 from router.prompt.chains import with_prompt_ids
-from router.request.attempt import PREFILLED_BY, RankAttempt
+from router.request.attempt import RankAttempt
 from router.request.destination import Destination
 from router.request.handoff import CONTEXT_AND_GENERATION, PrefillAnswer, decode_body, prefill_body
 from router.request.request import Request
@@ -135,7 +135,7 @@ class Calls(Destination[RankAttempt]):
             sent = (memoryview(body.text),)
         else:
             sent = asking(body.text)
-            replay_buffer.hides_ids = True
+            replay_buffer.rewriter = without_ids
         if registration.accepts_token_ids:
             headers = b"%bx-dp-rank: %d\r\n" % (headers, verdict.winner.dp_rank)
         rest = self._streamed, replay_buffer, False, _EVENT_BYTES_MAX
@@ -227,7 +227,7 @@ def _of_phase(body: Bytes, request: Request[RankAttempt], attempt: RankAttempt) 
     """Return the body for the phase; the answer's lines name who computed the prompt, if not its worker."""
     phase, handoff = attempt.verdict.request.phase, request.handoff or _NO_HANDOFF
     if request.prefilled_by is not None and phase == "decode":
-        attempt.lines += b"%b%b\r\n" % (PREFILLED_BY, request.prefilled_by.worker_id.encode())
+        attempt.lines += f"x-prefill-instance-id: {request.prefilled_by.worker_id}\r\n".encode()
     if is_given(request.inbound.disaggregated_params):
         return body
     if phase == "prefill":

@@ -64,7 +64,7 @@ class RequestLog:
 
     def refused(self, refusal: Refusal) -> None:
         """Log that a request was refused without being served."""
-        fields = _refused(refusal)
+        fields = _of_refusal(refusal)
         if self._ratio >= 1:
             _log.warning("request_refused", **fields)
         else:
@@ -93,8 +93,8 @@ def _fields(request: Request[RankAttempt], outcome: str, refusal: Refusal | None
         "retries": retries,
         "migrations": migrations,
         "body_bytes": len(request.exchange.body),
-        "reason": "" if last is None or not last.reason else last.stage,
-        **({} if refusal is None else _refused(refusal)),
+        "reason": last.stage if last is not None and last.reason else "",  # of an answer that was cut off
+        **({} if refusal is None else _of_refusal(refusal)),
     }
     return {name: value for name, value in known.items() if value not in (None, "", [])}
 
@@ -124,7 +124,7 @@ def _of_attempt(attempt: RankAttempt) -> dict[str, Any]:
     }
 
 
-def _refused(refusal: Refusal) -> dict[str, Any]:
+def _of_refusal(refusal: Refusal) -> dict[str, Any]:
     fields = {"status": refusal.status, "reason": refusal.code or refusal.kind}
     param = _NAME.match(refusal.param or "")
     return fields | ({"param": param[0]} if param is not None and param[0] in _FIELDS else {})

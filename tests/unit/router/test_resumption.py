@@ -88,7 +88,7 @@ def resumed(path: str, body: dict[str, Any], progress: Progress) -> tuple[bytes,
 def test_a_client_gets_what_the_engine_sends_to_those_who_ask_for_no_ids(shape: str) -> None:
     path, body = SHAPES[shape]
     buffer = StreamReplayBuffer(KeptEvents(1 << 20))
-    buffer.hides_ids = True
+    buffer.rewriter = without_ids
     with_ids, without = asked(path, body), list(stream_events(path, body))
     assert b"".join(with_ids) != b"".join(without)
     assert [buffer.add(each) for each in with_ids] == without
