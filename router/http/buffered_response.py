@@ -1,7 +1,7 @@
 """Collects a worker's answer that is not passed on, or reads and drops it until its first byte.
 
 `BufferedResponse` stands where a client's connection stands, between a worker's answer and the handler of the call.
-It serves calls without a client, and calls whose client has left.
+It serves calls without a client, and calls that their client has left.
 """
 
 from typing import TYPE_CHECKING

@@ -56,7 +56,7 @@ class CallLimits(NamedTuple):
 class OutboundCall(msgspec.Struct, frozen=True):
     """A request to a worker: `base_url` + `path`, header lines that end by CRLF (no host, no length), the body.
 
-    `replay_buffer` gets the events of a stream, and returns what of them is passed on.
+    `replay_buffer` gets the events of a stream, and returns what the client gets of them.
     """
 
     base_url: str

@@ -155,7 +155,7 @@ class HttpPlane:
         return f"{self.capacity.clients} connections are open, as many as are served at once; try again"
 
     def opened(self, connection: ClientConnection) -> tuple[set[Watched], str]:
-        """Register a client's connection; return its slot in the timeout sweeper, and why it is one too many, or ""."""
+        """Register a client's connection; return its slot in the timeout sweeper, and why it is refused, or ""."""
         self.accepted += 1
         self._adopting -= 1
         self.connections.add(connection)

@@ -71,7 +71,7 @@ class Sites:
         raise Malformed(403, f"origin: found {found!r}, allowed this server's own and those of data.cors_origins")
 
     def preflight(self, method: str, headers: Headers) -> list[tuple[bytes, bytes]]:
-        """Return the headers of the answer to a preflight from a listed origin; empty if it is no such request."""
+        """Return the headers of the answer to a preflight from a listed origin; empty if the request is none."""
         if method != "OPTIONS" or b"access-control-request-method" not in headers:
             return []
         if self._listed(headers.get(b"origin", b"")) is None:

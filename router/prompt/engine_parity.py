@@ -61,7 +61,7 @@ class _Answer(msgspec.Struct):
 
 _answers = msgspec.json.Decoder(_Answer)
 _Instance = tuple[str, str]
-"""The id of a worker, and that of its process."""
+"""The id of a worker, and the id of its process."""
 
 
 class _Tokenization(NamedTuple):

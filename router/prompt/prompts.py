@@ -55,7 +55,7 @@ _READ_BYTES_MAX = 256 << 10
 _FEW_MESSAGES = 192
 """Of a chat that is rendered on the loop."""
 _TEXT_SEED = 0x7465_7874
-"""Keeps hashes of text apart from those of tokens."""
+"""Keeps hashes of text apart from hashes of tokens."""
 _PARITY, _TOKEN_DATA = "parity", "nvext.token_data"
 UNRENDERED_KEYS = (
     *CHANGING_KEYS,

@@ -37,7 +37,7 @@ _GATEWAY = frozenset({502, 504})
 """Statuses of a proxy that cannot reach the worker: they do not come from the engine."""
 _NO_HEADERS: Headers = {}
 NO_ANSWER = built.Answer()
-"""Of an attempt whose answer was not completed."""
+"""The counts of an answer that was not completed: none."""
 _SECONDS = re.compile(rb"[0-9]{1,6}")
 
 

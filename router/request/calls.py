@@ -12,7 +12,7 @@ A worker that computes prompt and answer has phase `whole`, or `alone` where the
 | alone | of a worker whose role is to decode: `context_and_generation` | as the client streams or not |
 
 The body is preceded by the prompt's token ids, for workers that take them, and by the progress of a resumed answer
-(`kv_protocol/continuation.py`). An attached engine that tells token ids is asked for those of streams that may
+(`kv_protocol/continuation.py`). An attached engine that tells token ids is asked for the ids of streams that may
 migrate; it resumes an answer as a completion (`resumption.py`). If the client leaves between prefill and decode, the
 decode worker still gets the request, so that it fetches the prompt's KV from the prefill worker; then its connection is
 closed.
@@ -62,7 +62,7 @@ _DELTA = b'.delta"'
 _NO_HANDOFF = PrefillAnswer(b"", CONTEXT_AND_GENERATION, is_final=False)
 """Parameters for a decode worker that also computes the prompt."""
 _EVENT_BYTES_MAX = 16 << 20
-"""Of a stream with token ids an event is passed on once it is complete: the first one has those of the prompt."""
+"""Longest event of a stream with token ids that waits to be complete: the first event has the ids of the prompt."""
 _CONTINUING = frozenset({"trtllm", "simulated", "none"})
 """Event sources of agents that run an engine, which read `kv_continue`."""
 _JSON = b"application/json"
@@ -122,7 +122,7 @@ class Calls(Destination[RankAttempt]):
         return call if is_plain else _changed(call, request, verdict)
 
     def _with_ids(self, request: Request[RankAttempt], verdict: Verdict, headers: bytes) -> OutboundCall:
-        """Return the call to an attached engine whose stream tells token ids, or resumes behind `progress`."""
+        """Return the call to an attached engine that tells its stream's token ids, or resumes a stream."""
         inbound, body, registration, progress = request.inbound, request.body, verdict.registration, request.progress
         replay_buffer = request.replay_buffer
         assert replay_buffer is not None, "its ids are kept"

@@ -41,7 +41,7 @@ class Destination(ABC, Generic[A]):
         """Return once the request may go on; raise `RequestRejected` if it may not."""
 
     def routed(self, request: "Request[A]", pinned: str | None = None) -> None:
-        """Set `route` to that of the plan's present phase, under a new decision id. `pinned`: the only worker."""
+        """Route the request for its plan's present phase, under a new decision id. `pinned`: to this worker alone."""
 
     @abstractmethod
     def choose(self, request: "Request[A]") -> A:
@@ -52,7 +52,7 @@ class Destination(ABC, Generic[A]):
         """Return the call to the chosen worker, and set the attempt's `lines`; raise `CannotResume`."""
 
     def fetching_call(self, request: "Request[A]") -> OutboundCall | None:  # noqa: ARG002 - the default
-        """Return a call to a decode worker that fetches the KV of `request.handoff`, whose client left; None: none."""
+        """Return a call with which a decode worker fetches the KV of `request.handoff`: the client left; None: none."""
         return None
 
     def has_other(self, request: "Request[A]") -> bool:  # noqa: ARG002 - the default

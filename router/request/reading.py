@@ -1,7 +1,7 @@
 """Reads requests: body, prompt, routing fields, and the phases in which the present fleet serves them.
 
-A plain request is a chat or completion that states no wishes (`UNCOMMON_KEYS`, `WISHING_HEADERS`): its route and
-its plan are those of its model. The fields of any other request are read one by one.
+A plain request is a chat or completion that states no wishes (`UNCOMMON_KEYS`, `WISHING_HEADERS`): plain requests for a
+model share route and plan. The fields of any other request are read one by one.
 """
 
 import sys
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 _BEGINNING = 64
 """How far to look for the `{` of a JSON body."""
 MODE_OF_PASSED = "other"
-"""In metrics and logs: that of requests to other paths, which are passed on as they are."""
+"""The mode, in metrics and logs, of requests to other paths, which are passed on as they are."""
 _MIGRATED_TOKENS_MAX = 1 << 20
 """Longer prompts do not migrate: to compute one again would take a worker for minutes."""
 _ONCE = first_plan("whole", retry_limit=0)
@@ -214,7 +214,10 @@ class FleetReader(Destination[RankAttempt]):
     async def _read_passed(self, request: "FleetRequest") -> ReadBody:
         """Return the body of a request that is passed on as it is, parsed if it is JSON.
 
-        Without a model in it, the model is that of the workers that state the path; raise `RequestInvalid` for several.
+        If the body names no model, it is for the only model of the workers that state the path.
+
+        Raises:
+            RequestInvalid: these workers serve several models.
         """
         exchange = request.exchange
         path, data = exchange.path, exchange.body

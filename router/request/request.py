@@ -100,7 +100,7 @@ class Request(CallbackCoroutine, Generic[A]):
     _aside: BufferedResponse | None = None
 
     def __init__(self, exchange: Exchange, destination: Destination[A], mode: str = "") -> None:
-        """`mode` is that of metrics and logs."""
+        """`mode` names the mode in metrics and logs."""
         self.exchange, self.destination, self.mode = exchange, destination, mode
 
     @property

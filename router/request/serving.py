@@ -78,7 +78,7 @@ class Serving(FleetReader, Calls, FleetRecords):
     def serve(self, exchange: Exchange, mode: str = "", gateway: Gateway | None = None) -> "FleetRequest | None":
         """Serve a request; return it, None if it is refused for want of capacity, or by its account's limits.
 
-        `mode` is that of its metrics, that in force without it.
+        `mode` names the mode in metrics and logs; empty: the mode in force.
         """
         metrics = self.metrics
         if metrics.inflight >= self._inflight_max:
@@ -133,7 +133,7 @@ class Serving(FleetReader, Calls, FleetRecords):
     # ------------------------------------------------------------------------------------------- deciding
 
     def routed(self, request: FleetRequest, pinned: str | None = None) -> None:
-        """Set `route` to that of the plan's present phase, under a new decision id. `pinned`: the only worker."""
+        """Route the request for its plan's present phase, under a new decision id. `pinned`: to this worker alone."""
         request.route = self.route_of(request, request.plan)
         if pinned is not None:
             request.route = replace(request.route, pinned_worker=pinned)
@@ -188,7 +188,7 @@ class Serving(FleetReader, Calls, FleetRecords):
         raise RequestRejected(refusals.unavailable(message, "unmet_target", outcome="refused"))
 
     def _no_candidate(self, route: RouteRequest, error: NoEligibleWorker) -> Refusal:
-        """Return the error for a request of which no rank is eligible."""
+        """Return the error for a request for which no rank is eligible."""
         kinds = {reason_kind(self._lasting(route, each) or each.reason) for each in error.exclusions}
         if kinds == {"max_seq_len"}:
             return refusals.invalid(str(error), code="context_length_exceeded")
@@ -230,7 +230,7 @@ class Serving(FleetReader, Calls, FleetRecords):
     # ------------------------------------------------------------------------------------------- forwarding
 
     def fetching_call(self, request: FleetRequest) -> OutboundCall | None:
-        """Return a call that makes a decode worker fetch the KV of a request whose client left; None: no worker can."""
+        """Return a call that makes a decode worker fetch the KV of a request: the client left; None: no worker can."""
         request.replay_buffer = None
         try:
             return self.call(request, RankAttempt(self.decide(request)))

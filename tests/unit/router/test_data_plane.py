@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import gc
 import json
 import socket
 from contextlib import suppress
@@ -605,30 +604,6 @@ async def test_a_client_whose_leaving_is_noticed_only_in_writing_is_cancelled_to
         assert plane.outcomes() == {"cancelled": 1}
         assert plane.unfit("w0") == ""
     assert caplog.records == []
-
-
-async def test_a_client_that_reads_nothing_and_leaves_frees_everything(plane: Plane) -> None:
-    async def script(exchange: Exchange) -> None:
-        await exchange.send(STREAM_HEAD)
-        try:
-            while True:
-                await exchange.send(chunked(b"x" * 65_536))
-        finally:
-            worker.gone.set()
-
-    async with Upstream(script) as worker:
-        plane.join("w0", worker.base_url)
-        reader, writer = await plane.dial(STREAMED, headers=b"x-request-id: r\r\n")
-        reader.set_exception(ConnectionError("closed for reading"))
-        writer.transport.pause_reading()  # type: ignore[attr-defined]  # a socket's transport can
-        await until(lambda: plane.routing.decisions.find("r") is not None and bool(worker.received))
-        for _ in range(200):
-            await asyncio.sleep(0)
-        writer.transport.abort()
-        await worker.gone.wait()
-        await until(lambda: plane.serving.metrics.inflight == 0)
-    assert plane.outcome("r").outcome == "cancelled"
-    gc.collect()
 
 
 # ---------------------------------------------------------------- names of requests
