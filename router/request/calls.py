@@ -34,7 +34,7 @@ from kv_runtime.text.model import Detokenizer
 from router.config import RouterSettings
 from router.decision.verdict import Verdict
 from router.http.exchange import BUFFERED_BYTES_MAX, CallLimits, OutboundCall
-from router.http.heads import CallLines, Headers
+from router.http.heads import CallLines
 from router.http.limits import CONNECT_S
 from router.http.stream_replay import CONTINUABLE_HEADER, StreamReplayBuffer, without_ids
 from router.prompt.chains import with_prompt_ids
@@ -53,7 +53,6 @@ from router.request.resumption import (
     resumed_body,
     stops_of,
 )
-from router.request.tracing import RequestTrace
 
 _EMBEDDINGS_BYTES_MAX = 4 << 20
 """Largest buffered answer with embeddings; until it is complete the request can be retried at another worker."""
@@ -91,7 +90,7 @@ class Calls(Destination[RankAttempt]):
         """
         verdict, inbound, prompt = attempt.verdict, request.inbound, request.prompt
         registration, body, phase = verdict.registration, request.body, verdict.request.phase
-        client = request.exchange.headers if request.trace is None else _traced(request, request.trace)
+        client = request.exchange.headers if request.trace is None else request.trace.calling(request)
         headers, attempt.lines = self._lines(verdict, client)
         if inbound.nvext is not None or (prompt is not None and prompt.unrendered):
             attempt.lines += _rare_lines(request)
@@ -168,12 +167,6 @@ class Calls(Destination[RankAttempt]):
         sent = resumed_body(body.text, inbound, before, max_seq_len=registration.max_seq_len)
         replay_buffer.rewriter, replay_buffer.before = EventRewriter(inbound, before, point.held), before
         return sent
-
-
-def _traced(request: Request[RankAttempt], trace: RequestTrace) -> Headers:
-    """Return the client's headers with the span of this call; a call for a client that left has none of its own."""
-    headers = request.exchange.headers
-    return trace.beside(headers) if request.is_over else trace.sending(headers)
 
 
 def _rare_lines(request: Request[RankAttempt]) -> bytes:

@@ -125,27 +125,25 @@ class RequestTrace:
         turn = self._turns[-1]
         turn.decided_s, turn.verdict, turn.refused = perf_counter(), verdict, refused
 
-    def sending(self, client: Headers) -> Headers:
-        """The request goes to the chosen worker; return the client's headers with this upstream request's span."""
-        turn = self._turns[-1]
-        turn.span_id, turn.sent_s = _new_span_id(), perf_counter()
-        return self._within(turn.span_id, client)
+    def calling(self, request: "FleetRequest") -> Headers:
+        """A worker is called; return the client's headers with the `traceparent` of the call's span.
 
-    def not_sent(self) -> None:
-        """It could not be sent after all."""
-        self._turns[-1].span_id = 0
-
-    def beside(self, client: Headers) -> Headers:
-        """Return the client's headers for an upstream request without a span: it belongs to the SERVER span."""
-        self._span_id = self._span_id or _new_span_id()
-        return self._within(self._span_id, client)
-
-    def _within(self, span_id: int, client: Headers) -> Headers:
-        """Return the headers with the `traceparent` of the span; a `tracestate` beside no valid one is left out."""
-        headers = {**client, TRACEPARENT: trace_parent(self._trace_id, span_id, self._is_sampled)}
-        if self._parent is None:
+        A call for a client that left has no span of its own: it belongs to the SERVER span.
+        """
+        if request.is_over:
+            span_id = self._span_id = self._span_id or _new_span_id()
+        else:
+            turn = self._turns[-1]
+            span_id = turn.span_id = _new_span_id()
+            turn.sent_s = perf_counter()
+        headers = {**request.exchange.headers, TRACEPARENT: trace_parent(self._trace_id, span_id, self._is_sampled)}
+        if self._parent is None:  # there was no `traceparent`, or no valid one
             headers.pop(TRACESTATE, None)
         return headers
+
+    def not_sent(self) -> None:
+        """The call could not be sent after all."""
+        self._turns[-1].span_id = 0
 
     def began(self) -> None:
         """The first bytes of the worker's answer came."""
