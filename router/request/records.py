@@ -73,8 +73,12 @@ class FleetRecords(Destination[RankAttempt]):
             self._admission.poke()
         if request.trace is not None:
             request.trace.attempt_over(attempt, outcome)
-        if (lease.ttft_s is not None or answer.cached_tokens is not None) and outcome == "ok" and request.is_over:
-            self._answered(request, attempt)
+        if outcome == "ok" and request.is_over:  # the client has its answer
+            if lease.ttft_s is not None and (answer.came_whole or not attempt.is_streamed):
+                self._first_token(request, attempt, lease.ttft_s)
+            asked = attempt.verdict.request
+            if answer.cached_tokens is not None and asked.known_tokens and asked.phase != "decode":
+                self.routing.compare(attempt.verdict, answer.cached_tokens)
 
     def _judge(self, request: "FleetRequest", attempt: RankAttempt, outcome: AttemptOutcome) -> None:
         """Tell the rank's breaker, and of ranks that failed the same request before, possibly by its fault."""
@@ -106,14 +110,6 @@ class FleetRecords(Destination[RankAttempt]):
                 erred_before=erred if outcome == "ok" else (),
             )
         )
-
-    def _answered(self, request: "FleetRequest", attempt: RankAttempt) -> None:
-        """The client has its answer."""
-        if attempt.answer.came_whole or not attempt.is_streamed:
-            self._first_token(request, attempt, attempt.lease.ttft_s)
-        cached_tokens, verdict = attempt.answer.cached_tokens, attempt.verdict
-        if cached_tokens is not None and verdict.request.known_tokens and verdict.request.phase != "decode":
-            self.routing.compare(verdict, cached_tokens)
 
     def ended(self, request: "FleetRequest", outcome: OutcomeName, refusal: Refusal | None) -> None:
         """The request is over: count and log it, and send its trace if it is wanted."""

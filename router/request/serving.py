@@ -6,7 +6,6 @@ from msgspec.structs import replace
 from xxhash import xxh3_64_intdigest
 
 from kv_protocol.decided import RouteRequest
-from kv_protocol.decision import Exclusion
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import JournalRecord, PolicyChanged
 from kv_protocol.openai.requests import ChatInbound
@@ -189,18 +188,16 @@ class Serving(FleetReader, Calls, FleetRecords):
 
     def _no_candidate(self, route: RouteRequest, error: NoEligibleWorker) -> Refusal:
         """Return the error for a request for which no rank is eligible."""
-        kinds = {reason_kind(self._lasting(route, each) or each.reason) for each in error.exclusions}
+        fleet, kinds = self.routing.state.fleet, set[str]()
+        for each in error.exclusions:
+            worker, rank = fleet.worker(each.worker_id), WorkerRank(each.worker_id, each.dp_rank)
+            lasting = "" if worker is None else exclusion(worker.registration, rank, route)
+            kinds.add(reason_kind(lasting or each.reason))  # why not even a fit rank could take it comes first
         if kinds == {"max_seq_len"}:
             return refusals.invalid(str(error), code="context_length_exceeded")
         if kinds and kinds <= _CLIENT_FAULTS:
             return refusals.invalid(str(error), code="no_such_worker")
         return refusals.unavailable(str(error), "no_eligible_worker")
-
-    def _lasting(self, route: RouteRequest, found: Exclusion) -> str:
-        """Return why the rank can never take the request, even when fit; empty if it can."""
-        worker = self.routing.state.fleet.worker(found.worker_id)
-        rank = WorkerRank(found.worker_id, found.dp_rank)
-        return "" if worker is None else exclusion(worker.registration, rank, route)
 
     def has_other(self, request: FleetRequest) -> bool:
         """Return whether a fit rank other than the present attempt's can serve the request."""
