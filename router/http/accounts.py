@@ -77,11 +77,11 @@ class Allowance:
         self._amount, self._period_s = amount, period_s
         self._left, self._at_s = float(amount), now_s
 
-    def wait_s(self, now_s: float, count: int = 1) -> float:
-        """Return how long it takes until `count` are left; 0: they are."""
+    def wait_s(self, now_s: float) -> float:
+        """Return how long it takes until there is one left; 0: there is."""
         self._left = min(self._amount, self._left + (now_s - self._at_s) * self._amount / self._period_s)
         self._at_s = now_s
-        return max(0.0, (min(count, self._amount) - self._left) * self._period_s / self._amount)
+        return max(0.0, (1 - self._left) * self._period_s / self._amount)
 
     def spend(self, count: int) -> None:
         """Take `count` away, even if fewer are left."""
