@@ -23,7 +23,6 @@ from kv_protocol.openai.inbound import (
     ChatInbound,
     CompletionInbound,
     Inbound,
-    PassedInbound,
     passed_form,
 )
 from kv_protocol.openai.parts import LONG_BYTES

@@ -272,6 +272,7 @@ async def test_cancelled_work_is_never_begun_and_no_text_waits_for_a_large_one()
     cancelled = pool.submit(partial(begun.append, "cancelled"), 101)
     await pool.submit(partial(begun.append, "small"), 100)
     cancelled.cancel()
+    await asyncio.sleep(0)
     is_free.set()
     await large
     await pool.submit(partial(begun.append, "large"), 101)
