@@ -197,6 +197,8 @@ def _range(kind: types.Type) -> str:
         return _span(kind.ge, kind.le, "") if kind.gt is None else f"more than {_number(kind.gt)}"
     if isinstance(kind, types.StrType):
         return f"as {kind.pattern}" if kind.pattern else _span(kind.min_length, kind.max_length, "characters")
+    if isinstance(kind, types.DictType):
+        return _span(kind.min_length, kind.max_length, "keys")
     return ""
 
 

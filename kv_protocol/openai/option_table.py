@@ -1,8 +1,7 @@
 """The options of chats and completions (OpenAI): types and ranges, the same for routers and worker agents.
 
-An option that is absent, or null, is None. A router checks all of them and forwards the body unchanged; the worker
-refuses what its engine does not support. Values that only a worker reads (schemas, tags) are `JsonObject`: their
-members stay bytes until `plain` decodes them.
+An option that is absent, or null, is None. A router reads those in `Common`, and forwards the body unchanged; the
+worker refuses what its engine does not support.
 
 Sources: the OpenAI API reference (chat and legacy completions); of extensions NVIDIA/TensorRT-LLM,
 `tensorrt_llm/serve/openai_protocol.py` (`ResponseFormat`, `EarlyStopping`, `_LOGIT_BIAS_MAX`); vllm-project/vllm,
@@ -25,37 +24,27 @@ from kv_protocol.openai.parts import ABSENT, is_given, read_ids
 Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
 Choices = Annotated[int, msgspec.Meta(ge=1, le=128)]
 I64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
-Priority = Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)]
+U32 = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF_FFFF)]
 CACHE_SALT_CHARACTERS_MAX = 1024
 """At most 4096 bytes of UTF-8: less than the 65,536 bytes that an agent accepts in an engine's event."""
 CacheSalt = Annotated[str, msgspec.Meta(max_length=CACHE_SALT_CHARACTERS_MAX)]
 LOGPROBS_MAX = 20
 """The likeliest tokens of each position that a request may ask for. Source: `top_logprobs` of the OpenAI API."""
-STOPS_MAX = 128
-"""Stop strings of a request; each is searched for in every piece of the answer."""
-BIAS_MAX = 100.0
 
-JsonObject = dict[str, msgspec.Raw]
+JsonObject = dict[str, Any]
 Name = Annotated[str, msgspec.Meta(min_length=1)]
 TokenLimit = Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]
-TokenLimitOrAll = Annotated[int, msgspec.Meta(ge=-1, le=1 << 24)]
-TopK = Annotated[int, msgspec.Meta(ge=-1, le=(1 << 31) - 1)]
-Temperature = Annotated[float, msgspec.Meta(ge=0, le=2)]
 Probability = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
-Factor = Annotated[float, msgspec.Meta(gt=0)]
 Logprobs = Annotated[int, msgspec.Meta(ge=0, le=LOGPROBS_MAX)]
-Stops = str | Annotated[list[str], msgspec.Meta(max_length=STOPS_MAX)]
-TokenIds = list[TokenId]
+StopStrings = Annotated[list[str], msgspec.Meta(max_length=128)]
+"""Each is searched for in every piece of the answer."""
+StopTokens = Annotated[list[TokenId], msgspec.Meta(max_length=128)]
 BiasedToken = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,10}\Z")]
-Bias = Annotated[float, msgspec.Meta(ge=-BIAS_MAX, le=BIAS_MAX)]
+Bias = Annotated[float, msgspec.Meta(ge=-100, le=100)]
 GuidedChoices = Annotated[list[str], msgspec.Meta(min_length=1, max_length=1024)]
-Effort = Annotated[str, msgspec.Meta(max_length=64)]
-Verbosity = Literal["low", "medium", "high"]
-Modalities = list[Literal["text", "audio"]]
 Rank = Annotated[int, msgspec.Meta(ge=0, le=4095)]
 Milliseconds = Annotated[float, msgspec.Meta(ge=0, le=3.6e6)]
-U32 = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF_FFFF)]
 _MS_PER_S = 1000
 
 
@@ -72,19 +61,7 @@ class StreamOptions(Wishes, frozen=True, forbid_unknown_fields=True):
     continuous_usage_stats: bool | None = None
 
 
-# ---------------------------------------------------------------- response formats
-
-
-class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="type"):
-    """A value of `response_format`; the subclass is that of its `type`."""
-
-
-class TextFormat(ResponseFormat, frozen=True, tag="text"):
-    """Any text: the same as no format."""
-
-
-class JsonObjectFormat(ResponseFormat, frozen=True, tag="json_object"):
-    """Any JSON object."""
+# ---------------------------------------------------------------- guides
 
 
 class JsonSchema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -96,46 +73,21 @@ class JsonSchema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     strict: bool | None = None
 
 
-class JsonSchemaFormat(ResponseFormat, frozen=True, kw_only=True, tag="json_schema"):
-    """JSON that obeys a schema."""
+class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The value of `response_format`: a type, and the keys of all types. `request_rules.py` of agents reads them.
 
-    json_schema: JsonSchema
+    `json`, `regex` and `ebnf` are TensorRT-LLM's. `structural_tag` has `format` (TensorRT-LLM, vLLM), or `structures`
+    and `triggers` (vLLM before).
+    """
 
-
-class JsonFormat(ResponseFormat, frozen=True, kw_only=True, tag="json"):
-    """JSON that obeys a schema, as TensorRT-LLM writes it."""
-
-    schema: JsonObject
-
-
-class RegexFormat(ResponseFormat, frozen=True, kw_only=True, tag="regex"):
-    """Text that matches a regular expression; TensorRT-LLM's."""
-
-    regex: str
-
-
-class EbnfFormat(ResponseFormat, frozen=True, kw_only=True, tag="ebnf"):
-    """Text of a grammar; TensorRT-LLM's."""
-
-    ebnf: str
-
-
-class StructuralTagFormat(ResponseFormat, frozen=True, kw_only=True, tag="structural_tag", omit_defaults=True):
-    """Text with structured parts: `format` (TensorRT-LLM, vLLM), or `structures` and `triggers` (vLLM before)."""
-
+    type: Literal["text", "json_object", "json_schema", "json", "regex", "ebnf", "structural_tag"]
+    json_schema: JsonSchema | None = None
+    schema: JsonObject | None = None
+    regex: str | None = None
+    ebnf: str | None = None
     format: JsonObject | None = None
     structures: list[JsonObject] | None = None
     triggers: list[str] | None = None
-
-    def __post_init__(self) -> None:
-        """Raise ValueError if it has neither."""
-        if self.format is None and None in (self.structures, self.triggers):
-            raise ValueError("format, or structures and triggers")
-
-
-AnyFormat = (
-    TextFormat | JsonObjectFormat | JsonSchemaFormat | JsonFormat | RegexFormat | EbnfFormat | StructuralTagFormat
-)
 
 
 class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -150,11 +102,6 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     disable_any_whitespace: bool | None = None
     disable_additional_properties: bool | None = None
     whitespace_pattern: str | None = None
-
-
-def plain(value: JsonObject | StructuralTagFormat | str) -> Any:  # noqa: ANN401 - any JSON
-    """Return the value with all its members decoded."""
-    return value if isinstance(value, str) else msgspec.json.decode(msgspec.json.encode(value))
 
 
 # ---------------------------------------------------------------- tools
@@ -284,11 +231,11 @@ class Common(msgspec.Struct, frozen=True, kw_only=True):
     stream_options: Wishes | None = None
     max_tokens: Count | None = None
     min_tokens: TokenLimit | None = None
-    stop: Stops | None = None
+    stop: str | StopStrings | None = None
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
     cache_salt: CacheSalt | None = None
-    priority: Priority | None = None
+    priority: Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)] | None = None
 
     @property
     def include_usage(self) -> bool:
@@ -312,32 +259,32 @@ class Options(Common, frozen=True, kw_only=True, forbid_unknown_fields=True):
     stream_options: StreamOptions | None = None
     n: Choices | None = None
     best_of: Choices | None = None
-    stop_token_ids: TokenIds | None = None
+    stop_token_ids: StopTokens | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
-    temperature: Temperature | None = None
+    temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
     top_p: Probability | None = None
-    top_k: TopK | None = None
+    top_k: Annotated[int, msgspec.Meta(ge=-1, le=(1 << 31) - 1)] | None = None
     min_p: Probability | None = None
     top_p_min: Probability | None = None
     seed: I64 | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
-    repetition_penalty: Factor | None = None
+    repetition_penalty: Annotated[float, msgspec.Meta(gt=0)] | None = None
     length_penalty: float | None = None
     early_stopping: bool | Literal["never"] | None = None
     use_beam_search: bool | None = None
-    logit_bias: dict[BiasedToken, Bias] | None = None
-    bad_words: list[Name] | None = None
-    allowed_token_ids: TokenIds | None = None
-    logits_processors: list[str] | None = None
-    prompt_logprobs: TokenLimitOrAll | None = None
-    thinking_token_budget: TokenLimitOrAll | None = None
+    logit_bias: Annotated[dict[BiasedToken, Bias], msgspec.Meta(max_length=1024)] | None = None
+    bad_words: Annotated[list[Name], msgspec.Meta(max_length=128)] | None = None
+    allowed_token_ids: list[TokenId] | None = None
+    logits_processors: Annotated[list[str], msgspec.Meta(max_length=16)] | None = None
+    prompt_logprobs: Logprobs | None = None
+    thinking_token_budget: Annotated[int, msgspec.Meta(ge=-1, le=1 << 24)] | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     detokenize: bool | None = None
     return_tokens_as_token_ids: bool | None = None
-    response_format: AnyFormat | None = None
+    response_format: ResponseFormat | None = None
     guided_json: JsonObject | str | None = None
     guided_regex: str | None = None
     guided_choice: GuidedChoices | None = None

@@ -14,7 +14,7 @@ tool_choice of a function   one of `tools`
 
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -34,17 +34,14 @@ from kv_protocol.openai.inbound import (
 )
 from kv_protocol.openai.option_table import (
     Count,
-    Effort,
     JsonObject,
     Logprobs,
-    Modalities,
     NamedToolChoice,
     NvExt,
     Options,
     StreamOptions,
     Tool,
     ToolChoice,
-    Verbosity,
     template_options,
 )
 from kv_protocol.openai.parts import ABSENT, OptionalPart, is_given, read_ids, read_prompts
@@ -99,9 +96,9 @@ class ChatRequest(_Request, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     tools: list[dict[str, Any]] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    reasoning_effort: Effort | None = None
-    verbosity: Verbosity | None = None
-    modalities: Modalities | None = None
+    reasoning_effort: Annotated[str, msgspec.Meta(max_length=64)] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+    modalities: list[Literal["text", "audio"]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
     add_generation_prompt: bool | None = None

@@ -13,24 +13,9 @@
     model                                                a served name, or a LoRA's
     max_tokens                                           1 on a prefill worker, whatever the request has
     stop_token_ids                                       these and the model's end tokens; with `ignore_eos` only these
-    logit_bias {"id": -100..100}                         pairs of token and bias; at most 1,024
-    bad_words ["a", ..]                                  the token of each word, at a text's begin and after a space; at
-                                                         most 128. A word of several tokens is refused: its tokens may
-                                                         not be banned one by one
-
-    field of the request                               field of `Sampling`
-    n                                                  choices
-    chat: logprobs true, top_logprobs k                logprobs k, without it 0
-    completion: logprobs k                             logprobs k
-    guided_json, guided_regex, guided_grammar,         guide of that kind
-    structural_tag
-    guided_choice, structured_outputs.choice           guide regex, the alternatives escaped
-    structured_outputs {json, regex, ...}              guide of the one key that it has
-    response_format json_object                        guide json_object
-    response_format json_schema, json {schema}         guide json
-    response_format regex, ebnf                        guide regex, grammar
-    response_format structural_tag                     guide structural_tag, the complete object
-    response_format text                               none
+    bad_words ["a", ..]                                  the token of each word, at a text's begin and after a space. A
+                                                         word of several tokens is refused: its tokens may not be
+                                                         banned one by one
 
 Of the guides at most one may be given.
 
@@ -40,35 +25,21 @@ interface (`logit_bias`, `response_format`); vLLM's for `bad_words`, `stop_token
 """
 
 import base64
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
 
 import msgspec
 
 from kv_protocol.fleet import Role
 from kv_protocol.openai.errors import Verbatim
-from kv_protocol.openai.option_table import (
-    LOGPROBS_MAX,
-    AnyFormat,
-    EbnfFormat,
-    JsonFormat,
-    JsonObjectFormat,
-    JsonSchemaFormat,
-    RegexFormat,
-    StructuralTagFormat,
-    plain,
-)
+from kv_protocol.openai.option_table import JsonSchema, ResponseFormat
 from kv_protocol.openai.parts import ABSENT
 from kv_protocol.openai.requests import ChatRequest, Request, RequestInvalid
 from kv_runtime.text.model import Text
 from worker_agent.port.handoff import read_handoff
-from worker_agent.port.sampling import ANSWER_LOGPROBS_MAX, Guide, GuideKind, Sampling, choice_pattern
+from worker_agent.port.sampling import ANSWER_LOGPROBS_MAX, Guide, Sampling, choice_pattern
 from worker_agent.port.types import EngineDescription, EngineRequest, Skill
 
-STOP_TOKENS_MAX = 128
-BIASES_MAX = 1024
-BAD_WORDS_MAX = 128
-_PROCESSORS_MAX = 16
 _TOKEN_BYTES = 4
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "echo": (False,),
@@ -86,33 +57,23 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "guided_whitespace_pattern": (),
 }
 """Options that no engine supports, and their neutral values."""
-_Item = TypeVar("_Item")
 
 
 def stop_token_ids_of(request: Request, end_ids: Collection[int]) -> tuple[int, ...]:
-    """Return the stop tokens, the client's own first; raise `RequestInvalid`."""
-    own = _bounded(request.stop_token_ids, "stop_token_ids", STOP_TOKENS_MAX)
+    """Return the stop tokens, the client's own first."""
+    own = request.stop_token_ids or ()
     return tuple(dict.fromkeys((*own, *(() if request.ignore_eos else sorted(end_ids)))))
 
 
 def logit_bias_of(request: Request, text: Text) -> tuple[tuple[int, float], ...]:
     """Return tokens and their biases; raise `RequestInvalid`, which names the token."""
-    biases = request.logit_bias or {}
-    if len(biases) > BIASES_MAX:
-        raise RequestInvalid("logit_bias", f"{len(biases)} tokens", f"at most {BIASES_MAX}")
-    return tuple((_token(key, text.vocab_size), bias) for key, bias in biases.items())
+    return tuple((_token(key, text.vocab_size), bias) for key, bias in (request.logit_bias or {}).items())
 
 
 def bad_token_ids_of(request: Request, text: Text) -> tuple[int, ...]:
     """Return the banned tokens; raise `RequestInvalid`, which names the word."""
-    words = _bounded(request.bad_words, "bad_words", BAD_WORDS_MAX)
+    words = request.bad_words or ()
     return tuple(dict.fromkeys(token for at, word in enumerate(words) for token in _tokens_of(at, word, text)))
-
-
-def _bounded(items: Sequence[_Item] | None, field: str, items_max: int) -> Sequence[_Item]:
-    if items is not None and len(items) > items_max:
-        raise RequestInvalid(field, Verbatim(f"{len(items)} items"), f"at most {items_max}")
-    return items or ()
 
 
 def _token(key: str, vocab_size: int) -> int:
@@ -161,7 +122,7 @@ class RequestRules:
         """
         phase = phase_of(request, self._role)
         sampling = sampling_of(request)
-        processors = tuple(_bounded(request.logits_processors, "logits_processors", _PROCESSORS_MAX))
+        processors = tuple(request.logits_processors or ())
         check_supported(request, sampling, processors, self._description.skills)
         return msgspec.structs.replace(
             phase,
@@ -290,38 +251,41 @@ _COPIED = (
 )  # fmt: skip
 _STRUCTURED_UNKNOWN = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
 """Keys of `structured_outputs` that no engine supports."""
-_STRUCTURED: tuple[GuideKind | Literal["choice"], ...] = (
-    "json", "regex", "grammar", "structural_tag", "choice", "json_object",
-)  # fmt: skip
+_STRUCTURED = ("json", "regex", "grammar", "structural_tag", "choice", "json_object")
 """Its others: the kinds of guides."""
-_GUIDED: tuple[tuple[str, GuideKind | Literal["choice"]], ...] = (
-    ("guided_json", "json"),
-    ("guided_regex", "regex"),
-    ("guided_grammar", "grammar"),
-    ("structural_tag", "structural_tag"),
-    ("guided_choice", "choice"),
-)
-"""Fields of a request, and the kinds of their guides."""
+_GUIDED = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_grammar": "grammar",
+    "structural_tag": "structural_tag",
+    "guided_choice": "choice",
+}
+"""The kind of guide of each field of a request."""
+_FORMATS = {
+    "json_object": ("json_object", "type"),
+    "json_schema": ("json", "json_schema"),
+    "json": ("json", "schema"),
+    "regex": ("regex", "regex"),
+    "ebnf": ("grammar", "ebnf"),
+}
+"""The kind of guide of each type of `response_format`, and the key with its value."""
 
 
 def sampling_of(request: Request) -> Sampling:
     """Return the request's sampling parameters.
 
     Raises:
-        RequestInvalid: one of them is invalid, or there are several guides.
+        RequestInvalid: a guide is invalid, or there are several.
     """
-    copied = {name: getattr(request, name) for name in _COPIED}
-    logprobs, of_prompt = request.logprobs, request.prompt_logprobs
+    logprobs = request.logprobs
     if isinstance(request, ChatRequest):
         logprobs = (request.top_logprobs or 0) if request.logprobs else None
-    if of_prompt is not None and not 0 <= of_prompt <= LOGPROBS_MAX:
-        raise RequestInvalid("prompt_logprobs", of_prompt, f"0..{LOGPROBS_MAX}")
     return Sampling(
-        **copied,
+        **{name: getattr(request, name) for name in _COPIED},
         ignore_eos=bool(request.ignore_eos),
         choices=request.n or 1,
         logprobs=logprobs,
-        prompt_logprobs=of_prompt,
+        prompt_logprobs=request.prompt_logprobs,
         guide=_guide(request)[1],
     )
 
@@ -359,41 +323,37 @@ def forced_sampling(request: Request, sampling: Sampling, calls: Guide) -> Sampl
 
 def _guide(request: Request) -> tuple[str, Guide | None]:
     """Return the field with the guide, and the guide; empty and None: there is none."""
-    wished = [(field, kind, getattr(request, field)) for field, kind in _GUIDED]
+    wished = [(field, kind, getattr(request, field)) for field, kind in _GUIDED.items()]
     if (outputs := request.structured_outputs) is not None:
         for option in _STRUCTURED_UNKNOWN:
             if (value := getattr(outputs, option)) not in (None, False):
                 raise RequestInvalid(f"structured_outputs.{option}", value, "none on this worker")
         wished += [(f"structured_outputs.{kind}", kind, getattr(outputs, kind)) for kind in _STRUCTURED]
+    if (form := request.response_format) is not None and form.type != "text":
+        wished.append(("response_format", *_of_format(form)))
     given = [(field, _guide_of(kind, value)) for field, kind, value in wished if value not in (None, False)]
-    if (guide := _of_response_format(request.response_format)) is not None:
-        given.append(("response_format", guide))
     if len(given) > 1:
         raise RequestInvalid(given[1][0], Verbatim(f"it beside {given[0][0]}"), "one guide a request")
     return given[0] if given else ("", None)
 
 
-def _guide_of(kind: GuideKind | Literal["choice"], value: Any) -> Guide:  # noqa: ANN401 - as the kind has it
+def _guide_of(kind: Any, value: Any) -> Guide:  # noqa: ANN401 - as the kind has it
     if kind == "choice":
         return Guide(kind="regex", value=choice_pattern(value))
-    return Guide(kind=kind) if kind == "json_object" else Guide(kind=kind, value=plain(value))
+    return Guide(kind=kind, value=None if kind == "json_object" else value)
 
 
-def _of_response_format(response_format: AnyFormat | None) -> Guide | None:
-    match response_format:
-        case JsonObjectFormat():
-            return Guide(kind="json_object")
-        case JsonSchemaFormat():
-            return Guide(kind="json", value=plain(response_format.json_schema.schema))
-        case JsonFormat():
-            return Guide(kind="json", value=plain(response_format.schema))
-        case RegexFormat():
-            return Guide(kind="regex", value=response_format.regex)
-        case EbnfFormat():
-            return Guide(kind="grammar", value=response_format.ebnf)
-        case StructuralTagFormat():
-            return Guide(kind="structural_tag", value=plain(response_format))
-    return None
+def _of_format(form: ResponseFormat) -> tuple[str, Any]:
+    """Return the kind and the value of the guide; raise `RequestInvalid` if a key is missing."""
+    if form.type == "structural_tag":
+        if form.format is None and None in (form.structures, form.triggers):
+            raise RequestInvalid("response_format", form.type, "format, or structures and triggers")
+        return form.type, msgspec.to_builtins(form)
+    kind, key = _FORMATS[form.type]
+    value = getattr(form, key)
+    if value is None:
+        raise RequestInvalid(f"response_format.{key}", None, "a value: it is required")
+    return kind, value.schema if isinstance(value, JsonSchema) else value
 
 
 # ---------------------------------------------------------------- phases

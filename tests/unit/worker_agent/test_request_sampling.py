@@ -73,8 +73,11 @@ def test_every_way_to_ask_for_a_guide(fields: dict[str, Any], guide: Guide | Non
 @pytest.mark.parametrize(
     ("fields", "field"),
     [
-        ({"prompt_logprobs": -1}, "prompt_logprobs"),
-        ({"prompt_logprobs": 21}, "prompt_logprobs"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ({"response_format": {"type": "ebnf", "regex": "a"}}, "response_format.ebnf"),
+        ({"response_format": {"type": "structural_tag"}}, "response_format"),
+        ({"response_format": {"type": "structural_tag", "structures": []}}, "response_format"),
+        ({"response_format": {"type": "regex", "regex": "a"}, "guided_json": {}}, "response_format"),
         ({"guided_regex": "a", "guided_json": {}}, "guided_regex"),
         ({"structured_outputs": {"regex": "a", "whitespace_pattern": " "}}, "structured_outputs.whitespace_pattern"),
     ],

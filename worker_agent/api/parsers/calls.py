@@ -144,41 +144,73 @@ class Parser(ABC):
         events, self._events = self._events, []
         return events
 
+    def _content(self, text: str) -> None:
+        if text:
+            self._events.append(ContentDelta(text))
+
+    def _reasoning(self, text: str) -> None:
+        if text:
+            self._events.append(ReasoningDelta(text))
+
 
 class ToolParser(Parser):
-    """Finds calls. `calls` counts those that have begun; `answer` names the choice that they are in.
+    """Finds calls, which begin with `call`. `calls` counts those that have begun; `answer` names their choice.
 
     It needs the text of its `special_tokens`; `stop_tokens` end an answer.
     """
 
     special_tokens: tuple[str, ...] = ()
     stop_tokens: tuple[str, ...] = ()
-    markers: tuple[str, ...]
-    """The markers that begin a call."""
+    call = ""
+    """The beginning of a call."""
+    section = section_end = ""
+    """What stands before the first call, and behind the last; empty: nothing."""
+    has_bare_calls = True
+    """Whether calls may stand outside of a section."""
+    markers: tuple[str, ...] = ()
+    """What begins a call, or a section; empty: by the attributes above."""
     openings: tuple[str, ...] = ()
     """How a call begins where a marker alone may be a word of a thought; empty: as the markers."""
     form: CallForm | None = None
     """How calls are forced; None: they cannot be."""
 
     def __init__(self, answer: str, options: AnswerOptions) -> None:
+        own = (self.section, self.call) if self.has_bare_calls or not self.section else (self.section,)
+        self.markers = self.markers or tuple(filter(None, own))
+        self.openings = self.openings or self.markers
         self._answer, self._options = answer, options
         self._space = ""
         self._is_at_begin, self._is_behind_call = True, False
         self.calls, self.has_open_call = 0, False
         super().__init__()
 
-    @abstractmethod
+    def _one(self) -> Steps[None]:
+        """Read one call behind its beginning; return with it open where the text ends first."""
+        raise NotImplementedError
+
     def _call(self, marker: str) -> Steps[None]:
         """Read one call, or several, of which `marker` was taken; raise `Rejected` where it is none.
 
         From the marker on the text is recorded, until `_start`.
         """
+        reader = self._reader
+        if self.section and marker == self.section:
+            yield from reader.skip_space()
+            yield from reader.expect(self.call)
+        yield from self._one()
+        while self.section and not self.has_open_call:
+            yield from reader.skip_space()
+            reader.record("")
+            following = (self.call, self.section_end) if self._markers_now() else (self.section_end,)
+            if (yield from reader.literal(*following)) != self.call:
+                return
+            yield from self._one()
 
     def _steps(self) -> Steps[None]:
         while marker := (yield from self._reader.until(self._markers_now(), self._content)):
             yield from self._tried(marker)
         if not self.calls:
-            self._show(self._space)
+            super()._content(self._space)
 
     def _tried(self, marker: str) -> Steps[None]:
         self._reader.record(marker)
@@ -202,11 +234,7 @@ class ToolParser(Parser):
             self._is_at_begin = text.isspace() and len(text) <= _SPACE_CHARACTERS_MAX
             if self._is_at_begin:
                 text, self._space = "", text
-        self._show(text)
-
-    def _show(self, text: str) -> None:
-        if text:
-            self._events.append(ContentDelta(text))
+        super()._content(text)
 
     def _start(self, name: str, call_id: str = "") -> None:
         """Begin a call; raise `Rejected` where there can be no function of this name. `call_id` is the model's own."""
@@ -231,31 +259,6 @@ class ToolParser(Parser):
 
     def _end(self) -> None:
         self.has_open_call = False
-
-
-class SectionParser(ToolParser):
-    """Finds calls that begin with `call`. `section`, if there is one, stands before the first, `section_end` behind."""
-
-    section = section_end = ""
-    call: str
-
-    @abstractmethod
-    def _one(self) -> Steps[None]:
-        """Read one call behind its beginning; return with it open where the text ends first."""
-
-    def _call(self, marker: str) -> Steps[None]:
-        reader = self._reader
-        if marker == self.section:
-            yield from reader.skip_space()
-            yield from reader.expect(self.call)
-        yield from self._one()
-        while self.section and not self.has_open_call:
-            yield from reader.skip_space()
-            reader.record("")
-            following = (self.call, self.section_end) if self._markers_now() else (self.section_end,)
-            if (yield from reader.literal(*following)) != self.call:
-                return
-            yield from self._one()
 
 
 def _is_unicode(text: str) -> bool:

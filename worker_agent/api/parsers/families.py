@@ -140,11 +140,11 @@ class AnswerFormat:
             tools = reasoning = _GPT_OSS
         self._reads_both = tools == _GPT_OSS
         self._family = _FAMILIES[tools] if tools else None
-        self._reasoning = "" if self._reads_both else reasoning
+        self._thought = THOUGHTS.get(reasoning)
         self.parses = bool(tools or reasoning)
         self.special_tokens = self._family.special_tokens if self._family else ()
-        if self._reasoning:
-            self.special_tokens += (THOUGHTS[self._reasoning].opening, THOUGHTS[self._reasoning].closing)
+        if self._thought is not None:
+            self.special_tokens += (self._thought.opening, self._thought.closing)
         self.stop_tokens = self._family.stop_tokens if self._family else ()
 
     def parser(
@@ -157,7 +157,10 @@ class AnswerFormat:
         tools = None
         if self._family is not None and (wishes.finds_calls or self._reads_both):
             tools = self._family(f"{answer_id}/{choice}", wishes)
-        reasoning = self._think_parser(prompt_end, tools)
+        reasoning: Parser | None = None
+        if self._thought is not None and (inside := self._thought.begins(prompt_end)) is not None:
+            calls = () if tools is None else tools.openings
+            reasoning = ThinkParser(self._thought, begins_inside=inside, calls=calls)
         return None if tools is None and reasoning is None else AnswerParser(reasoning, tools, wishes)
 
     def forced(
@@ -167,33 +170,20 @@ class AnswerFormat:
 
         None: the format has none, or such an answer cannot begin so.
         """
-        form = None if self._family is None else self._family.form
+        form = self._family and self._family.form
         if self._family is None or form is None:
             return None
-        if self._reads_both:
-            return forced_calls(form, functions, only_one=only_one, thought=form.thought, begun=begun)
-        thought = THOUGHTS.get(self._reasoning)
-        inside = thought and thought.begins(prompt_end)
+        inside = self._thought and self._thought.begins(prompt_end)
         tools = self._family("", AnswerOptions(finds_calls=True, tools=functions))
         return forced_calls(
             form,
             functions,
             only_one=only_one,
-            thought=None if inside is None else thought,
+            thought=form.thought if inside is None else self._thought,
             begins_inside=bool(inside),
-            openings=tools.openings or tools.markers,
+            openings=() if form.thought else tools.openings,
             begun=begun,
         )
-
-    def _think_parser(self, prompt_end: str, tools: ToolParser | None) -> Parser | None:
-        if not self._reasoning:
-            return None
-        thought = THOUGHTS[self._reasoning]
-        inside = thought.begins(prompt_end)
-        if inside is None:
-            return None
-        calls = () if tools is None else tools.openings or tools.markers
-        return ThinkParser(thought, begins_inside=inside, calls=calls)
 
 
 def canonical_tool_call_parser(name: str) -> str:

@@ -126,12 +126,11 @@ class HermesParser(JsonCalls):
     """
 
     special_tokens = ("<tool_call>", "</tool_call>")
-    markers = ("<tool_call>",)
+    call = "<tool_call>"
     openings = ("<tool_call>\n{", "<tool_call>{", "<tool_call> {")
     form = CallForm('{"name": "', '", "arguments": ', "}", around=("<tool_call>\n", "\n</tool_call>"), separator="\n")
 
-    def _call(self, marker: str) -> Steps[None]:
-        del marker
+    def _one(self) -> Steps[None]:
         yield from self._reader.skip_space()
         yield from self._object()
         yield from self._reader.skip_space()
@@ -146,7 +145,8 @@ class Llama3JsonParser(JsonCalls):
     `python/sglang/srt/function_call/llama32_detector.py`.
     """
 
-    markers = special_tokens = ("<|python_tag|>",)
+    call = "<|python_tag|>"
+    special_tokens = (call,)
     stop_tokens = ("<|eom_id|>",)
     form = CallForm('{"name": "', '", "parameters": ', "}", separator="; ")
 
@@ -157,8 +157,7 @@ class Llama3JsonParser(JsonCalls):
             yield from self._tried("")
         yield from super()._steps()
 
-    def _call(self, marker: str) -> Steps[None]:
-        del marker
+    def _one(self) -> Steps[None]:
         yield from self._reader.skip_space()
         yield from self._object(needs_arguments=True)
         while (yield from self._reader.skip_space()) == ";" and self._markers_now():
@@ -177,14 +176,13 @@ class MistralParser(JsonCalls):
     """
 
     special_tokens = ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
-    markers = ("[TOOL_CALLS]",)
+    call = "[TOOL_CALLS]"
 
     @staticmethod
     def _id_of(digest: str) -> str:
         return digest[:9]
 
-    def _call(self, marker: str) -> Steps[None]:
-        del marker
+    def _one(self) -> Steps[None]:
         if (yield from self._reader.skip_space()) != "[":
             yield from self._named()
             return

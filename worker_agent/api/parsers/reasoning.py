@@ -14,7 +14,7 @@ vllm-project/vllm, `vllm/reasoning/`: `deepseek_r1_reasoning_parser.py`, `qwen3_
 `python/sglang/srt/parser/reasoning_parser.py`.
 """
 
-from worker_agent.api.parsers.calls import ContentDelta, Parser, ReasoningDelta, Thought
+from worker_agent.api.parsers.calls import Parser, Thought
 from worker_agent.api.parsers.reader import Steps
 
 _SPACE_CHARACTERS_MAX = 64
@@ -63,11 +63,3 @@ class ThinkParser(Parser):
         if end and end != self._thought.closing:
             self._content(end)
             yield from self._reader.until((self._thought.closing,), self._content)
-
-    def _reasoning(self, text: str) -> None:
-        if text:
-            self._events.append(ReasoningDelta(text))
-
-    def _content(self, text: str) -> None:
-        if text:
-            self._events.append(ContentDelta(text))

@@ -23,7 +23,7 @@ NVIDIA/TensorRT-LLM, `tensorrt_llm/serve/tool_parser/`: `qwen3_coder_parser.py`,
 
 import re
 
-from worker_agent.api.parsers.calls import NAME_CHARACTERS_MAX, AnswerOptions, CallForm, SectionParser
+from worker_agent.api.parsers.calls import NAME_CHARACTERS_MAX, AnswerOptions, CallForm, ToolParser
 from worker_agent.api.parsers.reader import Rejected, Steps
 from worker_agent.api.parsers.values import ANY, EXACT, Value, quoted, types_of
 
@@ -34,7 +34,7 @@ _STATED = {"true": EXACT, "false": ANY}
 _DSML = "\uff5cDSML\uff5c"
 
 
-class TagParser(SectionParser):
+class TagParser(ToolParser):
     """Reads calls by the tags of one family, by the request's tools.
 
     The text from `call` or `key` to the end that it has is a header: a name, maybe quoted. `value` stands behind a
@@ -44,13 +44,11 @@ class TagParser(SectionParser):
     call_end: str
     key: str
     value_ends: tuple[str, ...]
-    has_bare_calls = False
     name_ends: tuple[str, ...] = (">",)
     key_end = ">"
     value = padding = ""
 
     def __init__(self, answer: str, options: AnswerOptions) -> None:
-        self.markers = (self.section, self.call) if self.has_bare_calls else (self.section or self.call,)
         if self.section:
             self.openings = (f"{self.section}\n{self.call}",)
         else:  # the tag alone may be a word of a thought
@@ -104,7 +102,6 @@ class Qwen3CoderParser(TagParser):
     """Reads the calls of Qwen3-Coder and Qwen3.5."""
 
     section, section_end = special_tokens = ("<tool_call>", "</tool_call>")
-    has_bare_calls = True
     call, call_end, key = "<function=", "</function>", "<parameter="
     value_ends = ("</parameter>", "<parameter=", "</function>", "</tool_call>")
     padding = "\n"
@@ -125,6 +122,7 @@ class MiniMaxM2Parser(TagParser):
     """Reads the calls of MiniMax M2."""
 
     section, section_end = special_tokens = ("<minimax:tool_call>", "</minimax:tool_call>")
+    has_bare_calls = False
     call, call_end, key = "<invoke name=", "</invoke>", "<parameter name="
     value_ends = ("</parameter>",)
     form = CallForm(
@@ -136,7 +134,6 @@ class DeepSeekV32Parser(TagParser):
     """Reads the calls of DeepSeek V3.2."""
 
     section, section_end = f"<{_DSML}function_calls>", f"</{_DSML}function_calls>"
-    has_bare_calls = True
     call, call_end, key = f"<{_DSML}invoke name=", f"</{_DSML}invoke>", f"<{_DSML}parameter name="
     value_ends = (f"</{_DSML}parameter>",)
     special_tokens = (_DSML,)

@@ -51,8 +51,6 @@ from worker_agent.api.parsers.calls import (
     NAME_CHARACTERS_MAX,
     AnswerOptions,
     CallForm,
-    ReasoningDelta,
-    SectionParser,
     Thought,
     ToolParser,
 )
@@ -67,15 +65,11 @@ def _token(name: str) -> str:
     return "<\uff5c" + name.replace(" ", "\u2581") + "\uff5c>"
 
 
-class TokenParser(SectionParser):
+class TokenParser(ToolParser):
     """Reads a name up to `separator`, and arguments up to `call_end`."""
 
     separator: str
     call_end: str
-
-    def __init__(self, answer: str, options: AnswerOptions) -> None:
-        self.markers = (self.section, self.call)
-        super().__init__(answer, options)
 
     def _one(self) -> Steps[None]:
         name, _ = yield from self._reader.before((self.separator,), NAME_CHARACTERS_MAX)
@@ -155,13 +149,12 @@ _NULLS = ("null", "none", "nil")
 class Gemma4Parser(ToolParser):
     """Reads the calls of Gemma 4."""
 
-    markers = (_GEMMA_CALL,)
+    call = _GEMMA_CALL
     special_tokens = (_GEMMA_CALL, _GEMMA_END, _QUOTE)
     stop_tokens = ("<|tool_response>",)
     form = CallForm(f"{_GEMMA_CALL}call:", "{", _GEMMA_END, is_json=False)
 
-    def _call(self, marker: str) -> Steps[None]:
-        del marker
+    def _one(self) -> Steps[None]:
         yield from self._reader.expect("call:")
         name, _ = yield from self._reader.before(("{",), NAME_CHARACTERS_MAX)
         self._start(name.strip())
@@ -298,6 +291,3 @@ class HarmonyParser(ToolParser):
         marker = yield from self._reader.until(_ENDS, on_new_line)
         self._shown.add(kind)
         return marker
-
-    def _reasoning(self, text: str) -> None:
-        self._events.append(ReasoningDelta(text))
