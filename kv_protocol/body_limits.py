@@ -1,7 +1,8 @@
 r"""Bounds on a large request body, checked before a decoder reads it.
 
-A decoder builds every value that a body has, in one call that holds the interpreter. 45 MB of `[],` are 15 million
-values and seconds. So of a body of more than `SCANNED_BYTES` images are cut out, values and bytes counted before:
+A decoder builds every value that a body has, in one call that holds the interpreter: 45 MB of `[],` are 15 million
+values, and take seconds. So a body of more than `SCANNED_BYTES` is read before: images are cut out of it, its values
+and bytes are counted.
 
     images            the whole body           the base64 of `data:` URLs under a URL's key; decoders read a body
                                                without them
@@ -69,23 +70,18 @@ class BodyLimits(NamedTuple):
 
 
 class Body(msgspec.Struct, frozen=True):
-    r"""A body as decoders read it: `text` is JSON, with a key of `images` in place of each image's base64.
-
-    `escaped` names the images that are written with `\/` for each slash.
-    """
+    """A body as decoders read it: `text` is JSON, with a key of `images` in place of each image's base64."""
 
     text: Bytes
     images: Mapping[str, memoryview] = {}
-    escaped: frozenset[str] = frozenset()
 
     def base64_of(self, url: str) -> memoryview | None:
-        """Return the base64 that was cut out of a `data:` URL; None if the URL still has it.
+        r"""Return the base64 that was cut out of a `data:` URL; None if the URL still has it.
 
-        For an image with escaped slashes this makes a copy: call it on a thread.
+        A client may have written `\/` for each slash. This reads the whole image: call it on a thread.
         """
-        name = url.rpartition(",")[2] if self.images else ""
-        image = self.images.get(name)
-        return _unescaped(image) if image is not None and name in self.escaped else image
+        image = self.images.get(url.rpartition(",")[2])
+        return None if image is None else _unescaped(image)
 
     def with_images(self, text: Bytes | memoryview) -> tuple[Bytes | memoryview, ...]:
         """Return `text`, derived from this body's text, in parts, with the images in place of their names."""
@@ -114,22 +110,22 @@ def read_body(data: Bytes, limits: BodyLimits, mark: str) -> Body:
 
 
 def _without_images(data: Bytes, mark: str) -> Body:
-    images, escaped = dict[str, memoryview](), set[str]()
+    images: dict[str, memoryview] = {}
     parts: list[bytes | memoryview] = []
     view, at = memoryview(data), 0
     for begin, end in _images(data):
         name = f"kv-cut-{mark}-{len(images)}"
         images[name] = view[begin:end]
-        if data.find(_BACKSLASH, begin, end) >= 0:
-            escaped.add(name)
         parts += view[at:begin], name.encode()
         at = end
-    return Body(b"".join((*parts, view[at:])), images, frozenset(escaped)) if images else Body(data)
+    return Body(b"".join((*parts, view[at:])), images) if images else Body(data)
 
 
 def _unescaped(image: memoryview) -> memoryview:
-    r"""Return base64 without its backslashes, each of which precedes a slash."""
-    pieces = (bytes(image[at : at + _SLICE]) for at in range(0, len(image), _SLICE))
+    """Return base64 without its backslashes, each of which precedes a slash."""
+    pieces = [bytes(image[at : at + _SLICE]) for at in range(0, len(image), _SLICE)]
+    if not any(_BACKSLASH in piece for piece in pieces):
+        return image
     return memoryview(b"".join([piece.replace(_BACKSLASH, b"") for piece in pieces]))
 
 

@@ -72,7 +72,7 @@ class Namespace(NamedTuple):
     cache_salt: str | None = None
 
     def below(self, above: "Namespace") -> "Namespace":
-        """Return the namespace of a block below one of `above`, whose texts it inherits where it has none."""
+        """Return this namespace, with the texts of `above`, its parent block's, where it has none."""
         return Namespace(*[own or inherited for own, inherited in zip(self, above, strict=True)])
 
 

@@ -107,7 +107,7 @@ class Inbound(Common, frozen=True, kw_only=True):
 
     @property
     def changed_by(self) -> str:
-        """The key with which an engine makes another prompt than the router would; empty: there is none.
+        """The key that makes an engine's prompt differ from the router's; empty: no key does.
 
         Source: vllm-project/vllm, `vllm/entrypoints/openai/chat_completion/protocol.py` and `completion/protocol.py`
         (`chat_template`, `mm_processor_kwargs`, `media_io_kwargs`, `truncate_prompt_tokens`, `prompt_embeds`);
@@ -163,7 +163,7 @@ class ChatInbound(Inbound, frozen=True, kw_only=True):
 
     @property
     def changed_by(self) -> str:
-        """The key with which an engine makes another prompt than the router would; empty: there is none."""
+        """The key that makes an engine's prompt differ from the router's; empty: no key does."""
         return "add_special_tokens" if self.add_special_tokens else super().changed_by
 
     @property
@@ -247,7 +247,7 @@ class PassedInbound(Inbound, frozen=True, kw_only=True):
 
 
 def passed_form(path: str, body: Bytes) -> PassedInbound:
-    """Return the request to `path` whose body is a form, or none."""
+    """Return the request to `path`; its body is a form, or empty."""
     for part in (body[:_FORM_BYTES], body[-_FORM_BYTES:]):
         if found := _MODEL_OF_FORM.search(part):
             return PassedInbound(model=found[1].decode("utf-8", "replace"), endpoint=path, path=path)

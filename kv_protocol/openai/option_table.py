@@ -49,13 +49,13 @@ _MS_PER_S = 1000
 
 
 class Wishes(msgspec.Struct, frozen=True):
-    """What a stream contains besides its text, as far as the router reads it."""
+    """The keys of `stream_options` that the router reads."""
 
     include_usage: bool | None = None
 
 
 class StreamOptions(Wishes, frozen=True, forbid_unknown_fields=True):
-    """The same, with all its keys."""
+    """All keys of `stream_options`."""
 
     include_obfuscation: bool | None = None
     continuous_usage_stats: bool | None = None

@@ -47,7 +47,7 @@ class RawPart(Generic[Read]):
 
 
 class OptionalPart(RawPart[Read | None]):
-    """The same for a key that may be absent, or null."""
+    """Decodes the bytes of a key that may be absent, or null."""
 
     def read(self, raw: msgspec.Raw, key: str) -> Read | None:
         """Decode the bytes, None if there are none; raise `RequestInvalid`."""
@@ -101,7 +101,7 @@ def _read_one(raw: msgspec.Raw, key: str) -> str | bytes:
     if bytes(memoryview(raw)[:1]) == b"[":
         return read_ids(raw, key)
     text = _prompt.read(raw, key)
-    assert isinstance(text, str), "what does not begin as a list is none"
+    assert isinstance(text, str), "only a list begins as one"
     return text
 
 

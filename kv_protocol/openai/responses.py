@@ -177,7 +177,7 @@ class ResponsesInbound(Inbound, frozen=True, kw_only=True):
 
     @property
     def changed_by(self) -> str:
-        """The key with which an engine makes another prompt than the router would; empty: there is none."""
+        """The key that makes an engine's prompt differ from the router's; empty: no key does."""
         stored = ("previous_response_id", "conversation", "prompt")
         return next(filter(self._gives, stored), "") or super().changed_by
 

@@ -27,13 +27,6 @@ COUNTS = {
 }
 
 
-def each(group: str) -> pytest.MarkDecorator:
-    """Return the mark that runs a test once per vector of `group`, under the vector's own name where it has one."""
-    vectors = VECTORS[group]
-    names = [vector.get("name", f"{group}[{index}]") for index, vector in enumerate(vectors)]
-    return pytest.mark.parametrize("vector", vectors, ids=names)
-
-
 def local_hashes(vector: Vector) -> list[int]:
     """Return our local block hashes of what a vector describes, in any of the spellings that the groups use."""
     infos = vector.get("block_mm_infos") or []
@@ -65,48 +58,41 @@ def test_local_block_hashes_equal_the_peers() -> None:
         assert [hashing.to_i64(value) for value in found] == vector["block_hashes_i64"], vector.get("name")
 
 
-@each("sequence_hash_vectors")
-def test_sequence_hashes_equal_the_peers(vector: Vector) -> None:
-    found = hashing.sequence_hashes(
-        vector["tokens"],
-        vector["kv_block_size"],
-        lora_name=vector["lora_name"],
-        cache_salt=vector["cache_namespace"],
-    )
-    assert local_hashes(vector) == vector["block_hashes_u64"]
-    assert found == vector["sequence_hashes_u64"]
+def test_sequence_hashes_equal_the_peers() -> None:
+    for vector in VECTORS["sequence_hash_vectors"]:
+        namespace = {"lora_name": vector["lora_name"], "cache_salt": vector["cache_namespace"]}
+        found = hashing.sequence_hashes(vector["tokens"], vector["kv_block_size"], **namespace)
+        assert local_hashes(vector) == vector["block_hashes_u64"], vector
+        assert found == vector["sequence_hashes_u64"], vector
 
 
-@each("lora_name_to_id")
-def test_adapter_ids_equal_the_peers(vector: Vector) -> None:
-    assert hashing.lora_id(vector["lora_name"]) == vector["lora_id"]
+def test_simulated_engines_name_blocks_as_tensorrt_llm_does() -> None:
+    for vector in VECTORS["trtllm_v1_block_key_vectors"]:
+        found, parent = [], 0
+        for tokens in vector["blocks"]:
+            namespace = EngineNamespace(lora_task_id=vector["lora_task_id"], cache_salt_id=vector["cache_salt_id"])
+            parent = trtllm_hash(tokens, parent, namespace)
+            found.append(parent)
+        assert found == vector["block_hashes_u64"], vector
+        assert [hashing.to_i64(value) for value in found] == vector["block_hashes_i64"], vector
 
 
-@each("trtllm_v1_block_key_vectors")
-def test_simulated_engines_name_blocks_as_tensorrt_llm_does(vector: Vector) -> None:
-    found, parent = [], 0
-    for tokens in vector["blocks"]:
-        namespace = EngineNamespace(lora_task_id=vector["lora_task_id"], cache_salt_id=vector["cache_salt_id"])
-        parent = trtllm_hash(tokens, parent, namespace)
-        found.append(parent)
-    assert found == vector["block_hashes_u64"]
-    assert [hashing.to_i64(value) for value in found] == vector["block_hashes_i64"]
+def test_adapter_ids_and_the_pads_of_images_equal_the_peers() -> None:
+    for vector in VECTORS["lora_name_to_id"]:
+        assert hashing.lora_id(vector["lora_name"]) == vector["lora_id"], vector
+    for vector in VECTORS["pad_value_vectors"]:
+        assert hashing.image_pad(vector["mm_hash"]) == vector["pad_value"], vector
 
 
-@each("pad_value_vectors")
-def test_the_pad_of_an_image_equals_the_peers(vector: Vector) -> None:
-    assert hashing.image_pad(vector["mm_hash"]) == vector["pad_value"]
+def test_a_block_with_images_hashes_as_the_peers() -> None:
+    for vector in VECTORS["pad_value_relay_vectors"]:
+        tokens, images = vector["tokens"], vector["mm_hashes"] or []
+        padded = vector["hashed_tokens"] or tokens
+        appended = [images] if vector["image_token_id"] not in tokens else []  # rule 6: images without an image token
+        assert hashing.local_block_hashes(padded, len(padded), mm_hashes=appended) == [vector["tokens_hash"]], vector
 
 
-@each("pad_value_relay_vectors")
-def test_a_block_with_images_hashes_as_the_peers(vector: Vector) -> None:
-    tokens, images = vector["tokens"], vector["mm_hashes"] or []
-    padded = vector["hashed_tokens"] or tokens
-    appended = [images] if vector["image_token_id"] not in tokens else []  # rule 6: images without an image token
-    assert hashing.local_block_hashes(padded, len(padded), mm_hashes=appended) == [vector["tokens_hash"]]
-
-
-@each("i64_vectors")
-def test_the_same_bits_read_as_i64_and_as_u64(vector: Vector) -> None:
-    assert hashing.to_i64(vector["u64"]) == vector["i64"]
-    assert hashing.to_u64(vector["i64"]) == vector["u64"]
+def test_the_same_bits_read_as_i64_and_as_u64() -> None:
+    for vector in VECTORS["i64_vectors"]:
+        assert hashing.to_i64(vector["u64"]) == vector["i64"], vector
+        assert hashing.to_u64(vector["i64"]) == vector["u64"], vector

@@ -63,38 +63,34 @@ class CompletionAnswer:
     def __init__(
         self, request: Request, request_id: str, created: int, token_bytes: TokenBytes, prompts: int = 1
     ) -> None:
-        self._is_chat, self.choices = isinstance(request, ChatRequest), (request.n or 1) * prompts
+        self._is_chat, self._choices = isinstance(request, ChatRequest), (request.n or 1) * prompts
         self._token_bytes = token_bytes
         before = request.kv_continue
         self._goes_on = before is not None
-        name = f"{'chatcmpl' if self._is_chat else 'cmpl'}-{request_id}" if before is None else before.id
-        self._head = {"id": name, "created": created if before is None else before.created, "model": request.model}
-
-    @property
-    def id(self) -> str:
-        """The id of the answer."""
-        return str(self._head["id"])
-
-    @property
-    def can_go_on(self) -> bool:
+        self.can_go_on = self._choices == 1
         """Whether another worker can resume its stream."""
-        return self.choices == 1
+        self.id = f"{'chatcmpl' if self._is_chat else 'cmpl'}-{request_id}" if before is None else before.id
+        self._head = {"id": self.id, "created": created if before is None else before.created, "model": request.model}
 
     def opening(self) -> bytes:
         """Return the stream's first events: the role of each choice of a chat; none if another worker began it."""
         if not self._is_chat or self._goes_on:
             return b""
         role = {"role": "assistant", "content": ""}
-        return b"".join(self._chunk(Piece(choice=choice), role) for choice in range(self.choices))
+        return b"".join(self._chunk(Piece(choice=choice), role) for choice in range(self._choices))
 
     def events(self, piece: Piece, prompt: Sequence[int] = (), *, always: bool = False) -> bytes:
         """Return the stream events of a piece: its text and tokens, and its finish reason; none if it has none of them.
 
         With `always` there is at least one event. `prompt` is the engine's prompt, if it differs from the request's.
         """
-        shows = piece.text if piece.events is None else piece.events
-        delta = self._delta(piece) if always or shows or piece.spans else b""
-        return delta if piece.finish_reason is None else delta + self._closing(piece, prompt)
+        delta, changed = b"", msgspec.structs.replace
+        if always or piece.shown or piece.spans:
+            part = changed(piece, finish_reason=None, handoff=None)
+            delta = self._chunk(part, _delta_of(piece.shown) if self._is_chat else piece.text)
+        if piece.finish_reason is None:
+            return delta
+        return delta + self._chunk(changed(piece, spans=()), {} if self._is_chat else "", prompt)
 
     def ending(self, usage: dict[str, Any], *, include_usage: bool) -> bytes:
         """Return the stream's end; with `include_usage` an event with the usage and no choice comes before it."""
@@ -123,21 +119,10 @@ class CompletionAnswer:
                 each["prompt_logprobs"] = logprobs
         return msgspec.json.encode(body | _prompt_part(prompt))
 
-    def _delta(self, piece: Piece) -> bytes:
-        part = msgspec.structs.replace(piece, finish_reason=None, handoff=None)
-        if piece.events is not None:
-            return self._chunk(part, _delta_of(piece.events))
-        return self._chunk(part, {"content": piece.text} if self._is_chat else piece.text)
-
-    def _closing(self, piece: Piece, prompt: Sequence[int]) -> bytes:
-        part = msgspec.structs.replace(piece, spans=())
-        return self._chunk(part, {} if self._is_chat else "", prompt)
-
     def _full_choice(self, piece: Piece) -> dict[str, Any]:
         if not self._is_chat:
             return self._choice(piece, {"text": piece.text})
-        events = (ContentDelta(piece.text),) if piece.events is None else piece.events
-        return self._choice(piece, {"message": _message_of(events)})
+        return self._choice(piece, {"message": _message_of(piece.shown)})
 
     def _chunk(self, piece: Piece, content: dict[str, Any] | str, prompt: Sequence[int] = ()) -> bytes:
         part = {"delta": content} if self._is_chat else {"text": content}

@@ -6,9 +6,10 @@ event loop streams meanwhile. An unreadable request gets a 400, a 413 or a 404 (
 
 import asyncio
 import math
+import re
 import uuid
 from collections.abc import Callable, Iterable
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from aiohttp import web
 
@@ -20,25 +21,15 @@ from kv_runtime.text.chat_messages import TextError
 from worker_agent.api.in_flight import HandledRequest
 from worker_agent.port.types import EncoderUnavailable, EngineError, EngineStopped, RequestRefused
 
+RANK_HEADER = "x-dp-rank"
+_RANK, _RANK_CHARACTERS_MAX = re.compile("[0-9]{1,4}"), 16
 _Done = TypeVar("_Done")
-
-
-class ReadRequest(NamedTuple):
-    """A request, and its body, which has the images that are cut out of the request."""
-
-    request: Request
-    body: Body
-
-    @property
-    def is_large(self) -> bool:
-        """Whether processing it may take long and belongs on a thread."""
-        return len(self.body.text) > SCANNED_BYTES
 
 
 async def read_request(
     http: web.Request, decode: Callable[[Bytes], Request], limits: BodyLimits, turn: asyncio.Semaphore
-) -> ReadRequest:
-    """Return the request; in its `turn`, if it is large.
+) -> tuple[Request, Body]:
+    """Return the request, and its body, which has the images that are cut out; a large one is read in its `turn`.
 
     Raises:
         RequestInvalid: the body is not a valid request; `BodyTooLarge`: it exceeds a bound.
@@ -46,14 +37,22 @@ async def read_request(
     """
     data = await _received(http)
     if len(data) <= SCANNED_BYTES:
-        return ReadRequest(decode(data), Body(data))
+        return decode(data), Body(data)
 
-    def read() -> ReadRequest:
+    def read() -> tuple[Request, Body]:
         body = read_body(data, limits, uuid.uuid4().hex)
-        return ReadRequest(decode(body.text), body)
+        return decode(body.text), body
 
     async with turn:
         return await asyncio.to_thread(read)
+
+
+def dp_rank_of(http: web.Request, dp_ranks: tuple[int, ...]) -> int | None:
+    """Return the rank that the header names, None without it; raise `RequestInvalid` unless it is of `dp_ranks`."""
+    rank = http.headers.get(RANK_HEADER)
+    if rank is not None and (_RANK.fullmatch(rank) is None or int(rank) not in dp_ranks):
+        raise RequestInvalid(RANK_HEADER, rank[:_RANK_CHARACTERS_MAX], f"one of {dp_ranks}")
+    return None if rank is None else int(rank)
 
 
 def refusal(error: RequestInvalid | TextError) -> web.Response:

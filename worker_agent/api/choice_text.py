@@ -20,7 +20,7 @@ import msgspec
 from kv_protocol.openai.option_table import NamedToolChoice
 from kv_protocol.openai.requests import ChatRequest, Request
 from kv_runtime.text.model import Detokenizer, Text
-from worker_agent.api.parsers.calls import AnswerOptions, Event, joined
+from worker_agent.api.parsers.calls import AnswerOptions, ContentDelta, Event, joined
 from worker_agent.api.parsers.families import AnswerFormat, AnswerParser
 from worker_agent.port.handoff import Handoff
 from worker_agent.port.sampling import Guide, TokenLogprobs
@@ -48,6 +48,13 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
     spans: tuple[TokenSpan, ...] = ()
     finish_reason: str | None = None
     handoff: Handoff | None = None
+
+    @property
+    def shown(self) -> tuple[Event, ...]:
+        """The events of its text, with a parser or without."""
+        if self.events is not None:
+            return self.events
+        return (ContentDelta(self.text),) if self.text else ()
 
 
 class ChoiceText:
@@ -79,11 +86,22 @@ class ChoiceText:
         shown = self._text_of(output)
         if output.finish_reason is not None and not self._filter.stopped:
             shown += self._filter.push(self._decoded(self._detokenizer.flush())) + self._filter.flush()
-        reason = "stop" if self._filter.stopped else output.finish_reason
+        reason: str | None = "stop" if self._filter.stopped else output.finish_reason
         self.is_over = reason is not None
         spans = self._held.shown(len(shown), is_end=self.is_over, is_cut=self._filter.stopped) if self._held else ()
-        piece = Piece(choice=self._choice, text=shown, spans=spans, finish_reason=reason, handoff=output.handoff)
-        return piece if self.parser is None else _parsed(piece, self.parser)
+        events: list[Event] | None = None
+        if self.parser is not None:
+            events = self.parser.feed(shown)
+            if reason is not None:
+                events, reason = joined(events + self.parser.finish()), self.parser.finish_reason(reason)
+        return Piece(
+            choice=self._choice,
+            text=shown,
+            events=None if events is None else tuple(events),
+            spans=spans,
+            finish_reason=reason,
+            handoff=output.handoff,
+        )
 
     def _text_of(self, output: EngineOutput) -> str:
         shown = ""
@@ -101,14 +119,6 @@ class ChoiceText:
         if self._held is not None:
             self._held.extend(len(text))
         return text
-
-
-def _parsed(piece: Piece, parser: AnswerParser) -> Piece:
-    events, reason = parser.feed(piece.text), piece.finish_reason
-    if reason is not None:
-        events = joined(events + parser.finish())
-        reason = parser.finish_reason(reason)
-    return msgspec.structs.replace(piece, events=tuple(events), finish_reason=reason)
 
 
 class _PendingTokens:
@@ -188,17 +198,10 @@ class AnswerParsing:
     def __init__(self, answer_format: AnswerFormat, text: Text) -> None:
         self._format, self._text = answer_format, text
         self.tool_calls_total = {"complete": 0, "unclosed": 0}
-
-    @property
-    def shown_tokens(self) -> tuple[str, ...]:
+        self.shown_tokens = answer_format.special_tokens
         """The special tokens that the parsers must see."""
-        return self._format.special_tokens
-
-    @property
-    def stop_tokens(self) -> frozenset[int]:
+        self.stop_tokens = {text.special_ids[name] for name in answer_format.stop_tokens if name in text.special_ids}
         """The ids of tokens that end answers in this format."""
-        ids = (self._text.special_ids.get(name) for name in self._format.stop_tokens)
-        return frozenset(token for token in ids if token is not None)
 
     def parser_of(
         self, request: Request, prompt: tuple[int, ...], answer_id: str
@@ -206,7 +209,13 @@ class AnswerParsing:
         """Return a function that builds the parser of each choice of the answer."""
         if not self._format.parses or not isinstance(request, ChatRequest):
             return lambda _: None
-        wishes, end = _wishes(request), self._prompt_end(prompt)
+        finds_calls, end = bool(request.tools) and request.tool_choice != "none", self._prompt_end(prompt)
+        wishes = AnswerOptions(
+            finds_calls=finds_calls,
+            tools=tuple(request.tools or ()) if finds_calls else (),
+            only_first_call=request.parallel_tool_calls is False,
+            keeps_reasoning=request.include_reasoning is not False,
+        )
         return lambda choice: self._format.parser(wishes, answer_id=answer_id, choice=choice, prompt_end=end)
 
     def forced_guide(self, request: Request, prompt: tuple[int, ...], handoff: Handoff | None = None) -> Guide | None:
@@ -236,13 +245,3 @@ class AnswerParsing:
     def _decoded(self, tokens: tuple[int, ...]) -> str:
         detokenizer = self._text.detokenizer(self._format.special_tokens)
         return detokenizer.push(tokens) + detokenizer.flush()
-
-
-def _wishes(request: ChatRequest) -> AnswerOptions:
-    finds_calls = bool(request.tools) and request.tool_choice != "none"
-    return AnswerOptions(
-        finds_calls=finds_calls,
-        tools=tuple(request.tools or ()) if finds_calls else (),
-        only_first_call=request.parallel_tool_calls is False,
-        keeps_reasoning=request.include_reasoning is not False,
-    )

@@ -15,11 +15,10 @@ since its first token (`kv_protocol/decode_time.py`).
 Request headers: `x-dp-rank`, a rank of this worker; `x-session-id`, the conversation, up to 128 printable characters,
 others are ignored; `traceparent` and `tracestate`. In-flight requests are bounded (`in_flight.py`).
 
-An unstreamed answer with many log probabilities is rendered on a thread, one such answer at a time.
+An unstreamed answer with log probabilities is rendered on a thread, one answer at a time.
 """
 
 import asyncio
-import re
 import uuid
 from collections.abc import Callable
 from contextlib import aclosing
@@ -27,7 +26,7 @@ from functools import partial
 
 from aiohttp import web
 
-from kv_protocol.body_limits import BodyLimits, Bytes
+from kv_protocol.body_limits import SCANNED_BYTES, Body, BodyLimits, Bytes
 from kv_protocol.continuation import HEADER, token_comment
 from kv_protocol.decode_time import DECODE_HEADER, decode_header
 from kv_protocol.fleet import Role
@@ -36,7 +35,15 @@ from kv_runtime.clock import Clock
 from kv_runtime.text.chat_template import TextError
 from kv_runtime.text.model import Text
 from worker_agent.api.answers import CompletionAnswer
-from worker_agent.api.bodies import ReadRequest, engine_refusal, failure, no_such_model, read_request, refusal, worked
+from worker_agent.api.bodies import (
+    dp_rank_of,
+    engine_refusal,
+    failure,
+    no_such_model,
+    read_request,
+    refusal,
+    worked,
+)
 from worker_agent.api.choice_text import AnswerParsing
 from worker_agent.api.generation import Generation, full_pieces
 from worker_agent.api.in_flight import HandledRequest, RequestOutcome
@@ -47,12 +54,8 @@ from worker_agent.api.responses import ResponseAnswer, ResponseChat
 from worker_agent.port.types import Engine, EngineError, EngineRequest, EngineStopped
 
 DEFAULT_LIMITS = BodyLimits(section="worker")
-_RANK = re.compile("[0-9]{1,4}")
 _SESSION_CHARACTERS_MAX = 128
 _TRACE_HEADERS = ("traceparent", "tracestate")
-_FOUND_CHARACTERS_MAX = 16
-_LOGPROBS_ON_LOOP_MAX = 1024
-"""An answer with more log probabilities is rendered on a thread; these take the event loop a few milliseconds."""
 _NS_PER_S = 1_000_000_000
 
 
@@ -95,12 +98,11 @@ class Completions:
     async def answered(self, decode: Callable[[Bytes], Request], http: web.Request) -> HandledRequest:
         """Return the answer to a request that `decode` reads, and how the request ended."""
         try:
-            read = await read_request(http, decode, self._body_limits, self._reading)
-            request = read.request
+            request, body = await read_request(http, decode, self._body_limits, self._reading)
             if request.model not in self.names:
                 return no_such_model(request.model, self.names), "refused"
-            before = await worked(read.is_large, lambda: self._rules.before(request))
-            engine_requests = await self._engine_requests(http, read, before)
+            before = await worked(len(body.text) > SCANNED_BYTES, lambda: self._rules.before(request))
+            engine_requests = await self._engine_requests(http, request, body, before)
             first, prompts = engine_requests[0], len(engine_requests)
             created = self._clock.wall_ns() // _NS_PER_S
             answer: CompletionAnswer | ResponseAnswer
@@ -122,7 +124,7 @@ class Completions:
             if request.stream:
                 handled = await self._stream(http, generation, answer, include_usage=request.include_usage)
             else:
-                handled = await self._unstreamed(generation, answer, first)
+                handled = await self._unstreamed(generation, answer)
         except (RequestInvalid, TextError) as error:
             return refusal(error), "refused"
         except EngineError as error:
@@ -131,25 +133,20 @@ class Completions:
         return handled
 
     async def _engine_requests(
-        self, http: web.Request, read: ReadRequest, before: tuple[int, ...]
+        self, http: web.Request, request: Request, body: Body, before: tuple[int, ...]
     ) -> list[EngineRequest]:
-        request, rank = read.request, http.headers.get("x-dp-rank")
-        if rank is not None and not _RANK.fullmatch(rank):
-            raise RequestInvalid("x-dp-rank", rank[:_FOUND_CHARACTERS_MAX], "a decimal number")
-        wishes = await worked(read.is_large, lambda: self._rules.wishes(request))
-        prompts = await self._prompts.prompts(request, body=read.body, tokens_max=self._rules.prompt_tokens_max)
+        dp_rank = dp_rank_of(http, self.description.dp_ranks)
+        wishes = await worked(len(body.text) > SCANNED_BYTES, lambda: self._rules.wishes(request))
+        tokens_max = self._rules.prompt_tokens_max
+        prompts = await self._prompts.prompts(request, wishes, body=body, tokens_max=tokens_max)
         check_several(request, len(prompts))
         return [
             self._rules.engine_request(
                 request,
-                wishes,
-                prompt.tokens,
-                handoff=wishes.handoff or prompt.handoff,
-                media=prompt.media,
-                forced=self._parsing.forced_guide(request, prompt.tokens, wishes.handoff),
-                text=prompt.text,
+                prompt,
+                forced=self._parsing.forced_guide(request, prompt.prompt, wishes.handoff),
                 request_id=self._new_id(),
-                dp_rank=None if rank is None else int(rank),
+                dp_rank=dp_rank,
                 before=before,
                 conversation_id=_conversation(http),
                 trace_headers={name: http.headers[name] for name in _TRACE_HEADERS if name in http.headers},
@@ -157,26 +154,13 @@ class Completions:
             for prompt in prompts
         ]
 
-    async def _unstreamed(
-        self,
-        generation: Generation,
-        answer: CompletionAnswer | ResponseAnswer,
-        engine_request: EngineRequest,
-    ) -> HandledRequest:
+    async def _unstreamed(self, generation: Generation, answer: CompletionAnswer | ResponseAnswer) -> HandledRequest:
         pieces = await full_pieces(generation.pieces())
-        has_prompt_logprobs = engine_request.sampling.prompt_logprobs is not None
+        told = generation.prompt_with_logprobs
         render = partial(
-            answer.full_body,
-            pieces,
-            generation.usage(),
-            prompt=generation.prompt,
-            prompt_with_logprobs=(generation.prompt or engine_request.prompt, generation.prompt_logprobs)
-            if has_prompt_logprobs
-            else None,
+            answer.full_body, pieces, generation.usage(), prompt=generation.prompt, prompt_with_logprobs=told
         )
-        logprob_count = sum(len(piece.spans) for piece in pieces) * (1 + (engine_request.sampling.logprobs or 0))
-        logprob_count += len(generation.prompt_logprobs) * (1 + (engine_request.sampling.prompt_logprobs or 0))
-        if logprob_count <= _LOGPROBS_ON_LOOP_MAX:
+        if told is None and not any(piece.spans for piece in pieces):
             body = render()
         else:
             async with self._rendering:

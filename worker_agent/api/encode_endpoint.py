@@ -37,7 +37,7 @@ class ImageEncoder(Protocol):
         """Return handles, and the media's digests as hashes; raise `RequestRefused`, `EngineStopped`."""
 
     async def embeddings(self, text: str, media: Sequence[Media]) -> tuple[bytes, ...]:
-        """Return a `.safetensors` file for each, likewise."""
+        """Return a `.safetensors` file for each item; raise the same errors."""
 
 
 class EmbeddingCache:
@@ -91,7 +91,7 @@ class EncodeApi:
         self.in_flight = InFlight(inflight_requests_max)
 
     def routes(self) -> list[web.RouteDef]:
-        """Return the endpoint, for the worker's application, whose token and body limit apply."""
+        """Return the endpoint's route, for the worker's application: its token and its body limit apply."""
         return [web.post(PATH, self.in_flight.serving(self._answered))]
 
     async def _answered(self, http: web.Request) -> HandledRequest:

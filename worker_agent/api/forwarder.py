@@ -33,7 +33,6 @@ SGLang `python/sglang/srt/entrypoints/openai/serving_base.py`; TensorRT-LLM `ten
 """
 
 import re
-from collections import Counter
 from collections.abc import Iterable
 from types import TracebackType
 from typing import Self
@@ -41,10 +40,11 @@ from typing import Self
 import aiohttp
 from aiohttp import web
 
-from kv_protocol.openai.errors import as_json
+from kv_protocol.openai.errors import RequestInvalid
 from kv_runtime.http.access import require_token
 from kv_runtime.http.answers import error_response, openai_errors
-from worker_agent.api.in_flight import HandledRequest, InFlight, RequestOutcome, WorkerTracer
+from worker_agent.api.bodies import dp_rank_of, refusal
+from worker_agent.api.in_flight import HandledRequest, InFlight, WorkerTracer
 
 CONNECT_S = 5.0
 SILENCE_S = 600.0
@@ -52,9 +52,6 @@ SILENCE_S = 600.0
 _KEEPALIVE_S = 2.0
 """How long an idle connection is kept: less than engines keep it, which is 5 s (uvicorn's `timeout_keep_alive`)."""
 RANK_HEADER = "X-data-parallel-rank"
-ROUTER_RANK_HEADER = "x-dp-rank"
-_RANK = re.compile("[0-9]{1,4}")
-_FOUND_CHARACTERS_MAX = 16
 _PROMPT_IDS = re.compile(rb'\s*\{\s*"kv_prompt_ids"\s*:\s*"[A-Za-z0-9+/=]*"\s*(,?)')
 _HOP_BY_HOP = frozenset(
     {
@@ -85,11 +82,8 @@ class Forwarder:
         self._silence_s = silence_s
         self._session: aiohttp.ClientSession | None = None
         self._in_flight = InFlight(inflight_requests_max, tracer)
-
-    @property
-    def requests_total(self) -> Counter[RequestOutcome]:
+        self.requests_total = self._in_flight.ended
         """How many requests have ended, by how: ok, refused, failed, cut, cancelled."""
-        return self._in_flight.ended
 
     @property
     def running(self) -> int:
@@ -121,13 +115,11 @@ class Forwarder:
         return app
 
     async def _handle(self, http: web.Request) -> HandledRequest:
-        rank = http.headers.get(ROUTER_RANK_HEADER)
-        if rank is not None and (_RANK.fullmatch(rank) is None or int(rank) not in self._dp_ranks):
-            found, allowed = as_json(rank, _FOUND_CHARACTERS_MAX), f"one of {self._dp_ranks}"
-            message = f"{ROUTER_RANK_HEADER}: found {found}, allowed {allowed}"
-            return error_response(400, message, "invalid_request_error", param=ROUTER_RANK_HEADER), "refused"
-        body = without_prompt_ids(await http.read())
-        return await self._answered(http, body, None if rank is None else int(rank))
+        try:
+            dp_rank = dp_rank_of(http, self._dp_ranks)
+        except RequestInvalid as error:
+            return refusal(error), "refused"
+        return await self._answered(http, without_prompt_ids(await http.read()), dp_rank)
 
     async def _answered(self, http: web.Request, body: bytes, dp_rank: int | None) -> HandledRequest:
         assert self._session is not None
@@ -151,8 +143,9 @@ class Forwarder:
 
     async def _passed_on(self, http: web.Request, engine: aiohttp.ClientResponse) -> HandledRequest:
         response = web.StreamResponse(status=engine.status, reason=engine.reason)
-        for name, value in response_headers(engine.headers.items()):
-            response.headers.add(name, value)
+        for name, value in engine.headers.items():
+            if name.lower() not in _NOT_RETURNED:
+                response.headers.add(name, value)
         await response.prepare(http)
         parts = engine.content.iter_any()
         while True:
@@ -176,9 +169,7 @@ def _failed(status: int, message: str) -> web.Response:
 def without_prompt_ids(body: bytes) -> bytes:
     """Return `body` without the router's `kv_prompt_ids`, if that is its first key; else `body` itself."""
     found = _PROMPT_IDS.match(body)
-    if found is None:
-        return body
-    return b"{" + body[found.end() :]
+    return body if found is None else b"{" + body[found.end() :]
 
 
 def engine_headers(headers: Iterable[tuple[str, str]], *, dp_rank: int | None, api_key: str) -> list[tuple[str, str]]:
@@ -192,8 +183,3 @@ def engine_headers(headers: Iterable[tuple[str, str]], *, dp_rank: int | None, a
     if api_key:
         forwarded.append(("Authorization", f"Bearer {api_key}"))
     return forwarded
-
-
-def response_headers(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return the headers of the router's response, without those of the engine's connection."""
-    return [(name, value) for name, value in headers if name.lower() not in _NOT_RETURNED]

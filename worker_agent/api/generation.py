@@ -78,9 +78,11 @@ class Generation:
         return self._firsts[0].prompt if 0 in self._firsts else ()
 
     @property
-    def prompt_logprobs(self) -> tuple[TokenLogprobs | None, ...]:
-        """The log probabilities of the only prompt's tokens."""
-        return self._firsts[0].prompt_logprobs if 0 in self._firsts else ()
+    def prompt_with_logprobs(self) -> tuple[tuple[int, ...], Sequence[TokenLogprobs | None]] | None:
+        """The only prompt's tokens with their log probabilities; None if the request does not ask for them."""
+        if self._requests[0].sampling.prompt_logprobs is None:
+            return None
+        return self.prompt or self._requests[0].prompt, self._firsts[0].prompt_logprobs if 0 in self._firsts else ()
 
     @property
     def parsers(self) -> list[AnswerParser]:

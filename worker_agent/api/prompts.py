@@ -2,9 +2,8 @@
 
 computed by another worker    that worker's prompt with its media: nothing is rendered or loaded
 a chat with media             rendered here, with a placeholder for each, tokenized, counted; the media are loaded, or
-                              encoded by an encode worker, whose handles or embeddings replace them. `kv_prompt_ids`
-                              were computed without the images, and are ignored; `nvext.token_data` is ambiguous there,
-                              and refused
+                              an encode worker's handles or embeddings replace them. `kv_prompt_ids` were computed
+                              without the images, and are ignored; `nvext.token_data` is ambiguous, and refused
 `kv_prompt_ids`               the router's, of the same text
 `nvext.token_data`            the client's
 any other                     rendered, and tokenized; a completion may have several
@@ -17,21 +16,20 @@ import asyncio
 from collections.abc import Sequence
 from functools import partial
 
-import msgspec
+from msgspec.structs import replace
 
 from kv_protocol.body_limits import Body
 from kv_protocol.hashing import unpack_tokens
 from kv_protocol.openai.requests import ChatRequest, Request, RequestInvalid, is_given
 from kv_runtime.text.model import Text
 from worker_agent.api.bodies import worked
-from worker_agent.api.request_rules import prompt_field, prompt_ids
+from worker_agent.api.request_rules import NOTHING_ASKED, prompt_field, prompt_ids
 from worker_agent.media.encode_client import EncodeClient
 from worker_agent.media.image_models import ImageFacts, check_placeholders
 from worker_agent.media.loader import MediaLoader
 from worker_agent.media.parts import MediaChat, MediaPart, names_media, split_chat
 from worker_agent.media.refusals import MediaRefused
-from worker_agent.port.handoff import Handoff
-from worker_agent.port.types import Media
+from worker_agent.port.types import EngineRequest
 
 TOKENS_MAX = 1 << 30
 NO_IMAGES = Body(b"")
@@ -39,18 +37,6 @@ _OFF_LOOP_BYTES = 4 << 10
 """The prompt of a longer body is built on a thread: a tokenizer may take 2 ms for so much text."""
 _SLICE = 256 << 10
 _TOKEN_BYTES = 4
-
-
-class EnginePrompt(msgspec.Struct, frozen=True, kw_only=True):
-    """Token ids, and the prompt's media, in their order: the fields of these names of an `EngineRequest`.
-
-    `text` is the prompt before tokenization, if it has media. `handoff` has the media if an encode worker encoded them.
-    """
-
-    tokens: tuple[int, ...]
-    media: tuple[Media, ...] = ()
-    text: str | None = None
-    handoff: Handoff | None = None
 
 
 class EnginePrompts:
@@ -62,37 +48,46 @@ class EnginePrompts:
         self._text, self._loader, self._facts, self._encoder = text, loader, facts, encoder
 
     async def prompts(
-        self, request: Request, *, body: Body = NO_IMAGES, tokens_max: int = TOKENS_MAX
-    ) -> list[EnginePrompt]:
-        """Return the request's prompts, each of `tokens_max` tokens at most; `body` has the images that are cut out.
+        self,
+        request: Request,
+        wishes: EngineRequest = NOTHING_ASKED,
+        *,
+        body: Body = NO_IMAGES,
+        tokens_max: int = TOKENS_MAX,
+    ) -> list[EngineRequest]:
+        """Return the wishes with each of the request's prompts, of `tokens_max` tokens at most, and its media.
+
+        If an encode worker encoded the media, they are in the handoff. `body` has the images that are cut out.
 
         Raises:
             RequestInvalid, TextError: they name the field; `MediaRefused` is one of them.
             EncoderUnavailable: the encode worker does not answer.
         """
         try:
-            return await self._prompts(request, body, tokens_max)
+            return await self._prompts(request, wishes, body, tokens_max)
         except MediaRefused as refused:
             self._loader.refused_total[refused.reason] += 1
             raise
 
-    async def _prompts(self, request: Request, body: Body, tokens_max: int) -> list[EnginePrompt]:
+    async def _prompts(
+        self, request: Request, wishes: EngineRequest, body: Body, tokens_max: int
+    ) -> list[EngineRequest]:
         is_long = len(body.text) > _OFF_LOOP_BYTES
         if isinstance(request, ChatRequest):
             if is_given(request.prompt_token_ids):
                 work = partial(_tokens, request.computed_ids() or b"", "prompt_token_ids", tokens_max)
-                return [EnginePrompt(tokens=await worked(is_long, work))]
+                return [replace(wishes, prompt=await worked(is_long, work))]
             if names_media(request.messages):
                 if self._facts is None:
                     allowed = "text: the model takes no media"
                     raise MediaRefused("text_only", "messages", "parts that are not text", allowed)
                 split = split_chat(request.messages, self._loader.rules, self._facts.placeholder)
-                return [await self._with_media(request, split, body)]
+                return [await self._with_media(request, wishes, split, body)]
         field = prompt_field(request)
         prompts = await worked(is_long, lambda: [_tokens(each, field, tokens_max) for each in self._packed(request)])
         for tokens in prompts:
             self._check(tokens, 0, field)
-        return [EnginePrompt(tokens=tokens) for tokens in prompts]
+        return [replace(wishes, prompt=tokens) for tokens in prompts]
 
     def _packed(self, request: Request) -> list[bytes]:
         if request.kv_prompt_ids is not None:
@@ -107,7 +102,9 @@ class EnginePrompts:
             for each in request.read_prompts()
         ]
 
-    async def _with_media(self, request: ChatRequest, split: MediaChat, body: Body) -> EnginePrompt:
+    async def _with_media(
+        self, request: ChatRequest, wishes: EngineRequest, split: MediaChat, body: Body
+    ) -> EngineRequest:
         """Return the prompt of a chat with media, one image token an item."""
         if request.nvext is not None and request.nvext.prompt_ids() is not None:
             raise RequestInvalid("nvext.token_data", "token ids beside media", "either of them")
@@ -116,16 +113,14 @@ class EnginePrompts:
         self._check(tokens, len(split.parts), "messages")
 
         def read() -> list[MediaPart]:
-            return [msgspec.structs.replace(each, base64=body.base64_of(each.url)) for each in split.parts]
+            return [replace(each, base64=body.base64_of(each.url)) for each in split.parts]
 
-        parts = await asyncio.to_thread(read) if body.escaped else read()
-        media: tuple[Media, ...] = ()
-        handoff: Handoff | None = None
+        parts = await asyncio.to_thread(read) if body.images else read()
+        wished = replace(wishes, prompt=tuple(tokens), text=rendered)
         if self._encoder is None:
-            media = await self._loader.load(parts)
-        else:
-            media, handoff = await self._encoder.encode(rendered, parts)
-        return EnginePrompt(tokens=tuple(tokens), media=media, text=rendered, handoff=handoff)
+            return replace(wished, media=await self._loader.load(parts))
+        media, handoff = await self._encoder.encode(rendered, parts)
+        return replace(wished, media=media, handoff=wishes.handoff or handoff)
 
     def _check(self, tokens: Sequence[int], items: int, field: str) -> None:
         """Raise `MediaRefused` unless a prompt has one image token for each of its media, and no more."""

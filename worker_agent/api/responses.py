@@ -1,4 +1,4 @@
-"""`/v1/responses`: a request becomes an equivalent chat, whose answer becomes a Response object, or events.
+"""`/v1/responses`: a request becomes an equivalent chat; the chat's answer becomes a Response object, or events.
 
     of the response                      of the chat
     ----------------------------------   ----------------------------------------------------------------------
@@ -220,7 +220,7 @@ class _Open:
 
     @property
     def logprobs(self) -> dict[str, Any]:
-        """What an event of its text says of log probabilities."""
+        """The key of log probabilities in the events of its text."""
         return {"logprobs": []} if self.kind == "message" else {}
 
 
@@ -247,10 +247,7 @@ class ResponseAnswer:
     def events(self, piece: Piece, prompt: Sequence[int] = (), *, always: bool = False) -> bytes:  # noqa: ARG002
         """Return the stream events of a piece; none if it shows nothing."""
         self._finish_reason = piece.finish_reason or self._finish_reason
-        events = piece.events
-        if events is None:
-            events = (ContentDelta(piece.text),) if piece.text else ()
-        return b"".join(map(self._shown, events))
+        return b"".join(map(self._shown, piece.shown))
 
     def ending(self, usage: dict[str, Any], *, include_usage: bool) -> bytes:  # noqa: ARG002 - it always has it
         """Return the stream's last events."""

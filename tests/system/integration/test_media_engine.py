@@ -8,6 +8,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
+import msgspec
 import pytest
 
 from kv_protocol.hashing import chain, expanded, mm_block_hashes
@@ -19,7 +20,7 @@ from tests.support.image_model import write_image_model
 from tests.support.trtllm import Fake
 from tests.system.integration.test_trtllm_engine import QUICK, TRANSFER, running
 from tests.unit.worker_agent.media_samples import GIF, PNG, SAFETENSORS, data_url, image_part
-from worker_agent.api.prompts import EnginePrompt, EnginePrompts
+from worker_agent.api.prompts import EnginePrompts
 from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
 from worker_agent.engines.trtllm.settings import TrtllmSettings
 from worker_agent.events.dialects.trtllm import TrtllmRules
@@ -73,19 +74,18 @@ def words(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text}
 
 
-async def prompt_of(prompts: EnginePrompts, *parts: Any) -> EnginePrompt:
+async def prompt_of(prompts: EnginePrompts, *parts: Any) -> EngineRequest:
     """Return the only prompt of a chat with these parts."""
     (prompt,) = await prompts.prompts(chat(*parts))
     return prompt
 
 
-def asked(prompt: EnginePrompt, name: str = "a", **fields: Any) -> EngineRequest:
-    told = {"media": prompt.media, "text": prompt.text, "handoff": prompt.handoff, "max_tokens": 4} | fields
-    return EngineRequest(request_id=name, prompt=prompt.tokens, **told)
+def asked(prompt: EngineRequest, name: str = "a", **fields: Any) -> EngineRequest:
+    return msgspec.structs.replace(prompt, **{"request_id": name, "max_tokens": 4} | fields)
 
 
-def hashes_of(prompt: EnginePrompt, token: int, digests: list[str]) -> list[int]:
-    tokens, runs = expanded(prompt.tokens, token, digests, [TOKENS_PER_IMAGE] * len(digests))
+def hashes_of(prompt: EngineRequest, token: int, digests: list[str]) -> list[int]:
+    tokens, runs = expanded(prompt.prompt, token, digests, [TOKENS_PER_IMAGE] * len(digests))
     return chain(mm_block_hashes(tokens, runs, BLOCK_SIZE))
 
 
@@ -125,7 +125,7 @@ async def test_events_of_the_second_cache_manager_agree_up_to_the_image(model: M
         held = held_by(engine)
     hashes, before = (
         hashes_of(prompt, model.token, [content_digest(PNG)]),
-        prompt.tokens.index(model.token) // BLOCK_SIZE,
+        prompt.prompt.index(model.token) // BLOCK_SIZE,
     )
     assert before > 1
     assert held[:before] == hashes[:before]  # behind it the engine numbers the image's tokens, which the fake does not

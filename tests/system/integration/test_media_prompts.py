@@ -13,12 +13,14 @@ from kv_runtime.text.loading import load_text
 from kv_runtime.text.model import Text
 from tests.support.image_model import PLACEHOLDER, write_image_model
 from tests.unit.worker_agent.media_samples import GIF, PNG, data_url, image_part, refused
-from worker_agent.api.prompts import EnginePrompt, EnginePrompts
+from worker_agent.api.prompts import EnginePrompts
+from worker_agent.api.request_rules import NOTHING_ASKED
 from worker_agent.media.config import ImageModelSection, MediaSection
 from worker_agent.media.image_models import image_facts
 from worker_agent.media.loader import MediaLoader
 from worker_agent.media.parts import content_digest
 from worker_agent.media.refusals import MediaRefused
+from worker_agent.port.types import EngineRequest
 
 
 @dataclass
@@ -30,7 +32,7 @@ class Worker:
     loader: MediaLoader
     prompts: EnginePrompts
 
-    async def prompt(self, request: ChatRequest | CompletionRequest) -> EnginePrompt:
+    async def prompt(self, request: ChatRequest | CompletionRequest) -> EngineRequest:
         (prompt,) = await self.prompts.prompts(request)
         return prompt
 
@@ -71,8 +73,8 @@ async def test_a_chat_with_images_is_text_with_a_token_for_each_and_the_media(mo
     prompt = await made.prompt(chat(*parts))
     assert prompt.text is not None
     assert prompt.text == f"<|im_start|>user\nsee\n{PLACEHOLDER}\nand\n{PLACEHOLDER}<|im_end|>\n<|im_start|>assistant\n"
-    assert prompt.tokens.count(made.token) == 2
-    assert list(prompt.tokens) == made.text.encode(prompt.text, add_special_tokens=False)
+    assert prompt.prompt.count(made.token) == 2
+    assert list(prompt.prompt) == made.text.encode(prompt.text, add_special_tokens=False)
     assert [media.digest for media in prompt.media] == [content_digest(PNG), content_digest(GIF)]
     assert made.loader.loaded_total == {"image": 2}
 
@@ -81,14 +83,14 @@ async def test_the_worker_s_own_tokens_win_where_there_are_media(model_path: Any
     made = worker(model_path)
     routed = await made.prompt(chat("see", image_part(data_url(PNG)), kv_prompt_ids=ids([5, 6])))
     assert routed == await made.prompt(chat("see", image_part(data_url(PNG))))
-    assert (await made.prompt(chat("see", kv_prompt_ids=ids([5, 6])))).tokens == (5, 6)
+    assert (await made.prompt(chat("see", kv_prompt_ids=ids([5, 6])))).prompt == (5, 6)
 
 
 async def test_a_prompt_that_another_worker_computed_is_taken_as_it_is(model_path: Any) -> None:
     made = worker(model_path)
     given = msgspec.Raw(msgspec.json.encode([made.token] * 9))
     prompt = await made.prompt(chat(image_part("https://10.0.0.1/a.png"), prompt_token_ids=given))
-    assert prompt == EnginePrompt(tokens=(made.token,) * 9)
+    assert prompt == msgspec.structs.replace(NOTHING_ASKED, prompt=(made.token,) * 9)
 
 
 # -------------------------------------------------------------------------------------------- refused

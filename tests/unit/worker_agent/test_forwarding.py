@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.prompt.chains import with_prompt_ids
-from worker_agent.api.forwarder import engine_headers, response_headers, without_prompt_ids
+from worker_agent.api.forwarder import engine_headers, without_prompt_ids
 
 BODIES = (
     b'{"model":"m","prompt":"hi"}',
@@ -51,8 +51,3 @@ def test_the_rank_has_the_engines_name_and_the_routers_words_stay_behind() -> No
         ("X-data-parallel-rank", "1"),
         ("Authorization", "Bearer k"),
     ]
-
-
-def test_an_answer_keeps_its_headers_but_for_those_of_its_connection() -> None:
-    headers = [("Content-Type", "text/event-stream"), ("Transfer-Encoding", "chunked"), ("Server", "uvicorn")]
-    assert response_headers([*headers, ("Content-Length", "5")]) == [headers[0], ("Content-Length", "5")]

@@ -118,23 +118,19 @@ def test_the_usage_is_that_of_the_prompt_which_the_engine_computed() -> None:
     assert made.usage()["prompt_tokens_details"] == {"cached_tokens": 3}
 
 
-@pytest.mark.parametrize(
-    ("usage", "cached"),
-    [
+def test_of_a_handed_over_prompt_the_prefill_worker_s_reuse_is_reported() -> None:
+    cases: list[tuple[dict[str, Any] | None, int]] = [
         ({"prompt_tokens": 2, "prompt_tokens_details": {"cached_tokens": 2}}, 2),
         ({"prompt_tokens_details": {"cached_tokens": 9}}, 2),
         ({"prompt_tokens_details": {"cached_tokens": 0}}, 0),
         ({"prompt_tokens_details": {"cached_tokens": "2"}}, 1),
         ({"prompt_tokens": 2, "prompt_tokens_details": None}, 1),
         (None, 1),
-    ],
-)
-def test_of_a_handed_over_prompt_the_prefill_worker_s_reuse_is_reported(
-    usage: dict[str, Any] | None, cached: int
-) -> None:
-    made = generation(Saying([output(b"a", finish_reason="length")]), handoff=Handoff(ctx_usage=usage))
-    collected(made)
-    assert made.usage()["prompt_tokens_details"] == {"cached_tokens": cached}
+    ]
+    for usage, cached in cases:
+        made = generation(Saying([output(b"a", finish_reason="length")]), handoff=Handoff(ctx_usage=usage))
+        collected(made)
+        assert made.usage()["prompt_tokens_details"] == {"cached_tokens": cached}, usage
 
 
 def test_of_several_choices_the_first_says_what_was_cached() -> None:
@@ -144,19 +140,17 @@ def test_of_several_choices_the_first_says_what_was_cached() -> None:
     assert made.usage()["prompt_tokens_details"] == {"cached_tokens": 1}
 
 
-@pytest.mark.parametrize(
-    "outputs",
-    [
+def test_an_error_of_one_choice_or_no_end_is_the_request_s() -> None:
+    cases: list[list[EngineOutput]] = [
         [output(b"a"), output(b"", finish_reason="error")],
         [output(b"a"), output(b"b")],
         [output(b"a", finish_reason="stop"), output(b"", 1, finish_reason="error")],
         [],
-    ],
-)
-def test_an_error_of_one_choice_or_no_end_is_the_request_s(outputs: list[EngineOutput]) -> None:
-    engine = Saying(outputs)
-    with pytest.raises(GenerationFailed, match="the engine ended this request"):
-        collected(generation(engine, choices=2))
-    with pytest.raises(GenerationFailed, match="the engine ended this request"):
-        asyncio.run(full_pieces(generation(engine, choices=2).pieces()))
-    assert engine.open == 0
+    ]
+    for outputs in cases:
+        engine = Saying(outputs)
+        with pytest.raises(GenerationFailed, match="the engine ended this request"):
+            collected(generation(engine, choices=2))
+        with pytest.raises(GenerationFailed, match="the engine ended this request"):
+            asyncio.run(full_pieces(generation(engine, choices=2).pieces()))
+        assert engine.open == 0, outputs

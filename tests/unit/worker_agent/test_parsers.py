@@ -6,15 +6,13 @@ import pytest
 
 from tests.support.tool_calls import fed, parsed, read_of
 from worker_agent.api.parsers.calls import (
-    CALLS_MAX,
-    NAME_CHARACTERS_MAX,
     AnswerOptions,
     ContentDelta,
     ReasoningDelta,
     ToolCallStarted,
 )
 from worker_agent.api.parsers.families import AnswerFormat, AnswerParser
-from worker_agent.api.parsers.reader import HELD_CHARACTERS_MAX
+from worker_agent.api.parsers.reader import NAME_CHARACTERS_MAX
 
 CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
 EVERYTHING = AnswerOptions(finds_calls=True)
@@ -70,9 +68,8 @@ def test_only_the_begin_of_a_marker_waits() -> None:
 INTEGER, BY_NAME = {"type": "integer"}, {"$defs": {"a/b": {"anyOf": [{"$ref": "#/$defs/c"}, {"type": "null"}]}}}
 
 
-@pytest.mark.parametrize(
-    ("schema", "more", "value"),
-    [
+def test_a_value_has_the_type_that_the_schema_gives_it() -> None:
+    cases: list[tuple[object, dict[str, object], object]] = [
         (INTEGER, {}, 3),
         ({"type": ["null", "integer"]}, {}, 3),
         ({"type": "number"}, {}, 3),
@@ -91,13 +88,14 @@ INTEGER, BY_NAME = {"type": "integer"}, {"$defs": {"a/b": {"anyOf": [{"$ref": "#
         ({"anyOf": [3, INTEGER]}, {}, 3),
         (7, {}, "3"),
         (None, {}, "3"),
-    ],
-)
-def test_a_value_has_the_type_that_the_schema_gives_it(schema: object, more: dict[str, object], value: object) -> None:
-    tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": schema}, **more}}}
-    made = parser("glm46", wishes=AnswerOptions(finds_calls=True, tools=[tool]))
-    (call,) = read_of(parsed(made, ["<tool_call>f<arg_key>a</arg_key><arg_value>3</arg_value></tool_call>"])).tool_calls
-    assert json.loads(call["arguments"]) == {"a": value}
+    ]
+    for schema, more, value in cases:
+        tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": schema}, **more}}}
+        made = parser("glm46", wishes=AnswerOptions(finds_calls=True, tools=[tool]))
+        (call,) = read_of(
+            parsed(made, ["<tool_call>f<arg_key>a</arg_key><arg_value>3</arg_value></tool_call>"])
+        ).tool_calls
+        assert json.loads(call["arguments"]) == {"a": value}, schema
 
 
 def kimi(*names: str) -> str:
@@ -137,62 +135,22 @@ def test_reasoning_is_dropped_where_it_is_not_wanted() -> None:
     assert parsed(made, ["r</think>c"]) == [ContentDelta("c")]
 
 
-SECTION, INVOKE = "<minimax:tool_call>{}</minimax:tool_call>", '<invoke name="f"></invoke>'
-
-
-@pytest.mark.parametrize(
-    ("family", "text", "content"),
-    [
-        ("hermes", CALL * (CALLS_MAX + 1), CALL),
-        ("minimax_m2", SECTION.format(INVOKE * (CALLS_MAX + 1)), f"{INVOKE}</minimax:tool_call>"),
-    ],
-)
-def test_calls_beyond_the_bound_are_content(family: str, text: str, content: str) -> None:
-    read = read_of(parsed(parser(family), [text]))
-    assert (len(read.tool_calls), read.content) == (CALLS_MAX, content)
-
-
 NO_NAMES = ("", "f" * (NAME_CHARACTERS_MAX + 1))
 
 
-@pytest.mark.parametrize(
-    ("family", "form", "names"),
-    [
+def test_what_cannot_be_a_function_is_content() -> None:
+    cases: list[tuple[str, str, tuple[str, ...]]] = [
         ("glm46", "<tool_call>%s\n<arg_key>a</arg_key>", ("two words", 'f"g')),
         ("minimax_m2", "<minimax:tool_call><invoke name=%s>", ("two words", 'f"g')),
         ("qwen3_coder", "<tool_call><function=%s>", ("two words", 'f"g')),
         ("deepseek_v32", "<\uff5cDSML\uff5cinvoke name=%s>", ("two words", 'f"g')),
         ("hermes", '<tool_call>{"name": "%s", "arguments": {}}', ("\\ud800",)),
-    ],
-)
-def test_what_cannot_be_a_function_is_content(family: str, form: str, names: tuple[str, ...]) -> None:
-    for name in (*NO_NAMES, *names):
-        made, text = parser(family), form % name
-        shown = "".join(event.text for event in parsed(made, [text]) if isinstance(event, ContentDelta))
-        assert (shown, made.calls) == (text, 0), name
-
-
-def test_bare_text_of_gemma_waits_no_longer_than_the_bound() -> None:
-    made = parser("gemma4")
-    long = "x" * (HELD_CHARACTERS_MAX + 1)
-    read = read_of(fed(made, ["<|tool_call>call:f{a:", long, "}<tool_call|>"]))
-    assert read.tool_calls == [{"name": "f", "arguments": '{"a": '}]
-
-
-def test_arguments_before_a_name_wait_no_longer_than_the_bound() -> None:
-    made = parser()
-    begun = '<tool_call>{"arguments": "' + "x" * HELD_CHARACTERS_MAX
-    shown = fed(made, [begun[at : at + 4096] for at in range(0, len(begun), 4096)])
-    assert shown
-    assert isinstance(shown[0], ContentDelta)
-
-
-def test_a_value_that_waits_for_its_end_becomes_text_beyond_the_bound() -> None:
-    tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "array"}}}}}
-    made = parser("qwen3_coder", wishes=AnswerOptions(finds_calls=True, tools=[tool]))
-    long = "1," * HELD_CHARACTERS_MAX
-    events = parsed(made, ["<function=f><parameter=a>", long, "</parameter></function>"])
-    assert read_of(events).tool_calls == [{"name": "f", "arguments": f'{{"a": "{long}"}}'}]
+    ]
+    for family, form, names in cases:
+        for name in (*NO_NAMES, *names):
+            made, text = parser(family), form % name
+            shown = "".join(event.text for event in parsed(made, [text]) if isinstance(event, ContentDelta))
+            assert (shown, made.calls) == (text, 0), name
 
 
 def test_white_space_alone_is_an_answer() -> None:

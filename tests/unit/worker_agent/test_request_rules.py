@@ -23,7 +23,6 @@ from worker_agent.api.request_rules import (
     bad_token_ids_of,
     logit_bias_of,
     prompt_ids,
-    stop_token_ids_of,
 )
 from worker_agent.port.handoff import Handoff
 from worker_agent.port.sampling import Guide, Sampling
@@ -47,28 +46,28 @@ def rules(*, role: Role = "aggregated", loras: tuple[str, ...] = (), **descripti
 
 def asked(request: Request, prompt_tokens: int = 10, of: RequestRules | None = None, **fields: Any) -> EngineRequest:
     of = of or rules()
-    return of.engine_request(request, of.wishes(request), (7,) * prompt_tokens, request_id="r", **fields)
+    wished = msgspec.structs.replace(of.wishes(request), prompt=(7,) * prompt_tokens)
+    return of.engine_request(request, wished, **{"request_id": "r"} | fields)
 
 
 # -------------------------------------------------------------------- token ids from the router
-@pytest.mark.parametrize("tokens", [[0], [1, 2, 3], [2**32 - 1, 0, 2**31]])
-def test_prompt_ids_are_little_endian_u32s_in_base64(tokens: list[int]) -> None:
-    assert prompt_ids(base64.b64encode(pack_tokens(tokens)).decode()) == pack_tokens(tokens)
+def test_prompt_ids_are_little_endian_u32s_in_base64() -> None:
+    cases: list[list[int]] = [[0], [1, 2, 3], [2**32 - 1, 0, 2**31]]
+    for tokens in cases:
+        assert prompt_ids(base64.b64encode(pack_tokens(tokens)).decode()) == pack_tokens(tokens), tokens
 
 
-@pytest.mark.parametrize(
-    ("encoded", "allowed"),
-    [
+def test_other_prompt_ids_are_refused_by_name() -> None:
+    cases: list[tuple[str, str]] = [
         ("", "one or more little-endian u32s"),
         ("AQAAAAE=", "one or more little-endian u32s"),
         ("AQAAA", "base64"),
         ("\u2028AQAAAA==", "base64"),
-    ],
-)
-def test_other_prompt_ids_are_refused_by_name(encoded: str, allowed: str) -> None:
-    with pytest.raises(RequestInvalid, match=allowed) as refused:
-        prompt_ids(encoded)
-    assert refused.value.field == "kv_prompt_ids"
+    ]
+    for encoded, allowed in cases:
+        with pytest.raises(RequestInvalid, match=allowed) as refused:
+            prompt_ids(encoded)
+        assert refused.value.field == "kv_prompt_ids", encoded
 
 
 def test_a_refusal_shows_no_more_than_the_beginning_of_a_long_prompt() -> None:
@@ -77,27 +76,24 @@ def test_a_refusal_shows_no_more_than_the_beginning_of_a_long_prompt() -> None:
     assert len(str(refused.value)) < 200
 
 
-@pytest.mark.parametrize(
-    ("request_", "field"),
-    [
+def test_only_an_engine_that_can_is_asked_and_for_another_it_is_refused_by_name() -> None:
+    cases: list[tuple[Request, str]] = [
         (chat(response_format={"type": "json_object"}), "response_format"),
         (completion(prompt_logprobs=msgspec.Raw(b"1")), "prompt_logprobs"),
         (chat(guided_json=msgspec.Raw(b'{"type":"object"}')), "guided_json"),
         (completion(structural_tag=msgspec.Raw(b"{}")), "structural_tag"),
         (chat(logits_processors=msgspec.Raw(b'["ban"]')), "logits_processors"),
-    ],
-)
-def test_only_an_engine_that_can_is_asked_and_for_another_it_is_refused_by_name(request_: Request, field: str) -> None:
-    with pytest.raises(RequestInvalid) as refused:
-        rules(event_source="simulated").wishes(request_)
-    assert refused.value.field == field
-    able = rules(skills=ALL_SKILLS)
-    assert able.wishes(request_) != able.wishes(chat())
+    ]
+    for request_, field in cases:
+        with pytest.raises(RequestInvalid) as refused:
+            rules(event_source="simulated").wishes(request_)
+        assert refused.value.field == field, request_
+        able = rules(skills=ALL_SKILLS)
+        assert able.wishes(request_) != able.wishes(chat()), request_
 
 
-@pytest.mark.parametrize(
-    ("request_", "field"),
-    [
+def test_what_no_worker_does_is_refused_by_name() -> None:
+    cases: list[tuple[Request, str]] = [
         (completion(echo=True), "echo"),
         (completion(suffix="end"), "suffix"),
         (completion(best_of=2), "best_of"),
@@ -111,12 +107,11 @@ def test_only_an_engine_that_can_is_asked_and_for_another_it_is_refused_by_name(
             chat(disaggregated_params=msgspec.Raw(b'{"request_type":"generation_only"}')),
             "disaggregated_params.request_type",
         ),
-    ],
-)
-def test_what_no_worker_does_is_refused_by_name(request_: Request, field: str) -> None:
-    with pytest.raises(RequestInvalid) as refused:
-        rules(skills=ALL_SKILLS).wishes(request_)
-    assert refused.value.field == field
+    ]
+    for request_, field in cases:
+        with pytest.raises(RequestInvalid) as refused:
+            rules(skills=ALL_SKILLS).wishes(request_)
+        assert refused.value.field == field, request_
 
 
 # -------------------------------------------------------------------- how much
@@ -155,10 +150,11 @@ def test_a_request_is_asked_with_all_that_the_engine_reads() -> None:
 CALLS = Guide(kind="structural_tag", value={"type": "structural_tag"})
 
 
-@pytest.mark.parametrize("response_format", [None, {"type": "json_object"}])
-def test_calls_that_are_demanded_guide_the_answer_in_place_of_its_format(response_format: Any) -> None:
-    request, of = chat(response_format=response_format, temperature=0.5), rules(skills=ALL_SKILLS)
-    assert asked(request, of=of, forced=CALLS).sampling == Sampling(temperature=0.5, guide=CALLS)
+def test_calls_that_are_demanded_guide_the_answer_in_place_of_its_format() -> None:
+    cases: list[Any] = [None, {"type": "json_object"}]
+    for response_format in cases:
+        request, of = chat(response_format=response_format, temperature=0.5), rules(skills=ALL_SKILLS)
+        assert asked(request, of=of, forced=CALLS).sampling == Sampling(temperature=0.5, guide=CALLS), response_format
 
 
 def test_nothing_is_forced_in_an_answer_that_goes_on_or_by_an_engine_without_structural_tags() -> None:
@@ -173,9 +169,10 @@ def test_demanded_calls_beside_a_guide_of_the_whole_answer_are_refused() -> None
         asked(request, of=rules(skills=ALL_SKILLS), forced=CALLS)
 
 
-@pytest.mark.parametrize(("priority", "expected"), [(None, None), (0, 0.0), (1.0, 1.0), (-1, None), (7, None)])
-def test_a_priority_beyond_the_engine_s_is_the_router_s_alone(priority: Any, expected: float | None) -> None:
-    assert asked(chat(priority=priority)).queue_priority == expected
+def test_a_priority_beyond_the_engine_s_is_the_router_s_alone() -> None:
+    cases: list[tuple[Any, float | None]] = [(None, None), (0, 0.0), (1.0, 1.0), (-1, None), (7, None)]
+    for priority, expected in cases:
+        assert asked(chat(priority=priority)).queue_priority == expected, priority
 
 
 def test_a_model_that_is_a_lora_s_name_asks_for_it() -> None:
@@ -200,9 +197,8 @@ def test_an_empty_salt_is_none() -> None:
     assert asked(chat(cache_salt="")).cache_salt is None
 
 
-@pytest.mark.parametrize(
-    ("request_", "prompt_tokens", "max_tokens"),
-    [
+def test_the_most_tokens_are_the_client_s_or_the_default_as_far_as_there_is_room() -> None:
+    cases: list[tuple[Request, int, int]] = [
         (chat(), 10, 16),
         (chat(), 84, 16),
         (chat(), 85, 15),
@@ -212,12 +208,9 @@ def test_an_empty_salt_is_none() -> None:
         (chat(max_tokens=3, max_completion_tokens=4), 10, 4),
         (chat(max_tokens=90), 10, 90),
         (completion(max_tokens=5), 10, 5),
-    ],
-)
-def test_the_most_tokens_are_the_client_s_or_the_default_as_far_as_there_is_room(
-    request_: Request, prompt_tokens: int, max_tokens: int
-) -> None:
-    assert asked(request_, prompt_tokens).max_tokens == max_tokens
+    ]
+    for request_, prompt_tokens, max_tokens in cases:
+        assert asked(request_, prompt_tokens).max_tokens == max_tokens, request_
 
 
 def test_more_tokens_than_there_is_room_for_are_refused_with_the_numbers() -> None:
@@ -229,9 +222,8 @@ LONG = rules(max_seq_len=1 << 20, skills=ALL_SKILLS)
 MANY = {"n": 64, "max_tokens": 195}  # times 21: 64 less than the bound, 262,144
 
 
-@pytest.mark.parametrize(
-    ("fits", "is_too_large", "prompt_tokens", "field", "found"),
-    [
+def test_more_log_probabilities_than_an_unstreamed_answer_may_have_are_refused_with_the_numbers() -> None:
+    cases: list[tuple[Request, Request, int, str, str]] = [
         (
             chat(logprobs=True, top_logprobs=20, **MANY),
             chat(logprobs=True, top_logprobs=20, n=64, max_completion_tokens=196),
@@ -253,19 +245,16 @@ MANY = {"n": 64, "max_tokens": 195}  # times 21: 64 less than the bound, 262,144
             "prompt_logprobs",
             "n 1 x prompt tokens 65536 x (1 + prompt_logprobs 4) = 327680",
         ),
-    ],
-)
-def test_more_log_probabilities_than_an_unstreamed_answer_may_have_are_refused_with_the_numbers(
-    fits: Request, is_too_large: Request, prompt_tokens: int, field: str, found: str
-) -> None:
-    assert asked(fits, prompt_tokens, LONG).sampling.choices == (fits.n or 1)
-    with pytest.raises(RequestInvalid) as refused:
-        asked(is_too_large, prompt_tokens, LONG)
-    assert refused.value.field == field
-    assert (
-        str(refused.value)
-        == f"{field}: found {found}, allowed at most 262144 log probabilities in an answer that is not streamed"
-    )
+    ]
+    for fits, is_too_large, prompt_tokens, field, found in cases:
+        assert asked(fits, prompt_tokens, LONG).sampling.choices == (fits.n or 1), fits
+        with pytest.raises(RequestInvalid) as refused:
+            asked(is_too_large, prompt_tokens, LONG)
+        assert refused.value.field == field, fits
+        assert (
+            str(refused.value)
+            == f"{field}: found {found}, allowed at most 262144 log probabilities in an answer that is not streamed"
+        ), fits
 
 
 def test_a_stream_may_have_any_number_of_log_probabilities() -> None:
@@ -286,20 +275,16 @@ TEXT = ByteText()
 (END,) = TEXT.eos_ids
 
 
-@pytest.mark.parametrize(
-    ("fields", "tokens"),
-    [
+def test_the_client_s_stop_tokens_stop_and_the_model_s_unless_they_are_ignored() -> None:
+    cases: list[tuple[dict[str, Any], tuple[int, ...]]] = [
         ({}, (END,)),
         ({"stop_token_ids": [4, 3, 4]}, (4, 3, END)),
         ({"stop_token_ids": [END]}, (END,)),
         ({"ignore_eos": True}, ()),
         ({"ignore_eos": True, "stop_token_ids": [3]}, (3,)),
-    ],
-)
-def test_the_client_s_stop_tokens_stop_and_the_model_s_unless_they_are_ignored(
-    fields: dict[str, Any], tokens: tuple[int, ...]
-) -> None:
-    assert stop_token_ids_of(completion(**fields), TEXT.eos_ids) == tokens
+    ]
+    for fields, tokens in cases:
+        assert asked(completion(**fields)).stop_token_ids == tokens, fields
 
 
 def test_a_bad_word_is_its_token() -> None:
@@ -307,16 +292,14 @@ def test_a_bad_word_is_its_token() -> None:
     assert bad_token_ids_of(completion(bad_words=["a", " ", "a"]), TEXT) == (97, 32)
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
+def test_what_names_no_token_is_refused() -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"logit_bias": {"9999999999": 1}}, r"logit_bias: found \"9999999999\", allowed tokens 0\.\.262"),
         ({"logit_bias": {"263": 1}}, 'logit_bias: found "263"'),
         ({"bad_words": ["a", "ab"]}, r"bad_words\[1\]: found \"ab\", allowed a word of one token: it has 2"),
-    ],
-)
-def test_what_names_no_token_is_refused(fields: dict[str, Any], message: str) -> None:
-    asked = completion(**fields)
-    with pytest.raises(RequestInvalid, match=message) as refused:
-        (logit_bias_of(asked, TEXT), bad_token_ids_of(asked, TEXT))
-    assert len(str(refused.value)) < 300
+    ]
+    for fields, message in cases:
+        asked = completion(**fields)
+        with pytest.raises(RequestInvalid, match=message) as refused:
+            (logit_bias_of(asked, TEXT), bad_token_ids_of(asked, TEXT))
+        assert len(str(refused.value)) < 300, fields

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from kv_protocol.fleet import Role
 from kv_protocol.openai.requests import RequestInvalid
 from tests.unit.worker_agent.test_request_rules import chat, completion
 from worker_agent.api.request_rules import NOTHING_ASKED, phase_of, sampling_of
@@ -29,24 +28,21 @@ def test_wishes_keep_their_values() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("request_", "count"),
-    [
+def test_log_probabilities_by_either_interface() -> None:
+    cases: list[tuple[Any, int | None]] = [
         (chat(logprobs=True), 0),
         (chat(logprobs=True, top_logprobs=5), 5),
         (chat(logprobs=False), None),
         (completion(logprobs=0), 0),
         (completion(logprobs=4), 4),
         (completion(), None),
-    ],
-)
-def test_log_probabilities_by_either_interface(request_: Any, count: int | None) -> None:
-    assert sampling_of(request_).logprobs == count
+    ]
+    for request_, count in cases:
+        assert sampling_of(request_).logprobs == count, request_
 
 
-@pytest.mark.parametrize(
-    ("fields", "guide"),
-    [
+def test_every_way_to_ask_for_a_guide() -> None:
+    cases: list[tuple[dict[str, Any], Guide | None]] = [
         ({"guided_json": {"type": "object"}}, Guide(kind="json", value={"type": "object"})),
         ({"guided_regex": "a+"}, Guide(kind="regex", value="a+")),
         ({"guided_choice": ["a.", "b"]}, Guide(kind="regex", value="(a\\.|b)")),
@@ -64,15 +60,13 @@ def test_log_probabilities_by_either_interface(request_: Any, count: int | None)
         ({"structured_outputs": {"json": "{}"}}, Guide(kind="json", value="{}")),
         ({"response_format": {"type": "text"}}, None),
         ({"guided_json": None}, None),
-    ],
-)
-def test_every_way_to_ask_for_a_guide(fields: dict[str, Any], guide: Guide | None) -> None:
-    assert sampling_of(chat(**fields)).guide == guide
+    ]
+    for fields, guide in cases:
+        assert sampling_of(chat(**fields)).guide == guide, fields
 
 
-@pytest.mark.parametrize(
-    ("fields", "field"),
-    [
+def test_what_the_worker_cannot_do_is_refused_with_its_field() -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         ({"response_format": {"type": "ebnf", "regex": "a"}}, "response_format.ebnf"),
         ({"response_format": {"type": "structural_tag"}}, "response_format"),
@@ -80,12 +74,11 @@ def test_every_way_to_ask_for_a_guide(fields: dict[str, Any], guide: Guide | Non
         ({"response_format": {"type": "regex", "regex": "a"}, "guided_json": {}}, "response_format"),
         ({"guided_regex": "a", "guided_json": {}}, "guided_regex"),
         ({"structured_outputs": {"regex": "a", "whitespace_pattern": " "}}, "structured_outputs.whitespace_pattern"),
-    ],
-)
-def test_what_the_worker_cannot_do_is_refused_with_its_field(fields: dict[str, Any], field: str) -> None:
-    with pytest.raises(RequestInvalid) as error:
-        sampling_of(chat(**fields))
-    assert error.value.field == field
+    ]
+    for fields, field in cases:
+        with pytest.raises(RequestInvalid) as error:
+            sampling_of(chat(**fields))
+        assert error.value.field == field, fields
 
 
 # -------------------------------------------------------------------- phases
@@ -94,9 +87,8 @@ HANDOFF = Handoff(first_gen_tokens=(4,), opaque_state=b"\xff")
 MEDIA = {"multimodal_embedding_handles": [{"a": 1}]}
 
 
-@pytest.mark.parametrize(
-    ("role", "params", "fields"),
-    [
+def test_a_request_asks_for_what_the_role_does_or_for_the_part_that_it_names() -> None:
+    cases: list[tuple[Any, dict[str, Any] | None, dict[str, Any]]] = [
         ("aggregated", None, {}),
         ("prefill", None, {}),
         ("decode", None, {}),
@@ -109,31 +101,27 @@ MEDIA = {"multimodal_embedding_handles": [{"a": 1}]}
         ("prefill", {"request_type": "context_only", "disagg_request_id": 7}, {"transfer_id": 7}),
         ("prefill", MEDIA, {"handoff": Handoff(multimodal_embedding_handles=({"a": 1},))}),
         ("aggregated", STATE, {"handoff": HANDOFF}),  # the engine refuses it
-    ],
-)
-def test_a_request_asks_for_what_the_role_does_or_for_the_part_that_it_names(
-    role: Role, params: dict[str, Any] | None, fields: dict[str, Any]
-) -> None:
-    assert phase_of(chat(disaggregated_params=params), role) == replace(NOTHING_ASKED, **fields)
+    ]
+    for role, params, fields in cases:
+        assert phase_of(chat(disaggregated_params=params), role) == replace(NOTHING_ASKED, **fields), role
 
 
-@pytest.mark.parametrize(
-    ("role", "kind", "allowed"),
-    [
+def test_another_role_s_part_is_refused() -> None:
+    cases: list[tuple[Any, str, str]] = [
         ("aggregated", "context_only", "context_and_generation on"),
         ("aggregated", "generation_only", "context_and_generation on"),
         ("prefill", "generation_only", "context_only on"),
         ("prefill", "context_and_generation", "context_only on"),
         ("decode", "rest", "generation_only or context_only or context_and_generation on"),
-    ],
-)
-def test_another_role_s_part_is_refused(role: Role, kind: str, allowed: str) -> None:
-    message = f'disaggregated_params.request_type: found "{kind}", allowed {allowed} a worker whose role is {role}'
-    with pytest.raises(RequestInvalid, match=message):
-        phase_of(chat(disaggregated_params={"request_type": kind, **STATE}), role)
+    ]
+    for role, kind, allowed in cases:
+        message = f'disaggregated_params.request_type: found "{kind}", allowed {allowed} a worker whose role is {role}'
+        with pytest.raises(RequestInvalid, match=message):
+            phase_of(chat(disaggregated_params={"request_type": kind, **STATE}), role)
 
 
-@pytest.mark.parametrize("params", [None, MEDIA])
-def test_an_encode_worker_generates_nothing(params: dict[str, Any] | None) -> None:
-    with pytest.raises(RequestInvalid, match='role: found "encode", allowed aggregated, prefill or decode'):
-        phase_of(chat(disaggregated_params=params), "encode")
+def test_an_encode_worker_generates_nothing() -> None:
+    cases: list[dict[str, Any] | None] = [None, MEDIA]
+    for params in cases:
+        with pytest.raises(RequestInvalid, match='role: found "encode", allowed aggregated, prefill or decode'):
+            phase_of(chat(disaggregated_params=params), "encode")

@@ -8,7 +8,6 @@ a call           begins once its function's name is complete. Text that only loo
                  as the model wrote it
 a call that is   its arguments so far are sent; `has_open_call` is true. It is also true if the answer ends within the
 never closed     beginning of a call, which then is content
-CALLS_MAX        further calls of one answer are content
 """
 
 from abc import ABC, abstractmethod
@@ -19,12 +18,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from worker_agent.api.parsers.reader import Reader, Rejected, Steps
+from worker_agent.api.parsers.reader import NAME_CHARACTERS_MAX, Reader, Rejected, Steps
 from worker_agent.api.parsers.values import Tool
 
-CALLS_MAX = 128
-NAME_CHARACTERS_MAX = 256
-_SPACE_CHARACTERS_MAX = 64
 _CHARACTERS_AT_ONCE = 4096
 """Longer text is read in parts: every search for a marker scans the whole text that is there."""
 
@@ -71,7 +67,11 @@ def joined(events: Iterable[Event]) -> list[Event]:
 
 
 class Thought(NamedTuple):
-    """The tags of one family. `label` follows the opening one, and is no reasoning. `repeats`: also behind content."""
+    """The tags around a family's reasoning. `label` follows the opening tag, and is not shown.
+
+    With `begins_inside` an answer begins with reasoning, even without the tag. With `repeats` there may be more
+    reasoning behind content.
+    """
 
     begins_inside: bool = False
     opening: str = "<think>"
@@ -90,15 +90,15 @@ class Thought(NamedTuple):
 class CallForm(NamedTuple):
     """How a family writes a call: `begin`, its name, `behind`, what matches `pattern`, its arguments, `end`.
 
-    Of several calls each is between the texts of `around`, and all together are between those of `section`. Without
-    `is_json` the arguments are any text. `thought` is the reasoning of a family that has one parser for both.
+    All calls together are between the texts of `section`, with `separator` between them. Without `is_json` the
+    arguments are any text; with `is_one` there is one call. `thought` is the reasoning of a family that has one parser
+    for both.
     """
 
     begin: str
     behind: str
     end: str
     pattern: str = ""
-    around: tuple[str, str] = ("", "")
     section: tuple[str, str] = ("", "")
     separator: str = ""
     is_json: bool = True
@@ -165,22 +165,18 @@ class ToolParser(Parser):
     """The beginning of a call."""
     section = section_end = ""
     """What stands before the first call, and behind the last; empty: nothing."""
-    has_bare_calls = True
-    """Whether calls may stand outside of a section."""
     markers: tuple[str, ...] = ()
-    """What begins a call, or a section; empty: by the attributes above."""
+    """What begins a call, or a section; empty: `section` and `call`."""
     openings: tuple[str, ...] = ()
     """How a call begins where a marker alone may be a word of a thought; empty: as the markers."""
     form: CallForm | None = None
     """How calls are forced; None: they cannot be."""
 
     def __init__(self, answer: str, options: AnswerOptions) -> None:
-        own = (self.section, self.call) if self.has_bare_calls or not self.section else (self.section,)
-        self.markers = self.markers or tuple(filter(None, own))
+        self.markers = self.markers or tuple(filter(None, (self.section, self.call)))
         self.openings = self.openings or self.markers
         self._answer, self._options = answer, options
-        self._space = ""
-        self._is_at_begin, self._is_behind_call = True, False
+        self._space, self._is_at_edge = "", True  # at the answer's begin, or behind a call
         self.calls, self.has_open_call = 0, False
         super().__init__()
 
@@ -189,7 +185,7 @@ class ToolParser(Parser):
         raise NotImplementedError
 
     def _call(self, marker: str) -> Steps[None]:
-        """Read one call, or several, of which `marker` was taken; raise `Rejected` where it is none.
+        """Read one or several calls behind `marker`; raise `Rejected` if the text is no call.
 
         From the marker on the text is recorded, until `_start`.
         """
@@ -201,15 +197,14 @@ class ToolParser(Parser):
         while self.section and not self.has_open_call:
             yield from reader.skip_space()
             reader.record("")
-            following = (self.call, self.section_end) if self._markers_now() else (self.section_end,)
-            if (yield from reader.literal(*following)) != self.call:
+            if (yield from reader.literal(self.call, self.section_end)) != self.call:
                 return
             yield from self._one()
 
     def _steps(self) -> Steps[None]:
-        while marker := (yield from self._reader.until(self._markers_now(), self._content)):
+        while marker := (yield from self._reader.until(self.markers, self._content)):
             yield from self._tried(marker)
-        if not self.calls:
+        if self._is_at_edge and not self.calls:
             super()._content(self._space)
 
     def _tried(self, marker: str) -> Steps[None]:
@@ -222,32 +217,23 @@ class ToolParser(Parser):
             self._content(self._reader.recorded())
         self._reader.recorded()
 
-    def _markers_now(self) -> tuple[str, ...]:
-        return self.markers if self.calls < CALLS_MAX else ()
-
     def _content(self, text: str) -> None:
-        if self._is_behind_call:
-            text = text.lstrip()
-            self._is_behind_call = not text
-        elif self._is_at_begin:
-            text, self._space = self._space + text, ""
-            self._is_at_begin = text.isspace() and len(text) <= _SPACE_CHARACTERS_MAX
-            if self._is_at_begin:
-                text, self._space = "", text
+        if self._is_at_edge:
+            self._space += text
+            if not self._space.strip():
+                return
+            text, self._is_at_edge = self._space.lstrip() if self.calls else self._space, False
         super()._content(text)
 
     def _start(self, name: str, call_id: str = "") -> None:
         """Begin a call; raise `Rejected` where there can be no function of this name. `call_id` is the model's own."""
-        if not 0 < len(name) <= NAME_CHARACTERS_MAX or not _is_unicode(name):
+        if not 0 < len(name) <= NAME_CHARACTERS_MAX or not name.isprintable():  # JSON can name lone surrogates
             raise Rejected
         self._reader.recorded()
-        self._events.append(ToolCallStarted(self.calls, call_id or self._call_id(self.calls), name))
+        digest = sha256(f"{self._answer}/{self.calls}".encode()).hexdigest()  # equal where another worker resumes
+        self._events.append(ToolCallStarted(self.calls, call_id or self._id_of(digest), name))
         self.calls, self.has_open_call = self.calls + 1, True
-        self._space, self._is_at_begin, self._is_behind_call = "", False, True
-
-    def _call_id(self, index: int) -> str:
-        """Return a call's name; a worker that resumes the answer gives an equal one."""
-        return self._id_of(sha256(f"{self._answer}/{index}".encode()).hexdigest())
+        self._space, self._is_at_edge = "", True
 
     @staticmethod
     def _id_of(digest: str) -> str:
@@ -256,11 +242,3 @@ class ToolParser(Parser):
     def _arguments(self, text: str) -> None:
         if text:
             self._events.append(ToolCallArguments(self.calls - 1, text))
-
-    def _end(self) -> None:
-        self.has_open_call = False
-
-
-def _is_unicode(text: str) -> bool:
-    """Return whether UTF-8 can express the text: it has no lone surrogates, which JSON can name."""
-    return not any("\ud800" <= character <= "\udfff" for character in text)

@@ -92,8 +92,7 @@ class AnswerParser:
     @property
     def has_open_call(self) -> bool:
         """Whether the last kept call has begun and not ended."""
-        is_kept = self._tools is not None and self._tools.calls <= max(1, self.calls)
-        return is_kept and self._tools is not None and self._tools.has_open_call
+        return self._tools is not None and self._tools.has_open_call and self._tools.calls <= max(1, self.calls)
 
     def feed(self, text: str) -> list[Event]:
         """Return the events that `text` completes."""
@@ -126,10 +125,13 @@ class AnswerParser:
 
 
 class AnswerFormat:
-    """The parsers of one worker. `parses`: there are any. They see `special_tokens`; `stop_tokens` end answers."""
+    """The parsers of one worker; `parses` is false without any.
+
+    They must see the text of `special_tokens`; `stop_tokens` end an answer.
+    """
 
     def __init__(self, tool_call_parser: str = "", reasoning_parser: str = "") -> None:
-        """Take the parsers by name; empty: none. Raises ValueError, which says what is allowed."""
+        """Take the parsers by name; empty: none. Raise ValueError, which lists the allowed names, for another name."""
         tools, reasoning = canonical_tool_call_parser(tool_call_parser), canonical_reasoning_parser(reasoning_parser)
         if _GPT_OSS in (tools, reasoning):
             if {tools, reasoning} - {"", _GPT_OSS}:
@@ -168,9 +170,9 @@ class AnswerFormat:
     ) -> Format | None:
         """Return the structural tag of an answer that calls some of the functions, and goes on behind `begun`.
 
-        None: the format has none, or such an answer cannot begin so.
+        None: the format has no structural tag, or no answer of calls can begin with `begun`.
         """
-        form = self._family and self._family.form
+        form = None if self._family is None else self._family.form
         if self._family is None or form is None:
             return None
         inside = self._thought and self._thought.begins(prompt_end)
@@ -187,13 +189,13 @@ class AnswerFormat:
 
 
 def canonical_tool_call_parser(name: str) -> str:
-    """Return the first of a parser's names; raise ValueError for one that there is not."""
+    """Return a parser's own name, given any of its names; raise ValueError for an unknown name."""
     family = "hermes" if name == "qwen3" else _ALIASES.get(name, name)
     return _checked(family, tuple(_FAMILIES), TOOL_CALL_PARSERS)
 
 
 def canonical_reasoning_parser(name: str) -> str:
-    """Return the first of a parser's names; raise ValueError for one that there is not."""
+    """Return a parser's own name, given any of its names; raise ValueError for an unknown name."""
     return _checked(_REASONING_ALIASES.get(name, name), (*THOUGHTS, _GPT_OSS), REASONING_PARSERS)
 
 

@@ -51,7 +51,7 @@ def forced_calls(
     else:
         text = begun.lstrip("\n")
         may_think = thought is not None and (text.startswith(thought.opening) or thought.opening.startswith(text))
-        call = form.section[0] or form.around[0] or form.begin
+        call = form.section[0] or form.begin
         may_begin = len(begun) - len(text) <= _LINE_ENDS_MAX and (may_think or call.startswith(text))
     if not may_begin:
         return None
@@ -80,8 +80,7 @@ def _call(form: CallForm, function: Tool) -> Format:
         arguments = {"type": "json_schema", "json_schema": schema or {"type": "object"}}
     if form.pattern:
         arguments = {"type": "sequence", "elements": [{"type": "regex", "pattern": form.pattern}, arguments]}
-    call = _between(form.begin + quoted(function["name"])[1:-1] + form.behind, arguments, form.end)
-    return _between(form.around[0], call, form.around[1]) if any(form.around) else call
+    return _between(form.begin + quoted(function["name"])[1:-1] + form.behind, arguments, form.end)
 
 
 def _between(begin: str, content: Format, end: str) -> Format:

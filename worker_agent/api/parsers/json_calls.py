@@ -10,8 +10,8 @@ If brackets or quotes do not match, the arguments continue until they do, or unt
 import json
 import re
 
-from worker_agent.api.parsers.calls import NAME_CHARACTERS_MAX, CallForm, ToolParser
-from worker_agent.api.parsers.reader import Rejected, Show, Steps
+from worker_agent.api.parsers.calls import CallForm, ToolParser
+from worker_agent.api.parsers.reader import NAME_CHARACTERS_MAX, Rejected, Show, Steps
 
 _IN_STRING = re.compile(r'[^"\\]+')
 _BETWEEN = re.compile(r'[^"{}\[\]<]+')
@@ -51,13 +51,13 @@ class JsonCalls(ToolParser):
                 else:
                     yield from self._value(show)
             else:
-                yield from self._value(_nothing)
+                yield from self._value(lambda _: None)
         yield from reader.expect("}")
         if not name or (needs_arguments and not has_arguments):
             raise Rejected
         if not has_arguments:
             self._start_with(name, "{}")
-        self._end()
+        self.has_open_call = False
 
     def _start_with(self, name: str, arguments: str) -> None:
         self._start(name)
@@ -128,7 +128,7 @@ class HermesParser(JsonCalls):
     special_tokens = ("<tool_call>", "</tool_call>")
     call = "<tool_call>"
     openings = ("<tool_call>\n{", "<tool_call>{", "<tool_call> {")
-    form = CallForm('{"name": "', '", "arguments": ', "}", around=("<tool_call>\n", "\n</tool_call>"), separator="\n")
+    form = CallForm('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>", separator="\n")
 
     def _one(self) -> Steps[None]:
         yield from self._reader.skip_space()
@@ -160,7 +160,7 @@ class Llama3JsonParser(JsonCalls):
     def _one(self) -> Steps[None]:
         yield from self._reader.skip_space()
         yield from self._object(needs_arguments=True)
-        while (yield from self._reader.skip_space()) == ";" and self._markers_now():
+        while (yield from self._reader.skip_space()) == ";":
             self._reader.record(self._reader.take())
             yield from self._reader.skip_space()
             yield from self._object(needs_arguments=True)
@@ -187,7 +187,7 @@ class MistralParser(JsonCalls):
             yield from self._named()
             return
         yield from self._reader.expect("[")
-        while (yield from self._reader.skip_space()) == "{" and self._markers_now():
+        while (yield from self._reader.skip_space()) == "{":
             yield from self._object()
             yield from self._reader.skip_space()
             self._reader.record("")
@@ -202,14 +202,14 @@ class MistralParser(JsonCalls):
             if len(name) > NAME_CHARACTERS_MAX:
                 raise Rejected
         if (yield from self._reader.literal("[CALL_ID]")):
-            yield from self._reader.before(("[ARGS]",), NAME_CHARACTERS_MAX)
+            yield from self._reader.before(("[ARGS]",))
         else:
             yield from self._reader.literal("[ARGS]")
         if (yield from self._reader.skip_space()) != "{":
             raise Rejected
         self._start(name.strip())
         yield from self._value(self._arguments)
-        self._end()
+        self.has_open_call = False
 
 
 def _decoded(string: str) -> str:
@@ -217,7 +217,3 @@ def _decoded(string: str) -> str:
         return str(json.loads(string, strict=False))
     except ValueError as error:
         raise Rejected from error
-
-
-def _nothing(_: str) -> None:
-    return

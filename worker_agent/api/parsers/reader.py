@@ -13,8 +13,8 @@ Steps = Generator[None, None, T]
 """A generator that returns a `T` once enough text has arrived."""
 Show = Callable[[str], None]
 
-HELD_CHARACTERS_MAX = 1 << 16
-"""Bound of text that is held back because its meaning is not known yet."""
+NAME_CHARACTERS_MAX = 256
+"""Bound of what may be a name: text that is held back because its end is not known yet."""
 
 
 class Rejected(Exception):
@@ -27,7 +27,6 @@ class Reader:
     def __init__(self) -> None:
         self._text, self._at = "", 0
         self._recorded: list[str] | None = None
-        self._recorded_characters = 0
         self.ended = False
 
     def add(self, text: str) -> None:
@@ -36,7 +35,7 @@ class Reader:
 
     def record(self, begun: str) -> None:
         """Begin to record: `recorded` will return `begun`, and all that is taken after this call."""
-        self._recorded, self._recorded_characters = [begun], len(begun)
+        self._recorded = [begun]
 
     def recorded(self) -> str:
         """Return what was taken since `record`, and keep no more of it."""
@@ -44,14 +43,11 @@ class Reader:
         return text
 
     def take(self, characters: int = 1) -> str:
-        """Return so many characters, which are there; raise `Rejected` if more is recorded than may be held back."""
+        """Return so many characters, which are there."""
         text = self._text[self._at : self._at + characters]
         self._at += characters
         if self._recorded is not None:
             self._recorded.append(text)
-            self._recorded_characters += len(text)
-            if self._recorded_characters > HELD_CHARACTERS_MAX:
-                raise Rejected
         return text
 
     def peek(self) -> Steps[str]:
@@ -102,8 +98,10 @@ class Reader:
                 return self.take(len(marker))
             yield
 
-    def before(self, markers: Sequence[str], characters_max: int) -> Steps[tuple[str, str]]:
-        """Take and return the text before the first of `markers`, and the marker.
+    def before(
+        self, markers: Sequence[str], characters_max: int | None = NAME_CHARACTERS_MAX
+    ) -> Steps[tuple[str, str]]:
+        """Take and return the text before the first of `markers`, and the marker. `characters_max` None: any length.
 
         Raises:
             Rejected: the text is longer than `characters_max`, or ended first. Only the recorded part of it is kept.
@@ -115,7 +113,7 @@ class Reader:
             nonlocal length
             parts.append(text)
             length += len(text)
-            if length > characters_max:
+            if characters_max is not None and length > characters_max:
                 raise Rejected
 
         marker = yield from self.until(markers, show)

@@ -17,9 +17,6 @@ vllm-project/vllm, `vllm/reasoning/`: `deepseek_r1_reasoning_parser.py`, `qwen3_
 from worker_agent.api.parsers.calls import Parser, Thought
 from worker_agent.api.parsers.reader import Steps
 
-_SPACE_CHARACTERS_MAX = 64
-
-
 THOUGHTS = {
     "deepseek_r1": Thought(begins_inside=True),
     "qwen3": Thought(),
@@ -44,7 +41,7 @@ class ThinkParser(Parser):
 
     def _steps(self) -> Steps[None]:
         reader, thought, space = self._reader, self._thought, ""
-        while (yield from reader.peek()).isspace() and len(space) < _SPACE_CHARACTERS_MAX:
+        while (yield from reader.peek()).isspace():
             space += reader.take()
         if (yield from reader.literal(thought.opening)):
             yield from self._inside()

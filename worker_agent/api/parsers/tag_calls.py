@@ -23,7 +23,7 @@ NVIDIA/TensorRT-LLM, `tensorrt_llm/serve/tool_parser/`: `qwen3_coder_parser.py`,
 
 import re
 
-from worker_agent.api.parsers.calls import NAME_CHARACTERS_MAX, AnswerOptions, CallForm, ToolParser
+from worker_agent.api.parsers.calls import AnswerOptions, CallForm, ToolParser
 from worker_agent.api.parsers.reader import Rejected, Steps
 from worker_agent.api.parsers.values import ANY, EXACT, Value, quoted, types_of
 
@@ -59,7 +59,7 @@ class TagParser(ToolParser):
 
     def _one(self) -> Steps[None]:
         reader = self._reader
-        header, marker = yield from reader.before(self.name_ends, NAME_CHARACTERS_MAX)
+        header, marker = yield from reader.before(self.name_ends)
         name = _parts_of(header)[0]
         if not _NAME.fullmatch(name):
             raise Rejected
@@ -75,7 +75,7 @@ class TagParser(ToolParser):
     def _parameters(self, name: str, marker: str) -> Steps[None]:
         reader, opening = self._reader, "{"
         while marker == self.key:
-            header, _ = yield from reader.before((self.key_end,), NAME_CHARACTERS_MAX)
+            header, _ = yield from reader.before((self.key_end,))
             if self.value:
                 yield from reader.skip_space()
                 yield from reader.expect(self.value)
@@ -95,7 +95,7 @@ class TagParser(ToolParser):
                 marker = yield from reader.until(self._ends, self._content)
         if marker:
             self._arguments("{}" if opening == "{" else "}")
-            self._end()
+            self.has_open_call = False
 
 
 class Qwen3CoderParser(TagParser):
@@ -105,7 +105,7 @@ class Qwen3CoderParser(TagParser):
     call, call_end, key = "<function=", "</function>", "<parameter="
     value_ends = ("</parameter>", "<parameter=", "</function>", "</tool_call>")
     padding = "\n"
-    form = CallForm(call, ">\n", call_end, around=(f"{section}\n", f"\n{section_end}"), separator="\n", is_json=False)
+    form = CallForm(f"{section}\n{call}", ">\n", f"{call_end}\n{section_end}", separator="\n", is_json=False)
 
 
 class Glm46Parser(TagParser):
@@ -122,7 +122,7 @@ class MiniMaxM2Parser(TagParser):
     """Reads the calls of MiniMax M2."""
 
     section, section_end = special_tokens = ("<minimax:tool_call>", "</minimax:tool_call>")
-    has_bare_calls = False
+    markers = (section,)
     call, call_end, key = "<invoke name=", "</invoke>", "<parameter name="
     value_ends = ("</parameter>",)
     form = CallForm(
@@ -143,7 +143,7 @@ class DeepSeekV32Parser(TagParser):
 
 
 def _parts_of(header: str) -> tuple[str, str | None]:
-    """Return a header's name, without quotes, and what it says in `string`."""
+    """Return a header's name, without quotes, and the value of its `string`, None without it."""
     parts = _HEADER.fullmatch(header)
     assert parts is not None, "the pattern takes any text"
     return parts[1], parts[2]

@@ -45,17 +45,9 @@ sgl-project/sglang, `python/sglang/srt/function_call/gpt_oss_detector.py`.
 
 import re
 
-import msgspec
-
-from worker_agent.api.parsers.calls import (
-    NAME_CHARACTERS_MAX,
-    AnswerOptions,
-    CallForm,
-    Thought,
-    ToolParser,
-)
-from worker_agent.api.parsers.reader import HELD_CHARACTERS_MAX, Rejected, Steps
-from worker_agent.api.parsers.values import quoted
+from worker_agent.api.parsers.calls import AnswerOptions, CallForm, Thought, ToolParser
+from worker_agent.api.parsers.reader import Rejected, Steps
+from worker_agent.api.parsers.values import ANY, json_of, quoted
 
 _FENCE, _FENCE_END = "```json\n", "\n```"
 _FUNCTIONS = "functions."
@@ -72,12 +64,9 @@ class TokenParser(ToolParser):
     call_end: str
 
     def _one(self) -> Steps[None]:
-        name, _ = yield from self._reader.before((self.separator,), NAME_CHARACTERS_MAX)
-        self._named(name.strip())
+        name, _ = yield from self._reader.before((self.separator,))
+        self._start(name.strip())
         yield from self._until_end(self.call_end)
-
-    def _named(self, name: str) -> None:
-        self._start(name)
 
     def _until_end(self, *ends: str) -> Steps[None]:
         self.has_open_call = not (yield from self._reader.until(ends, self._arguments))
@@ -104,8 +93,8 @@ class DeepSeekV3Parser(DeepSeekV31Parser):
     )
 
     def _one(self) -> Steps[None]:
-        yield from self._reader.before((self.separator,), NAME_CHARACTERS_MAX)
-        name, _ = yield from self._reader.before(("\n",), NAME_CHARACTERS_MAX)
+        yield from self._reader.before((self.separator,))
+        name, _ = yield from self._reader.before(("\n",))
         self._start(name.strip())
         yield from self._reader.literal(_FENCE)
         yield from self._until_end(_FENCE_END + self.call_end, self.call_end)
@@ -129,13 +118,12 @@ class KimiK2Parser(TokenParser):
         self._ids = set[str]()
         super().__init__(answer, options)
 
-    def _named(self, name: str) -> None:
+    def _start(self, name: str, call_id: str = "") -> None:
         function, _, number = name.rpartition(":")
-        is_id = bool(function) and number.isascii() and number.isdigit()
-        self._start(
-            (function if is_id else name).removeprefix(_FUNCTIONS), name if is_id and name not in self._ids else ""
-        )
-        self._ids.add(name)
+        if function and number.isascii() and number.isdigit():
+            name, call_id = function, "" if name in self._ids else name
+            self._ids.add(call_id)
+        super()._start(name.removeprefix(_FUNCTIONS), call_id)
 
 
 # ---------------------------------------------------------------- Gemma 4
@@ -143,7 +131,7 @@ _GEMMA_CALL, _GEMMA_END, _QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 _KEY_MARKS = (":", ",", "}", _QUOTE, _GEMMA_END)
 _VALUE_MARKS = (",", "{", "}", "[", "]", _QUOTE, _GEMMA_END)
 _CLOSING = {"{": "}", "[": "]"}
-_NULLS = ("null", "none", "nil")
+_NULLS = ("none", "nil")
 
 
 class Gemma4Parser(ToolParser):
@@ -156,11 +144,11 @@ class Gemma4Parser(ToolParser):
 
     def _one(self) -> Steps[None]:
         yield from self._reader.expect("call:")
-        name, _ = yield from self._reader.before(("{",), NAME_CHARACTERS_MAX)
+        name, _ = yield from self._reader.before(("{",))
         self._start(name.strip())
         self._arguments("{")
         yield from self._members()
-        self._end()
+        self.has_open_call = False
         yield from self._reader.skip_space()
         yield from self._reader.literal(_GEMMA_END)
 
@@ -169,18 +157,18 @@ class Gemma4Parser(ToolParser):
         open_brackets, comma, needs_value = ["}"], "", False
         while open_brackets:
             is_key = open_brackets[-1] == "}" and not needs_value
-            text, mark = yield from self._reader.before(_KEY_MARKS if is_key else _VALUE_MARKS, HELD_CHARACTERS_MAX)
+            text, mark = yield from self._reader.before(_KEY_MARKS if is_key else _VALUE_MARKS, None)
             text = text.strip()
             if is_key and mark == _QUOTE:
-                text, _ = yield from self._reader.before((_QUOTE,), HELD_CHARACTERS_MAX)
-                _, mark = yield from self._reader.before(_KEY_MARKS, HELD_CHARACTERS_MAX)
+                text, _ = yield from self._reader.before((_QUOTE,), None)
+                _, mark = yield from self._reader.before(_KEY_MARKS, None)
             if mark == ":":
                 self._arguments(f"{comma}{quoted(text)}: ")
                 comma, needs_value = "", True
                 continue
             is_whole = mark in (_QUOTE, *_CLOSING)
             if not is_key and not is_whole and (text or needs_value):
-                self._arguments(comma + _bare(text))
+                self._arguments(comma + json_of("null" if text.lower() in _NULLS else text, ANY))
                 comma, needs_value = ", ", False
             if mark == _QUOTE:
                 self._arguments(f'{comma}"')
@@ -198,16 +186,6 @@ class Gemma4Parser(ToolParser):
             elif mark != ",":
                 self._arguments(open_brackets.pop())
                 comma = ", "
-
-
-def _bare(text: str) -> str:
-    if text.lower() in _NULLS:
-        return "null"
-    try:
-        msgspec.json.decode(text)
-    except msgspec.DecodeError:
-        return quoted(text)
-    return text
 
 
 # ---------------------------------------------------------------- gpt-oss
@@ -247,16 +225,13 @@ class HarmonyParser(ToolParser):
             yield from self._tried(begun)
         yield from super()._steps()
 
-    def _markers_now(self) -> tuple[str, ...]:
-        return self.markers
-
     def _call(self, marker: str) -> Steps[None]:
         while marker and marker not in _MESSAGE_ENDS:
             header = yield from self._header(marker)
             if header is None:
                 return
             recipient, channel = _RECIPIENT.search(header), _CHANNEL_NAME.search(header)
-            if recipient and self._options.finds_calls and super()._markers_now():
+            if recipient and self._options.finds_calls:
                 self._start(recipient[1].removeprefix("functions."))
                 marker = yield from self._reader.until(_ENDS, self._arguments)
                 self.has_open_call = not marker

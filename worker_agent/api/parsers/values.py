@@ -2,8 +2,8 @@
 
     the schema's type      the value
     string, or none        a string, sent as it comes; `null` in any case of letters is null
-    others                 as it is written, if it is JSON of such a type (True, FALSE: a boolean); else a string.
-                           It is sent at its end; one of more than `HELD_CHARACTERS_MAX` is sent as a string
+    others                 as written, if it is JSON of one of the types (True, FALSE: a boolean); else a string.
+                           It is sent at its end
 
 Types also follow from `enum`, `const`, `properties` and `items`, from what `anyOf`, `oneOf` and `allOf` combine, and
 from a `$ref` into the tool's own schema.
@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from worker_agent.api.parsers.reader import HELD_CHARACTERS_MAX, Show
+from worker_agent.api.parsers.reader import Show
 
 Tool = Mapping[str, Any]
 
@@ -41,7 +41,7 @@ class Value:
 
     def __init__(self, types: frozenset[str], show: Show) -> None:
         self._types, self._show = types, show
-        self._parts, self._characters, self._is_string = list[str](), 0, False
+        self._parts, self._is_string = list[str](), False
 
     def add(self, text: str) -> None:
         """Take more of the value's text; show what is certain."""
@@ -49,36 +49,33 @@ class Value:
             self._show(quoted(text)[1:-1])
             return
         self._parts.append(text)
-        self._characters += len(text)
-        if not self._may_wait():
+        may_be_null = self._types == {"string"} and _NULL.startswith("".join(self._parts).lower())
+        if not may_be_null and self._types in (EXACT, {"string"}):
             self.cut()
             self._is_string = True
 
     def end(self) -> None:
         """Show the rest."""
-        self._show('"' if self._is_string else self._json("".join(self._parts)))
+        self._show('"' if self._is_string else json_of("".join(self._parts), self._types))
 
     def cut(self) -> None:
         """Show what was held back of a value that never ended, as far as it can be a string."""
         if not self._is_string:
             self._show(quoted("".join(self._parts))[:-1])
 
-    def _may_wait(self) -> bool:
-        if self._types == {"string"}:
-            return self._characters <= len(_NULL) and _NULL.startswith("".join(self._parts).lower())
-        return bool(self._types) and self._characters <= HELD_CHARACTERS_MAX
 
-    def _json(self, text: str) -> str:
-        bare = text.strip()
-        lowered = bare.lower()
-        if lowered == _NULL or (lowered in ("true", "false") and "boolean" in self._types):
-            return lowered
-        try:
-            decoded = msgspec.json.decode(bare)
-        except (msgspec.DecodeError, RecursionError):
-            return quoted(text)
-        is_of_type = "any" in self._types or self._types & (_KINDS[type(decoded)] - {"string"})
-        return bare if is_of_type else quoted(text)
+def json_of(text: str, types: frozenset[str]) -> str:
+    """Return the text as it is, if it is JSON of one of the types; else as a JSON string."""
+    bare = text.strip()
+    lowered = bare.lower()
+    if lowered == _NULL or (lowered in ("true", "false") and "boolean" in types):
+        return lowered
+    try:
+        decoded = msgspec.json.decode(bare)
+    except (msgspec.DecodeError, RecursionError):
+        return quoted(text)
+    is_of_type = "any" in types or types & (_KINDS[type(decoded)] - {"string"})
+    return bare if is_of_type else quoted(text)
 
 
 def types_of(tools: Sequence[Tool], function: str, parameter: str) -> frozenset[str]:
