@@ -14,13 +14,7 @@ from kv_protocol.ids import WORKER_ID_PATTERN
 from kv_runtime.config.sections import LINES, BodyBoundsSection, NatsClientSection, Section, Settings, TelemetrySection
 from kv_runtime.http.hosts import HostName, HostNames, is_loopback
 from kv_runtime.tracing.service import TracingSection
-from worker_agent.api.parsers.families import (
-    REASONING_PARSERS,
-    TOOL_CALL_PARSERS,
-    AnswerFormat,
-    canonical_reasoning_parser,
-    canonical_tool_call_parser,
-)
+from worker_agent.api.parsers.families import REASONING_PARSERS, TOOL_CALL_PARSERS, AnswerFormat
 from worker_agent.engines.simulated.handovers import NETWORK
 from worker_agent.engines.trtllm.settings import TrtllmSection
 from worker_agent.events.mirror import ENGINE
@@ -195,7 +189,7 @@ class EngineSection(Section):
     @field_validator("tool_call_parser", "reasoning_parser")
     @classmethod
     def _known_parser(cls, name: str, of: ValidationInfo) -> str:
-        (canonical_tool_call_parser if of.field_name == "tool_call_parser" else canonical_reasoning_parser)(name)
+        AnswerFormat(**{str(of.field_name): name})
         return name
 
     @property

@@ -74,7 +74,7 @@ class JsonSchema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The value of `response_format`: a type, and the keys of all types. `request_rules.py` of agents reads them.
+    """The value of `response_format`: a type, and the keys of all types. Agents check which of them are the type's.
 
     `json`, `regex` and `ebnf` are TensorRT-LLM's. `structural_tag` has `format` (TensorRT-LLM, vLLM), or `structures`
     and `triggers` (vLLM before).

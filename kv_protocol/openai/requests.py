@@ -39,7 +39,6 @@ from kv_protocol.openai.option_table import (
     NamedToolChoice,
     NvExt,
     Options,
-    StreamOptions,
     Tool,
     ToolChoice,
     template_options,
@@ -53,9 +52,7 @@ __all__ = [
     "ChatInbound",
     "CompletionInbound",
     "Inbound",
-    "NvExt",
     "RequestInvalid",
-    "StreamOptions",
     "is_given",
 ]
 

@@ -42,6 +42,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from kv_protocol.openai.requests import ChatRequest, Request
 from worker_agent.api.choice_text import Piece, TokenSpan
@@ -84,13 +85,13 @@ class CompletionAnswer:
 
         With `always` there is at least one event. `prompt` is the engine's prompt, if it differs from the request's.
         """
-        delta, changed = b"", msgspec.structs.replace
+        delta = b""
         if always or piece.shown or piece.spans:
-            part = changed(piece, finish_reason=None, handoff=None)
+            part = replace(piece, finish_reason=None, handoff=None)
             delta = self._chunk(part, _delta_of(piece.shown) if self._is_chat else piece.text)
         if piece.finish_reason is None:
             return delta
-        return delta + self._chunk(changed(piece, spans=()), {} if self._is_chat else "", prompt)
+        return delta + self._chunk(replace(piece, spans=()), {} if self._is_chat else "", prompt)
 
     def ending(self, usage: dict[str, Any], *, include_usage: bool) -> bytes:
         """Return the stream's end; with `include_usage` an event with the usage and no choice comes before it."""

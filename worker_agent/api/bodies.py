@@ -21,7 +21,7 @@ from kv_runtime.text.chat_messages import TextError
 from worker_agent.api.in_flight import HandledRequest
 from worker_agent.port.types import EncoderUnavailable, EngineError, EngineStopped, RequestRefused
 
-RANK_HEADER = "x-dp-rank"
+_DP_RANK = "x-dp-rank"
 _RANK, _RANK_CHARACTERS_MAX = re.compile("[0-9]{1,4}"), 16
 _Done = TypeVar("_Done")
 
@@ -35,7 +35,7 @@ async def read_request(
         RequestInvalid: the body is not a valid request; `BodyTooLarge`: it exceeds a bound.
         HTTPRequestEntityTooLarge: the body has more bytes than the application accepts.
     """
-    data = await _received(http)
+    data = await http.read()
     if len(data) <= SCANNED_BYTES:
         return decode(data), Body(data)
 
@@ -48,10 +48,10 @@ async def read_request(
 
 
 def dp_rank_of(http: web.Request, dp_ranks: tuple[int, ...]) -> int | None:
-    """Return the rank that the header names, None without it; raise `RequestInvalid` unless it is of `dp_ranks`."""
-    rank = http.headers.get(RANK_HEADER)
+    """Return the rank that `x-dp-rank` names, None without it; raise `RequestInvalid` if it is not of `dp_ranks`."""
+    rank = http.headers.get(_DP_RANK)
     if rank is not None and (_RANK.fullmatch(rank) is None or int(rank) not in dp_ranks):
-        raise RequestInvalid(RANK_HEADER, rank[:_RANK_CHARACTERS_MAX], f"one of {dp_ranks}")
+        raise RequestInvalid(_DP_RANK, rank[:_RANK_CHARACTERS_MAX], f"one of {dp_ranks}")
     return None if rank is None else int(rank)
 
 
@@ -91,15 +91,3 @@ def failure(error: EngineError) -> tuple[int, bytes]:
 async def worked(is_long: bool, work: Callable[[], _Done]) -> _Done:  # noqa: FBT001 - a fact of the work
     """Return the result of `work`, run on a thread if it may take long."""
     return await asyncio.to_thread(work) if is_long else work()
-
-
-async def _received(http: web.Request) -> bytearray:
-    """Return the body's bytes without the copy that the framework's `read` makes, unless `read` was called before."""
-    if http.content.at_eof():
-        return bytearray(await http.read())
-    data, bytes_max = bytearray(), http.client_max_size
-    async for piece in http.content.iter_any():
-        data += piece
-        if len(data) > bytes_max:
-            raise web.HTTPRequestEntityTooLarge(max_size=bytes_max, actual_size=len(data))
-    return data

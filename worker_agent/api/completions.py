@@ -35,15 +35,7 @@ from kv_runtime.clock import Clock
 from kv_runtime.text.chat_template import TextError
 from kv_runtime.text.model import Text
 from worker_agent.api.answers import CompletionAnswer
-from worker_agent.api.bodies import (
-    dp_rank_of,
-    engine_refusal,
-    failure,
-    no_such_model,
-    read_request,
-    refusal,
-    worked,
-)
+from worker_agent.api.bodies import dp_rank_of, engine_refusal, failure, no_such_model, read_request, refusal, worked
 from worker_agent.api.choice_text import AnswerParsing
 from worker_agent.api.generation import Generation, full_pieces
 from worker_agent.api.in_flight import HandledRequest, RequestOutcome
@@ -137,8 +129,7 @@ class Completions:
     ) -> list[EngineRequest]:
         dp_rank = dp_rank_of(http, self.description.dp_ranks)
         wishes = await worked(len(body.text) > SCANNED_BYTES, lambda: self._rules.wishes(request))
-        tokens_max = self._rules.prompt_tokens_max
-        prompts = await self._prompts.prompts(request, wishes, body=body, tokens_max=tokens_max)
+        prompts = await self._prompts.prompts(request, wishes, body)
         check_several(request, len(prompts))
         return [
             self._rules.engine_request(

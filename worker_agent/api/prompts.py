@@ -31,12 +31,10 @@ from worker_agent.media.parts import MediaChat, MediaPart, names_media, split_ch
 from worker_agent.media.refusals import MediaRefused
 from worker_agent.port.types import EngineRequest
 
-TOKENS_MAX = 1 << 30
 NO_IMAGES = Body(b"")
 _OFF_LOOP_BYTES = 4 << 10
 """The prompt of a longer body is built on a thread: a tokenizer may take 2 ms for so much text."""
 _SLICE = 256 << 10
-_TOKEN_BYTES = 4
 
 
 class EnginePrompts:
@@ -48,14 +46,9 @@ class EnginePrompts:
         self._text, self._loader, self._facts, self._encoder = text, loader, facts, encoder
 
     async def prompts(
-        self,
-        request: Request,
-        wishes: EngineRequest = NOTHING_ASKED,
-        *,
-        body: Body = NO_IMAGES,
-        tokens_max: int = TOKENS_MAX,
+        self, request: Request, wishes: EngineRequest = NOTHING_ASKED, body: Body = NO_IMAGES
     ) -> list[EngineRequest]:
-        """Return the wishes with each of the request's prompts, of `tokens_max` tokens at most, and its media.
+        """Return the wishes with each of the request's prompts, of any length, and its media.
 
         If an encode worker encoded the media, they are in the handoff. `body` has the images that are cut out.
 
@@ -64,18 +57,16 @@ class EnginePrompts:
             EncoderUnavailable: the encode worker does not answer.
         """
         try:
-            return await self._prompts(request, wishes, body, tokens_max)
+            return await self._prompts(request, wishes, body)
         except MediaRefused as refused:
             self._loader.refused_total[refused.reason] += 1
             raise
 
-    async def _prompts(
-        self, request: Request, wishes: EngineRequest, body: Body, tokens_max: int
-    ) -> list[EngineRequest]:
+    async def _prompts(self, request: Request, wishes: EngineRequest, body: Body) -> list[EngineRequest]:
         is_long = len(body.text) > _OFF_LOOP_BYTES
         if isinstance(request, ChatRequest):
             if is_given(request.prompt_token_ids):
-                work = partial(_tokens, request.computed_ids() or b"", "prompt_token_ids", tokens_max)
+                work = partial(_tokens, request.computed_ids() or b"")
                 return [replace(wishes, prompt=await worked(is_long, work))]
             if names_media(request.messages):
                 if self._facts is None:
@@ -83,10 +74,9 @@ class EnginePrompts:
                     raise MediaRefused("text_only", "messages", "parts that are not text", allowed)
                 split = split_chat(request.messages, self._loader.rules, self._facts.placeholder)
                 return [await self._with_media(request, wishes, split, body)]
-        field = prompt_field(request)
-        prompts = await worked(is_long, lambda: [_tokens(each, field, tokens_max) for each in self._packed(request)])
+        prompts = await worked(is_long, lambda: [_tokens(each) for each in self._packed(request)])
         for tokens in prompts:
-            self._check(tokens, 0, field)
+            self._check(tokens, 0, prompt_field(request))
         return [replace(wishes, prompt=tokens) for tokens in prompts]
 
     def _packed(self, request: Request) -> list[bytes]:
@@ -128,11 +118,8 @@ class EnginePrompts:
             check_placeholders(tokens, self._facts.image_token_id, items, field)
 
 
-def _tokens(packed: bytes, field: str, tokens_max: int) -> tuple[int, ...]:
+def _tokens(packed: bytes) -> tuple[int, ...]:
     """Return packed ids as numbers, in calls short enough not to block the event loop's thread."""
-    count = len(packed) // _TOKEN_BYTES
-    if count > tokens_max:
-        raise RequestInvalid(field, f"{count} tokens", f"at most {tokens_max} tokens")
     ids: list[int] = []
     for at in range(0, len(packed), _SLICE):
         ids += unpack_tokens(packed[at : at + _SLICE])

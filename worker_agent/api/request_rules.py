@@ -31,7 +31,7 @@ from typing import Any
 import msgspec
 
 from kv_protocol.fleet import Role
-from kv_protocol.openai.errors import Verbatim
+from kv_protocol.openai.errors import ALLOWED, Verbatim
 from kv_protocol.openai.option_table import JsonSchema, ResponseFormat
 from kv_protocol.openai.parts import ABSENT
 from kv_protocol.openai.requests import ChatRequest, Request, RequestInvalid
@@ -101,12 +101,8 @@ class RequestRules:
         self._description, self._text = description, text
         self._end_ids = sorted(text.eos_ids.union(stop_tokens))
         self._default_max_tokens, self._role, self._loras = default_max_tokens, role, loras
-
-    @property
-    def prompt_tokens_max(self) -> int:
-        """The longest prompt that leaves one token for an answer, in tokens."""
-        tokens_left, computed = self._description.max_seq_len - 1, self._description.max_prompt_tokens
-        return min(tokens_left, computed) if computed and self._role != "decode" else tokens_left
+        computed = description.max_prompt_tokens if role != "decode" else 0
+        self._prompt_tokens_max = min(description.max_seq_len - 1, computed or description.max_seq_len)
 
     def wishes(self, request: Request) -> EngineRequest:
         """Return an engine request of the options that do not depend on the prompt, without id, prompt and length.
@@ -174,8 +170,8 @@ class RequestRules:
         field, tokens_left = prompt_field(request), self._description.max_seq_len - isl
         if not isl:
             raise RequestInvalid(field, "0 tokens", "at least one token")
-        if isl > self.prompt_tokens_max:
-            raise RequestInvalid(field, f"{isl} tokens", f"at most {self.prompt_tokens_max} tokens")
+        if isl > self._prompt_tokens_max:
+            raise RequestInvalid(field, f"{isl} tokens", f"at most {self._prompt_tokens_max} tokens")
         if self._role == "prefill":
             return 1
         if request.limit_tokens is not None and request.limit_tokens > tokens_left:
@@ -246,14 +242,16 @@ _GUIDED = {
     "guided_choice": "choice",
 }
 """The kind of guide of each field of a request."""
-_FORMATS = {
-    "json_object": ("json_object", "type"),
+_FORMATS: Mapping[str, tuple[str, ...]] = {
+    "text": ("",),
+    "json_object": ("json_object",),
     "json_schema": ("json", "json_schema"),
     "json": ("json", "schema"),
     "regex": ("regex", "regex"),
     "ebnf": ("grammar", "ebnf"),
+    "structural_tag": ("structural_tag", "format", "structures", "triggers"),
 }
-"""The kind of guide of each type of `response_format`, and the key with its value."""
+"""The kind of guide of each type of `response_format`, and the type's own keys."""
 
 
 def sampling_of(request: Request) -> Sampling:
@@ -314,8 +312,8 @@ def _guide(request: Request) -> tuple[str, Guide | None]:
             if (value := getattr(outputs, option)) not in (None, False):
                 raise RequestInvalid(f"structured_outputs.{option}", value, "none on this worker")
         wished += [(f"structured_outputs.{kind}", kind, getattr(outputs, kind)) for kind in _STRUCTURED]
-    if (form := request.response_format) is not None and form.type != "text":
-        wished.append(("response_format", *_of_format(form)))
+    if request.response_format is not None:
+        wished.append(("response_format", *_of_format(request.response_format)))
     given = [(field, _guide_of(kind, value)) for field, kind, value in wished if value not in (None, False)]
     if len(given) > 1:
         raise RequestInvalid(given[1][0], Verbatim(f"it beside {given[0][0]}"), "one guide a request")
@@ -329,15 +327,20 @@ def _guide_of(kind: Any, value: Any) -> Guide:  # noqa: ANN401 - as the kind has
 
 
 def _of_format(form: ResponseFormat) -> tuple[str, Any]:
-    """Return the kind and the value of the guide; raise `RequestInvalid` if a key is missing."""
-    if form.type == "structural_tag":
+    """Return the kind and the value of the guide, None for text; raise `RequestInvalid`, which names the key."""
+    kind, *own = _FORMATS[form.type]
+    for key in form.__struct_fields__:
+        if key not in ("type", *own) and getattr(form, key) is not None:
+            raise RequestInvalid(f"response_format.{key}", key, ALLOWED)
+    if kind == "structural_tag":
         if form.format is None and None in (form.structures, form.triggers):
             raise RequestInvalid("response_format", form.type, "format, or structures and triggers")
-        return form.type, msgspec.to_builtins(form)
-    kind, key = _FORMATS[form.type]
-    value = getattr(form, key)
+        return kind, msgspec.to_builtins(form)
+    if not own:
+        return kind, kind or None
+    value = getattr(form, own[0])
     if value is None:
-        raise RequestInvalid(f"response_format.{key}", None, "a value: it is required")
+        raise RequestInvalid(f"response_format.{own[0]}", None, "a value: it is required")
     return kind, value.schema if isinstance(value, JsonSchema) else value
 
 

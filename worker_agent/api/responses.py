@@ -1,16 +1,5 @@
 """`/v1/responses`: a request becomes an equivalent chat; the chat's answer becomes a Response object, or events.
 
-    of the response                      of the chat
-    ----------------------------------   ----------------------------------------------------------------------
-    instructions, input, tools           messages, tools (`kv_protocol.openai.responses.py`)
-    max_output_tokens                    max_completion_tokens
-    reasoning.effort                     reasoning_effort
-    text.format, text.verbosity          response_format, verbosity
-    tool_choice of a function            the same in a chat's form
-    truncation, include, top_logprobs    refused, unless they have their neutral values
-    options that need a store            refused (`kv_protocol/openai/responses.py`)
-    any other key                        the same
-
 The fields of the request that the answer repeats are in `kv_response`.
 
     response.created, response.in_progress    before the first item

@@ -7,13 +7,12 @@ import msgspec
 import pytest
 
 from kv_protocol.openai.inbound import CHANGING_KEYS
-from kv_protocol.openai.option_table import CACHE_SALT_CHARACTERS_MAX, NO_TARGETS, AgentHints, Targets
+from kv_protocol.openai.option_table import CACHE_SALT_CHARACTERS_MAX, NO_TARGETS, AgentHints, NvExt, Targets
 from kv_protocol.openai.requests import (
     CHAT,
     COMPLETIONS,
     ChatInbound,
     CompletionInbound,
-    NvExt,
     RequestInvalid,
     decode_chat,
     decode_inbound,

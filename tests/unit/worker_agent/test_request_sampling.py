@@ -68,7 +68,9 @@ def test_every_way_to_ask_for_a_guide() -> None:
 def test_what_the_worker_cannot_do_is_refused_with_its_field() -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
-        ({"response_format": {"type": "ebnf", "regex": "a"}}, "response_format.ebnf"),
+        ({"response_format": {"type": "ebnf"}}, "response_format.ebnf"),
+        ({"response_format": {"type": "json_object", "schema": {}}}, "response_format.schema"),
+        ({"response_format": {"type": "text", "regex": "a"}}, "response_format.regex"),
         ({"response_format": {"type": "structural_tag"}}, "response_format"),
         ({"response_format": {"type": "structural_tag", "structures": []}}, "response_format"),
         ({"response_format": {"type": "regex", "regex": "a"}, "guided_json": {}}, "response_format"),

@@ -16,7 +16,7 @@ Source: the OpenAI interface; `include_reasoning`: vLLM's interface; names: vllm
 `tensorrt_llm/serve/tool_parser/tool_parser_factory.py`, `tensorrt_llm/llmapi/reasoning_parser.py`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from worker_agent.api.parsers.calls import (
     AnswerOptions,
@@ -73,6 +73,7 @@ _ALIASES = {
     "glm47": "glm46",
     "minimax-m2": "minimax_m2",
 }
+_CALL_ALIASES = _ALIASES | {"qwen3": "hermes"}
 _REASONING_ALIASES = _ALIASES | {"deepseek_v3": "deepseek_v32", "deepseek-v3": "deepseek_v32", "minimax": "minimax_m2"}
 """Of DeepSeek the engines name one parser of reasoning for all models from V3.1 on."""
 
@@ -132,7 +133,8 @@ class AnswerFormat:
 
     def __init__(self, tool_call_parser: str = "", reasoning_parser: str = "") -> None:
         """Take the parsers by name; empty: none. Raise ValueError, which lists the allowed names, for another name."""
-        tools, reasoning = canonical_tool_call_parser(tool_call_parser), canonical_reasoning_parser(reasoning_parser)
+        tools = _own_name(tool_call_parser, _CALL_ALIASES, _FAMILIES, TOOL_CALL_PARSERS)
+        reasoning = _own_name(reasoning_parser, _REASONING_ALIASES, (*THOUGHTS, _GPT_OSS), REASONING_PARSERS)
         if _GPT_OSS in (tools, reasoning):
             if {tools, reasoning} - {"", _GPT_OSS}:
                 raise ValueError(
@@ -188,21 +190,12 @@ class AnswerFormat:
         )
 
 
-def canonical_tool_call_parser(name: str) -> str:
+def _own_name(name: str, aliases: Mapping[str, str], known: Collection[str], shown: tuple[str, ...]) -> str:
     """Return a parser's own name, given any of its names; raise ValueError for an unknown name."""
-    family = "hermes" if name == "qwen3" else _ALIASES.get(name, name)
-    return _checked(family, tuple(_FAMILIES), TOOL_CALL_PARSERS)
-
-
-def canonical_reasoning_parser(name: str) -> str:
-    """Return a parser's own name, given any of its names; raise ValueError for an unknown name."""
-    return _checked(_REASONING_ALIASES.get(name, name), (*THOUGHTS, _GPT_OSS), REASONING_PARSERS)
-
-
-def _checked(family: str, names: tuple[str, ...], shown: tuple[str, ...]) -> str:
-    if family and family not in names:
+    own = aliases.get(name, name)
+    if own and own not in known:
         raise ValueError(f"allowed {', '.join(shown)}, or none")
-    return family
+    return own
 
 
 PLAIN = AnswerFormat()

@@ -215,7 +215,7 @@ class HarmonyParser(ToolParser):
     """A call ends its answer."""
 
     def __init__(self, answer: str, options: AnswerOptions) -> None:
-        self._shown: set[str] = set()
+        self._shown = set[bool]()  # for a message that was reasoning True, for one of content False
         super().__init__(answer, options)
 
     def _steps(self) -> Steps[None]:
@@ -237,7 +237,11 @@ class HarmonyParser(ToolParser):
                 self.has_open_call = not marker
             else:
                 is_reasoning = not recipient and channel is not None and channel[1] == "analysis"
-                marker = yield from self._text("reasoning" if is_reasoning else "content")
+                show = self._reasoning if is_reasoning else self._content
+                if is_reasoning in self._shown:
+                    show("\n")
+                self._shown.add(is_reasoning)
+                marker = yield from self._reader.until(_ENDS, show)
 
     def _header(self, marker: str) -> Steps[str | None]:
         """Return what stands before <|message|>; None where the answer ends within it."""
@@ -251,18 +255,3 @@ class HarmonyParser(ToolParser):
                 self.has_open_call = bool(_RECIPIENT.search(self._reader.recorded()))
                 return None
         return self._reader.recorded()
-
-    def _text(self, kind: str) -> Steps[str]:
-        """Show a message's text; return the marker behind it."""
-        show = self._reasoning if kind == "reasoning" else self._content
-
-        def on_new_line(text: str) -> None:
-            if kind in self._shown and not lines:
-                lines.append(kind)
-                show("\n")
-            show(text)
-
-        lines: list[str] = []
-        marker = yield from self._reader.until(_ENDS, on_new_line)
-        self._shown.add(kind)
-        return marker

@@ -80,7 +80,8 @@ def json_of(text: str, types: frozenset[str]) -> str:
 
 def types_of(tools: Sequence[Tool], function: str, parameter: str) -> frozenset[str]:
     """Return the JSON types that the function's schema gives a parameter; `string` where it names none."""
-    schema = _parameters_of(tools, function)
+    named = (tool["function"] for tool in tools if tool["function"]["name"] == function)
+    schema: Mapping[str, Any] = next(named, {}).get("parameters") or {}
     properties = schema.get("properties")
     own = properties.get(parameter) if isinstance(properties, Mapping) else None
     return frozenset(_named_types(own, schema, _NESTED_MAX)) - {_NULL} or frozenset({"string"})
@@ -89,15 +90,6 @@ def types_of(tools: Sequence[Tool], function: str, parameter: str) -> frozenset[
 def quoted(text: str) -> str:
     """Return the text as a JSON string."""
     return json.dumps(text, ensure_ascii=False)
-
-
-def _parameters_of(tools: Sequence[Tool], name: str) -> Mapping[str, Any]:
-    for tool in tools:
-        function = tool.get("function")
-        if isinstance(function, Mapping) and function.get("name") == name:
-            parameters = function.get("parameters")
-            return parameters if isinstance(parameters, Mapping) else {}
-    return {}
 
 
 def _named_types(schema: object, root: Mapping[str, Any], nested: int) -> Iterator[str]:
