@@ -25,7 +25,7 @@ interface (`logit_bias`, `response_format`); vLLM's for `bad_words`, `stop_token
 """
 
 import base64
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -61,27 +61,23 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
 
 def logit_bias_of(request: Request, text: Text) -> tuple[tuple[int, float], ...]:
     """Return tokens and their biases; raise `RequestInvalid`, which names the token."""
-    return tuple((_token(key, text.vocab_size), bias) for key, bias in (request.logit_bias or {}).items())
+    biases = {int(key): bias for key, bias in (request.logit_bias or {}).items()}
+    for token in biases:
+        if token >= text.vocab_size:
+            raise RequestInvalid("logit_bias", str(token), f"tokens 0..{text.vocab_size - 1}")
+    return tuple(biases.items())
 
 
 def bad_token_ids_of(request: Request, text: Text) -> tuple[int, ...]:
     """Return the banned tokens; raise `RequestInvalid`, which names the word."""
-    words = request.bad_words or ()
-    return tuple(dict.fromkeys(token for at, word in enumerate(words) for token in _tokens_of(at, word, text)))
-
-
-def _token(key: str, vocab_size: int) -> int:
-    if int(key) >= vocab_size:
-        raise RequestInvalid("logit_bias", key, f"tokens 0..{vocab_size - 1}")
-    return int(key)
-
-
-def _tokens_of(at: int, word: str, text: Text) -> Iterator[int]:
-    encoded = [text.encode(each, add_special_tokens=False) for each in (word, f" {word.lstrip()}")]
-    single = [ids[0] for ids in encoded if len(ids) == 1]
-    if not single:
-        raise RequestInvalid(f"bad_words[{at}]", word[:16], f"a word of one token: it has {len(encoded[0])}")
-    yield from single
+    banned = dict[int, None]()
+    for at, word in enumerate(request.bad_words or ()):
+        encoded = [text.encode(each, add_special_tokens=False) for each in (word, f" {word.lstrip()}")]
+        single = [ids[0] for ids in encoded if len(ids) == 1]
+        if not single:
+            raise RequestInvalid(f"bad_words[{at}]", word[:16], f"a word of one token: it has {len(encoded[0])}")
+        banned |= dict.fromkeys(single)
+    return tuple(banned)
 
 
 class RequestRules:

@@ -17,6 +17,7 @@ Source: the OpenAI interface; `include_reasoning`: vLLM's interface; names: vllm
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from itertools import chain
 
 from worker_agent.api.parsers.calls import (
     AnswerOptions,
@@ -97,24 +98,22 @@ class AnswerParser:
 
     def feed(self, text: str) -> list[Event]:
         """Return the events that `text` completes."""
-        if self._reasoning is None:
-            return self._kept(self._called(ContentDelta(text)))
-        return self._kept([each for event in self._reasoning.feed(text) for each in self._called(event)])
+        return self._kept(self._called([ContentDelta(text)] if self._reasoning is None else self._reasoning.feed(text)))
 
     def finish(self) -> list[Event]:
         """Return the withheld events, after the last text."""
-        last = [] if self._reasoning is None else self._reasoning.finish()
-        events = [each for event in last for each in self._called(event)]
-        return self._kept(events + ([] if self._tools is None else self._tools.finish()))
+        last = self._called([] if self._reasoning is None else self._reasoning.finish())
+        return self._kept(last + ([] if self._tools is None else self._tools.finish()))
 
     def finish_reason(self, of_engine: str) -> str:
         """Return the answer's finish reason, given the engine's `of_engine`."""
         return "tool_calls" if of_engine == "stop" and self.calls and not self.has_open_call else of_engine
 
-    def _called(self, event: Event) -> list[Event]:
-        if self._tools is None or not isinstance(event, ContentDelta):
-            return [event]
-        return self._tools.feed(event.text)
+    def _called(self, events: list[Event]) -> list[Event]:
+        if self._tools is None:
+            return events
+        read = (self._tools.feed(each.text) if isinstance(each, ContentDelta) else [each] for each in events)
+        return list(chain.from_iterable(read))
 
     def _kept(self, events: list[Event]) -> list[Event]:
         return joined([event for event in events if self._is_kept(event)])
