@@ -107,13 +107,10 @@ class Reader:
             Rejected: the text is longer than `characters_max`, or ended first. Only the recorded part of it is kept.
         """
         parts: list[str] = []
-        length = 0
 
         def show(text: str) -> None:
-            nonlocal length
             parts.append(text)
-            length += len(text)
-            if characters_max is not None and length > characters_max:
+            if characters_max is not None and sum(map(len, parts)) > characters_max:
                 raise Rejected
 
         marker = yield from self.until(markers, show)
