@@ -222,6 +222,3 @@ class PrefixIndex(Protocol):
 
     def statistics(self) -> IndexStatistics:
         """Return the present state and the counts."""
-
-    def self_check(self) -> list[str]:
-        """Return contradictions in the index; each is a bug of the index. Visits every object."""

@@ -92,16 +92,16 @@ std::size_t Tree::apply_batch(u32 rank, const u8* data, std::size_t size, double
         if (event + 1 < count) {
             prefetch_event(data + at);
         }
-        aligned_.resize(head.count);
+        chain_.resize(head.count);
         if (head.kind == kCleared) {
             clear(rank, 1u << head.tier);
             continue;
         }
-        std::memcpy(aligned_.data(), hashes, head.count * sizeof(u64));
+        std::memcpy(chain_.data(), hashes, head.count * sizeof(u64));
         if (head.kind == kRemoved) {
-            remove(rank, aligned_.data(), head.count, head.tier);
+            remove(rank, chain_.data(), head.count, head.tier);
         } else {
-            refused += store(rank, head.has_parent() ? &head.parent : nullptr, aligned_.data(), head.count, head.tier, now_s);
+            refused += store(rank, head.has_parent() ? &head.parent : nullptr, chain_.data(), head.count, head.tier, now_s);
         }
     }
     return refused;

@@ -17,7 +17,8 @@ void BlockMap::reset() {
     budget_->used += bytes();
 }
 
-u32 BlockMap::find_or_insert_further(u64 hash, u32 block) {
+// The rest of `find_or_insert`: looks beyond the first bucket, and splits a full segment.
+u32 BlockMap::find_or_insert_slowly(u64 hash, u32 block) {
     Spot place = spot(hash);
     const u32 found = find(hash, place);
     if (found != kNone) {

@@ -50,11 +50,11 @@ public:
     // The block of that hash, or kNone.
     u32 find(u64 hash) const { return find(hash, spot(hash)); }
     u32 find(u64 hash, const Spot& spot) const;
-    // The block of that hash; where there is none, `block` is it. kNone: there is no memory for it.
+    // Returns the block of that hash. If there is none, inserts `block` and returns it, or kNone where there is no memory.
     u32 find_or_insert(u64 hash, const Spot& spot, u32 block);
-    // `block`, which is in the map at that spot, is in it no more.
+    // Removes `block`, which is in the map at that spot.
     void erase(const Spot& spot, u32 block);
-    // There is room for `count` entries, as far as memory allows.
+    // Makes room for `count` entries, as far as memory allows.
     void reserve(u64 count);
     void reset();
 
@@ -91,7 +91,7 @@ private:
     }
     // Two at least.
     std::size_t directory_size() const { return std::size_t{1} << (64 - shift_); }
-    u32 find_or_insert_further(u64 hash, u32 block);
+    u32 find_or_insert_slowly(u64 hash, u32 block);
     void insert(const Spot& spot, u32 block);
     bool split(u32 segment);
     bool make_room(bool doubles);
@@ -199,7 +199,7 @@ inline u32 BlockMap::find_or_insert(u64 hash, const Spot& spot, u32 block) {
         ++size_;
         return block;
     }
-    return find_or_insert_further(hash, block);
+    return find_or_insert_slowly(hash, block);
 }
 
 inline void BlockMap::erase(const Spot& spot, u32 block) {

@@ -80,13 +80,13 @@ public:
 
     u32 size() const { return live_; }
     u64 bytes() const { return bytes_; }
-    // The most that another set of so many ranks costs beyond that.
+    // The most bytes by which `bytes()` grows with another set of so many ranks.
     u64 bytes_for_more(u32 ranks) const {
         const u64 buckets = live_ < buckets_.size() ? 0 : buckets_.size() * sizeof(u32);
         return sizeof(Set) + buckets + words_bytes((ranks / 64 + 1) * kTiers);
     }
     u32 references(u32 set) const { return sets_[set].references; }
-    // One more than the largest number of a set.
+    // Sets are below this number; some of them may be free.
     u32 numbers() const { return numbers_; }
 
     void reset() {

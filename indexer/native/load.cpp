@@ -63,10 +63,10 @@ std::size_t Tree::load_chain(u32 rank, const ColumnsView& rows, std::size_t at, 
         }
     }
     std::size_t length = 1;
-    aligned_.assign(1, read<u64>(rows.hashes + 8 * at));
+    chain_.assign(1, read<u64>(rows.hashes + 8 * at));
     while (!(is_new_parent && !parked_.empty()) && at + length < rows.rows &&
-           rows.tiers[at + length] == (bits | kRowHasParent) && read<u64>(rows.parents + 8 * (at + length)) == aligned_.back()) {
-        aligned_.push_back(read<u64>(rows.hashes + 8 * (at + length++)));
+           rows.tiers[at + length] == (bits | kRowHasParent) && read<u64>(rows.parents + 8 * (at + length)) == chain_.back()) {
+        chain_.push_back(read<u64>(rows.hashes + 8 * (at + length++)));
     }
     const Counters before = counters_;
     Counters after = before;
@@ -74,7 +74,7 @@ std::size_t Tree::load_chain(u32 rank, const ColumnsView& rows, std::size_t at, 
         if ((bits >> tier & 1) != 0) {
             counters_.parent_conflicts = before.parent_conflicts;
             counters_.refused_blocks = before.refused_blocks;
-            attach_and_wake(above, aligned_.data(), length, {rank, tier}, now_s);
+            attach_and_wake(above, chain_.data(), length, {rank, tier}, now_s);
             after.parent_conflicts = std::max(after.parent_conflicts, counters_.parent_conflicts);
             after.refused_blocks = std::max(after.refused_blocks, counters_.refused_blocks);
         }

@@ -1,5 +1,5 @@
-// The native core as a Python module: `Tree`, whose methods are those of indexer/index/prefix_index.py (indexer/native/index.py wraps
-// those with `_`), hashing, the pieces of chats, and the spans of messages.
+// The native core as a Python module: `Tree`, hashing, the pieces of chats, and the spans of messages. The methods of `Tree`
+// are those of indexer/index/prefix_index.py; indexer/native/index.py wraps the ones with `_`.
 #include <nanobind/nanobind.h>
 
 #include "python_tree.hpp"
@@ -76,8 +76,7 @@ NB_MODULE(_core, module) {
         .def("overfull", &PyTree::overfull)
         .def("memory", &PyTree::memory)
         .def("structure", &PyTree::structure)
-        .def("_figures", &PyTree::figures)
-        .def("self_check", &PyTree::self_check);
+        .def("_figures", &PyTree::figures);
     module.def("message_span", [](const nb::bytes& message) -> nb::object {
         const auto found = kv::message_span(reinterpret_cast<const kv::u8*>(message.c_str()), message.size());
         return found ? nb::make_tuple(found->epoch, found->first_seq, found->last_seq, found->time_ns) : nb::object(nb::none());

@@ -277,7 +277,6 @@ public:
         const auto found = locked()->structure();
         return to_dict(found);
     }
-    std::vector<std::string> self_check() { return locked()->self_check(); }
 
     // As IndexStatistics has them.
     std::vector<u64> figures() {

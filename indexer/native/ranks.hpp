@@ -1,4 +1,4 @@
-// What is kept of each rank: how many blocks it holds, and digests that prove which (kv_protocol/digest.py).
+// For each rank: how many blocks it holds, and the digests of these blocks (kv_protocol/digest.py).
 #pragma once
 
 #include <memory>
@@ -42,8 +42,7 @@ public:
 
     explicit Ranks(Budget& budget) : budget_(&budget) {}
 
-    Rank& at(u32 rank) { return const_cast<Rank&>(static_cast<const Ranks*>(this)->at(rank)); }
-    const Rank& at(u32 rank) const {
+    Rank& at(u32 rank) const {
         if (!has(rank)) {
             throw UnknownRank(rank);
         }
@@ -61,12 +60,12 @@ public:
     }
 
     void remove(u32 rank) {
+        u64 bytes = sizeof(Rank);
         for (const auto& digest : ranks_[rank]->digests) {
-            bytes_ -= digest ? sizeof(Digest) : 0;
-            budget_->used -= digest ? sizeof(Digest) : 0;
+            bytes += digest ? sizeof(Digest) : 0;
         }
-        bytes_ -= sizeof(Rank);
-        budget_->used -= sizeof(Rank);
+        bytes_ -= bytes;
+        budget_->used -= bytes;
         ranks_[rank].reset();
         --count_;
         while (!ranks_.empty() && ranks_.back() == nullptr) {
@@ -88,7 +87,7 @@ public:
     }
 
     u32 count() const { return count_; }
-    // One more than the largest number of a rank.
+    // Ranks are below this number: it is the largest rank's, and 1.
     u32 numbers() const { return static_cast<u32>(ranks_.size()); }
     u64 bytes() const { return bytes_; }
 

@@ -53,12 +53,12 @@ public:
     u32 of(u32 block) const { return blocks_->run(block); }
 
     u32 size() const { return live_; }
-    // One more than the largest number of a run.
+    // Runs are below this number; some of them may be free.
     u32 numbers() const { return numbers_; }
-    // Of runs in use: those that are free are taken first, and a removal may need many for a while.
+    // The bytes of runs in use. Free ones do not count: `add` takes them first, and a removal may need many for a while.
     u64 bytes() const { return (u64{live_} + 1) * sizeof(Run); }
 
-    // A run without blocks or a place in the tree; its `set` is referred to.
+    // Returns a new run without blocks, which is not in the tree; it owns a reference to `set`.
     u32 add(u32 extent, u32 begin, u32 set, double now_s) {
         u32 made = free_;
         if (made != kNone) {
@@ -84,7 +84,7 @@ public:
         budget_->used -= sizeof(Run);
     }
 
-    // The run hangs on the last block of `parent`.
+    // Makes the run a child of `parent`: its first block follows the last one of `parent`.
     void link(u32 run, u32 parent) {
         Run& own = runs_[run];
         Run& above = runs_[parent];
@@ -111,7 +111,7 @@ public:
         --runs_[own.parent].child_count;
     }
 
-    // The run has other holders; merge afterwards.
+    // Gives the run another set of holders; the caller merges it with its neighbours afterwards.
     void set_holders(u32 run, u32 set) {
         sets_->acquire(set);
         sets_->release(runs_[run].set);
@@ -122,8 +122,8 @@ public:
         u32 head, tail;
     };
 
-    // Splits the run after its first `count` blocks, which are not all.
-    // The shorter half gets the new number, unless that would mean telling many children.
+    // Splits the run after its first `count` blocks, which are not all. The shorter half gets the new number, unless it has
+    // many children, each of which would have to be changed.
     Halves split(u32 run, u32 count) {
         const u32 made = add(runs_[run].extent, runs_[run].begin, runs_[run].set, runs_[run].last_stored_s);
         Run& own = runs_[run];
@@ -156,7 +156,7 @@ public:
         return length < runs_[run].length ? split(run, length).head : run;
     }
 
-    // Merges the run with its parent and its only child where alike and adjacent.
+    // Merges the run with its parent and with its only child, where their holders are the same and their blocks adjacent.
     void merge_around(u32 run) {
         const u32 parent = runs_[run].parent;
         merge_with_child(run);
@@ -173,7 +173,7 @@ public:
         }
     }
 
-    // Whether `block` lies behind the first block of `run`, or is it.
+    // Whether `block` is in the run or in one below it.
     bool is_behind(u32 block, u32 run) const {
         u32 at = of(block);
         while (at != kRoot && at != run) {
@@ -196,7 +196,7 @@ public:
 private:
     static constexpr u32 kFewChildren = 4;
 
-    // Make `parent` and its only child one.
+    // Merges `parent` and its only child into one run.
     void merge(u32 parent, u32 child) {
         Run& above = runs_[parent];
         Run& below = runs_[child];
@@ -228,7 +228,7 @@ private:
         }
     }
 
-    // `run` takes the place of `old` among its siblings.
+    // Puts `run` in the place of `old`, under its parent and among its siblings.
     void replace(u32 old, u32 run) {
         const Run& was = runs_[old];
         Run& own = runs_[run];

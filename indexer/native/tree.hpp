@@ -1,11 +1,11 @@
 // The native prefix index, as indexer/index/prefix_index.py describes it, made of blocks, a map, sets and runs. It knows
 // nothing of Python and takes no lock: `PyTree` does.
 //
-//     tree.cpp      ranks, and the tree as a whole          match.cpp   how much of a prefix each rank holds
-//     store.cpp     stores                                  walk.cpp    dumps, and walks for people
-//     remove.cpp    removals and clears                     check.cpp   finds contradictions
-//     load.cpp      dumps and repairs                       snapshot.cpp    the whole state as bytes
-//     batch.cpp     messages of canonical batches           outline.hpp     its shape, for people
+//     tree.cpp      ranks, and the tree as a whole          match.cpp     how much of a prefix each rank holds
+//     store.cpp     stores                                  walk.cpp      dumps, and walks for people
+//     remove.cpp    removals and clears                     snapshot.cpp  the whole state as bytes
+//     load.cpp      dumps and repairs                       outline.hpp   its shape, for people
+//     batch.cpp     messages of canonical batches
 #pragma once
 
 #include <optional>
@@ -29,7 +29,7 @@ struct Span {
     u64 epoch, first_seq, last_seq;
     std::int64_t time_ns;
 };
-// None: the message is malformed, or its seqs are not consecutive.
+// Returns nothing if the message is malformed, or its seqs are not consecutive.
 std::optional<Span> message_span(const u8* data, std::size_t size);
 
 // Rows of a dump, by column; `tiers` bits 0..3: held there, bit 7: has a parent.
@@ -85,7 +85,6 @@ public:
     // the blocks from `hash` on up to a fork, at most `limit`
     std::vector<u64> chain(u64 hash, std::size_t limit) const;
     std::string snapshot() const;
-    std::vector<std::string> self_check() const;
 
     // figures
     u64 nodes() const { return map_.size(); }
@@ -97,7 +96,6 @@ public:
 
 private:
     friend class Outline;
-    friend class SelfCheck;
     friend class SnapshotReader;
     friend void restore(Tree& made, const Tree& old, const u8* data, std::size_t size, double now_s);
 
@@ -166,7 +164,7 @@ private:
     Ranks ranks_;
     ParkedBlocks parked_;
     Counters counters_;
-    std::vector<u64> aligned_;  // hashes of the event at hand
+    std::vector<u64> chain_;  // hashes of the event or the rows that are being applied, aligned
 };
 
 // Gives `made`, a new tree, the state of a snapshot's body and the counters of `old`. Throws Malformed or IndexFull; then

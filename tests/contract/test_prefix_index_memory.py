@@ -8,7 +8,19 @@ from indexer.index.prefix_index import RANK_MAX, IndexFull, PrefixIndex
 from kv_protocol.codec import encode_message
 from kv_protocol.events import Batch, Stored, Tier
 from kv_protocol.recovery import HeldBlock, block_columns
-from tests.contract.indexes import GPU, HOST, TTL_S, MakeIndex, both, chain, dumped, held, overlaps, with_ranks
+from tests.contract.indexes import (
+    GPU,
+    HOST,
+    TTL_S,
+    MakeIndex,
+    assert_sound,
+    both,
+    chain,
+    dumped,
+    held,
+    overlaps,
+    with_ranks,
+)
 from tests.support.amount import examples
 
 HASHES = chain(40_000)
@@ -61,7 +73,7 @@ def test_beyond_the_limit_new_blocks_are_refused_and_their_rank_is_overfull(tigh
     assert overlaps(tight, HASHES) == {0: both(stored)}, "what there was room for is held from the first block on"
     assert tight.statistics().parked_blocks == 0
     assert used(tight) > limit
-    assert tight.self_check() == []
+    assert_sound(tight)
 
 
 def test_the_limit_is_never_passed(make_index: MakeIndex) -> None:
@@ -85,7 +97,7 @@ def test_removals_are_done_though_memory_is_used_up(tight: PrefixIndex) -> None:
         tight.remove(0, HASHES[at : at + 1], GPU)
     assert tight.digest(0, GPU).block_count == stored // 4
     assert tight.statistics().unknown_removals_total == 0
-    assert tight.self_check() == []
+    assert_sound(tight)
     assert tight.overfull() == {0}, "the rank still lacks what was refused"
 
 
@@ -124,7 +136,7 @@ def test_a_dump_that_does_not_fit_leaves_the_rank_overfull(tight: PrefixIndex, m
     assert 1_000 < stored < 40_000
     assert tight.statistics().refused_blocks_total == 40_000 - stored
     assert {row.sequence_hash for row in dumped(tight, 1)} <= set(HASHES)
-    assert tight.self_check() == []
+    assert_sound(tight)
     tight.load(1, [], 0)
     assert (tight.overfull(), held(tight, 1)) == (set(), {})
 
@@ -199,7 +211,7 @@ def test_a_parked_block_without_memory_when_its_parent_comes_makes_its_rank_over
         if block in held(tight, 1) and waiting not in held(tight, 2):
             outcomes.add((tight.overfull() == {0, 2}, tight.statistics().refused_blocks_total - refused))
             assert tight.statistics().parked_blocks == 0
-            assert tight.self_check() == []
+            assert_sound(tight)
     assert outcomes == {(True, 1)}
 
 
@@ -224,7 +236,7 @@ def test_blocks_that_come_and_go_in_any_order_need_no_more_memory_than_those_tha
             seen.append(used(index))
     assert index.statistics().held_blocks == len(live), f"seed {seed}"
     assert max(seen) <= 1.5 * max(seen[:3]), f"seed {seed}: {seen}"
-    assert index.self_check() == [], f"seed {seed}"
+    assert_sound(index)
 
 
 def test_of_the_blocks_behind_a_refused_one_those_that_are_held_are_not_refused(tight: PrefixIndex) -> None:

@@ -51,12 +51,39 @@ inline void expect(bool is_so, const char* what) {
     }
 }
 
+// What a tree counts and looks up agrees with the blocks of its snapshot.
 inline void expect_sound(const kv::Tree& tree) {
-    const std::vector<std::string> problems = tree.self_check();
-    for (const std::string& problem : problems) {
-        std::fprintf(stderr, "self_check: %s\n", problem.c_str());
+    const State state = state_of(tree.snapshot());
+    std::map<std::pair<std::uint32_t, std::uint32_t>, kv::Digest> digests;
+    std::uint64_t held = 0, bytes = 0;
+    for (const auto& [hash, block] : state.blocks) {
+        std::vector<std::pair<std::uint32_t, std::uint32_t>> holders;
+        for (const std::uint32_t code : std::get<2>(block)) {
+            holders.emplace_back(code >> 4, code & kv::kAllTiers);
+            for (std::uint32_t tier = 0; tier < kv::kTiers; ++tier) {
+                if ((code >> tier & 1) != 0) {
+                    digests[{code >> 4, tier}].add(hash);
+                    ++digests[{code >> 4, tier}].count;
+                }
+            }
+        }
+        held += holders.size();
+        expect(tree.holders(hash) == holders, "a block is found, with its holders");
     }
-    expect(problems.empty(), "a tree does not contradict itself");
+    expect(state.blocks.size() == tree.nodes() && held == tree.held_blocks(), "blocks are counted");
+    for (const std::uint32_t rank : state.ranks) {
+        for (std::uint32_t tier = 0; tier < kv::kTiers; ++tier) {
+            static const kv::Digest nothing;
+            const kv::Digest* kept = tree.digest(rank, tier);
+            const kv::Digest &own = kept == nullptr ? nothing : *kept, &seen = digests[{rank, tier}];
+            expect(own.count == seen.count && std::equal(own.buckets(), own.buckets() + kv::Digest::kBuckets, seen.buckets()),
+                   "a digest is that of the blocks held");
+        }
+    }
+    for (const auto& [part, used] : tree.memory()) {
+        bytes += used;
+    }
+    expect(bytes == tree.memory_bytes(), "the parts' bytes are what is used");
 }
 
 // Bytes of blocks and ranks, to which no removal adds. A removal may cut runs; that memory is not counted here.

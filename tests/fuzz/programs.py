@@ -161,7 +161,6 @@ def _known(index: PrefixIndex) -> dict[str, Outcome]:
         "parked blocks": saved.parked,
         "tree": whole_tree(index),
         "statistics": msgspec.structs.replace(index.statistics(), memory_bytes=0),
-        "self-check": index.self_check(),
     }
 
 

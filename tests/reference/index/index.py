@@ -293,9 +293,6 @@ class ReferenceIndex(ReferenceTree):
             refused_blocks_total=self._refused,
         )
 
-    def self_check(self) -> list[str]:
-        return []
-
 
 def _numbers(hashes: Hashes) -> Sequence[int]:
     return unpack_u64(hashes) if isinstance(hashes, bytes) else hashes
