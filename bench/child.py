@@ -1,7 +1,7 @@
 """A process of a bench, which runs one role and answers the requests of its parent; and the parent's side of it.
 
     started    `python -m bench.child MODULE:CLASS ARGUMENTS`, the arguments as JSON
-    first      a line of JSON: the result of `begin`, and `began_ns`, when the code of the process began to run
+    first      a line of JSON: the result of `begin`
     then       a request line {"command": a method of it, ...}, a response line or {"error": why}, until stdin ends
 
 Times are in nanoseconds since 1970, so that those of processes of one host can be compared.
@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from importlib import import_module
 from tempfile import TemporaryFile
-from typing import IO, Any, Self, TextIO, TypeVar
+from typing import IO, Any, Self, TypeVar
 
 import click
 import msgspec
@@ -53,53 +53,45 @@ class Role:
 
 def serve() -> None:
     """Run the role that the arguments of this process name, until the parent closes stdin."""
-    began_ns = time.time_ns()
     module, _, name = sys.argv[1].partition(":")
-    make, arguments = getattr(import_module(module), name), json.loads(sys.argv[2])
+    role: Role = getattr(import_module(module), name)(**json.loads(sys.argv[2]))
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what a library prints is not an answer
     configure_logs("critical")
-    run_process(lambda stop: _RoleProcess(answers, began_ns).run(lambda: make(**arguments), stop))
 
+    def write(answer: Answer) -> None:
+        answers.write(msgspec.json.encode(answer).decode() + "\n")
 
-class _RoleProcess:
-    """One process, from its start to its end."""
+    async def main(stop: asyncio.Event) -> None:
+        async def questions(part_stop: asyncio.Event) -> None:
+            await until(part_stop, _answer_all(role, write))
+            stop.set()
 
-    def __init__(self, answers: TextIO, began_ns: int) -> None:
-        self._answers, self._began_ns = answers, began_ns
-
-    async def run(self, make: Callable[[], Role], stop: asyncio.Event) -> None:
-        role = make()
         try:
-            self._write({"began_ns": self._began_ns} | await role.begin())
-
-            async def questions(part_stop: asyncio.Event) -> None:
-                await until(part_stop, self._answer_all(role))
-                stop.set()
-
+            write(await role.begin())
             await run_parts([Part("questions", questions), *role.parts()], stop=stop, drain_s=_DRAIN_S)
         except Exception as error:
-            self._write({"error": _error_text(error)})
+            write(_error(error))
             raise
         finally:
             await role.end()
 
-    async def _answer_all(self, role: Role) -> None:
-        reader = asyncio.StreamReader()
-        await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-        async for line in reader:
-            request = json.loads(line)
-            try:
-                self._write(await getattr(role, request.pop("command"))(**request))
-            except Exception as error:  # noqa: BLE001 - the parent shows it, whatever it is
-                self._write({"error": _error_text(error)})
-
-    def _write(self, answer: Answer) -> None:
-        self._answers.write(msgspec.json.encode(answer).decode() + "\n")
+    run_process(main)
 
 
-def _error_text(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
+async def _answer_all(role: Role, write: Callable[[Answer], None]) -> None:
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    async for line in reader:
+        request = json.loads(line)
+        try:
+            write(await getattr(role, request.pop("command"))(**request))
+        except Exception as error:  # noqa: BLE001 - the parent shows it, whatever it is
+            write(_error(error))
+
+
+def _error(error: BaseException) -> Answer:
+    return {"error": f"{type(error).__name__}: {error}"}
 
 
 class BenchFailed(Exception):
@@ -137,13 +129,14 @@ def _errors(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]
 class Child:
     """A process that runs a role."""
 
+    started: Answer
+    """Its first line: the result of `begin`."""
+
     def __init__(
-        self, name: str, process: asyncio.subprocess.Process, errors: IO[bytes], answer_s: float | None
+        self, name: str, process: asyncio.subprocess.Process, errors: IO[bytes], answer_s: float | None, spawned_ns: int
     ) -> None:
         self._name, self._process, self._errors, self._answer_s = name, process, errors, answer_s
-        self.spawned_ns = time.time_ns()
-        self.started: Answer = {}
-        """Its first line: the result of `begin`."""
+        self.spawned_ns = spawned_ns
 
     @classmethod
     async def start(
@@ -179,8 +172,7 @@ class Child:
         except OSError:
             errors.close()
             raise
-        child = cls(name, process, errors, answer_s)
-        child.spawned_ns = spawned_ns
+        child = cls(name, process, errors, answer_s, spawned_ns)
         try:
             child.started = await child._answer("begin")
         except BaseException:

@@ -34,11 +34,6 @@ class PlotLabels(NamedTuple):
     y: str
 
 
-def pareto_labels(title: str, unit: str = "a GPU") -> PlotLabels:
-    """Return the labels of a plot of what a GPU (or what `unit` names) gives against what a user gets."""
-    return PlotLabels(title, "output tokens/s of a user (1 / ITL p50)", f"output tokens/s of {unit}")
-
-
 def frontier(points: Sequence[Point]) -> list[Point]:
     """Return the points, from left to right, than which no other is as good in one way and better in the other."""
     best: list[Point] = []

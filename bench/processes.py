@@ -60,39 +60,29 @@ LED = "metadata leader"
 _STORE_BYTES = 8 << 30
 
 
-class NatsCluster:
-    """The servers nats-0, nats-1, ...: their addresses, and the commands that start them."""
+def nats_cluster(servers: int, directory: Path) -> tuple[str, dict[str, list[str]]]:
+    """Prepare the servers nats-0, nats-1, ...; return their addresses, by commas, and their commands by name.
 
-    def __init__(self, servers: int, directory: Path) -> None:
-        """The directory gets the configurations and the stores."""
-        ports = free_ports(2 * servers)
-        self._clients, self._routes = ports[:servers], ports[servers:]
-        self._directory = directory
-
-    @property
-    def url(self) -> str:
-        """All addresses, by commas."""
-        return ",".join(f"nats://{HOST}:{port}" for port in self._clients)
-
-    def commands(self) -> dict[str, list[str]]:
-        """Write the configurations; return the command of each server by its name."""
-        return {f"nats-{number}": self._command(number) for number in range(len(self._clients))}
-
-    def _command(self, number: int) -> list[str]:
-        directory = self._directory / f"nats-{number}"
-        directory.mkdir()
-        own = self._routes[number]
+    The directory gets the configurations and the stores.
+    """
+    ports = free_ports(2 * servers)
+    clients, routes = ports[:servers], ports[servers:]
+    commands = dict[str, list[str]]()
+    for number, (client, route) in enumerate(zip(clients, routes, strict=True)):
+        store = directory / f"nats-{number}"
+        store.mkdir()
         configuration: dict[str, Any] = {
-            "server_name": directory.name,
-            "listen": f"{HOST}:{self._clients[number]}",
+            "server_name": store.name,
+            "listen": f"{HOST}:{client}",
             "max_payload": MAX_PAYLOAD_BYTES,
-            "jetstream": {"store_dir": str(directory), "max_file_store": _STORE_BYTES, "max_memory_store": 64 << 20},
+            "jetstream": {"store_dir": str(store), "max_file_store": _STORE_BYTES, "max_memory_store": 64 << 20},
         }
-        if others := [f"nats://{HOST}:{port}" for port in self._routes if port != own]:
-            configuration["cluster"] = {"name": "kv", "listen": f"{HOST}:{own}", "routes": others}
-        file = directory / "nats.conf"
+        if others := [f"nats://{HOST}:{port}" for port in routes if port != route]:
+            configuration["cluster"] = {"name": "kv", "listen": f"{HOST}:{route}", "routes": others}
+        file = store / "nats.conf"
         file.write_text(json.dumps(configuration), encoding="utf-8")
-        return [find_binary(), "--config", str(file)]
+        commands[store.name] = [find_binary(), "--config", str(file)]
+    return ",".join(f"nats://{HOST}:{port}" for port in clients), commands
 
 
 _START_S = 60.0
@@ -188,7 +178,6 @@ class ChildProcess:
         self._lines: deque[str] = deque(maxlen=_LINES)
         self._child: asyncio.subprocess.Process | None = None
         self._reading: asyncio.Task[None] | None = None
-        self._output_changed = asyncio.Condition()
 
     @property
     def pid(self) -> int:
@@ -224,27 +213,19 @@ class ChildProcess:
                 if log is not None:
                     log.write(line)
                 self._lines.append(line.decode(errors="replace").rstrip())
-                async with self._output_changed:
-                    self._output_changed.notify_all()
         await child.wait()
-        async with self._output_changed:
-            self._output_changed.notify_all()
 
     async def line_with(self, words: str) -> str:
         """Return the first line that contains `words`; raise `ProcessFailed` where none comes."""
-
-        def found() -> str | None:
-            return next((line for line in self._lines if words in line), None)
-
-        try:
-            async with asyncio.timeout(_START_S), self._output_changed:
-                await self._output_changed.wait_for(lambda: found() is not None or not self.is_running)
-        except TimeoutError:
-            pass
-        line = found()
-        if line is None:
-            raise ProcessFailed(f"{self.name} never said {words!r}; it printed:\n{self.output}")
-        return line
+        assert self._reading is not None
+        for _ in range(round(_START_S / _POLL_S)):
+            is_over = self._reading.done()
+            if (line := next((line for line in self._lines if words in line), None)) is not None:
+                return line
+            if is_over:
+                break
+            await asyncio.sleep(_POLL_S)
+        raise ProcessFailed(f"{self.name} never said {words!r}; it printed:\n{self.output}")
 
     async def until_ended(self) -> int:
         """Return its exit code, as `ended_with`, once it has ended and its output was read."""
@@ -285,12 +266,13 @@ class FleetProcesses:
     """The processes, between entering and leaving the block."""
 
     def __init__(self, shape: FleetShape) -> None:
-        self._shape = shape
+        self.shape = shape
         self._group = asyncio.TaskGroup()
         self._clock = SystemClock()
         self._stores = TemporaryDirectory(prefix="kv-nats-") if shape.nats_servers else None
-        self._cluster = NatsCluster(shape.nats_servers, Path(self._stores.name)) if self._stores else None
-        commands = self._cluster.commands() if self._cluster else {}
+        self._cluster_url, commands = (
+            nats_cluster(shape.nats_servers, Path(self._stores.name)) if self._stores else ("", {})
+        )
         self.nats_servers = {name: self._process(name, command) for name, command in commands.items()}
         names = ["router", *(f"router-{number}" for number in range(2, shape.routers + 1))]
         self.routers = {name: self._process(name, self._router_command(name)) for name in names}
@@ -302,22 +284,22 @@ class FleetProcesses:
         """Data and control plane of each router."""
 
     def _process(self, name: str, command: list[str]) -> ChildProcess:
-        directory = self._shape.log_directory
+        directory = self.shape.log_directory
         return ChildProcess(name, command, None if directory is None else directory / f"{name}.log")
 
     def _program(self, name: str, module: str) -> list[str]:
-        programs = self._shape.programs
+        programs = self.shape.programs
         return [sys.executable, "-m", module] if programs is None else [str(programs / name)]
 
     def _router_command(self, name: str) -> list[str]:
-        shape = self._shape
+        shape = self.shape
         ports = (shape.port, shape.control_port) if name == "router" else tuple(free_ports(2))
         command = [*self._program("router", shape.router_module), "--mode", shape.mode]
         command += ["--port", f"{ports[0]}", "--control-port", f"{ports[1]}"]
         settings = [f"nats.port={shape.nats_port}", *shape.router_settings]
-        if self._cluster:
+        if self._cluster_url:
             settings[0] = f"nats.replicas={min(3, shape.nats_servers)}"
-            command += ["--nats-url", self._cluster.url]
+            command += ["--nats-url", self._cluster_url]
         return command + [part for setting in settings for part in ("--set", setting)]
 
     @property
@@ -354,7 +336,7 @@ class FleetProcesses:
             self.router_urls[name] = data, (await router.line_with("control plane")).split()[2]
         self.data_url, self.control_url = self.router_urls["router"]
         self.nats_url = (await self.router.line_with("event log")).split()[2]
-        await asyncio.gather(*map(self.start_worker, self._shape.roles))
+        await asyncio.gather(*map(self.start_worker, self.shape.roles))
         try:
             await self.until_ready()
         except TimeoutError:
@@ -367,8 +349,8 @@ class FleetProcesses:
     async def start_worker(self, worker_id: str) -> str:
         """Start a worker and return its address. The router may not know it yet (`until_ready`)."""
         command = [*self._program("worker-agent", "worker_agent"), "serve", "--worker-id", worker_id]
-        command += ["--nats-url", self.nats_url, "--model", self._shape.model]
-        for setting in (*self._shape.worker_settings, f"worker.role={self._shape.roles[worker_id]}"):
+        command += ["--nats-url", self.nats_url, "--model", self.shape.model]
+        for setting in (*self.shape.worker_settings, f"worker.role={self.shape.roles[worker_id]}"):
             command += ["--set", setting]
         worker = self._process(worker_id, command)
         await self.add_worker(worker)
@@ -398,13 +380,13 @@ class FleetProcesses:
                 await self._clock.sleep(_POLL_S)
 
     async def _is_ready(self, session: aiohttp.ClientSession) -> bool:
-        return all([await self._is_router_ready(session, *urls) for urls in self.router_urls.values()])
-
-    async def _is_router_ready(self, session: aiohttp.ClientSession, data_url: str, control_url: str) -> bool:
-        async with session.get(f"{control_url}/v1/workers") as response:
-            fit = [worker for worker in (await response.json())["workers"] if not worker["unfit"]]
-        async with session.get(f"{data_url}/ready") as response:
-            return response.status == 200 and len(fit) == len(self.workers)  # noqa: PLR2004
+        for data_url, control_url in self.router_urls.values():
+            async with session.get(f"{control_url}/v1/workers") as response:
+                fit = sum(not worker["unfit"] for worker in (await response.json())["workers"])
+            async with session.get(f"{data_url}/ready") as response:
+                if not response.ok or fit != len(self.workers):
+                    return False
+        return True
 
     async def lags(self) -> dict[str, Counter[float]]:
         """Return the event-loop lag so far, as `lag_counts` does, of the router and of each worker, by their URLs."""
@@ -419,10 +401,11 @@ class FleetProcesses:
 
     def cpu_s(self) -> dict[str, float]:
         """Return the CPU seconds used so far by the router, the nats-server and all workers."""
-        used = {"router": cpu_s(self.router.pid), "nats-server": 0.0, "workers": 0.0}
-        used["nats-server"] = sum(cpu_s(child.pid) for child in psutil.Process(self.router.pid).children())
-        used["workers"] = sum(cpu_s(worker.pid) for worker in self.workers.values())
-        return used
+        return {
+            "router": cpu_s(self.router.pid),
+            "nats-server": sum(cpu_s(child.pid) for child in psutil.Process(self.router.pid).children()),
+            "workers": sum(cpu_s(worker.pid) for worker in self.workers.values()),
+        }
 
 
 async def _end_all(processes: Iterable[ChildProcess]) -> None:

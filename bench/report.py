@@ -39,17 +39,17 @@ def lag_s(before: Counter[float], after: Counter[float], quantile: float) -> flo
     return min((bound for bound in after if after[bound] - before[bound] >= quantile * total), default=0.0)
 
 
-def imbalance(requests: Iterable[tuple[float, str | int, int]], *, workers: int) -> float:
-    """Return the most uncached tokens of a worker over the mean of all `workers`, averaged over windows; 1.0 is even.
+def imbalances(requests: Iterable[tuple[float, str | int, int]], *, workers: int) -> list[float]:
+    """Return the most uncached tokens of a worker over the mean of all `workers`, of each window; 1.0 is even.
 
     A request is its time in seconds, its worker and its uncached tokens; windows of `WINDOW_S` without them do not
-    count.
+    count. If there is no window, the result is one that is even.
     """
     windows: defaultdict[int, Counter[str | int]] = defaultdict(Counter)
     for at_s, worker, uncached_tokens in requests:
         windows[int(at_s // WINDOW_S)][worker] += uncached_tokens
-    ratios = [max(tokens.values()) * workers / tokens.total() for tokens in windows.values() if tokens.total()]
-    return sum(ratios) / len(ratios) if ratios else 1.0
+    found = [max(tokens.values()) * workers / tokens.total() for tokens in windows.values() if tokens.total()]
+    return found or [1.0]
 
 
 def cpu_s(pid: int) -> float:

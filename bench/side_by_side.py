@@ -10,12 +10,10 @@ from multiprocessing import active_children, get_context, parent_process
 from threading import Thread
 from typing import TypeVar
 
+from bench.child import BenchFailed
+
 CellT = TypeVar("CellT")
 ResultT = TypeVar("ResultT")
-
-
-class CellFailed(Exception):
-    """A process that played cells ended before the cells did; it printed why, unless it was killed."""
 
 
 def play_side_by_side(
@@ -28,7 +26,7 @@ def play_side_by_side(
     with this process. Only for the main thread.
 
     Raises:
-        CellFailed: a process ended early.
+        BenchFailed: a process ended before its cells did; it printed why, unless it was killed.
     """
     if jobs == 1:
         yield from ((cell, play(cell)) for cell in cells)
@@ -41,7 +39,7 @@ def play_side_by_side(
             for ended in as_completed(playing):
                 yield playing[ended], ended.result()
         except BrokenProcessPool as error:
-            raise CellFailed("the process of a cell ended early") from error
+            raise BenchFailed("the process of a cell ended early") from error
         finally:
             for process in active_children():
                 process.kill()

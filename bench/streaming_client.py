@@ -1,19 +1,21 @@
-"""One streamed request to an OpenAI endpoint, with the latencies that its user sees.
+"""One streamed request to an OpenAI endpoint, with the latencies that its user sees; and the wait for the endpoint.
 
 The client reads completions and chat completions. Headers of a router (`x-worker-instance-id`, `x-decision-id`,
 `x-overlap-blocks`) and `prompt_tokens_details` are optional: other endpoints do not have them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import aiohttp
 import msgspec
 
-from kv_runtime.clock import Clock
+from bench.child import BenchFailed
+from kv_runtime.clock import Clock, SystemClock
 
 _DATA = b"data: "
-_OK = 200
+_OK, _NOT_FOUND = 200, 404
+_POLL_S, _ANSWER_S = 0.5, 10.0
 _REFUSAL_BYTES = 300
 
 
@@ -53,14 +55,14 @@ class StreamingClient:
                 await self._read(response, answer)
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             answer.error = f"{type(error).__name__}: {error}"
-        ended_s = self._clock.now()
+        ended_s, overlap = self._clock.now(), answer.headers.get("x-overlap-blocks", "")
         return answer.text, Measured(
             sent_s=sent_s - self._began_s,
             worker=answer.headers.get("x-worker-instance-id", ""),
             decision_id=answer.headers.get("x-decision-id", ""),
             prompt_tokens=answer.prompt_tokens,
             cached_tokens=answer.cached_tokens,
-            predicted_blocks=_whole(answer.headers.get("x-overlap-blocks", "")),
+            predicted_blocks=int(overlap) if overlap.isdecimal() else 0,
             ttft_s=(answer.first_s or ended_s) - sent_s,
             duration_s=ended_s - sent_s,
             error=answer.error,
@@ -80,18 +82,10 @@ class StreamingClient:
             answer.error = "the stream ended without [DONE]"
 
 
-def _whole(text: str) -> int:
-    return int(text) if text.isdecimal() else 0
-
-
-class _CachedTokens(msgspec.Struct, frozen=True):
-    cached_tokens: int | None = None
-
-
 class _Usage(msgspec.Struct, frozen=True):
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    prompt_tokens_details: _CachedTokens | None = None
+    prompt_tokens_details: dict[str, int | None] | None = None
 
 
 class _Choice(msgspec.Struct, frozen=True):
@@ -141,4 +135,40 @@ class _Answer:
             self.text += choice.content
         if event.usage:
             self.prompt_tokens, self.output_tokens = event.usage.prompt_tokens, event.usage.completion_tokens
-            self.cached_tokens = getattr(event.usage.prompt_tokens_details, "cached_tokens", None) or 0
+            self.cached_tokens = (event.usage.prompt_tokens_details or {}).get("cached_tokens") or 0
+
+
+async def until_served(url: str, model: str, *, wait_s: float, is_running: Callable[[], bool] = lambda: True) -> None:
+    """Return once `/health`, if it is there, is 200, `/v1/models` lists the model, and a request is answered.
+
+    Raises:
+        BenchFailed: none of this within `wait_s`, or while it `is_running`.
+    """
+    clock, problem = SystemClock(), ""
+    ends_s = clock.now() + wait_s
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_ANSWER_S)) as session:
+        while True:
+            problem = await _problem(session, url, model)
+            if not problem:
+                return
+            if clock.now() >= ends_s or not is_running():
+                raise BenchFailed(f"{url} is not ready: {problem}")
+            await clock.sleep(_POLL_S)
+
+
+async def _problem(session: aiohttp.ClientSession, url: str, model: str) -> str:
+    try:
+        async with session.get(f"{url}/health") as response:
+            if response.status not in (_OK, _NOT_FOUND):
+                return f"/health: found status {response.status}, allowed 200"
+        async with session.get(f"{url}/v1/models") as response:
+            if response.status != _OK:
+                return f"/v1/models: found status {response.status}, allowed 200"
+            names = [str(each["id"]) for each in msgspec.json.decode(await response.read())["data"]]
+        if model not in names:
+            return f"model: found {', '.join(names) or 'none'}, allowed {model}"
+        asked = {"model": model, "prompt": [32], "max_tokens": 1}
+        async with session.post(f"{url}/v1/completions", json=asked) as response:
+            return "" if response.status == _OK else f"a request: found status {response.status}, allowed 200"
+    except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError, KeyError, TypeError) as error:
+        return f"{type(error).__name__}: {error}"

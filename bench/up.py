@@ -11,13 +11,13 @@ router runs, and without `--restart`, all end. The exit status is 1 if the fleet
 import asyncio
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
 import click
 
 from bench.processes import FleetProcesses, FleetShape, ProcessFailed, free_ports
-from kv_runtime.clock import SystemClock
 from kv_runtime.process import run_process
 from kv_runtime.supervise import until
 
@@ -90,68 +90,53 @@ def up(
         log_directory=directory,
         **shape,
     )
-    _run(_Up(fleet, is_restarted=is_restarted))
-
-
-def _run(fleet: "_Up") -> None:
     try:
-        run_process(fleet.run)
+        run_process(lambda stop: _run(FleetProcesses(fleet), directory, stop, is_restarted=is_restarted))
     except* ProcessFailed as failed:
         sys.exit(f"router up: {failed.exceptions[0]}")
 
 
-class _Up:
-    """The fleet, from its start until it is stopped."""
+async def _run(fleet: FleetProcesses, logs: Path, stop: asyncio.Event, *, is_restarted: bool) -> None:
+    """Return once `stop` is set and all processes are gone; raise `ProcessFailed` if the router ends before."""
+    await until(stop, _be_up(fleet, logs, is_restarted=is_restarted))
+    killed = [name for name, each in fleet.all.items() if each.was_killed]
+    click.echo(f"stopped{': did not end in time and were killed: ' + ', '.join(killed) if killed else ''}")
 
-    def __init__(self, shape: FleetShape, *, is_restarted: bool) -> None:
-        self._shape, self._is_restarted = shape, is_restarted
-        self._clock = SystemClock()
 
-    async def run(self, stop: asyncio.Event) -> None:
-        """Return once `stop` is set and all processes are gone; raise `ProcessFailed` if the router ends before."""
-        fleet = FleetProcesses(self._shape)
-        await until(stop, self._be_up(fleet))
-        killed = [name for name, each in fleet.all.items() if each.was_killed]
-        click.echo(f"stopped{': did not end in time and were killed: ' + ', '.join(killed) if killed else ''}")
-
-    async def _be_up(self, fleet: FleetProcesses) -> None:
-        began_s = self._clock.now()
-        click.echo(f"logs           {self._shape.log_directory}")
-        async with fleet:
-            for name, (data_url, control_url) in fleet.router_urls.items():
-                at = f"{data_url}  (control plane {control_url}, pid {fleet.routers[name].pid})"
-                click.echo(f"{f'{name} on':<15}{at}")
-            click.echo(f"event log      {fleet.nats_url}")
-            for name, each in (*fleet.nats_servers.items(), *fleet.workers.items()):
-                click.echo(f"{name:<15}{self._what(name)}, pid {each.pid}")
-            click.echo(f"ready          after {self._clock.now() - began_s:.1f} s; Ctrl-C ends it")
-            await self._watch(fleet)
-
-    def _what(self, name: str) -> str:
-        role = self._shape.roles.get(name)
-        return "nats-server" if role is None else f"simulated, {role}"
-
-    async def _watch(self, fleet: FleetProcesses) -> None:
-        """Report processes that end, until no router is left."""
+async def _be_up(fleet: FleetProcesses, logs: Path, *, is_restarted: bool) -> None:
+    """Start the fleet, and report processes that end, until no router is left."""
+    began_s = time.perf_counter()
+    click.echo(f"logs           {logs}")
+    async with fleet:
+        for name, (data_url, control_url) in fleet.router_urls.items():
+            at = f"{data_url}  (control plane {control_url}, pid {fleet.routers[name].pid})"
+            click.echo(f"{f'{name} on':<15}{at}")
+        click.echo(f"event log      {fleet.nats_url}")
+        for name, each in fleet.nats_servers.items():
+            click.echo(f"{name:<15}nats-server, pid {each.pid}")
+        for name, each in fleet.workers.items():
+            click.echo(f"{name:<15}simulated, {fleet.shape.roles[name]}, pid {each.pid}")
+        click.echo(f"ready          after {time.perf_counter() - began_s:.1f} s; Ctrl-C ends it")
         async with asyncio.TaskGroup() as group:
-            others = [
-                group.create_task(self._watch_one(fleet, name)) for name in fleet.all if name not in fleet.routers
-            ]
-            await asyncio.gather(*(self._watch_one(fleet, name) for name in fleet.routers))
-            for each in others:
+            watching = {
+                name: group.create_task(_watch(fleet, name, logs, is_restarted=is_restarted)) for name in fleet.all
+            }
+            await asyncio.gather(*(watching[name] for name in fleet.routers))
+            for each in watching.values():
                 each.cancel()
         raise ProcessFailed(f"no router runs; the last lines of the first:\n{fleet.router.output}")
 
-    async def _watch_one(self, fleet: FleetProcesses, name: str) -> None:
-        while True:
-            code = await fleet.all[name].until_ended()
-            click.echo(f"{name} ended with {code}: {self._shape.log_directory}/{name}.log", err=True)
-            if not self._is_restarted:
-                return
-            await self._clock.sleep(_RESTART_S)
-            try:
-                await fleet.start_again(name)
-            except ProcessFailed as error:
-                click.echo(f"{error}", err=True)
-            else:
-                click.echo(f"{name} runs again, pid {fleet.all[name].pid}", err=True)
+
+async def _watch(fleet: FleetProcesses, name: str, logs: Path, *, is_restarted: bool) -> None:
+    while True:
+        code = await fleet.all[name].until_ended()
+        click.echo(f"{name} ended with {code}: {logs}/{name}.log", err=True)
+        if not is_restarted:
+            return
+        await asyncio.sleep(_RESTART_S)
+        try:
+            await fleet.start_again(name)
+        except ProcessFailed as error:
+            click.echo(f"{error}", err=True)
+        else:
+            click.echo(f"{name} runs again, pid {fleet.all[name].pid}", err=True)

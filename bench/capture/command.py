@@ -228,7 +228,11 @@ class CapturedCaches:
 
     def overlap(self, sequence_hashes: Sequence[int]) -> int:
         """Return the longest prefix that some rank holds, in blocks, on any tiers."""
-        return max(_prefix(sequence_hashes, held) for held in self._held.values())
+        blocks = len(sequence_hashes)
+        return max(
+            next((depth for depth in range(blocks) if sequence_hashes[depth] not in held), blocks)
+            for held in self._held.values()
+        )
 
     def steps(self, frame: CapturedFrame) -> Iterator[set[int]]:
         """Apply a frame; after each step that changed something, yield the sequence hashes that it concerned."""
@@ -275,10 +279,6 @@ def _rank(publisher: int | None, batch: EngineBatch) -> int:
     return (publisher or 0) if batch.dp_rank is None else batch.dp_rank
 
 
-def _prefix(sequence_hashes: Sequence[int], held: dict[int, int]) -> int:
-    return next((depth for depth, each in enumerate(sequence_hashes) if each not in held), len(sequence_hashes))
-
-
 class CaptureFigures(msgspec.Struct):
     """What the check found; the first five count requests, the others blocks."""
 
@@ -292,38 +292,26 @@ class CaptureFigures(msgspec.Struct):
     unknown_removal: int = 0
 
 
-class _Predicted:
-    """One request, and what was predicted for it."""
-
-    def __init__(self, request: CapturedRequest, block_size: int, caches: CapturedCaches) -> None:
-        self._caches, self._block_size, self._cached = caches, block_size, request.cached
-        self._hashes = sequence_hashes(request.prompt[:-1], block_size)
-        self._members = set(self._hashes)
-        self.error_tokens = self._error()
-
-    def _error(self) -> int:
-        return self._caches.overlap(self._hashes) * self._block_size - self._cached
-
-    def explained_by(self, changed: set[int]) -> bool:
-        """Return whether the overlap is what was reused, now that `changed` blocks came or went."""
-        return not self._members.isdisjoint(changed) and not self._error()
-
-
 def checked(capture: Capture, caches: CapturedCaches) -> CaptureFigures:
     """Return the figures of a capture; `caches` have all of its frames afterwards."""
-    figures, frames = CaptureFigures(), deque(capture.frames)
+    figures, frames, size = CaptureFigures(), deque(capture.frames), capture.block_size
     with progress(len(capture.rounds)) as on_progress:
         for each in capture.rounds:
-            made = [_Predicted(request, capture.block_size, caches) for request in each.requests]
-            wrong = [prediction for prediction in made if prediction.error_tokens]
-            figures.requests += len(made)
-            figures.exact += len(made) - len(wrong)
-            figures.under += sum(prediction.error_tokens < 0 for prediction in wrong)
-            figures.over += sum(prediction.error_tokens > 0 for prediction in wrong)
+            prompts = [(sequence_hashes(one.prompt[:-1], size), one.cached) for one in each.requests]
+            errors_tokens = [caches.overlap(hashes) * size - cached for hashes, cached in prompts]
+            wrong = [prompt for prompt, error in zip(prompts, errors_tokens, strict=True) if error]
+            figures.requests += len(prompts)
+            figures.exact += len(prompts) - len(wrong)
+            figures.under += sum(error < 0 for error in errors_tokens)
+            figures.over += sum(error > 0 for error in errors_tokens)
             while frames and frames[0].time_s <= each.end_s:
                 for changed in caches.steps(frames.popleft()):
-                    wrong = [prediction for prediction in wrong if not prediction.explained_by(changed)]
-            figures.explained += len(made) - len(wrong)
+                    wrong = [
+                        (hashes, cached)
+                        for hashes, cached in wrong
+                        if changed.isdisjoint(hashes) or caches.overlap(hashes) * size != cached
+                    ]
+            figures.explained += len(prompts) - len(wrong)
             on_progress("rounds")
     for frame in frames:
         deque(caches.steps(frame), maxlen=0)
@@ -353,6 +341,9 @@ def check_capture(*, file: Path, as_json: bool) -> None:
     missing_parent   stored blocks with an unknown parent
     duplicate        stored blocks that were held already
     unknown_removal  removed blocks that were not held
+    refused          events that could not be read
+    unfit            blocks of another size, or of bigrams
+    unknown_name     moved blocks that were not described before
 
     The exit code is 0 when the capture was read through, whatever the figures; 2 when FILE is no capture.
     """  # noqa: D301  (click reads the character, not its name)
@@ -366,26 +357,16 @@ def check_capture(*, file: Path, as_json: bool) -> None:
     if as_json:
         click.echo(msgspec.json.encode(figures))
         return
-    rows = [(name, f"{value:,}", meaning) for name, value, meaning in _rows(capture, caches, figures)]
-    Console().print(rich_table(FigureTable(f"{file.name}: predicted and reused", ("", "", "which means"), rows)))
-
-
-def _rows(capture: Capture, caches: CapturedCaches, figures: CaptureFigures) -> Iterator[tuple[str, int, str]]:
-    yield "block size", capture.block_size, "tokens that are cached together"
-    yield "frames", len(capture.frames), "messages of the engine's publisher"
-    yield "rounds", len(capture.rounds), "of requests that ran together"
-    yield "requests", figures.requests, ""
-    yield "exact", figures.exact, "predicted before the round what the engine reused"
-    yield "explained", figures.explained, "exact, or right at some moment within the round"
-    yield "under", figures.under, "not exact: less predicted than reused"
-    yield "over", figures.over, "not exact: more predicted than reused"
-    yield "missing parent", figures.missing_parent, "blocks stored behind an unknown block"
-    yield "duplicate", figures.duplicate, "blocks stored again while they were there"
-    yield "unknown removal", figures.unknown_removal, "blocks removed that were not there"
-    yield "refused", caches.refused_events, "events that could not be read"
-    yield "unfit", sum(counts["unfit"] for counts in caches.counts()), "blocks of another size, or of bigrams"
-    yield (
-        "unknown name",
-        sum(counts["unknown_name"] for counts in caches.counts()),
-        "moved blocks, not described before",
-    )
+    others = Counter[str]()
+    for counts in caches.counts():
+        others.update({"unfit": counts["unfit"], "unknown_name": counts["unknown_name"]})
+    shown = {
+        "block_size": capture.block_size,
+        "frames": len(capture.frames),
+        "rounds": len(capture.rounds),
+        **msgspec.structs.asdict(figures),
+        "refused": caches.refused_events,
+        **others,
+    }
+    rows = [(name, f"{value:,}") for name, value in shown.items()]
+    Console().print(rich_table(FigureTable(f"{file.name}: predicted and reused", ("", ""), rows)))

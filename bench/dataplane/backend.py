@@ -6,7 +6,7 @@ router, with heartbeats and without KV events; to other routers it answers `/hea
 
 import asyncio
 import time
-from typing import NamedTuple, cast
+from typing import cast
 
 import msgspec
 
@@ -18,13 +18,12 @@ from kv_protocol.hashing import HASH_SCHEME, canary
 from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import EventLog
-from kv_runtime.supervise import Part, TaskSet, until
+from kv_runtime.supervise import Part, until
 from kv_runtime.text.loading import load_text
 from kv_runtime.text.model import Text
 
 WORKERS = 2
 BLOCK_SIZE = 64
-_ROUTERS_MAX = 16
 _CHAT = f"POST {PATH} ".encode()
 """The start of a chat request; other requests get the health answer."""
 _BACKLOG = 4096
@@ -45,11 +44,8 @@ class _ChatRequest(msgspec.Struct, frozen=True, gc=False):
 _decode = msgspec.json.Decoder(_ChatRequest).decode
 
 
-class CutStream(NamedTuple):
-    """A stream that the client cut off: the time in ns since 1970, and the pause between its chunks."""
-
-    at_ns: int
-    pause_ms: int
+CutStream = tuple[int, int]
+"""A stream that the client cut off: the time in ns since 1970, and the pause between its chunks in ms."""
 
 
 class BackendConnection(asyncio.Protocol):
@@ -100,15 +96,7 @@ class BackendConnection(asyncio.Protocol):
             self._transport.write(STREAM_END)
             self.data_received(b"")
         elif not self._is_full:
-            self._go_on()
-
-    def _go_on(self) -> None:
-        later = (
-            self._loop.call_later(self._pause_s, self._write_chunk)
-            if self._pause_s
-            else self._loop.call_soon(self._write_chunk)
-        )
-        self._timer = later
+            self._timer = self._loop.call_later(self._pause_s, self._write_chunk)
 
     def pause_writing(self) -> None:
         """Stop writing: the client does not read."""
@@ -118,7 +106,7 @@ class BackendConnection(asyncio.Protocol):
         """Continue: the client reads again."""
         self._is_full = False
         if self._left and self._timer is None:
-            self._go_on()
+            self._timer = self._loop.call_later(self._pause_s, self._write_chunk)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Record an unfinished stream as cut off by the client."""
@@ -126,7 +114,7 @@ class BackendConnection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         if self._left:
-            self._lost.append(CutStream(time.time_ns(), round(1000 * self._pause_s)))
+            self._lost.append((time.time_ns(), round(1000 * self._pause_s)))
             self._left = 0
 
 
@@ -139,7 +127,6 @@ class BackendRole(Role):
         self._servers: list[asyncio.Server] = []
         self._logs: list[EventLog] = []
         self._clock = SystemClock()
-        self._joined: asyncio.Queue[EventLog] = asyncio.Queue(_ROUTERS_MAX)
 
     async def begin(self) -> Answer:
         """Start every worker."""
@@ -171,10 +158,9 @@ class BackendRole(Role):
         `text` is the setting `tokens.text` of that router.
         """
         log = await EventLog.connect(url, name="bench-backend")
-        self._logs.append(log)
         for worker in self._registrations(load_text(text)):
             await log.publish(subjects.fleet(MODEL, worker.worker_id), fleet.encode(worker))
-        self._joined.put_nowait(log)
+        self._logs.append(log)
         return {}
 
     def _registrations(self, text: Text) -> list[WorkerRegistered]:
@@ -197,19 +183,14 @@ class BackendRole(Role):
         ]
 
     async def _beat(self, stop: asyncio.Event) -> None:
-        async with TaskSet(_ROUTERS_MAX) as beating:
-            while (log := await until(stop, self._joined.get())) is not None:
-                beating.spawn(self._beat_to(log, stop))
-
-    async def _beat_to(self, log: EventLog, stop: asyncio.Event) -> None:
-        ranks = [(WorkerRank(f"w{number}", 0), f"bench-{number}") for number in range(WORKERS)]
-        while not stop.is_set() and log.is_connected:
-            for rank, instance in ranks:
-                heartbeat = Heartbeat(instance=instance, epoch=1, last_seq=0)
-                await log.announce(subjects.heartbeat(MODEL, rank), fleet.encode(heartbeat))
+        while not stop.is_set():
+            for log in [each for each in self._logs if each.is_connected]:
+                for number in range(WORKERS):
+                    heartbeat = Heartbeat(instance=f"bench-{number}", epoch=1, last_seq=0)
+                    await log.announce(subjects.heartbeat(MODEL, WorkerRank(f"w{number}", 0)), fleet.encode(heartbeat))
             await until(stop, self._clock.sleep(HEARTBEAT_PERIOD_S))
 
     async def lost(self, pause_ms: int) -> Answer:
         """Return when streams with this pause were cut off since the last call."""
         lost, self._streams_lost[:] = self._streams_lost.copy(), []
-        return {"lost_ns": [each.at_ns for each in lost if each.pause_ms == pause_ms]}
+        return {"lost_ns": [at_ns for at_ns, its_pause_ms in lost if its_pause_ms == pause_ms]}

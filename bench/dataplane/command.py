@@ -84,22 +84,6 @@ _CELLS = {
 }
 
 
-def facts(shape: MeasuredShape, results: DataplaneResults) -> list[str]:
-    """Return how the figures were measured."""
-    own, others = shape.cores
-    return [
-        f"each system on core {own}, all else on {others}" if own >= 0 else "not pinned to cores",
-        f"medians of {shape.rounds} rounds of {shape.seconds:g} s a cell, systems in turns",
-        f"CPU is the system's own; small: 300 bytes; paced: every {1000 / shape.rate:g} ms, come what may",
-        *results.absent,
-    ]
-
-
-def tables(results: DataplaneResults) -> list[FigureTable]:
-    """Return all tables."""
-    return [_cpu(results), _rest(results)]
-
-
 def _cpu(results: DataplaneResults) -> FigureTable:
     rows = []
     for plan in results.systems:
@@ -157,7 +141,7 @@ def best_peer(results: DataplaneResults, cell: str, of: str | None = None) -> st
 
 def verdicts(results: DataplaneResults) -> list[Verdict]:
     """Return the verdict on every target."""
-    return [*_of_cpu(results), _of_added(results), *_of_streams(results), *_of_tracing(results), _of_control(results)]
+    return [*_of_cpu(results), *_of_latency(results), *_of_streams(results)]
 
 
 def _of_cpu(results: DataplaneResults) -> Iterator[Verdict]:
@@ -169,12 +153,15 @@ def _of_cpu(results: DataplaneResults) -> Iterator[Verdict]:
             yield at_most(f"CPU of {_CELLS[cell]} ({ours}), over {peers}", needed, [(f"against {best}", found)])
 
 
-def _of_added(results: DataplaneResults) -> Verdict:
+def _of_latency(results: DataplaneResults) -> Iterator[Verdict]:
     peers = [plan.name for plan in results.systems if plan.kind in PEERS]
     found = [(us, name) for name in peers if (us := added_us(results, name, "p50_us")) is not None]
     ours, (best_us, best) = added_us(results, PLAIN, "p50_us"), min(found, default=(0.0, ""))
     share = ours / best_us if ours is not None and best_us > 0 else None
-    return at_most("latency added at a modest rate, p50, over the best peer's", 1.0, [(f"against {best}", share)])
+    yield at_most("latency added at a modest rate, p50, over the best peer's", 1.0, [(f"against {best}", share)])
+    proxies = [plan.name for plan in results.systems if plan.kind != DIRECT]
+    added = [(name, added_us(results, name, "p50_us")) for name in proxies]
+    yield at_least("control: the latency that a proxy adds", 0.0, added, " us")
 
 
 def _of_streams(results: DataplaneResults) -> Iterator[Verdict]:
@@ -192,24 +179,15 @@ def _of_streams(results: DataplaneResults) -> Iterator[Verdict]:
         failed = [(name, figure(HELD, name)) for name in ("errors", "missing")]
         yield at_most(f"of them failed, or chunks missing ({system})", 0.0, failed, "")
 
-
-def _of_tracing(results: DataplaneResults) -> Iterator[Verdict]:
     if UNSAMPLED in results.systems:
         pairs = zip(results.of(UNSAMPLED.name, SMALL, "cpu_us"), results.of(AWARE, SMALL, "cpu_us"), strict=True)
         more_us = median(traced - plain for traced, plain in pairs)
         yield at_most("CPU that tracing adds to a small request, unsampled", 5.0, [("", more_us)], " us")
 
 
-def _of_control(results: DataplaneResults) -> Verdict:
-    proxies = [plan.name for plan in results.systems if plan.kind != DIRECT]
-    added = [(name, added_us(results, name, "p50_us")) for name in proxies]
-    return at_least("control: the latency that a proxy adds", 0.0, added, " us")
-
-
 _OF_SHAPE = ("rounds", "seconds", "rate", "streams", "crawl_s")
 _QUICK = {"rounds": 1, "seconds": 0.4, "streams": 200, "crawl_s": 1.0}
 _QUICK_ONLY = {"held_chunks": 2, "left_times": 5}
-_TWO = 2
 _NAMED = (*PEERS, DYNAMO)
 
 
@@ -218,7 +196,7 @@ def cores() -> tuple[int, int]:
     if not hasattr(os, "sched_getaffinity"):
         return -1, -1
     allowed = sorted(os.sched_getaffinity(0))
-    return (allowed[-1], allowed[0]) if len(allowed) >= _TWO else (-1, -1)
+    return (allowed[-1], allowed[0]) if len(allowed) > 1 else (-1, -1)
 
 
 def _named(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> list[tuple[str, str]]:
@@ -269,9 +247,16 @@ def dataplane(**flags: Any) -> None:  # noqa: ANN401 - one value a flag
     with on_core(shape.cores[1]):
         results = finished(_measured(shape, selected))
     results.absent[:0] = absent
-    made = [*tables(results), verdict_table(verdicts(results))]
+    made = [_cpu(results), _rest(results), verdict_table(verdicts(results))]
     measured = {"shape": shape._asdict(), "cells": results.plain()}
-    report(facts(shape, results), made, measured, flags["json_file"], flags["markdown"])
+    own, others = shape.cores
+    facts = [
+        f"each system on core {own}, all else on {others}" if own >= 0 else "not pinned to cores",
+        f"medians of {shape.rounds} rounds of {shape.seconds:g} s a cell, systems in turns",
+        f"CPU is the system's own; small: 300 bytes; paced: every {1000 / shape.rate:g} ms, come what may",
+        *results.absent,
+    ]
+    report(facts, made, measured, flags["json_file"], flags["markdown"])
 
 
 async def _measured(shape: MeasuredShape, plans: list[SystemPlan]) -> DataplaneResults:

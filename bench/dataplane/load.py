@@ -102,10 +102,6 @@ END_EVENTS = 2
 """Events after the chunks of a stream: its usage and `[DONE]`."""
 
 
-class AnswerInvalid(Exception):
-    """Bytes that are not a readable answer."""
-
-
 class AnswerReader:
     """One answer, read from bytes as they arrive: its status, its events, and whether it is complete."""
 
@@ -119,7 +115,7 @@ class AnswerReader:
         self.events = 0
 
     def feed(self, data: bytes) -> bool:
-        """Return whether the answer is complete; raise `AnswerInvalid` where its end cannot be known."""
+        """Return whether the answer is complete; raise `ValueError` where its end cannot be known."""
         if not self.status:
             self._buffer += data
             head, found, data = self._buffer.partition(_END)
@@ -141,7 +137,7 @@ class AnswerReader:
             return
         self._left = content_length(head)
         if self._left is None:
-            raise AnswerInvalid("an answer without a length")
+            raise ValueError("an answer without a length")
 
 
 _OK = 200
@@ -181,7 +177,7 @@ class LoadConnection(asyncio.Protocol):
         try:
             if reader.feed(data):
                 self._end(is_ok=reader.status == _OK)
-        except AnswerInvalid:
+        except ValueError:
             self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:

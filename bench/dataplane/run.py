@@ -116,12 +116,8 @@ class Bench(SystemProcesses):
             self.results.add(running.plan.name, cell, figures)
 
     async def _once(self, running: RunningSystem) -> None:
-        for cell, measure in (
-            (HELD, self._held),
-            (CRAWLED, self._crawled),
-            (LEFT, self._left),
-            (IDLE, self._idle),
-        ):
+        cells = {HELD: self._held, CRAWLED: self._crawled, LEFT: self._left, IDLE: self._idle}
+        for cell, measure in cells.items():
             self.results.add(running.plan.name, cell, await measure(running))
 
     async def _saturated(
@@ -159,10 +155,10 @@ class Bench(SystemProcesses):
         return figures
 
     async def _left(self, running: RunningSystem) -> Found:
-        await self._backend.child.call("lost", pause_ms=_LEFT_PAUSE_MS)
+        await self._backend.call("lost", pause_ms=_LEFT_PAUSE_MS)
         parameters = {"times": self._shape.left_times, "pause_ms": _LEFT_PAUSE_MS}
         answer, figures = await self._metered(running, "leave", **parameters)
-        lost_ns = (await self._backend.child.call("lost", pause_ms=_LEFT_PAUSE_MS))["lost_ns"]
+        lost_ns = (await self._backend.call("lost", pause_ms=_LEFT_PAUSE_MS))["lost_ns"]
         delays_ms = [(lost - left) / 1e6 for left, lost in zip(answer["left_ns"], lost_ns, strict=False)]
         unseen = float(self._shape.left_times - len(lost_ns))
         return figures | {

@@ -20,14 +20,14 @@ from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import NamedTuple, Self
 
-import aiohttp
 import psutil
 
-from bench.child import Child
+from bench.child import BenchFailed, Child
 from bench.dataplane.backend import BLOCK_SIZE, WORKERS, BackendRole
-from bench.dataplane.load import MODEL, PATH, LoadRole, requests
+from bench.dataplane.load import MODEL, LoadRole
 from bench.processes import ChildProcess, ProcessFailed, free_ports
 from bench.report import cpu_s
+from bench.streaming_client import until_served
 
 ROUND_ROBIN, CACHE, KV = "round robin", "cache-aware", "kv"
 OURS, DIRECT, DYNAMO = "router", "direct", "dynamo"
@@ -42,20 +42,11 @@ _OUR_MODES = {ROUND_ROBIN: "round-robin", KV: "kv"}
 _NATS = "nats-server"
 _MOCKER = ("--num-workers", str(WORKERS), "--speedup-ratio", "1000", "--block-size", str(BLOCK_SIZE))
 """Dynamo's workers: as many as ours, with as large blocks, that answer at once."""
-_READY_S, _POLL_S = 60.0, 0.1
-_ANSWER_S = 2.0
-_OK = 200
+_READY_S = 60.0
 
 
 class SystemAbsent(Exception):
     """A system cannot be measured; the message has the reason."""
-
-
-class Backend(NamedTuple):
-    """The workers: the process, and their ports."""
-
-    child: Child
-    ports: Sequence[int]
 
 
 class SystemPlan(NamedTuple):
@@ -101,11 +92,17 @@ class RunningSystem(NamedTuple):
     process: ChildProcess | None
     """None: clients talk to the workers directly."""
 
+    @property
+    def pid(self) -> int:
+        """The id of its process, if it has one."""
+        assert self.process is not None
+        return self.process.pid
+
     def used(self) -> Used:
         """Return the use so far."""
         if self.process is None:
             return Used(0.0, 0.0, 0)
-        process = psutil.Process(self.process.pid)
+        process = psutil.Process(self.pid)
         tree = [process, *process.children(recursive=True)]
         own = [each for each in tree if each.name() != _NATS]
         nats_s = sum(cpu_s(each.pid) for each in tree if each.name() == _NATS)
@@ -166,11 +163,10 @@ class SystemProcesses:
             self._directory = Path(cleanup.enter_context(TemporaryDirectory()))
             self._group = await cleanup.enter_async_context(asyncio.TaskGroup())
             with on_core(self._cores[1]):
-                child = await Child.start(BackendRole, {"event_source": self._event_source})
-                cleanup.push_async_callback(child.close)
+                self._backend = await Child.start(BackendRole, {"event_source": self._event_source})
+                cleanup.push_async_callback(self._backend.close)
                 self._load = await Child.start(LoadRole, {})
                 cleanup.push_async_callback(self._load.close)
-            self._backend = Backend(child, child.started["ports"])
             self._cleanup = cleanup.pop_all()
         return self
 
@@ -185,97 +181,61 @@ class SystemProcesses:
         Raises:
             SystemAbsent: it could not be started, and was ended.
         """
-        backend, cores, port = self._backend, self._cores, free_ports(1)[0]
+        worker_ports, port, variables = self._backend.started["ports"], free_ports(1)[0], dict[str, str]()
         if plan.kind == DIRECT:
-            return RunningSystem(plan, backend.ports[0], None)
-        process = {OURS: _ours, DYNAMO: _dynamo}.get(plan.kind, _peer)(plan, backend, port)
-        workers = _dynamo_workers(plan) if plan.kind == DYNAMO else None
-        variables = _dynamo_variables(self._directory) if plan.kind == DYNAMO else {}
+            return RunningSystem(plan, worker_ports[0], None)
+        process, workers = {OURS: _ours, DYNAMO: _dynamo}.get(plan.kind, _peer)(plan, worker_ports, port), None
+        if plan.kind == DYNAMO:
+            workers = _dynamo_module(plan, "mocker", ["--model-path", plan.text, "--model-name", MODEL, *_MOCKER])
+            # its programs find each other by files, and stay off the network
+            variables = {"DYN_FILE_KV": str(self._directory / "discovery"), "HF_HUB_OFFLINE": "1", "DYN_LOG": "error"}
         async with AsyncExitStack() as cleanup:
             try:
                 if workers is not None:
                     cleanup.push_async_callback(workers.end)
                     await workers.start(self._group, variables)
                 cleanup.push_async_callback(process.end)
-                with on_core(cores[0]):
+                with on_core(self._cores[0]):
                     await process.start(self._group, variables)
                 if plan.kind == OURS:
                     url = (await process.line_with("event log")).split()[2]
-                    await backend.child.call("join", url=url, text=plan.text or "byte")
-                await _until_answers(port, process)
-                _move_nats(process.pid, cores[1])
+                    await self._backend.call("join", url=url, text=plan.text or "byte")
+                url = f"http://127.0.0.1:{port}"
+                await until_served(url, MODEL, wait_s=_READY_S, is_running=lambda: process.is_running)
+                _move_nats(process.pid, self._cores[1])
+            except BenchFailed as error:
+                raise SystemAbsent(f"{plan.name}: {error}; it printed:\n{process.output}") from error
             except (OSError, ProcessFailed) as error:
                 raise SystemAbsent(f"{plan.name}: {error}") from error
             self._cleanup.push_async_exit(cleanup.pop_all())
         return RunningSystem(plan, port, process)
 
 
-def _ours(plan: SystemPlan, backend: Backend, port: int) -> ChildProcess:
+def _ours(plan: SystemPlan, worker_ports: Sequence[int], port: int) -> ChildProcess:
     options = ["--mode", _OUR_MODES[plan.policy], "--port", f"{port}", "--control-port", "0", "--set", "nats.port=0"]
     if plan.sampled is not None:
-        collector = f"tracing.endpoint=http://127.0.0.1:{backend.ports[0]}"
+        collector = f"tracing.endpoint=http://127.0.0.1:{worker_ports[0]}"
         options += ["--set", collector, "--set", f"tracing.ratio={plan.sampled}"]
     if plan.text:
         options += ["--set", f"tokens.text={plan.text}", "--set", "tokens.encoder=fast"]
     return ChildProcess(plan.name, [sys.executable, *plan.command, *options])
 
 
-def _peer(plan: SystemPlan, backend: Backend, port: int) -> ChildProcess:
+def _peer(plan: SystemPlan, worker_ports: Sequence[int], port: int) -> ChildProcess:
     command = [plan.executable, *PEERS[plan.kind], "--host", "127.0.0.1", "--port", f"{port}"]
     command += ["--policy", _PEER_POLICIES[plan.policy], "--prometheus-port", str(free_ports(1)[0])]
-    command += ["--log-level", "error", "--worker-urls", *(f"http://127.0.0.1:{port}" for port in backend.ports)]
+    command += ["--log-level", "error", "--worker-urls", *(f"http://127.0.0.1:{each}" for each in worker_ports)]
     return ChildProcess(plan.name, command)
 
 
-def _dynamo(plan: SystemPlan, _backend: Backend, port: int) -> ChildProcess:
+def _dynamo(plan: SystemPlan, _worker_ports: Sequence[int], port: int) -> ChildProcess:
     options = ["--http-host", "127.0.0.1", "--http-port", f"{port}", "--router-mode", "kv"]
     return _dynamo_module(plan, "frontend", [*options, "--tokenizer", "fastokens", "--no-tokenizer-fallback"])
-
-
-def _dynamo_workers(plan: SystemPlan) -> ChildProcess:
-    return _dynamo_module(plan, "mocker", ["--model-path", plan.text, "--model-name", MODEL, *_MOCKER])
 
 
 def _dynamo_module(plan: SystemPlan, module: str, options: list[str]) -> ChildProcess:
     command = [plan.executable, "-m", f"dynamo.{module}", "--discovery-backend", "file", *options]
     return ChildProcess(f"{plan.name}, {module}", command)
-
-
-def _dynamo_variables(directory: Path) -> dict[str, str]:
-    """Return what lets its programs find each other by files, and keeps them off the network."""
-    return {"DYN_FILE_KV": str(directory / "discovery"), "HF_HUB_OFFLINE": "1", "DYN_LOG": "error"}
-
-
-async def _until_answers(port: int, process: ChildProcess) -> None:
-    """Wait until chat requests are answered.
-
-    Raises:
-        ProcessFailed: none was answered in time, or the process ended.
-    """
-    body = requests("127.0.0.1", 300).numbered(0).partition(b"\r\n\r\n")[2]
-    headers = {"Content-Type": "application/json"}
-    last = "no answer"
-    try:
-        async with asyncio.timeout(_READY_S), aiohttp.ClientSession() as session:
-            while psutil.pid_exists(process.pid):
-                try:
-                    request = session.post(
-                        f"http://127.0.0.1:{port}{PATH}",
-                        data=body,
-                        headers=headers,
-                        timeout=aiohttp.ClientTimeout(total=_ANSWER_S),
-                    )
-                    async with request as response:
-                        last = f"status {response.status}: {(await response.text())[:200]}"
-                        if response.status == _OK:
-                            return
-                except (aiohttp.ClientError, TimeoutError) as error:
-                    last = str(error) or type(error).__name__
-                await asyncio.sleep(_POLL_S)
-            last = "it ended"
-    except TimeoutError:
-        pass
-    raise ProcessFailed(f"never answered ({last}); it printed:\n{process.output}")
 
 
 def _move_nats(pid: int, core: int) -> None:

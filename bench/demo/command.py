@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import count
 from pathlib import Path
+from statistics import mean
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
@@ -21,15 +22,14 @@ import click
 from prometheus_client import generate_latest
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bench.demo.monitoring import ALERTMANAGER, PROMETHEUS, ProgramMissing, monitoring, program
 from bench.demo.workload import Player, WorkloadShape, conversations
 from bench.processes import FleetProcesses, FleetShape, ProcessFailed
-from bench.report import imbalance, lag_counts, lag_s, machine_line, percentile
+from bench.report import imbalances, lag_counts, lag_s, machine_line, percentile
 from bench.streaming_client import Measured
-from bench.tables import FigureTable, rich_table
-from kv_runtime.clock import Clock, SystemClock
+from bench.tables import FigureTable, progress, rich_table
+from kv_runtime.clock import SystemClock
 from kv_runtime.process import run_process
 from kv_runtime.supervise import until
 from kv_runtime.telemetry import LoopLag, new_registry
@@ -94,7 +94,10 @@ def rows(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
         ("CPU router, s", [f"{run.cpu_s['router']:.1f}" for run in runs]),
         ("CPU nats-server, s", [f"{run.cpu_s['nats-server']:.1f}" for run in runs]),
         ("CPU workers, s", [f"{run.cpu_s['workers']:.1f}" for run in runs]),
-        ("event-loop lag p90 / p99, simulated ms", [_lags(run) for run in runs]),
+        (
+            "event-loop lag p90 / p99, simulated ms",
+            ["<= " + " / ".join(f"{lag_s * SPEED * 1000:.1f}" for lag_s in run.lags_s.values()) for run in runs],
+        ),
     ]
 
 
@@ -105,7 +108,7 @@ def _ttft(run: Run, quantile: float) -> str:
 
 def _imbalance(run: Run) -> float:
     requests = [(each.sent_s, each.worker, each.prompt_tokens - each.cached_tokens) for each in run.answered]
-    return imbalance(requests, workers=len({each.worker for each in run.answered}))
+    return mean(imbalances(requests, workers=len({each.worker for each in run.answered})))
 
 
 def _exact(run: Run) -> str:
@@ -113,10 +116,6 @@ def _exact(run: Run) -> str:
         return "not asked for"
     exact = sum(each.predicted_blocks * BLOCK_SIZE == each.cached_tokens for each in run.answered)
     return f"{exact} of {len(run.measured)}"
-
-
-def _lags(run: Run) -> str:
-    return "<= " + " / ".join(f"{run.lags_s[q] * SPEED * 1000:.1f}" for q in LAG_QUANTILES.values())
 
 
 MODEL = "sim-8b"
@@ -136,13 +135,9 @@ class DemoStopped(Exception):
 class Demo:
     """The demonstration; `seed` makes it the same workload every time. `program`: how to call `router`."""
 
-    def __init__(self, console: Console, *, program: str, workers: int, shape: WorkloadShape, seed: int) -> None:
-        self._console = console
-        self._program = program
-        self._workers = workers
-        self._shape = shape
-        self._seed = seed
-        self._clock: Clock = SystemClock()
+    def __init__(self, *, program: str, workers: int, seed: int) -> None:
+        self._program, self._workers, self._seed = program, workers, seed
+        self._console, self._shape, self._clock = Console(), WorkloadShape(), SystemClock()
         self._is_shown = False
 
     async def run(self, stop: asyncio.Event, *, keep: bool, observe: bool = False) -> None:
@@ -181,11 +176,9 @@ class Demo:
                         await self._stay(fleet, stop)
 
     async def _play(self, fleet: FleetProcesses, mode: str) -> Run:
-        columns = (TextColumn("{task.description:>12}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         registry, is_over = new_registry(), asyncio.Event()
-        with Progress(*columns, console=self._console) as progress:
-            task = progress.add_task(mode, total=self._shape.conversations * self._shape.turns)
-            player = Player(fleet.data_url, MODEL, self._clock, lambda: progress.advance(task))
+        with progress(self._shape.conversations * self._shape.turns) as on_progress:
+            player = Player(fleet.data_url, MODEL, self._clock, lambda: on_progress(mode))
             cpu_before, lags_before = fleet.cpu_s(), await fleet.lags()
             async with asyncio.TaskGroup() as group:
                 group.create_task(LoopLag(registry, self._clock).run(is_over))
@@ -251,20 +244,11 @@ class Demo:
 @click.option("--seed", default=1, show_default=True, type=int, help="of the workload and of every draw")
 def demo(keep: bool, observe: bool, workers: int, seed: int) -> None:
     """Show it: one workload through a real fleet twice, round-robin and kv."""
-    if observe:
-        _find_programs()
-    program = "router" if shutil.which("router") else sys.argv[0]
-    show = Demo(Console(), program=program, workers=workers, shape=WorkloadShape(), seed=seed)
+    own = "router" if shutil.which("router") else sys.argv[0]
+    show = Demo(program=own, workers=workers, seed=seed)
     try:
+        for each in (PROMETHEUS, ALERTMANAGER) if observe else ():
+            program(each)  # fails now, not after the table was printed
         run_process(lambda stop: show.run(stop, keep=keep, observe=observe))
-    except (DemoStopped, ProcessFailed) as error:
-        sys.exit(f"router demo: {error}")
-
-
-def _find_programs() -> None:
-    """Fail now, not after the table was printed."""
-    try:
-        for each in (PROMETHEUS, ALERTMANAGER):
-            program(each)
-    except ProgramMissing as error:
+    except (DemoStopped, ProcessFailed, ProgramMissing) as error:
         sys.exit(f"router demo: {error}")

@@ -2,30 +2,28 @@
 
 AgentRole       a worker's consolidator, which reads a publisher (saturation) or gets payloads directly, without ZMQ,
 so that many blocks are held soon; streams, answers and heartbeats are real
-PlayerRole      an engine-event publisher that sends prepared payloads as fast as they are read
+PlayerRole      an engine-event publisher that sends prepared payloads as fast as they are read, or as they are due
 BareRole        what the log alone costs, with only its client around it; messages go to a stream of their own, the
 first 8 bytes are the time at which one was sent
-SnapshotRole    an index in parts that writes a snapshot
+SnapshotRole    an index that writes a snapshot
 """
 
 import asyncio
 import time
+from collections.abc import Iterator
+from itertools import islice
 from math import ceil
 
 import zmq
 import zmq.asyncio
 
+from bench.capture.payloads import encode_payload
 from bench.child import Answer, Role
-from bench.events.run import BARE_STREAM, BARE_SUBJECT, MODEL, EventLoad, LogRole, engine_events, payloads
-from indexer.follow.fold import IndexFold
-from indexer.native.index import make_index
-from indexer.service.feed import IndexFeed
-from indexer.service.retention import KeepingLimits
-from indexer.service.snapshots import Snapshots
+from bench.events.run import BARE_STREAM, BARE_SUBJECT, MODEL, EventLoad, Flush, LogRole, engine_events, schedule
+from indexer.embedded import EmbeddedIndex
 from kv_protocol import subjects
-from kv_protocol.fleet_gate import FleetGate
-from kv_runtime.config.sections import IndexSection, NatsSection
-from kv_runtime.event_log import EventLog, LogMessage
+from kv_runtime.config.sections import IndexSection
+from kv_runtime.event_log import LogMessage
 from kv_runtime.supervise import Part
 from worker_agent.events.consolidation import SOLE, Consolidation
 from worker_agent.events.consolidator import Consolidator, new_epoch
@@ -34,7 +32,6 @@ from worker_agent.events.engine_event_subscriber import EngineEventSubscriber, P
 
 _POLL_S = 0.001
 _EVENTS_A_PAYLOAD = 8
-_STAGES = 4
 _RING_BYTES = 16 << 20
 
 
@@ -50,29 +47,25 @@ class AgentRole(LogRole):
 
     async def begin(self) -> Answer:
         """Connect and start the consolidator; each rank announces itself."""
-        self._log = await EventLog.connect(self._url, name="agent")
+        await super().begin()
         ranks = tuple(range(self._dp_ranks))
         core = Consolidation(ranks, self._block_size, "bench", new_epoch, ring_bytes_max=_RING_BYTES)
-        self._consolidator = Consolidator(
-            core, self._readers(), self._log, self._clock, model=MODEL, worker_id=self._worker
-        )
+        addresses = [PublisherAddress(SOLE, self._publisher)] if self._publisher else []
+        readers = [EngineEventSubscriber(address, self._context, self._clock) for address in addresses]
+        self._consolidator = Consolidator(core, readers, self._log, self._clock, model=MODEL, worker_id=self._worker)
         await self._consolidator.start()
         return {}
 
-    def _readers(self) -> list[EngineEventSubscriber]:
-        if not self._publisher:
-            return []
-        return [EngineEventSubscriber(PublisherAddress(SOLE, self._publisher), self._context, self._clock)]
-
     def parts(self) -> list[Part]:
         """Return the parts of the consolidator and of the connection."""
-        return [*self._consolidator.parts(1), Part("log", self._log.run, 1 + _STAGES)]
+        return [*self._consolidator.parts(1), *super().parts()]
 
     async def hold(self, dp_rank: int, load: dict[str, int]) -> Answer:
         """Return once the rank holds these blocks too and their events are in the log."""
-        consolidator, events = self._consolidator, engine_events(EventLoad(**load))
-        for payload in payloads(events, _EVENTS_A_PAYLOAD, dp_rank=dp_rank, time_s=time.time()):
+        consolidator = self._consolidator
+        for flush in _at_once(EventLoad(**load)):
             self._sequence += 1
+            payload = encode_payload(time.time(), flush.events, dp_rank)
             for changed in consolidator.core.on_payload(self._sequence, payload):
                 consolidator.streams[changed].wake()
             await self._clock.sleep(0)
@@ -96,20 +89,26 @@ class AgentRole(LogRole):
         self._context.destroy(linger=0)
 
 
+def _at_once(load: EventLoad) -> Iterator[Flush]:
+    """Yield the events of a load, `_EVENTS_A_PAYLOAD` together, all due at the start."""
+    rest = engine_events(load)
+    while part := list(islice(rest, _EVENTS_A_PAYLOAD)):
+        yield Flush(0.0, part)
+
+
 _HWM_MESSAGES = 100_000
 
 
 class PlayerRole(Role):
-    """Prepares loads one after another, with `events_a_payload` events in a message, and sends them as vLLM does.
+    """Prepares loads one after another, and sends them as vLLM does.
 
     The socket is an XPUB, on the wire a PUB that also sees subscriptions: nothing is sent before there is a subscriber.
     Source: `docs/SOURCES.md` E3.1, E3.5.
     """
 
-    def __init__(self, *, url: str, events_a_payload: int) -> None:
+    def __init__(self, *, url: str) -> None:
         del url  # this role has no log
-        self._events_a_payload = events_a_payload
-        self._prepared: list[bytes] = []
+        self._prepared: list[tuple[Flush, bytes]] = []
         self._sequence = 0
         self._context = zmq.asyncio.Context()
 
@@ -126,18 +125,23 @@ class PlayerRole(Role):
             pass
         return {}
 
-    async def prepare(self, load: dict[str, int]) -> Answer:
-        """Prepare the payloads of this load for the next `play`."""
-        self._prepared = list(payloads(engine_events(EventLoad(**load)), self._events_a_payload))
-        return {"bytes": sum(map(len, self._prepared))}
+    async def prepare(self, load: dict[str, int], blocks_s: float = 0.0) -> Answer:
+        """Prepare the payloads of this load for the next `play`; 0 blocks a second: all are due at once."""
+        flushes = schedule(EventLoad(**load), blocks_s) if blocks_s else _at_once(EventLoad(**load))
+        self._prepared = [(flush, encode_payload(0.0, flush.events, 0)) for flush in flushes]
+        return {}
 
-    async def play(self) -> Answer:
-        """Send all; return when the first message was sent, and the sequence after the last one."""
-        began_ns = time.time_ns()
-        for payload in self._prepared:
+    async def play(self, begins_ns: int = 0) -> Answer:
+        """Send all, from `begins_ns` on (0: now); return the sequence after the last, and when each event was due."""
+        began_ns, flushed_ns = begins_ns or time.time_ns(), list[int]()
+        for flush, payload in self._prepared:
+            due_ns = began_ns + round(flush.after_s * 1e9)
+            if flush.after_s:
+                await asyncio.sleep((due_ns - time.time_ns()) / 1e9)
             await self._live.send_multipart([b"", encode_sequence(self._sequence), payload])
             self._sequence += 1
-        return {"began_ns": began_ns, "sequence": self._sequence}
+            flushed_ns += [due_ns] * len(flush.events)
+        return {"began_ns": began_ns, "sequence": self._sequence, "flushed_ns": flushed_ns}
 
     async def end(self) -> None:
         """Close the sockets."""
@@ -155,15 +159,6 @@ class BareRole(LogRole):
         self._copied: list[bytes] = []
         self._received: list[tuple[int, int]] = []
         """When each message was sent, and when it was received, in ns."""
-
-    async def begin(self) -> Answer:
-        """Connect; the stream exists already."""
-        self._log = await EventLog.connect(self._url, name="bare")
-        return {}
-
-    def parts(self) -> list[Part]:
-        """Return the part of the connection."""
-        return [Part("log", self._log.run, 1)]
 
     async def follow(self) -> Answer:
         """Read the stored messages from now on."""
@@ -185,7 +180,8 @@ class BareRole(LogRole):
         confirmed, began_s = [], self._clock.now()
         for number in range(messages):
             await self._clock.sleep(began_s + number * every_s - self._clock.now())
-            confirmed.append(await self._log.send(BARE_SUBJECT, _stamped(size)))
+            stamp = time.time_ns().to_bytes(_STAMP_BYTES, "little")
+            confirmed.append(await self._log.send(BARE_SUBJECT, stamp.ljust(size, b"\0")))
         await asyncio.gather(*confirmed)
         return {}
 
@@ -230,31 +226,22 @@ class BareRole(LogRole):
         return {"seconds": self._clock.now() - began_s, "bytes": len(data)}
 
 
-def _stamped(size: int) -> bytes:
-    return time.time_ns().to_bytes(_STAMP_BYTES, "little") + bytes(max(0, size - _STAMP_BYTES))
-
-
 class SnapshotRole(LogRole):
-    """An index composed as `EmbeddedIndex` composes it; only this role writes snapshots."""
+    """An index that writes a snapshot once it has read the log; the bench has no other writer."""
 
     async def begin(self) -> Answer:
         """Start to read the log."""
-        self._log = await EventLog.connect(self._url, name="keeper")
-        self._fold = IndexFold(make_index(IndexSection()))
-        nats = NatsSection()
-        limits = KeepingLimits(nats.snapshot_period_s, nats.events_max_bytes)
-        self._snapshots = Snapshots(self._fold, self._log, self._clock, limits, nats.snapshots_bytes_max)
-        self._feed = IndexFeed(self._fold, self._log, self._clock, FleetGate())
-        await self._feed.start(await self._log.stream_state(subjects.EVENTS_STREAM))
+        await super().begin()
+        self._index = EmbeddedIndex(IndexSection(), self._log, self._clock)
+        await self._index.start()
         return {}
 
     def parts(self) -> list[Part]:
-        """Return the feed and the connection."""
-        return [Part("feed", self._feed.run, 1), Part("log", self._log.run, 1)]
+        """Return the parts of the index."""
+        return self._index.parts(1)
 
-    async def write(self) -> Answer:
-        """Write a snapshot once the index has caught up."""
-        while self._feed.catching_up():
+    async def written(self) -> Answer:
+        """Return once a snapshot is written."""
+        while not self._index.health().snapshots.written_total:
             await self._clock.sleep(_POLL_S)
-        await self._snapshots.write(self._feed.log_position)
         return {}

@@ -15,24 +15,22 @@ Tokens are u16s. Engine hashes count up from a start that differs by 2^40 from s
 """
 
 import struct
-import sys
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
 from hashlib import shake_128
-from itertools import islice
 from math import ceil
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from bench.capture.payloads import encode_payload
-from bench.child import Child, Role
+from bench.child import Answer, Child, Role
 from bench.report import cpu_s
 from indexer.embedded import ensure_streams
 from kv_runtime.clock import SystemClock
 from kv_runtime.config.sections import NatsSection
 from kv_runtime.event_log import EventLog, StreamSpec
 from kv_runtime.nats_server import EmbeddedNats
+from kv_runtime.supervise import Part
 from worker_agent.events.engine_events import EngineStored
 
 SEQUENCE_BLOCKS = 512
@@ -68,8 +66,6 @@ def engine_events(load: EventLoad) -> Iterator[EngineStored]:
 def _tokens(load: EventLoad, number: int) -> "array[int]":
     tokens = array("H")
     tokens.frombytes(shake_128(_KEY.pack(load.seed, number)).digest(2 * load.block_size * SEQUENCE_BLOCKS))
-    if sys.byteorder == "big":
-        tokens.byteswap()
     return tokens
 
 
@@ -81,15 +77,6 @@ def _stored(load: EventLoad, number: int, tokens: "array[int]", blocks: range) -
         token_ids=tuple(tokens[load.block_size * blocks.start : load.block_size * blocks.stop]),
         block_size=load.block_size,
     )
-
-
-def payloads(
-    events: Iterable[EngineStored], events_each: int, *, dp_rank: int = 0, time_s: float = 0.0
-) -> Iterator[bytes]:
-    """Yield the events as engine-event payloads with the time `time_s`."""
-    rest = iter(events)
-    while part := list(islice(rest, events_each)):
-        yield encode_payload(time_s, part, dp_rank)
 
 
 class Flush(NamedTuple):
@@ -115,16 +102,27 @@ OURS = "events"
 BARE_STREAM, BARE_SUBJECT = "BARE", "bare.stored"
 """The stream and the subject of the bare client, beside our streams."""
 _BARE_BYTES = 512 << 20
+_LAST_STAGE = 6
+"""The connection ends after what uses it."""
 
 
 class LogRole(Role):
-    """A role on the log at `url`; `begin` connects."""
+    """A role on the log at `url`; `begin` connects as `LogType`."""
 
-    _log: EventLog
+    LogType: type[EventLog] = EventLog
 
     def __init__(self, url: str) -> None:
         self._url = url
         self._clock = SystemClock()
+
+    async def begin(self) -> Answer:
+        """Connect; the streams exist already."""
+        self._log = await self.LogType.connect(self._url, name=type(self).__name__)
+        return {}
+
+    def parts(self) -> list[Part]:
+        """Return the part of the connection."""
+        return [Part("log", self._log.run, _LAST_STAGE)]
 
     async def end(self) -> None:
         """Close the connection."""
@@ -141,6 +139,7 @@ class Stage:
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as cleanup:
             await cleanup.enter_async_context(self._nats)
+            self.url = self._nats.url
             self.log = await EventLog.connect(self.url, name="bench")
             cleanup.push_async_callback(self.log.close)
             await ensure_streams(self.log, NatsSection())
@@ -152,11 +151,6 @@ class Stage:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self._cleanup.aclose()
-
-    @property
-    def url(self) -> str:
-        """The URL of its nats-server."""
-        return self._nats.url
 
     async def child(self, role: type[Role], **arguments: Any) -> Child:  # noqa: ANN401 - as the role takes it
         """Return a process that runs a role on this log until the block is left."""

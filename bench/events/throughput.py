@@ -19,7 +19,7 @@ the snapshot, and does nothing with them.
 
 Freshness: how old a KV event is when an index in another process has applied it, while blocks flow.
 
-scripted   `agents` agents; their engines together report a given number of blocks a second, from the engine's flush
+scripted   `agents` agents; their publishers together send a given number of blocks a second, from the engine's flush
 fleet      a router, four workers with simulated engines, and requests; from when the agent made the payload
 bare       what the log alone needs for as many messages of the same size: one client publishes, another follows
 """
@@ -32,7 +32,7 @@ from typing import NamedTuple
 
 from bench.child import Answer, BenchFailed, Child
 from bench.demo.workload import Player, WorkloadShape, conversations
-from bench.events.observed import BatchTimes, IndexRole, SourceRole, ages_s, spread
+from bench.events.observed import BatchTimes, IndexRole, ages_s, spread
 from bench.events.roles import AgentRole, BareRole, PlayerRole, SnapshotRole
 from bench.events.run import FLUSH_S, OURS, EventLoad, EventsPlan, Stage
 from bench.processes import FleetProcesses, FleetShape
@@ -74,29 +74,40 @@ async def _scripted(plan: EventsPlan, results: Rounds, cell: str, blocks_s: int)
     rate, seconds = blocks_s / plan.agents, plan.warming_s + plan.flowing_s
     loads = [EventLoad(number, round(rate * seconds), EVENT_BLOCKS, BLOCK_TOKENS) for number in range(plan.agents)]
     async with Stage() as stage:
-        index, *agents = await asyncio.gather(
-            stage.child(IndexRole),
-            *(stage.child(SourceRole, worker=f"w{load.seed}", load=load._asdict(), blocks_s=rate) for load in loads),
-        )
+        index, *players = await asyncio.gather(stage.child(IndexRole), *(stage.child(PlayerRole) for _ in loads))
+        agents = [await _agent(stage, f"w{number}", player) for number, player in enumerate(players)]
+        for player, load in zip(players, loads, strict=True):
+            await player.call("prepare", load=load._asdict(), blocks_s=rate)
         await index.call("watch")
         begins_ns = time.time_ns() + round(_BEGIN_S * 1e9)
-        played = await _flow(agents, index, begins_ns)
+        apart_ns = FLUSH_S * 1e9 / len(players)  # flushes are staggered
+        played = await asyncio.gather(
+            *(each.call("play", begins_ns=begins_ns + round(at * apart_ns)) for at, each in enumerate(players))
+        )
+        for number, (agent, each) in enumerate(zip(agents, played, strict=True)):
+            await _reached(agent, index, f"w{number}/0", each["sequence"])
         seen = await _seen(index, begins_ns)
         bare = await _bare_lag(stage, seen, plan.flowing_s)
+    flushed_ns = {f"w{number}/0": each["flushed_ns"] for number, each in enumerate(played)}
     warm_ns = begins_ns + round(plan.warming_s * 1e9)
-    flushed_ns = {each["rank"]: each["flushed_ns"] for each in played}
     results.add(OURS, cell, _figures(seen, ages_s(seen.batches, flushed_ns, warm_ns), bare))
 
 
-async def _flow(agents: Sequence[Child], index: Child, begins_ns: int) -> list[Answer]:
-    """Let the agents send from `begins_ns` on, with staggered flushes; return what they sent once all was applied."""
-    apart_ns = FLUSH_S * 1e9 / len(agents)
-    for number, agent in enumerate(agents):
-        await agent.call("play", begins_ns=begins_ns + round(number * apart_ns))
-    played = await asyncio.gather(*(agent.call("played") for agent in agents))
-    for each in played:
-        await index.call("reach", rank=each["rank"], epoch=each["epoch"], seq=each["last_seq"])
-    return played
+async def _agent(stage: Stage, worker: str, player: Child) -> Child:
+    """Return an agent of one rank that reads the player's publications."""
+    publisher = player.started["publisher"]
+    agent = await stage.child(AgentRole, worker=worker, dp_ranks=1, block_size=BLOCK_TOKENS, publisher=publisher)
+    await player.call("subscribed")
+    return agent
+
+
+async def _reached(agent: Child, index: Child, rank: str, sequence: int) -> int:
+    """Return the time in ns at which the index has applied all that the agent read before `sequence`."""
+    position = await agent.call("position", sequence=sequence)
+    if position["losses"]:
+        raise BenchFailed(f"hop A lost {position['losses']} times, and was to be saturated, not overrun")
+    reached = await index.call("reach", rank=rank, epoch=position["epoch"], seq=position["last_seq"])
+    return int(reached["applied_ns"])
 
 
 async def _fleet(plan: EventsPlan, results: Rounds, cell: str) -> None:
@@ -145,70 +156,47 @@ def _figures(seen: _Seen, ages: Sequence[float], bare_s: Sequence[float]) -> dic
     }
 
 
-EVENTS_A_PAYLOAD = 8
 _WORKER, _RANK = "w0", "w0/0"
 
 
 async def throughput(plan: EventsPlan, results: Rounds, on_progress: Callable[[str], None]) -> None:
     """Measure all cells; `on_progress` gets the name of each once it is measured. CPU is in s a million blocks."""
     async with Stage() as stage:
-        player = await stage.child(PlayerRole, events_a_payload=EVENTS_A_PAYLOAD)
-        publisher = player.started["publisher"]
-        agent, index, bare = await asyncio.gather(
-            stage.child(AgentRole, worker=_WORKER, dp_ranks=1, block_size=BLOCK_TOKENS, publisher=publisher),
-            stage.child(IndexRole),
-            stage.child(BareRole),
-        )
-        await player.call("subscribed")
-        path, seeds = _Path(plan, stage, player, agent, index, bare), count()
+        player, index, bare = await asyncio.gather(*(stage.child(each) for each in (PlayerRole, IndexRole, BareRole)))
+        agent = await _agent(stage, _WORKER, player)
+
+        async def used_s() -> dict[str, float]:
+            """Return the CPU seconds of each process so far."""
+            of_agent, of_index = [(await each.call("cpu"))["cpu_ns"] / 1e9 for each in (agent, index)]
+            return {"agent": of_agent, "nats-server": stage.nats_cpu_s(), "index": of_index}
+
+        async def play() -> float:
+            """Return the seconds from the first payload sent until the last block was applied."""
+            played = await player.call("play")
+            return (await _reached(agent, index, _RANK, played["sequence"]) - int(played["began_ns"])) / 1e9
+
+        async def measured(load: EventLoad) -> dict[str, float]:
+            await player.call("prepare", load=load._asdict())
+            stored = await stage.log.stream_state(subjects.EVENTS_STREAM)
+            before, seconds, after = await used_s(), await play(), await used_s()
+            now = await stage.log.stream_state(subjects.EVENTS_STREAM)
+            copied = await bare.call("copy", after_seq=stored.last_seq, last_seq=now.last_seq)
+            published = await bare.call("publish", window=WINDOW_MESSAGES, messages_min=plan.bare_messages_min)
+            return {
+                "blocks/s": load.blocks / seconds,
+                "messages": copied["messages"],
+                "bytes each": copied["bytes"] / copied["messages"],
+                **{f"{name} CPU": (after[name] - before[name]) / load.blocks * 1e6 for name in before},
+                "bare blocks/s": published["repetitions"] * load.blocks / published["seconds"],
+            }
+
+        seeds = count()
         for event_blocks, blocks in plan.throughput:
             cell = f"throughput, events of {event_blocks} blocks"
             for _ in range(plan.rounds):
                 load = EventLoad(next(seeds), blocks, event_blocks, BLOCK_TOKENS)
-                results.add(OURS, cell, await path.measure(load))
+                results.add(OURS, cell, await measured(load))
             on_progress(cell)
-
-
-class _Path(NamedTuple):
-    """The processes of the event path, and the bare client."""
-
-    plan: EventsPlan
-    stage: Stage
-    player: Child
-    agent: Child
-    indexer: Child
-    bare: Child
-
-    async def measure(self, load: EventLoad) -> dict[str, float]:
-        """Return the figures of one load."""
-        await self.player.call("prepare", load=load._asdict())
-        stored = await self.stage.log.stream_state(subjects.EVENTS_STREAM)
-        before = await self._cpu()
-        seconds = await self._play()
-        after = await self._cpu()
-        now = await self.stage.log.stream_state(subjects.EVENTS_STREAM)
-        copied = await self.bare.call("copy", after_seq=stored.last_seq, last_seq=now.last_seq)
-        bare = await self.bare.call("publish", window=WINDOW_MESSAGES, messages_min=self.plan.bare_messages_min)
-        return {
-            "blocks/s": load.blocks / seconds,
-            "messages": copied["messages"],
-            "bytes each": copied["bytes"] / copied["messages"],
-            **{f"{name} CPU": (after[name] - before[name]) / load.blocks * 1e6 for name in before},
-            "bare blocks/s": bare["repetitions"] * load.blocks / bare["seconds"],
-        }
-
-    async def _cpu(self) -> dict[str, float]:
-        agent, index = [(await each.call("cpu"))["cpu_ns"] / 1e9 for each in (self.agent, self.indexer)]
-        return {"agent": agent, "nats-server": self.stage.nats_cpu_s(), "index": index}
-
-    async def _play(self) -> float:
-        """Return the seconds from the first payload sent until the last block was applied."""
-        played = await self.player.call("play")
-        position = await self.agent.call("position", sequence=played["sequence"])
-        reached = await self.indexer.call("reach", rank=_RANK, epoch=position["epoch"], seq=position["last_seq"])
-        if position["losses"]:
-            raise BenchFailed(f"hop A lost {position['losses']} times, and was to be saturated, not overrun")
-        return float((reached["applied_ns"] - played["began_ns"]) / 1e9)
 
 
 _COLD_BLOCK_TOKENS = 16
@@ -216,67 +204,48 @@ _COLD_EVENT_BLOCKS = 64
 
 
 async def cold(plan: EventsPlan, results: Rounds, on_progress: Callable[[str], None]) -> None:
-    """Measure all ways to start; `on_progress` gets the name of each once it is measured."""
+    """Measure all ways to start; `on_progress` gets the name of each once it is measured.
+
+    Each start is a new process; the log, the agent and the bare client stay.
+    """
     async with Stage() as stage:
         agent = await stage.child(AgentRole, worker=_WORKER, dp_ranks=plan.ranks, block_size=_COLD_BLOCK_TOKENS)
-        bench = _ColdBench(plan, results, stage, agent, await stage.child(BareRole), on_progress)
-        await bench.hold(0, plan.rank_blocks)
-        await bench.from_log()
-        await bench.hold(plan.ranks, plan.tail_blocks)
-        await bench.from_snapshot()
-        await bench.from_dumps()
+        bare, log = await stage.child(BareRole), stage.log
 
+        async def hold(seed: int, blocks: int) -> None:
+            """Let each rank hold so many more blocks, each rank with its own seed; their events are in the log."""
+            for dp_rank in range(plan.ranks):
+                load = EventLoad(seed + dp_rank, blocks, _COLD_EVENT_BLOCKS, _COLD_BLOCK_TOKENS)
+                await agent.call("hold", dp_rank=dp_rank, load=load._asdict())
 
-class _ColdBench(NamedTuple):
-    """The processes that run throughout; each new index is a new process."""
+        async def start(name: str, rank_blocks: int, read: Answer) -> None:
+            """Start indexes; `read` is how long the bare client took to read what they begin with."""
+            cell, blocks = f"cold start, from {name}", plan.ranks * rank_blocks
+            limit = {"bytes": read["bytes"], "reading s": read["seconds"]} if read else {}
+            for _ in range(plan.rounds):
+                index = await stage.child(IndexRole)
+                proven = await index.call("proven", ranks=plan.ranks)
+                await index.close()
+                if proven["held_blocks"] != blocks:
+                    raise BenchFailed(f"the index holds {proven['held_blocks']} blocks, and not {blocks}")
+                moments = {"caught up s": proven["caught_up_ns"], "all proven s": proven["proven_ns"]}
+                took_s = {name: (each - index.spawned_ns) / 1e9 for name, each in moments.items()}
+                results.add(OURS, cell, {**limit, "blocks": blocks, **took_s})
+            on_progress(cell)
 
-    plan: EventsPlan
-    results: Rounds
-    stage: Stage
-    agent: Child
-    bare: Child
-    on_progress: Callable[[str], None]
+        async def last_seq() -> int:
+            return (await log.stream_state(subjects.EVENTS_STREAM)).last_seq
 
-    async def hold(self, seed: int, blocks: int) -> None:
-        """Let each rank hold so many more blocks, each rank with its own seed; their events are in the log."""
-        for dp_rank in range(self.plan.ranks):
-            load = EventLoad(seed + dp_rank, blocks, _COLD_EVENT_BLOCKS, _COLD_BLOCK_TOKENS)
-            await self.agent.call("hold", dp_rank=dp_rank, load=load._asdict())
-
-    async def from_log(self) -> None:
-        """Start without a snapshot, and write one afterwards."""
-        last_seq = (await self.stage.log.stream_state(subjects.EVENTS_STREAM)).last_seq
-        read = await self.bare.call("copy", after_seq=0, last_seq=last_seq)
-        await self._start("the log", self.plan.rank_blocks, read)
-        keeper = await self.stage.child(SnapshotRole)
-        await keeper.call("write")
+        await hold(0, plan.rank_blocks)
+        await start("the log", plan.rank_blocks, await bare.call("copy", after_seq=0, last_seq=await last_seq()))
+        keeper = await stage.child(SnapshotRole)
+        await keeper.call("written")
         await keeper.close()
-
-    async def from_snapshot(self) -> None:
-        """Start with the snapshot, and the log behind it."""
-        read = await self.bare.call("get", bucket=subjects.SNAPSHOT_BUCKET)
-        await self._start("a snapshot", self.plan.rank_blocks + self.plan.tail_blocks, read)
-
-    async def from_dumps(self) -> None:
-        """Delete the log and the snapshots before the start."""
-        bucket = self.stage.log.objects(subjects.SNAPSHOT_BUCKET)
+        await hold(plan.ranks, plan.tail_blocks)
+        held_blocks = plan.rank_blocks + plan.tail_blocks
+        await start("a snapshot", held_blocks, await bare.call("get", bucket=subjects.SNAPSHOT_BUCKET))
+        bucket = log.objects(subjects.SNAPSHOT_BUCKET)
         for name in await bucket.names():
             await bucket.delete(name)
-        last_seq = (await self.stage.log.stream_state(subjects.EVENTS_STREAM)).last_seq
-        await self.stage.log.purge(subjects.EVENTS_STREAM, last_seq)
-        await self._start("dumps", self.plan.rank_blocks + self.plan.tail_blocks, {})
-
-    async def _start(self, name: str, rank_blocks: int, read: Answer) -> None:
-        cell, limit = f"cold start, from {name}", {"bytes": read["bytes"], "reading s": read["seconds"]} if read else {}
-        for _ in range(self.plan.rounds):
-            self.results.add(OURS, cell, limit | await self._begin(self.plan.ranks * rank_blocks))
-        self.on_progress(cell)
-
-    async def _begin(self, blocks: int) -> dict[str, float]:
-        index = await self.stage.child(IndexRole)
-        proven = await index.call("proven", ranks=self.plan.ranks)
-        await index.close()
-        if proven["held_blocks"] != blocks:
-            raise BenchFailed(f"the index holds {proven['held_blocks']} blocks, and not {blocks}")
-        moments = {"caught up s": proven["caught_up_ns"], "all proven s": proven["proven_ns"]}
-        return {"blocks": blocks} | {name: (each - index.spawned_ns) / 1e9 for name, each in moments.items()}
+        await log.purge(subjects.EVENTS_STREAM, await last_seq())
+        await start("dumps", held_blocks, {})

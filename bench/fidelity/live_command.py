@@ -22,14 +22,15 @@ from bench.fidelity.live_recording import (
     LiveFleet,
     LiveRun,
     Recording,
-    RecordingInvalid,
     live_workload,
     load_runs,
 )
-from bench.fidelity.live_timings import H100_4B_SGLANG, H200_4B
+from bench.fidelity.timings import H100_4B_SGLANG, H200_4B
 from bench.placement.policies import PLACEMENTS, Placement
 from bench.report import machine_line, percentile
+from bench.routing.trace import TraceInvalid
 from bench.routing.virtual_fleet import RequestFigures
+from bench.tables import FigureTable, markdown_table
 from worker_agent.engines.simulated.scheduling import SGLANG
 
 HIT_BOUND = 0.02
@@ -73,44 +74,23 @@ class LiveFigures(NamedTuple):
 HIT = LiveFigures._fields.index("hit_ratio")
 
 
-def is_within(name: str, real: float, simulated: float) -> bool:
-    """Return whether a figure is within its bound."""
-    if name == "hit_ratio":
-        return abs(simulated - real) <= HIT_BOUND
-    return abs(simulated / real - 1) <= RATIO_BOUND
-
-
 def within(real: LiveFigures, simulated: LiveFigures) -> list[bool]:
     """Return for each figure whether it is within its bound."""
-    return [is_within(*each) for each in zip(LiveFigures._fields, real, simulated, strict=True)]
+    return [
+        abs(other - one) <= HIT_BOUND if name == "hit_ratio" else abs(other / one - 1) <= RATIO_BOUND
+        for name, one, other in zip(LiveFigures._fields, real, simulated, strict=True)
+    ]
 
 
-class Order(NamedTuple):
-    """The policies by requests/s, best first, and of the pairs that are apart in the recording, those that agree."""
-
-    real: tuple[str, ...]
-    simulated: tuple[str, ...]
-    agreeing: int
-    apart: int
-
-
-def order(real: Mapping[str, LiveFigures], simulated: Mapping[str, LiveFigures]) -> Order:
-    """Compare the order of the policies; both have the same."""
-    pairs = [pair for pair in combinations(real, 2) if _apart(*(real[each].requests_per_s for each in pair))]
-    agreeing = sum(
-        (real[one].requests_per_s > real[other].requests_per_s)
-        == (simulated[one].requests_per_s > simulated[other].requests_per_s)
-        for one, other in pairs
-    )
-    return Order(_ranked(real), _ranked(simulated), agreeing, len(pairs))
-
-
-def _apart(one: float, other: float) -> bool:
-    return max(one, other) > APART * min(one, other)
-
-
-def _ranked(figures: Mapping[str, LiveFigures]) -> tuple[str, ...]:
-    return tuple(sorted(figures, key=lambda name: -figures[name].requests_per_s))
+def order(
+    real: Mapping[str, LiveFigures], simulated: Mapping[str, LiveFigures]
+) -> tuple[tuple[str, ...], tuple[str, ...], int, int]:
+    """Return the policies by requests/s, best first, of both; how many pairs agree, and how many `real` has apart."""
+    rates, others = ({name: each.requests_per_s for name, each in figures.items()} for figures in (real, simulated))
+    by_rate = sorted(rates, key=rates.__getitem__, reverse=True)
+    pairs = [(best, other) for best, other in combinations(by_rate, 2) if rates[best] > APART * rates[other]]
+    agreeing = sum(others[best] > others[other] for best, other in pairs)
+    return tuple(by_rate), tuple(sorted(others, key=others.__getitem__, reverse=True)), agreeing, len(pairs)
 
 
 NAMES = {"rr": "round-robin", "dynamo-kv": "dynamo", "dynamo:kv": "dynamo"}
@@ -119,16 +99,9 @@ TITLES = ("req/s", "hit, %", "TTFT p50", "p90", "p99", "E2E p50", "p99")
 SCALES = (1, 100, *[1000] * 5)
 
 
-class LiveKind(NamedTuple):
-    """What a kind of recording does not say: the engines, and for how long clients sent."""
-
-    model: EngineModel
-    sending_s: float
-
-
-KINDS = {
-    "vllm": LiveKind(EngineModel(H200_4B, engines_per_gpu=WORKERS), 45.0),
-    "sglang": LiveKind(
+KINDS: dict[str, tuple[EngineModel, float]] = {
+    "vllm": (EngineModel(H200_4B, engines_per_gpu=WORKERS), 45.0),
+    "sglang": (
         EngineModel(
             H100_4B_SGLANG,
             name="sglang 0.5.14",
@@ -142,7 +115,10 @@ KINDS = {
         40.0,
     ),
 }
-"""Source: the kit's README (`limit`) and `sgl_lib.py` (`command`)."""
+"""The engines of each kind of recording, and for how many seconds clients sent.
+
+Source: the kit's README (`limit`) and `sgl_lib.py` (`command`).
+"""
 
 
 def placement_of(policy: str) -> Placement | None:
@@ -170,14 +146,14 @@ def live(files: tuple[tuple[Path, int], ...], kind: str, seeds: int) -> None:
     that the bench knows is played; repeated runs of one policy are compared by their mean. Cells: GPU / simulated
     (ratio; hit rate: difference in points), in bold where the bound is missed: 2 points of hit rate, 25 % of others.
     """
+    model, sending_s = KINDS[kind]
     click.echo(machine_line())
     for path, blocks in files:
         try:
             runs = load_runs(path, blocks)
-            recording = live_workload(runs, blocks, KINDS[kind].sending_s)
-        except RecordingInvalid as error:
+            recording = live_workload(runs, blocks, sending_s)
+        except TraceInvalid as error:
             raise click.UsageError(str(error)) from error
-        model = KINDS[kind].model
         for line in _report(path.name, runs, recording, model, seeds):
             click.echo(line)
 
@@ -185,26 +161,25 @@ def live(files: tuple[tuple[Path, int], ...], kind: str, seeds: int) -> None:
 def _report(
     name: str, runs: tuple[LiveRun, ...], recording: Recording, model: EngineModel, seeds: int
 ) -> Iterator[str]:
-    yield f"\n{name}, {recording.blocks_per_worker} blocks an engine\n"
-    yield f"| policy | {' | '.join(TITLES)} |"
-    yield f"|---|{'---|' * len(TITLES)}"
-    real, simulated, bounds = _real(runs), {}, []
+    recorded: dict[str, list[LiveFigures]] = {}
+    for run in runs:
+        recorded.setdefault(run.policy, []).append(LiveFigures.recorded(run))
+    real = {policy: LiveFigures.mean(figures) for policy, figures in recorded.items()}
+    rows, simulated, bounds = [], {}, []
     for policy in track(real, transient=True, console=Console(stderr=True)):
         if (placement := placement_of(policy)) is None:
-            yield f"| {policy} | {' | '.join(['not simulated'] + [''] * (len(TITLES) - 1))} |"
+            rows.append((policy, "not simulated", *[""] * (len(TITLES) - 1)))
             continue
         simulated[policy] = LiveFigures.mean([simulate(recording, model, placement, seed) for seed in range(seeds)])
         bounds += within(real[policy], simulated[policy])
-        yield f"| {policy} | {' | '.join(_cells(real[policy], simulated[policy]))} |"
-    yield f"\n{sum(bounds)} of {len(bounds)} figures within their bounds."
-    yield from _order_lines({policy: real[policy] for policy in simulated}, simulated)
-
-
-def _real(runs: tuple[LiveRun, ...]) -> dict[str, LiveFigures]:
-    by_policy: dict[str, list[LiveFigures]] = {}
-    for run in runs:
-        by_policy.setdefault(run.policy, []).append(LiveFigures.recorded(run))
-    return {policy: LiveFigures.mean(figures) for policy, figures in by_policy.items()}
+        rows.append((policy, *_cells(real[policy], simulated[policy])))
+    title = f"{recording.blocks_per_worker} blocks an engine, {name}"
+    yield markdown_table(FigureTable(title, ("policy", *TITLES), rows))
+    yield f"{sum(bounds)} of {len(bounds)} figures within their bounds."
+    on_gpu, in_simulation, agreeing, apart = order({policy: real[policy] for policy in simulated}, simulated)
+    yield f"{agreeing} of {apart} pairs of policies that are over 3 % apart in req/s have the same order."
+    yield f"GPU: {' > '.join(on_gpu)}"
+    yield f"simulated: {' > '.join(in_simulation)}\n"
 
 
 def simulate(recording: Recording, model: EngineModel, placement: Placement, seed: int = 0) -> LiveFigures:
@@ -218,10 +193,3 @@ def _cells(real: LiveFigures, simulated: LiveFigures) -> Iterator[str]:
         apart = f"{(other - one) * 100:+.1f}" if place == HIT else f"{other / one:.2f}"
         cell = f"{one * scale:.4g} / {other * scale:.4g} ({apart})"
         yield cell if bounds[place] else f"**{cell}**"
-
-
-def _order_lines(real: Mapping[str, LiveFigures], simulated: Mapping[str, LiveFigures]) -> Iterator[str]:
-    found = order(real, simulated)
-    yield f"{found.agreeing} of {found.apart} pairs of policies that are over 3 % apart in req/s have the same order."
-    yield f"GPU: {' > '.join(found.real)}"
-    yield f"simulated: {' > '.join(found.simulated)}\n"

@@ -30,7 +30,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 
 from bench.placement.policies import Placement
-from bench.routing.trace import TraceRequest
+from bench.routing.trace import TraceInvalid, TraceRequest
 from bench.routing.virtual_fleet import VirtualFleet, VirtualFleetShape
 from worker_agent.engines.simulated.scheduling import VLLM, Scheduling
 from worker_agent.engines.simulated.timing import EngineTiming
@@ -57,13 +57,6 @@ Source: `docs/BENCHMARKS.md`, "Live engines"."""
 Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
-class RecordingInvalid(Exception):
-    """A recording cannot be used: the message has the place, the found and the allowed value."""
-
-    def __init__(self, where: str, found: object, allowed: str) -> None:
-        super().__init__(f"{where}: found {found!r}, allowed {allowed}")
-
-
 class Session(msgspec.Struct, frozen=True):
     """One conversation: the number of its system prompt, and the added and output tokens of each turn."""
 
@@ -88,17 +81,6 @@ class Recording(NamedTuple):
     system_tokens: tuple[int, ...]
     sessions: tuple[Session, ...]
     sending_s: float
-
-    @property
-    def sequence_tokens_max(self) -> int:
-        """The longest prompt together with its answer."""
-        return max(
-            prompt_tokens + output_tokens
-            for session in self.sessions
-            for prompt_tokens, output_tokens in zip(
-                session.prompts_tokens(self.system_tokens), session.output_tokens, strict=True
-            )
-        )
 
 
 class LiveRow(NamedTuple):
@@ -130,18 +112,18 @@ def load_runs(path: Path, blocks: int) -> tuple[LiveRun, ...]:
     """Return the runs of the file at `path` with `blocks` blocks an engine.
 
     Raises:
-        RecordingInvalid: it holds no such runs.
+        TraceInvalid: it holds no such runs.
     """
     try:
         data = msgspec.json.decode(path.read_bytes())
         runs = data.get(f"runs_{blocks}_blocks", data.get("runs", [])) if isinstance(data, dict) else data
         read = [run for run in msgspec.convert(runs, list[LiveRun]) if run.blocks_per_engine in (None, blocks)]
     except OSError as error:
-        raise RecordingInvalid(path.name, error.strerror, "a readable file") from error
+        raise TraceInvalid(path.name, "file", error.strerror, "a readable file") from error
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
-        raise RecordingInvalid(path.name, str(error), "a live recording") from error
+        raise TraceInvalid(path.name, "file", str(error), "a live recording") from error
     if not read:
-        raise RecordingInvalid(path.name, "no runs", f"runs with {blocks} blocks")
+        raise TraceInvalid(path.name, "runs", "none", f"runs with {blocks} blocks")
     former = FORMER_NAMES["runs" if "runs" in data else "runs_N_blocks"] if isinstance(data, dict) else "kv"
     return tuple(msgspec.structs.replace(run, policy=former) if run.policy == "kv" else run for run in read)
 
@@ -181,14 +163,14 @@ def live_workload(runs: Sequence[LiveRun], blocks: int, sending_s: float) -> Rec
     """Return the workload that all `runs` were sent for `sending_s`, on engines with `blocks` blocks.
 
     Raises:
-        RecordingInvalid: a turn is not longer than the one before, or no run has a second turn.
+        TraceInvalid: a turn is not longer than the one before, or no run has a second turn.
     """
     drawn = drawn_sessions()
     isl = {(row.session, row.turn): row.isl_tokens for run in runs for row in run.rows}
     shared = _shared_tokens(runs, drawn)
     pairs = [(key, isl[key] - isl[key[0], key[1] - 1]) for key in isl if (key[0], key[1] - 1) in isl]
     if not pairs:
-        raise RecordingInvalid("rows", "no session with two turns", "a session with two turns")
+        raise TraceInvalid("runs", "rows", "no session with two turns", "one at least")
     word_tokens = sum(tokens for _, tokens in pairs) / sum(
         drawn[session].words[turn] + ANSWER_WORDS for (session, turn), _ in pairs
     )
@@ -200,7 +182,7 @@ def live_workload(runs: Sequence[LiveRun], blocks: int, sending_s: float) -> Rec
             lengths.append(isl.get((number, turn), guess))
         added = tuple(after - before for before, after in pairwise(lengths))
         if min(added) < 1:
-            raise RecordingInvalid(f"session {number}", lengths, "turns each longer than the one before")
+            raise TraceInvalid("runs", f"session {number}", lengths, "turns each longer than the one before")
         sessions.append(Session(session.system, added, session.answers_tokens))
     return Recording(
         blocks_per_worker=blocks,
@@ -234,8 +216,8 @@ class EngineModel(NamedTuple):
     jitter: float = 0.0
 
 
-def shape_of(recording: Recording, model: EngineModel, workers: int = WORKERS) -> VirtualFleetShape:
-    """Return the fleet of a recording."""
+def shape_of(recording: Recording, model: EngineModel, workers: int, max_seq_len: int) -> VirtualFleetShape:
+    """Return the fleet of a recording; no prompt with its answer is longer than `max_seq_len` tokens."""
     description = EngineDescription(
         model="recorded",
         version=model.name,
@@ -244,7 +226,7 @@ def shape_of(recording: Recording, model: EngineModel, workers: int = WORKERS) -
         total_kv_blocks=recording.blocks_per_worker,
         max_num_seqs=model.max_num_seqs,
         max_num_batched_tokens=model.max_num_batched_tokens,
-        max_seq_len=recording.sequence_tokens_max,
+        max_seq_len=max_seq_len,
     )
     return VirtualFleetShape(
         workers,
@@ -285,7 +267,8 @@ class LiveFleet(VirtualFleet):
         self._sending_s = recording.sending_s
         self._next_turn = {turn.block_ids: then for turns in sessions for turn, then in pairwise(turns)}
         self._later = iter(firsts[recording.concurrency :])
-        shape, begun = shape_of(recording, model, workers), firsts[: recording.concurrency]
+        longest = max(each.isl_tokens + each.osl_tokens for turns in sessions for each in turns)
+        shape, begun = shape_of(recording, model, workers, longest), firsts[: recording.concurrency]
         super().__init__(shape, placement.policy, begun, seed=seed, modes_of=placement.modes_of)
 
     def _follow(self, request: TraceRequest) -> None:

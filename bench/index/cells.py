@@ -121,12 +121,10 @@ class TraceCell:
 
     def __init__(self, of: Subject, *, file: str, ranks: int, cache_blocks: int) -> None:
         self._of, self._capacity = of, (ranks, cache_blocks)
+        self._requests = list(scheduled_requests(Path(file)))
         of.fresh(*self._capacity)
-        self._steps: list[IndexCall] = []
-        self._blocks = 0
-        for request in scheduled_requests(Path(file)):
-            self._steps += [of.match(request.hashes), *_events(of, request)]
-            self._blocks += len(request.hashes) // 8 + len(request.hashes) // 8 - request.hit
+        self._steps = [step for request in self._requests for step in (of.match(request.hashes), *_events(of, request))]
+        self._blocks = sum(len(request.hashes) // 4 - request.hit for request in self._requests)
 
     def round(self, seed: int) -> Found:
         """Return the time of a block that was queried or stored."""
@@ -135,22 +133,18 @@ class TraceCell:
         return {"trace": timed(self._of.bind(self._steps), self._blocks)}
 
 
-class TraceAnswersCell:
+class TraceAnswersCell(TraceCell):
     """The answers of a schedule: before it computes a request, a rank has of it what its cache has."""
-
-    def __init__(self, of: Subject, *, file: str, ranks: int, cache_blocks: int) -> None:
-        self._of, self._file = of, Path(file)
-        of.fresh(ranks, cache_blocks)
 
     def round(self, seed: int) -> Found:
         """Return how many answers there were, and how many of them wrong."""
         del seed
-        wrong = answers = 0
-        for request in scheduled_requests(self._file):
-            answers += 1
+        self._of.fresh(*self._capacity)
+        wrong = 0
+        for request in self._requests:
             wrong += self._of.depths(request.hashes).get(request.rank, 0) != request.hit
             run(self._of, _events(self._of, request))
-        return {"answers": answers, "wrong": wrong}
+        return {"answers": len(self._requests), "wrong": wrong}
 
 
 class MemoryCell:
@@ -276,22 +270,19 @@ def main() -> None:
     gc.disable()
     cells: dict[str, Work] = {}
     for line in sys.stdin:
-        _write(answers, _answer(name, cells, json.loads(line)))
-
-
-def _answer(name: str, cells: dict[str, Work], request: dict[str, Any]) -> dict[str, Any]:
-    try:
-        match request["command"]:
-            case "make":
-                cells[request["key"]] = make(name, request)
-            case "round":
-                gc.collect()
-                return cells[request["key"]].round(request["seed"])
-            case "drop":
-                del cells[request["key"]]
-    except Exception as error:  # noqa: BLE001 - the other side shows it, whatever it is
-        return {"error": f"{type(error).__name__}: {error}"}
-    return {}
+        request, found = json.loads(line), dict[str, Any]()
+        try:
+            match request["command"]:
+                case "make":
+                    cells[request["key"]] = make(name, request)
+                case "round":
+                    gc.collect()
+                    found = cells[request["key"]].round(request["seed"])
+                case "drop":
+                    del cells[request["key"]]
+        except Exception as error:  # noqa: BLE001 - the other side shows it, whatever it is
+            found = {"error": f"{type(error).__name__}: {error}"}
+        _write(answers, found)
 
 
 def make(name: str, request: dict[str, Any]) -> Work:

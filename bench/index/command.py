@@ -35,9 +35,9 @@ from typing import Any, NamedTuple
 import click
 
 from bench.child import BenchFailed, Child, finished
+from bench.index.cells import RANKS
 from bench.index.subjects import CHAIN_BLOCKS, ScheduledRequest, chain, last, numbers, pack, write_requests
-from bench.prefix_tree import PrefixTree
-from bench.routing.trace import TRACE_BLOCK_TOKENS, TraceInvalid, TraceRequest, load_trace
+from bench.routing.trace import TRACE_BLOCK_TOKENS, PrefixTree, TraceInvalid, TraceRequest, load_trace
 from bench.tables import (
     FigureTable,
     Rounds,
@@ -54,36 +54,23 @@ from bench.tables import (
 )
 from kv_runtime.process import child_environment
 
-STRAY = 4
+STRAY, CACHE_TOKENS = 4, 700_000
+_SCHEDULE_SEED = 1
 
 
-class ScheduleShape(NamedTuple):
-    """How many ranks, and the tokens of one cache; a block is `block_size` tokens, which divides 512."""
-
-    ranks: int = 16
-    cache_tokens: int = 700_000
-    block_size: int = 32
-    seed: int = 1
-
-    @property
-    def cache_blocks(self) -> int:
-        """The full blocks of one cache."""
-        return self.cache_tokens // self.block_size
-
-
-def schedule(trace: Sequence[TraceRequest], shape: ScheduleShape) -> Iterator[ScheduledRequest]:
-    """Yield the requests of a schedule."""
-    draw = random.Random(shape.seed)  # noqa: S311 - a workload, not a secret
-    caches = [PrefixTree() for _ in range(shape.ranks)]
+def schedule(trace: Sequence[TraceRequest], block_size: int) -> Iterator[ScheduledRequest]:
+    """Yield the requests of a schedule; a block is `block_size` tokens, which divides 512."""
+    draw = random.Random(_SCHEDULE_SEED)  # noqa: S311 - a workload, not a secret
+    caches = [PrefixTree() for _ in range(RANKS)]
     for request in trace:
-        if not (hashes := sequence_hashes(request, shape.block_size)):
+        if not (hashes := sequence_hashes(request, block_size)):
             continue
         blocks = numbers(hashes)
         hits = [cache.depth(blocks) for cache in caches]
         longest = [rank for rank, hit in enumerate(hits) if hit == max(hits)]
-        rank = draw.choice(longest) if draw.randrange(STRAY) else draw.randrange(shape.ranks)
+        rank = draw.choice(longest) if draw.randrange(STRAY) else draw.randrange(RANKS)
         caches[rank].insert(blocks)
-        yield ScheduledRequest(rank, hits[rank], hashes, pack(caches[rank].evict(shape.cache_blocks)))
+        yield ScheduledRequest(rank, hits[rank], hashes, pack(caches[rank].evict(CACHE_TOKENS // block_size)))
 
 
 def sequence_hashes(request: TraceRequest, block_size: int) -> bytes:
@@ -118,13 +105,15 @@ class IndexCell(NamedTuple):
 
 
 class IndexPlan(NamedTuple):
-    """How much is measured. `scale` multiplies numbers of blocks and calls; `schedule` is a file, if there is one."""
+    """How much is measured. `scale` multiplies numbers of blocks and calls.
+
+    `schedule` has the parameters of the cells of a trace; None: there is no trace.
+    """
 
     scale: float = 1.0
     rounds: int = 7
     is_huge: bool = False
-    schedule: str | None = None
-    shape: ScheduleShape = ScheduleShape()
+    schedule: dict[str, Any] | None = None
 
     def blocks(self, count: int) -> int:
         """Return a number of blocks to scale, in full chains."""
@@ -155,9 +144,8 @@ def _match(plan: IndexPlan) -> Iterator[IndexCell]:
 
 def _trace(plan: IndexPlan) -> Iterator[IndexCell]:
     if plan.schedule is not None:
-        shape = {"file": plan.schedule, "ranks": plan.shape.ranks, "cache_blocks": plan.shape.cache_blocks}
-        yield IndexCell("trace", "trace", shape, (*OURS, "peer"), plan.rounds)
-        yield IndexCell("trace, answers", "trace answers", shape, ("buffers", "peer"), 1)
+        yield IndexCell("trace", "trace", plan.schedule, (*OURS, "peer"), plan.rounds)
+        yield IndexCell("trace, answers", "trace answers", plan.schedule, ("buffers", "peer"), 1)
 
 
 def _memory(plan: IndexPlan) -> Iterator[IndexCell]:
@@ -257,19 +245,11 @@ class SubjectAbsent(Exception):
     """A subject cannot be measured; the message has the reason."""
 
 
-class Interpreters(NamedTuple):
-    """What runs the processes: ours and the peer's, and the core they share (-1: any)."""
-
-    python: str
-    peer_python: str
-    core: int
-
-
 class Runner:
-    """Measures cells with the processes of both subjects, which it starts."""
+    """Measures cells with the processes of both subjects, which it starts, on one core (-1: on any)."""
 
-    def __init__(self, interpreters: Interpreters) -> None:
-        self._interpreters = interpreters
+    def __init__(self, peer_python: str, core: int) -> None:
+        self._peer_python, self._core = peer_python, core
         self._processes: dict[str, Child] = {}
         self.peer = ""
         """Its version, or why it is not measured."""
@@ -319,8 +299,8 @@ class Runner:
         Raises:
             SubjectAbsent: its interpreter is not there, or has no such subject.
         """
-        python = self._interpreters.peer_python if subject == "peer" else self._interpreters.python
-        arguments = {"subject": subject, "core": self._interpreters.core}
+        python = self._peer_python if subject == "peer" else sys.executable
+        arguments = {"subject": subject, "core": self._core}
         environment = {**child_environment(), "PYTHONPATH": str(_ROOT), "DYN_LOG": "error"}
         try:
             child = await Child.start(
@@ -349,12 +329,9 @@ PEER_PYTHON = "KVROUTER_BENCH_PEER_PYTHON"
 _TRACE = Path(__file__).parents[3] / "shared" / "traces" / "mooncake_conversation_trace.jsonl"
 _SCALE_JUDGED = 1.0
 _QUICK_SCALE, _QUICK_ROUNDS = 0.02, 2
+_CORE = max(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else -1
+"""The last that this process may use; -1 where there is no choosing."""
 _SIZES = tuple(str(1 << power) for power in range(4, 10))  # 16..512: divisors of a trace's block
-
-
-def _core() -> int:
-    """Return the last core that this process may use; -1 where there is no choosing."""
-    return max(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else -1
 
 
 @click.command("index", context_settings={"show_default": True})
@@ -364,7 +341,7 @@ def _core() -> int:
 @click.option("--scale", type=click.FloatRange(0, min_open=True), default=1.0, help="so many times as much of all")
 @click.option("--quick", is_flag=True, help=f"--scale {_QUICK_SCALE} --rounds {_QUICK_ROUNDS}: does it run at all")
 @click.option("--huge", is_flag=True, help="also an index of 1e8 blocks")
-@click.option("--core", type=int, default=_core(), help="all is measured on this one; -1: on any")
+@click.option("--core", type=int, default=_CORE, help="all is measured on this one; -1: on any")
 @click.option(
     "--trace",
     "file",
@@ -387,8 +364,7 @@ def index(**flags: Any) -> None:  # noqa: ANN401 - one value a flag
     with TemporaryDirectory() as directory:
         plan, trace_line = _plan(flags, Path(directory) / "schedule")
         selected = cells(plan, flags["only"])
-        peer_python = flags["peer_python"] or sys.executable
-        runner = Runner(Interpreters(sys.executable, peer_python, flags["core"]))
+        runner = Runner(flags["peer_python"] or sys.executable, flags["core"])
         with progress(len(selected)) as on_progress:
             found = finished(runner.run(selected, on_progress), (SubjectAbsent, BenchFailed))
     facts = [
@@ -406,7 +382,6 @@ def _plan(flags: dict[str, Any], written: Path) -> tuple[IndexPlan, str]:
         scale=_QUICK_SCALE if is_quick else flags["scale"],
         rounds=_QUICK_ROUNDS if is_quick else flags["rounds"],
         is_huge=flags["huge"],
-        shape=ScheduleShape(block_size=int(flags["block_size"])),
     )
     if "trace" not in flags["only"]:
         return plan, "not asked for"
@@ -417,6 +392,8 @@ def _plan(flags: dict[str, Any], written: Path) -> tuple[IndexPlan, str]:
         return plan, f"skipped ({file}: {error.strerror})"
     except TraceInvalid as error:
         raise click.ClickException(str(error)) from error
-    count = write_requests(written, schedule(requests, plan.shape))
-    shape = f"{plan.shape.ranks} ranks, {plan.shape.cache_blocks:,} blocks of {plan.shape.block_size} tokens each"
-    return plan._replace(schedule=str(written)), f"{file.name}, {count:,} requests, {shape}"
+    block_size = int(flags["block_size"])
+    cache_blocks = CACHE_TOKENS // block_size
+    count = write_requests(written, schedule(requests, block_size))
+    line = f"{file.name}, {count:,} requests, {RANKS} ranks, {cache_blocks:,} blocks of {block_size} tokens each"
+    return plan._replace(schedule={"file": str(written), "ranks": RANKS, "cache_blocks": cache_blocks}), line

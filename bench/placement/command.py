@@ -85,7 +85,8 @@ def placement(
         for place, at in of_queue.items()
         for name, figures in at.items()
     ]
-    facts = [f"{len(grid.cells())} runs in virtual time, from seed {seed} on", *remarks(result)]
+    facts = [f"{len(grid.cells())} runs in virtual time, from seed {seed} on"]
+    facts += [f"{name} fails {len(at)} checks: {'; '.join(at)}" for name, at in failed_checks(result).items()]
     facts += [f"left out without --trace: {name}" for name in left_out]
     report(facts, tables(played, held_out), {"cells": cells}, json_file, markdown)
 
@@ -112,11 +113,6 @@ class PlacementGrid(NamedTuple):
         """The regimes that can be played."""
         return tuple(name for name in self.regimes if self.trace is not None or not REGIMES[name].needs_trace)
 
-    @property
-    def seeds(self) -> range:
-        """The seed of each run's workload."""
-        return range(self.seed, self.seed + self.runs)
-
     def places(self) -> Iterator["Place"]:
         """Yield where policies are compared."""
         for regime, load, cache in product(self.played_regimes, self.loads, self.caches):
@@ -124,7 +120,8 @@ class PlacementGrid(NamedTuple):
 
     def cells(self) -> list["Cell"]:
         """Return what is played."""
-        return [Cell(*each) for each in product(self.places(), self.policies, self.seeds)]
+        seeds = range(self.seed, self.seed + self.runs)
+        return [Cell(*each) for each in product(self.places(), self.policies, seeds)]
 
 
 class Place(NamedTuple):
@@ -212,10 +209,10 @@ def run_grid(grid: PlacementGrid, *, jobs: int, on_cell: Callable[[], None] = la
     for cell, cell_figures in play_side_by_side(partial(play, grid), grid.cells(), jobs):
         found[cell] = cell_figures
         on_cell()
-    return {
-        place: {name: [found[Cell(place, name, seed)] for seed in grid.seeds] for name in grid.policies}
-        for place in grid.places()
-    }
+    runs: PlacementRuns = {}
+    for cell in grid.cells():
+        runs.setdefault(cell.place, {}).setdefault(cell.policy, []).append(found[cell])
+    return runs
 
 
 REGRET_MAX = 10.0
@@ -259,17 +256,15 @@ def _regret(value: float, best: float, figure: str) -> float:
 def summed(result: PlacementResult, places: Iterable[Place]) -> list[PolicyRegret]:
     """Return the regret of each policy over the places, which are some, the least mean first."""
     at_places = [(place, regrets(result[place])) for place in places]
-    policies = list(at_places[0][1])
-    return sorted((_of_policy(name, at_places) for name in policies), key=lambda each: each.mean)
-
-
-def _of_policy(name: str, at_places: Sequence[tuple[Place, dict[str, dict[str, float]]]]) -> PolicyRegret:
-    by_figure = {figure: sum(at[name][figure] for _, at in at_places) / len(at_places) for figure in COMPARED}
-    worst, figure, place = max(
-        ((at[name][figure], figure, str(place)) for place, at in at_places for figure in COMPARED),
-        key=lambda found: found[0],
-    )
-    return PolicyRegret(name, by_figure, sum(by_figure.values()) / len(by_figure), worst, figure, place)
+    found = list[PolicyRegret]()
+    for name in at_places[0][1]:
+        by_figure = {figure: sum(at[name][figure] for _, at in at_places) / len(at_places) for figure in COMPARED}
+        worst, figure, where = max(
+            ((at[name][figure], figure, str(place)) for place, at in at_places for figure in COMPARED),
+            key=lambda each: each[0],
+        )
+        found.append(PolicyRegret(name, by_figure, sum(by_figure.values()) / len(by_figure), worst, figure, where))
+    return sorted(found, key=lambda each: each.mean)
 
 
 class ClearLoss(NamedTuple):
@@ -322,11 +317,8 @@ def beside_the_best_of_others(runs: PlacementRuns, places: Iterable[Place]) -> d
 
 def _best_without(at: Mapping[str, Sequence[PlacementFigures]], run: int, figure: str) -> str:
     others = {name: [each for number, each in enumerate(of_name) if number != run] for name, of_name in at.items()}
-    means = {
-        name: statistics.mean(float(getattr(each, figure)) for each in of_name) for name, of_name in others.items()
-    }
-    choose = min if figure in LATENCIES else max
-    return choose(means, key=lambda name: means[name])
+    means = {name: statistics.mean(float(getattr(each, figure)) for each in runs) for name, runs in others.items()}
+    return (min if figure in LATENCIES else max)(means, key=means.__getitem__)
 
 
 def held_out(places: Sequence[Place], seed: int) -> tuple[list[Place], list[Place]]:
@@ -381,28 +373,22 @@ def by_queue(runs: PlacementRuns) -> dict[str, PlacementRuns]:
 def _of_queue(queue: str, runs: PlacementRuns, parts: Mapping[str, Sequence[Place]]) -> Iterator[FigureTable]:
     result, at = medians(runs), next(iter(runs.values()))
     ours = next((name for name in at if PLACEMENTS[name].policy == PLACEMENTS["kv"].policy), None)
+    figures = tuple(_TITLES[figure] for figure in COMPARED)
     for name, places in parts.items():
         yield _by_figure(f"{queue}, {name}", result, places)
     yield _by_regime(queue, result)
-    if len(next(iter(at.values()))) > 1:
-        for name, places in parts.items():
-            yield _beside_the_best_of_others(f"{queue}, {name}", runs, places)
-            if ours is not None:
-                yield _clear_losses(ours, name, runs, places)
-
-
-def _beside_the_best_of_others(name: str, runs: PlacementRuns, places: Sequence[Place]) -> FigureTable:
-    of_policies = beside_the_best_of_others(runs, places)
-    rows = [(policy, *(_percent(by_figure[each]) for each in COMPARED)) for policy, by_figure in of_policies.items()]
-    title = f"mean regret beside the policy that is best in the other runs, {name}: {len(places)} places"
-    return FigureTable(title, ("policy", *(_TITLES[figure] for figure in COMPARED)), rows)
-
-
-def _clear_losses(ours: str, name: str, runs: PlacementRuns, places: Sequence[Place]) -> FigureTable:
-    found = clear_losses({place: runs[place] for place in places}, ours)
-    rows = [(str(each.place), _TITLES[each.figure], each.winner, _percent(each.regret)) for each in found]
-    title = f"figures in which another policy is more than {CLEAR_LOSS:.0%} better than {ours} in all runs, {name}"
-    return FigureTable(title, ("place", "figure", "policy", "median"), rows)
+    for name, places in parts.items() if len(next(iter(at.values()))) > 1 else ():
+        beside = beside_the_best_of_others(runs, places)
+        rows = [(policy, *(_percent(by_figure[each]) for each in COMPARED)) for policy, by_figure in beside.items()]
+        title = f"mean regret beside the policy that is best in the other runs, {queue}, {name}: {len(places)} places"
+        yield FigureTable(title, ("policy", *figures), rows)
+        if ours is not None:
+            lost = clear_losses({place: runs[place] for place in places}, ours)
+            losses = [(str(each.place), _TITLES[each.figure], each.winner, _percent(each.regret)) for each in lost]
+            title = (
+                f"figures in which another policy is more than {CLEAR_LOSS:.0%} better than {ours} in all runs, {name}"
+            )
+            yield FigureTable(title, ("place", "figure", "policy", "median"), losses)
 
 
 def _by_figure(name: str, result: PlacementResult, places: Sequence[Place]) -> FigureTable:
@@ -429,12 +415,6 @@ def _by_regime(queue: str, result: PlacementResult) -> FigureTable:
     policies = [each.policy for each in summed(result, result)]
     rows = [(policy, *(_percent(of_regime[regime][policy]) for regime in regimes)) for policy in policies]
     return FigureTable(f"mean regret by regime, {queue}", ("policy", *regimes), rows)
-
-
-def remarks(result: PlacementResult) -> list[str]:
-    """Return a line for each policy that fails checks of regimes."""
-    failed = failed_checks(result).items()
-    return [f"{name} fails {len(places)} checks: {'; '.join(places)}" for name, places in failed]
 
 
 def _percent(share: float) -> str:

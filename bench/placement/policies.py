@@ -26,14 +26,14 @@ The rules of other routers, written from their documentation; none of their code
     otherwise    the worker whose tree holds the longest prefix of the prompt, if that is a greater share of the prompt
                  than cache_threshold; else the worker with the smallest tree
     afterwards   the prompt is inserted into the chosen worker's tree, in either case
-    eviction     every eviction_interval_secs each tree loses its least recently used leaves beyond max_tree_size
 
 Source: the flags' help texts and defaults of sglang-router 0.3.2 (`python -m sglang_router.launch_router --help`); the
 algorithm: the documentation of its successor (lightseekorg/smg, `docs/concepts/routing/cache-aware.md`).
 vllm-router's `cache_aware` has the same rule and defaults (its help texts).
 
-Not theirs: trees are of full blocks where theirs are of characters; a character is taken as a quarter of a token. Which
-of several workers with equally long prefixes is chosen is not documented: the seed draws one.
+Not theirs: trees are of full blocks where theirs are of characters. Trees are never cut: no regime has prompts of more
+than max_tree_size, 67,108,864 characters. Which of several workers with equally long prefixes is chosen is not
+documented: the seed draws one.
 
 `WeightedScorers`: llm-d's, with the weights of its guides.
 
@@ -64,13 +64,13 @@ the key is looked for in headers, then in the body). Its hash function is anothe
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
 import numpy as np
 
-from bench.prefix_tree import PrefixTree
+from bench.routing.trace import PrefixTree
 from bench.routing.virtual_fleet import ModesOf
 from bench.routing.virtual_router import NO_QUEUE, VirtualEngine, VirtualQueue
 from kv_protocol.codec import unpack_u64
@@ -79,8 +79,6 @@ from kv_protocol.splitmix import choice_index
 from router.decision.policies import MODES, Candidates, Choice, Mode
 from router.decision.policy import Policy
 
-CHARACTERS_PER_TOKEN = 4
-
 
 class CacheAwareSettings(NamedTuple):
     """The flags, by their names and with their defaults."""
@@ -88,8 +86,6 @@ class CacheAwareSettings(NamedTuple):
     cache_threshold: float = 0.3
     balance_abs_threshold: int = 64
     balance_rel_threshold: float = 1.5
-    eviction_interval_secs: float = 60.0
-    max_tree_size: int = 67_108_864
 
 
 class CacheAware:
@@ -98,26 +94,20 @@ class CacheAware:
     def __init__(self, settings: CacheAwareSettings | None = None) -> None:
         self._settings = settings or CacheAwareSettings()
         self._trees: dict[str, PrefixTree] = {}
-        self._evicted_s = 0.0
 
     def choose(self, candidates: Candidates, request: RouteRequest, _policy: Policy, seed: int) -> Choice:
         """Return the choice; the prompt counts as routed there."""
         view = candidates.columns
         trees = [self._trees.setdefault(rank.worker_id, PrefixTree()) for rank in view.ranks]
-        self._evict(view.now_s, request.block_size)
         chain = unpack_u64(request.sequence_hashes)
         in_flight = view.active_requests.tolist()
-        if self._is_imbalanced(in_flight):
+        most, fewest, settings = max(in_flight), min(in_flight), self._settings
+        if most - fewest > settings.balance_abs_threshold and most > settings.balance_rel_threshold * fewest:
             choice = Choice(in_flight.index(min(in_flight)), "load")
         else:
             choice = self._by_prefix(trees, chain, request, seed)
         trees[choice.winner].insert(chain)
         return choice
-
-    def _is_imbalanced(self, in_flight: Sequence[int]) -> bool:
-        most, fewest = max(in_flight), min(in_flight)
-        settings = self._settings
-        return most - fewest > settings.balance_abs_threshold and most > settings.balance_rel_threshold * fewest
 
     def _by_prefix(self, trees: Sequence[PrefixTree], chain: Sequence[int], request: RouteRequest, seed: int) -> Choice:
         depths = [tree.depth(chain) for tree in trees]
@@ -127,13 +117,6 @@ class CacheAware:
             return Choice(holders[choice_index(seed, len(holders))], "overlap")
         sizes = [len(tree) for tree in trees]
         return Choice(sizes.index(min(sizes)), "load")
-
-    def _evict(self, now_s: float, block_size: int) -> None:
-        if now_s - self._evicted_s < self._settings.eviction_interval_secs:
-            return
-        self._evicted_s = now_s
-        for tree in self._trees.values():
-            tree.evict(self._settings.max_tree_size // (block_size * CHARACTERS_PER_TOKEN))
 
 
 SCRAPE_S = 0.05
@@ -230,32 +213,21 @@ class Placement(NamedTuple):
     queue: VirtualQueue = NO_QUEUE
 
 
-def _foreign(mode: str, modes_of: ModesOf) -> Placement:
-    """A rule that has neither our newcomers nor our predictions."""
-    return Placement(Policy(mode=mode, newcomers=False, predict_on_route=False), modes_of)
+def metrics_of(engines: Sequence[VirtualEngine]) -> list[EngineMetrics]:
+    """Return what the engines report now."""
+    simulators = [engine.simulator for engine in engines]
+    used = [each.pool_statistics().used_blocks / each.description.total_kv_blocks for each in simulators]
+    return [EngineMetrics(engine.waiting_requests, share) for engine, share in zip(engines, used, strict=True)]
 
 
-def _cache_aware(_engines: Sequence[VirtualEngine]) -> Mapping[str, Mode]:
-    return {"sglang": Mode(CacheAware().choose, reads_overlap=True, reads_load=True)}
-
-
-def _session_hash(_engines: Sequence[VirtualEngine]) -> Mapping[str, Mode]:
-    return {"session-hash": Mode(SessionHash().choose)}
-
-
-def _scorers(engines: Sequence[VirtualEngine]) -> Mapping[str, Mode]:
-    scorers = WeightedScorers(lambda: [metrics_of(engine) for engine in engines])
-    return {"llm-d": Mode(scorers.choose, reads_overlap=True)}
-
-
-def metrics_of(engine: VirtualEngine) -> EngineMetrics:
-    """Return what the engine reports now."""
-    used = engine.simulator.pool_statistics().used_blocks
-    return EngineMetrics(engine.waiting_requests, used / engine.simulator.description.total_kv_blocks)
+def _foreign(mode: str, make: Callable[[Sequence[VirtualEngine]], Mode]) -> Placement:
+    """A rule that has neither our newcomers nor our predictions; `make` makes it for a fleet's engines."""
+    policy = Policy(mode=mode, newcomers=False, predict_on_route=False)
+    return Placement(policy, lambda engines: {mode: make(engines)})
 
 
 _KV = Placement(Policy())
-_DYNAMO = _foreign("dynamo", lambda _: {"dynamo": Mode(fewest_blocks, reads_overlap=True, reads_load=True)})
+_DYNAMO = _foreign("dynamo", lambda _: Mode(fewest_blocks, reads_overlap=True, reads_load=True))
 
 PLACEMENTS: dict[str, Placement] = {
     "kv": _KV,
@@ -267,7 +239,9 @@ PLACEMENTS: dict[str, Placement] = {
     "dynamo": _DYNAMO,
     "dynamo-fcfs": _DYNAMO._replace(queue=VirtualQueue(1.0, "fcfs")),
     "dynamo-wspt": _DYNAMO._replace(queue=VirtualQueue(1.0, "wspt")),
-    "sglang": _foreign("sglang", _cache_aware),
-    "session-hash": _foreign("session-hash", _session_hash),
-    "llm-d": _foreign("llm-d", _scorers),
+    "sglang": _foreign("sglang", lambda _: Mode(CacheAware().choose, reads_overlap=True, reads_load=True)),
+    "session-hash": _foreign("session-hash", lambda _: Mode(SessionHash().choose)),
+    "llm-d": _foreign(
+        "llm-d", lambda engines: Mode(WeightedScorers(lambda: metrics_of(engines)).choose, reads_overlap=True)
+    ),
 }

@@ -133,11 +133,6 @@ def documents(sizing: Sizing, per_s: float = 8.0) -> Workload:
     return Workload(requests, {})
 
 
-def unshared(sizing: Sizing) -> Workload:
-    """Return prompts that share nothing."""
-    return _poisson(sizing, 480, 16.0, (4000.0, 150.0))
-
-
 def hot_prefix(sizing: Sizing) -> Workload:
     """Return conversations that begin with one system prompt."""
     shape = SyntheticShape(
@@ -209,7 +204,7 @@ REGIMES: dict[str, Regime] = {
     "chat": Regime(chat, (48_000, 400_000)),
     "documents": Regime(documents, (100_000, 400_000)),
     "agents": Regime(tool_agents, (64_000, 400_000)),
-    "nothing shared": Regime(unshared, (64_000, 400_000)),
+    "nothing shared": Regime(lambda sizing: _poisson(sizing, 480, 16.0, (4000.0, 150.0)), (64_000, 400_000)),
     "hot prefix": Regime(hot_prefix, (64_000, 400_000)),
     "mooncake": Regime(mooncake, (200_000, 700_000), needs_trace=True),
     "two speeds": Regime(lambda sizing: chat(sizing, 64), (48_000, 400_000), slowdowns=(1.0, 1.0, 2.5, 2.5)),

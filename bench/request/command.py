@@ -11,7 +11,7 @@ Workers register a source of KV events, so that mode kv reads the index; they pu
 import os
 import signal
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 import msgspec
@@ -40,21 +40,12 @@ _CONNECTIONS = 8
 _POLL_S = 0.05
 
 
-class MeasuredAmount(NamedTuple):
-    """How much is measured. `cores`: the routers', and that of all others; -1: any."""
-
-    rounds: int
-    seconds: float
-    sample_s: float
-    cores: tuple[int, int]
-
-
 class RequestBench(SystemProcesses):
-    """The processes; `run` measures."""
+    """The processes; `run` measures. `of_cores`: the routers', and that of all others; -1: any."""
 
-    def __init__(self, amount: MeasuredAmount) -> None:
-        super().__init__(amount.cores, event_source="trtllm")
-        self._amount = amount
+    def __init__(self, of_cores: tuple[int, int], *, rounds: int, seconds: float, sample_s: float) -> None:
+        super().__init__(of_cores, event_source="trtllm")
+        self._rounds, self._seconds, self._sample_s = rounds, seconds, sample_s
         self._plain: dict[str, RunningSystem] = {}
         self._observed: dict[str, RunningSystem] = {}
         self.rounds = Rounds()
@@ -74,15 +65,15 @@ class RequestBench(SystemProcesses):
     @property
     def steps(self) -> int:
         """How many steps `run` takes."""
-        return len(MODES) * len(SHAPES) * (self._amount.rounds + 1)
+        return len(MODES) * len(SHAPES) * (self._rounds + 1)
 
     async def run(self, on_progress: Callable[[str], None]) -> None:
         """Measure everything; `on_progress` gets the name of each part once it is measured."""
         cells = [(mode, shape) for mode in MODES for shape in SHAPES]
         for mode, shape in cells:
             for running in (self._plain[mode], self._observed[mode]):
-                await self._saturate(running, shape, self._amount.seconds / 2)  # warm
-        for _ in range(self._amount.rounds):
+                await self._saturate(running, shape, self._seconds / 2)  # warm
+        for _ in range(self._rounds):
             for mode, shape in cells:
                 self.rounds.add(mode, shape, await self._used(mode, shape))
                 on_progress(f"{mode}, {shape}")
@@ -101,30 +92,24 @@ class RequestBench(SystemProcesses):
     async def _used(self, mode: str, shape: str) -> dict[str, float]:
         """Return the CPU of a request at the plain router, and the kernel's part of it."""
         running = self._plain[mode]
-        process = psutil.Process(pid_of(running))
+        process = psutil.Process(running.pid)
         before_s, before = running.used().cpu_s, process.cpu_times()
-        requests = await self._saturate(running, shape, self._amount.seconds)
+        requests = await self._saturate(running, shape, self._seconds)
         cpu_us, after = 1e6 * (running.used().cpu_s - before_s) / requests, process.cpu_times()
         user, system = after.user - before.user, after.system - before.system
         return {"cpu_us": cpu_us, "kernel_us": cpu_us * system / max(user + system, 1e-9)}
 
     async def _sampled(self, mode: str, shape: str) -> list[Moment]:
         running = self._observed[mode]
-        os.kill(pid_of(running), signal.SIGUSR1)
-        await self._saturate(running, shape, self._amount.sample_s)
-        os.kill(pid_of(running), signal.SIGUSR2)
+        os.kill(running.pid, signal.SIGUSR1)
+        await self._saturate(running, shape, self._sample_s)
+        os.kill(running.pid, signal.SIGUSR2)
         written = self._directory / f"observed {mode}" / "moments.json"
         while not written.exists():
             await SystemClock().sleep(_POLL_S)
         moments = msgspec.json.decode(written.read_bytes(), type=list[Moment])
         written.unlink()
         return moments
-
-
-def pid_of(running: RunningSystem) -> int:
-    """Return the id of the router's process."""
-    assert running.process is not None
-    return running.process.pid
 
 
 ORDER = (*STAGES, LOOP, ELSE)
@@ -151,10 +136,10 @@ def request(**flags: Any) -> None:  # noqa: ANN401 - one value a flag
     """
     if flags["quick"]:
         flags |= _QUICK
-    amount = MeasuredAmount(flags["rounds"], flags["seconds"], flags["sample_s"], cores())
-    with on_core(amount.cores[1]):
-        found = finished(_measured(amount), (BenchFailed, SystemAbsent))
-    facts = [f"routers on core {amount.cores[0]}; medians of {amount.rounds} rounds of {amount.seconds:g} s"]
+    of_cores, amount = cores(), {name: flags[name] for name in _QUICK}
+    with on_core(of_cores[1]):
+        found = finished(_measured(RequestBench(of_cores, **amount)), (BenchFailed, SystemAbsent))
+    facts = [f"routers on core {of_cores[0]}; medians of {flags['rounds']} rounds of {flags['seconds']:g} s"]
     measured = {
         "cells": found.rounds.plain(),
         "stages": [{"mode": key[0], "shape": key[1], "shares": shares(each)} for key, each in found.moments.items()],
@@ -164,8 +149,8 @@ def request(**flags: Any) -> None:  # noqa: ANN401 - one value a flag
     report([*facts, *found.failed], made, measured, flags["json_file"], flags["markdown"])
 
 
-async def _measured(amount: MeasuredAmount) -> RequestBench:
-    async with RequestBench(amount) as bench:
+async def _measured(bench: RequestBench) -> RequestBench:
+    async with bench:
         await bench.begin()
         with progress(bench.steps) as on_progress:
             await bench.run(on_progress)

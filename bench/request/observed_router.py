@@ -1,16 +1,14 @@
 """A `router` process that can be observed: `python -m bench.request.observed_router DIRECTORY OPTIONS`.
 
-    SIGUSR1    starts to look at the stack of the main thread, which runs the event loop, every `SAMPLE_S`
-    SIGUSR2    stops, and writes DIRECTORY/moments.json (`stages.Moment`)
-
-Transports of clients and workers are wrapped, so that writes to sockets are functions of their own.
+SIGUSR1    starts to look at the stack of the main thread, which runs the event loop, every `SAMPLE_S`
+SIGUSR2    stops, and writes DIRECTORY/moments.json (`stages.Moment`)
 """
 
-import asyncio
 import signal
 import sys
 from collections import Counter
-from functools import cache, wraps
+from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from types import CodeType, FrameType
 
@@ -18,8 +16,6 @@ import msgspec
 
 from bench.request.stages import OBSERVER, RUNNER, Moment
 from router.__main__ import main
-from router.http.client import ClientConnection
-from router.http.worker import WorkerConnection
 
 SAMPLE_S = 0.002
 _ROOTS = sorted({Path(__file__).parents[2], *map(Path, sys.path)}, key=lambda root: -len(str(root)))
@@ -35,37 +31,6 @@ def place_of(code: CodeType) -> str:
     if root is None:
         return f":{name}"
     return f"{'.'.join(path.relative_to(root).with_suffix('').parts).removesuffix('.__init__')}:{name}"
-
-
-class MeasuredTransport:
-    """A transport whose writes, and what the kernel does in them, are seen as functions of this class.
-
-    All other methods are those of the wrapped transport.
-    """
-
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._write, self._write_lines = transport.write, transport.writelines
-        public = {name for name in dir(transport) if not name.startswith("_")} - {"write", "writelines"}
-        self.__dict__.update({name: getattr(transport, name) for name in public})
-
-    def write(self, data: bytes) -> None:
-        """Write the bytes."""
-        self._write(data)
-
-    def writelines(self, parts: list[bytes]) -> None:
-        """Write the parts."""
-        self._write_lines(parts)
-
-
-def wrap_transports(protocol: type) -> None:
-    """Give the connections of this class measured transports."""
-    made = protocol.connection_made  # type: ignore[attr-defined]
-
-    @wraps(made)
-    def connection_made(self: object, transport: asyncio.Transport) -> None:
-        made(self, MeasuredTransport(transport))
-
-    protocol.connection_made = connection_made  # type: ignore[attr-defined]
 
 
 class Sampling:
@@ -96,12 +61,15 @@ class Sampling:
             frame = frame.f_back
         self._found[begins, tuple(stack)] += 1
 
+    def _place(self, code_id: int) -> str:
+        return place_of(self._codes[code_id])
+
     def stop(self, *_signal: object) -> None:
         """Stop the timer, and write the moments; the file is there complete or not at all."""
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.set_wakeup_fd(self._wakeup)
         moments = [
-            Moment(times, begins, _below_runner([self._codes[each] for each in stack]))
+            Moment(times, begins, list(takewhile(lambda place: not place.startswith(RUNNER), map(self._place, stack))))
             for (begins, stack), times in self._found.items()
         ]
         own = f"{OBSERVER}:Sampling"
@@ -111,16 +79,8 @@ class Sampling:
         part.rename(self._directory / "moments.json")
 
 
-def _below_runner(stack: list[CodeType]) -> list[str]:
-    places = [place_of(code) for code in stack]
-    ends = next((at for at, place in enumerate(places) if place.startswith(RUNNER)), len(places))
-    return places[:ends]
-
-
 if __name__ == "__main__":
     sampling = Sampling(Path(sys.argv.pop(1)))
     signal.signal(signal.SIGUSR1, sampling.start)
     signal.signal(signal.SIGUSR2, sampling.stop)
-    for connection in (ClientConnection, WorkerConnection):
-        wrap_transports(connection)
     main()

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-LOOP, WRITES, ELSE = "event loop, reads", "socket writes", "else"
+LOOP, ELSE = "event loop, reads", "else"
 OBSERVER = "bench.request.observed_router"
 PACKAGES = ("router", "kv_protocol", "kv_runtime", "indexer")
 """Those of this repository that a router runs."""
@@ -33,7 +33,7 @@ STAGES: Mapping[str, tuple[str, ...]] = {
         "indexer.native.index",
     ),
     "queue": ("router.queue",),
-    "view": (f"{_STATE}:RouterState.model_view", "router.decision.view", "router.decision.view"),
+    "view": (f"{_STATE}:RouterState.model_view", "router.decision.view"),
     "cost and choice": ("router.decision",),
     "take": (f"{_ROUTING}:Routing.take", f"{_ROUTING}:DecisionLog"),
     "journal": ("router.journal", "router.replicas"),
@@ -42,7 +42,6 @@ STAGES: Mapping[str, tuple[str, ...]] = {
     "relay": (
         "router.http.relay",
         "router.http.worker",
-        "router.http.exchange",
         "router.http.buffered_response",
         "router.http.stream_replay",
         f"{_CLIENT}:ClientConnection.finish",
@@ -57,7 +56,6 @@ STAGES: Mapping[str, tuple[str, ...]] = {
         "router.request.request",
         "router.request.attempt",
         "router.request.callback_coroutine",
-        "router.request.reading",
         "router.request.records",
         "router.request.serving",
         "router.drain.warming",
@@ -67,7 +65,6 @@ STAGES: Mapping[str, tuple[str, ...]] = {
         "router.http.refusals",
         "router.request.replies",
     ),
-    WRITES: (f"{OBSERVER}:MeasuredTransport.write", f"{OBSERVER}:MeasuredTransport.writelines"),
     "log client": ("kv_runtime.event_log", "nats", "asyncio.streams"),
     "background": (
         "router.feeds.feeds",
@@ -84,19 +81,12 @@ STAGES: Mapping[str, tuple[str, ...]] = {
 """The packages, modules, classes and functions (`module:Class.function`) that begin a stage."""
 
 OF_CALLERS = (
-    "router.fleet",
-    "router.live",
-    "router.planner",
     "router.prompt.chains",
-    "router.http.exchange",
-    "router.http.heads",
-    "router.http.sites",
-    "router.http.request_body",
     "router.decision.verdict",
     _STATE,
     f"{_ROUTING}:Routing.apply",
 )
-"""Modules of several stages: they belong to their callers'."""
+"""What several stages use, in a package of one stage: it belongs to its callers'."""
 
 _STAGE_OF: dict[str, str] = {name: stage for stage, names in STAGES.items() for name in names} | dict.fromkeys(
     OF_CALLERS, ""
@@ -120,7 +110,7 @@ class Moment(NamedTuple):
 
 
 def named_stage(place: str) -> str | None:
-    """Return the stage of `module:qualified.name`; empty: its caller's; None: neither table names it."""
+    """Return the stage of `module:qualified.name`; empty or None: its caller's."""
     module, colon, name = place.partition(":")
     while colon and name:
         if (found := _STAGE_OF.get(f"{module}:{name}")) is not None:
@@ -147,16 +137,12 @@ def shares(moments: Iterable[Moment]) -> dict[str, float]:
     return {stage: count / total for stage, count in counts.items()}
 
 
-def is_ours(place: str) -> bool:
-    """Return whether the function is one of `PACKAGES`."""
-    return place.replace(":", ".").partition(".")[0] in PACKAGES
-
-
 def own_shares(moments: Iterable[Moment]) -> dict[str, float]:
     """Return the share of each of our functions in the moments; what a library does is its caller's."""
     counts, total = Counter[str](), 0
     for moment in moments:
         total += moment.times
-        if not moment.is_loop and (place := next(filter(is_ours, moment.places), None)) is not None:
+        ours = (place for place in moment.places if place.replace(":", ".").partition(".")[0] in PACKAGES)
+        if not moment.is_loop and (place := next(ours, None)) is not None:
             counts[place] += moment.times
     return {place: count / total for place, count in counts.most_common()}

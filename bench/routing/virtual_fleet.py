@@ -278,7 +278,7 @@ class VirtualFleet:
             self._at(self._clock.now_s + self._shape.lag_s, _LEARN, lambda: self._learn(engine.rank, batches))
         for request_id, output in outputs:
             self._on_output(request_id, output)
-        if engine.has_work:
+        if engine.simulator.has_work:
             self._begin(engine)
 
     def _learn(self, rank: WorkerRank, batches: Sequence[Batch]) -> None:
@@ -292,10 +292,10 @@ class VirtualFleet:
         if output.finish_reason is not None:
             in_flight.lease.end("ok", built.Answer(in_flight.request.osl_tokens, output.cached_tokens))
             del self._in_flight[request_id]
-            self._ended(in_flight, output)
+            self._ended(in_flight, output.cached_tokens)
         in_flight.router.on_progress()
 
-    def _ended(self, in_flight: _InFlight, output: EngineOutput) -> None:
+    def _ended(self, in_flight: _InFlight, cached_tokens: int) -> None:
         request = in_flight.request
         self._follow(request)
         assert in_flight.lease.ttft_s is not None
@@ -305,7 +305,7 @@ class VirtualFleet:
                 worker=in_flight.worker,
                 isl_tokens=request.isl_tokens,
                 osl_tokens=request.osl_tokens,
-                cached_tokens=output.cached_tokens,
+                cached_tokens=cached_tokens,
                 predicted_tokens=in_flight.predicted_tokens,
                 ttft_s=in_flight.waited_s + in_flight.lease.ttft_s,
                 e2e_s=self._clock.now_s - request.arrival_s,

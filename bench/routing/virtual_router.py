@@ -14,7 +14,6 @@ So do an agent's rules for TensorRT-LLM: `worker_agent/events/dialects/`.
 import asyncio
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -35,7 +34,6 @@ from router.decision.state import RouterState
 from router.decision.state_settings import StateSettings
 from router.decision.verdict import Verdict
 from router.fleet.registry import TextDigests
-from router.http.refusals import Refusal
 from router.queue.gate import Admission, FleetHeadroom
 from router.queue.waiting import QueueLimits, QueuePolicy
 from worker_agent.engines.simulated.blocks import NewPool, rank_pool
@@ -56,7 +54,7 @@ def scaled(timing: EngineTiming, factor: float) -> EngineTiming:
 
 
 class VirtualEngine:
-    """One worker, busy or idle. `begin`, wait until the time that it returns, `end`; repeat while it `has_work`."""
+    """One worker, busy or idle. `begin`, wait until `ends_s`, `end`; repeat while its simulator has work."""
 
     def __init__(
         self,
@@ -87,11 +85,6 @@ class VirtualEngine:
         """That wait for their first iteration, as the engine's metrics would say: at an iteration's end or later."""
         self.ends_s: float | None = None
         """When what is being computed ends; None while the engine is idle."""
-
-    @property
-    def has_work(self) -> bool:
-        """Whether there is anything to compute."""
-        return self.simulator.has_work
 
     def request_s(self, request: TraceRequest) -> float:
         """Return how long a request is on its way to this engine."""
@@ -149,7 +142,10 @@ class CanonicalStream:
         if isinstance(data, BlocksStored):
             yield from self._stored(data)
         elif isinstance(data, BlocksRemoved):
-            yield from self._removed(data)
+            known = [(each, self._held.pop(each).tier) for each in data.block_hashes if each in self._held]
+            for tier in (Tier.GPU, Tier.HOST):
+                if gone := tuple(each for each, held_on in known if held_on is tier):
+                    yield Removed(gone, tier)
         elif isinstance(data, BlockUpdated) and data.cache_level is not None:
             yield from self._moved(data.block_hash, Tier(data.cache_level.new_value))
 
@@ -163,13 +159,6 @@ class CanonicalStream:
             self._held[each] = _Held(parent, position, Tier.GPU)
             parent = each
         yield Stored(hashes, data.parent_hash, start)
-
-    def _removed(self, data: BlocksRemoved) -> Iterator[Event]:
-        known = [(each, self._held.pop(each).tier) for each in data.block_hashes if each in self._held]
-        for tier in (Tier.GPU, Tier.HOST):
-            gone = tuple(each for each, held_on in known if held_on is tier)
-            if gone:
-                yield Removed(gone, tier)
 
     def _moved(self, block_hash: int, tier: Tier) -> Iterator[Event]:
         held = self._held.get(block_hash)
@@ -312,7 +301,7 @@ class VirtualRouter:
         if self._admission.admits(request):
             admitted()
         else:
-            self._admission.wait(request, partial(_told, admitted))
+            self._admission.wait(request, lambda _: admitted())  # never refused: the queue has no bound
 
     def on_progress(self) -> None:
         """Tokens came: requests that fit now are admitted."""
@@ -336,11 +325,6 @@ class VirtualRouter:
             heard = WorkerHeard(now_s=now_s, worker_id=rank.worker_id, instance=instance_of(rank.worker_id))
             self._routing.apply(heard)
         self._routing.tick()
-
-
-def _told(admitted: Callable[[], None], refusal: Refusal | None) -> None:
-    assert refusal is None, "the queue has no bound"
-    admitted()
 
 
 def route_request_of(request_id: str, request: TraceRequest, sequence_hashes: bytes, block_size: int) -> RouteRequest:

@@ -54,7 +54,11 @@ def agents(shape: Agents, seed: int) -> Workload:
     follow_ups: dict[tuple[int, ...], list[FollowUp]] = {}
     for lane_turns in lanes:
         for before, then in pairwise(lane_turns):
-            calls = _tool_calls(shape, draw, fresh, before)
+            calls = [
+                following(draw, fresh, full_blocks(before), shape.turn_tokens, shape.answer_tokens)
+                for _ in range(shape.tool_calls)
+            ]
+            calls = [call._replace(session=before.session) for call in calls]
             follow_ups[before.block_ids] = [FollowUp(0.0, call) for call in calls]
             asks_on_after = calls[0] if calls else before
             think_s = draw.expovariate(1 / shape.think_s) if shape.think_s else 0.0
@@ -71,12 +75,6 @@ def _session(
         request = following(draw, fresh, known, shape.turn_tokens, shape.answer_tokens)
         yield request._replace(session=f"s{number}")
         known = full_blocks(request)
-
-
-def _tool_calls(shape: Agents, draw: random.Random, fresh: Iterator[int], turn: TraceRequest) -> list[TraceRequest]:
-    calls = range(shape.tool_calls)
-    made = [following(draw, fresh, full_blocks(turn), shape.turn_tokens, shape.answer_tokens) for _ in calls]
-    return [call._replace(session=turn.session) for call in made]
 
 
 def blocks(fresh: Iterator[int], tokens: int) -> tuple[int, ...]:

@@ -288,7 +288,8 @@ class Clients:
             tokens=request.tokens * request.kind.choices,
             took_s=time.perf_counter() - began_s,
             was_hit=answer.worker in killed,
-            detail="" if outcome in AS_DUE else _detail(answer, request),
+            detail=f"{answer.status} {dict(answer.headers)} ... {bytes(answer.payload[-_DETAIL_BYTES:])!r}, "
+            f"expected {request.status} {[text[-64:] for text in request.texts]}",
         )
 
     async def _outcome(self, request: SoakRequest, answer: SoakAnswer) -> AnswerOutcome:
@@ -309,8 +310,3 @@ class Clients:
         except aiohttp.ClientError:
             return AnswerOutcome.CUT
         return judged(request, answer)
-
-
-def _detail(answer: SoakAnswer, request: SoakRequest) -> str:
-    payload, expected = bytes(answer.payload[-_DETAIL_BYTES:]), [text[-64:] for text in request.texts]
-    return f"{answer.status} {dict(answer.headers)} ... {payload!r}, expected {request.status} {expected}"

@@ -161,14 +161,6 @@ class SoakFleet(FleetProcesses):
         is_ready = found["log_connected"] and not found["stream_stale"] and found["rank_fit"] == len(self.workers)
         return "" if is_ready else str({name: found[name] for name in ("log_connected", "stream_stale", "rank_fit")})
 
-    def ended(self) -> list[str]:
-        """Return a sentence for each process that has ended, while it should run."""
-        return [
-            f"{process.name} ended with exit code {process.ended_with}: {process.output}"
-            for process in self.all.values()
-            if process.ended_with is not None
-        ]
-
     async def verified(self) -> tuple[int, str]:
         """Return the exit code of `indexer verify`, and what it printed."""
         command = [str(self._programs / "indexer"), "verify", "--nats-url", self.nats_url]
@@ -230,7 +222,9 @@ class SoakRun:
                 for number in range(1, plan.rounds + 1):
                     await self._round(fleet, clients, plan.requests * number // plan.rounds)
             except* (NotHealed, aiohttp.ClientError, OSError) as group:
-                complaints += [f"not healed: {error}" for error in group.exceptions] + fleet.ended()
+                complaints += [f"not healed: {error}" for error in group.exceptions]
+                ended = [each for each in fleet.all.values() if each.ended_with is not None]
+                complaints += [f"{each.name} ended with exit code {each.ended_with}: {each.output}" for each in ended]
             finally:
                 watching.cancel()
                 with suppress(asyncio.CancelledError):

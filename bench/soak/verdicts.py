@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations, groupby
 from random import Random
 from statistics import median
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import aiohttp
 import psutil
@@ -29,27 +29,15 @@ from bench.report import machine_line, percentile
 from bench.soak.clients import AnswerOutcome, Tally
 from bench.tables import FigureTable, markdown_table
 
-FaultKind = Literal[
-    "worker killed",
-    "worker stopped",
-    "worker drained",
-    "worker frozen",
-    "nats-server killed",
-    "nats-server stopped",
-]
-_DECK: tuple[FaultKind, ...] = (
-    "worker killed",
-    "worker killed",
-    "worker killed",
-    "worker stopped",
-    "worker stopped",
-    "worker drained",
-    "worker frozen",
-    "worker frozen",
-    "nats-server killed",
-    "nats-server stopped",
-)
-"""Each ten faults in a row are these, in an order of their own."""
+_DECK = {
+    "worker killed": 3,
+    "worker stopped": 2,
+    "worker drained": 1,
+    "worker frozen": 2,
+    "nats-server killed": 1,
+    "nats-server stopped": 1,
+}
+"""Each ten faults in a row are these, so many of each kind, in an order of their own."""
 _FROZEN_S = (1.0, 4.0)
 
 
@@ -57,16 +45,16 @@ class Fault(NamedTuple):
     """A fault once `at_request` requests have begun. `frozen_s`: for a frozen worker."""
 
     at_request: int
-    kind: FaultKind
+    kind: str
     frozen_s: float
 
 
 def schedule(seed: int, requests: int, every: int) -> list[Fault]:
     """Return a fault for each `every` requests but the last."""
-    draw, faults, deck = Random(seed), list[Fault](), list[FaultKind]()  # noqa: S311 - a workload, not a secret
+    draw, faults, deck = Random(seed), list[Fault](), list[str]()  # noqa: S311 - a workload, not a secret
     for at_request in range(every, requests, every):
         if not deck:
-            deck = draw.sample(_DECK, len(_DECK))
+            deck = draw.sample([*_DECK], sum(_DECK.values()), counts=_DECK.values())
         faults.append(Fault(at_request, deck.pop(), draw.uniform(*_FROZEN_S)))
     return faults
 
@@ -194,11 +182,6 @@ class Growth(NamedTuple):
     by: float
     allowed: float
 
-    @property
-    def is_flat(self) -> bool:
-        """Whether it did not grow by more than it may."""
-        return self.by <= self.allowed
-
 
 def growth(points: Sequence[tuple[float, float]]) -> float:
     """Return by how much y grows from the first x to the last; 0 of fewer than two points."""
@@ -234,10 +217,19 @@ def problems(soak: Soak) -> list[str]:
         *(
             f"{each.process}: {each.figure} grew by {each.by:,.0f}, {each.allowed:,.0f} allowed"
             for each in growths(soak)
-            if not each.is_flat
+            if each.by > each.allowed
         ),
-        *(problem for quiet in soak.quiet[-1:] for problem in _for_ever(quiet.metrics)),
-        *_leases(soak),
+        *(
+            f"{name} is {quiet.metrics[name]:g}, 0 allowed"
+            for quiet in soak.quiet[-1:]
+            for name in ZERO_FOR_EVER
+            if quiet.metrics[name]
+        ),
+        *(
+            [f"{soak.leases_peak:g} leases at once of {soak.users} users with one request each"]
+            if soak.leases_peak > 2 * soak.users
+            else []
+        ),
         *soak.complaints,
         *(["no round came to its end"] if not soak.quiet else []),
     ]
@@ -263,17 +255,6 @@ def _at_quiet(quiet: Quiet) -> Iterator[str]:
         yield f"{at}: the router has {quiet.metrics['http_connections']:g} connections, its clients {quiet.clients}"
     if quiet.verified:
         yield f"{at}: indexer verify: {quiet.verified}"
-
-
-def _for_ever(metrics: Counter[str]) -> Iterator[str]:
-    for name in ZERO_FOR_EVER:
-        if metrics[name]:
-            yield f"{name} is {metrics[name]:g}, 0 allowed"
-
-
-def _leases(soak: Soak) -> Iterator[str]:
-    if soak.leases_peak > 2 * soak.users:
-        yield f"{soak.leases_peak:g} leases at once of {soak.users} users with one request each"
 
 
 def markdown(soak: Soak, problems: Sequence[str], took_s: float) -> str:

@@ -11,10 +11,10 @@ from typing import Any
 import click
 from yarl import URL
 
-from bench.child import finished
+from bench.child import BenchFailed, finished
 from bench.processes import ProcessFailed
 from bench.sweep.results import ResultInvalid, RunInputs
-from bench.sweep.run import EndpointNotReady, NothingAnswered, Sweep, workers_of
+from bench.sweep.run import Sweep, workers_of
 from router.decision.policies import MODES
 
 _RUNS_MAX = 10_000
@@ -110,7 +110,13 @@ def sweep(context: click.Context, /, **flags: Any) -> None:  # noqa: ANN401 - on
             "found two runs of one name, allowed rates and shares that differ in their first six digits"
         )
     flags["out"].mkdir(parents=True, exist_ok=True)
-    _go(Sweep(runs, flags["out"], say=_say, wait_s=flags["wait_s"], timeout_s=flags["timeout_s"]))
+    work = Sweep(runs, flags["out"], say=_say, wait_s=flags["wait_s"], timeout_s=flags["timeout_s"])
+    try:
+        finished(work.go(), (BenchFailed, ProcessFailed, ResultInvalid))
+    except click.ClickException as error:
+        sys.exit(f"router bench sweep: {error}")
+    except click.Abort:
+        sys.exit("router bench sweep: interrupted; the same command goes on with the runs that are left")
 
 
 def _is_given(context: click.Context, name: str) -> bool:
@@ -146,13 +152,3 @@ def _runs(flags: dict[str, Any]) -> tuple[RunInputs, ...]:
             fleets, flags["isl"], flags["osl"], flags["prefix_share"], loads
         )
     )
-
-
-def _go(work: Sweep) -> None:
-    """Run it; end the process with status 1 and one sentence if a run is missing at the end."""
-    try:
-        finished(work.go(), (EndpointNotReady, NothingAnswered, ProcessFailed, ResultInvalid))
-    except click.ClickException as error:
-        sys.exit(f"router bench sweep: {error}")
-    except click.Abort:
-        sys.exit("router bench sweep: interrupted; the same command goes on with the runs that are left")

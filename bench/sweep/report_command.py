@@ -9,7 +9,7 @@ this router. A metric is an object with `unit` and `avg`, and percentiles `p50`,
 each request. Times are in ms. `error_summary` lists errors with their counts.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
@@ -17,21 +17,50 @@ from typing import Any, Literal
 import click
 import msgspec
 
-from bench.plot import PlotLabels, Point, frontier, pareto_labels, plotted
+from bench.plot import PlotLabels, Point, frontier, plotted
 from bench.report import LAG_LIMIT_S
-from bench.sweep.results import ResultInvalid, RunFigures, RunRecord, read
+from bench.sweep.results import ResultInvalid, RunFigures, read
 from bench.tables import FigureTable, markdown_table
 
 NAME = "profile_export_aiperf.json"
-_LATENCIES = ("time_to_first_token", "inter_token_latency", "request_latency")
-_NUMBERS = ("request_throughput", "output_token_throughput", "request_count", "benchmark_duration")
+
+
+class _Latency(msgspec.Struct, frozen=True):
+    p50: float
+    p90: float
+    p99: float
+
+    @property
+    def quantiles_s(self) -> tuple[float, ...]:
+        return self.p50 / 1000, self.p90 / 1000, self.p99 / 1000
 
 
 class _Metric(msgspec.Struct, frozen=True):
-    avg: float
-    p50: float | None = None
-    p90: float | None = None
-    p99: float | None = None
+    avg: float = 0.0
+
+
+class _InputConfig(msgspec.Struct, frozen=True):
+    phases: list[dict[str, Any]]
+
+
+class _Export(msgspec.Struct, frozen=True, kw_only=True):
+    """A profile with `--streaming`; without it there are no latencies of tokens."""
+
+    time_to_first_token: _Latency
+    inter_token_latency: _Latency
+    request_latency: _Latency
+    request_throughput: _Metric
+    output_token_throughput: _Metric
+    request_count: _Metric
+    benchmark_duration: _Metric
+    input_config: _InputConfig
+    error_summary: list[dict[str, Any]] = []
+    aiperf_version: str = "unknown"
+    overall_usage_prompt_cache_read_pct: _Metric = _Metric()
+    usage_prompt_tokens: _Metric = _Metric()
+    usage_completion_tokens: _Metric = _Metric()
+    input_sequence_length: _Metric = _Metric()
+    output_sequence_length: _Metric = _Metric()
 
 
 class AiperfRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,54 +78,33 @@ def read_export(file: Path, *, workers: int) -> AiperfRun:
         ResultInvalid: the file is no export, or one without `--streaming`.
     """
     try:
-        found = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
-        first, itl, e2e = (_times_s(file, found, name) for name in _LATENCIES)
-        requests_s, tokens_s, answered, span_s = (_metric(file, found, name).avg for name in _NUMBERS)
-        errors = msgspec.convert(found.get("error_summary", []), list[dict[str, Any]])
-        phases = found["input_config"]["phases"]
-        failed = sum(int(each["count"]) for each in errors)
-    except (msgspec.MsgspecError, UnicodeDecodeError, KeyError, TypeError, ValueError) as error:
-        raise ResultInvalid(
-            f"{file}: found no export ({type(error).__name__}: {error}), allowed aiperf's {NAME}"
-        ) from None
+        found = msgspec.json.decode(file.read_bytes(), type=_Export)
+        failed = sum(int(each["count"]) for each in found.error_summary)
+        load = _load(found.input_config.phases)
+    except (msgspec.MsgspecError, UnicodeDecodeError, LookupError, TypeError, ValueError) as error:
+        why = f"{type(error).__name__}: {error}"
+        raise ResultInvalid(f"{file}: found no export ({why}), allowed aiperf's {NAME}, with --streaming") from None
+    itl_s, tokens_s = found.inter_token_latency.quantiles_s, found.output_token_throughput.avg
     return AiperfRun(
-        load=_load(phases),
-        version=str(found.get("aiperf_version", "unknown")),
+        load=load,
+        version=found.aiperf_version,
         figures=RunFigures(
-            requests=int(answered) + failed,
+            requests=int(found.request_count.avg) + failed,
             failed=failed,
-            reasons=tuple(f"{each['count']} x {_reason(each)}" for each in errors[:3]),
-            span_s=span_s,
-            requests_s=requests_s,
+            reasons=tuple(f"{each['count']} x {_reason(each)}" for each in found.error_summary[:3]),
+            span_s=found.benchmark_duration.avg,
+            requests_s=found.request_throughput.avg,
             output_tokens_s=tokens_s,
             tokens_s_worker=tokens_s / workers,
-            tokens_s_user=1 / itl[0] if itl[0] else 0.0,
-            ttft_s=first,
-            itl_s=itl,
-            e2e_s=e2e,
-            hit_rate=_average(found, "overall_usage_prompt_cache_read_pct") / 100,
-            isl_tokens=_average(found, "usage_prompt_tokens") or _average(found, "input_sequence_length"),
-            osl_tokens=_average(found, "usage_completion_tokens") or _average(found, "output_sequence_length"),
+            tokens_s_user=1 / itl_s[0] if itl_s[0] else 0.0,
+            ttft_s=found.time_to_first_token.quantiles_s,
+            itl_s=itl_s,
+            e2e_s=found.request_latency.quantiles_s,
+            hit_rate=found.overall_usage_prompt_cache_read_pct.avg / 100,
+            isl_tokens=found.usage_prompt_tokens.avg or found.input_sequence_length.avg,
+            osl_tokens=found.usage_completion_tokens.avg or found.output_sequence_length.avg,
         ),
     )
-
-
-def _metric(file: Path, found: dict[str, Any], name: str) -> _Metric:
-    if name not in found:
-        raise ResultInvalid(f"{file}: {name}: found none, allowed the export of a profile with --streaming")
-    return msgspec.convert(found[name], _Metric)
-
-
-def _times_s(file: Path, found: dict[str, Any], name: str) -> tuple[float, ...]:
-    metric = _metric(file, found, name)
-    quantiles = (metric.p50, metric.p90, metric.p99)
-    if any(each is None for each in quantiles):
-        raise ResultInvalid(f"{file}: {name}: found {quantiles}, allowed numbers for p50, p90 and p99")
-    return tuple(each / 1000 for each in quantiles if each is not None)
-
-
-def _average(found: dict[str, Any], name: str) -> float:
-    return msgspec.convert(found[name], _Metric).avg if name in found else 0.0
 
 
 def _load(phases: list[dict[str, Any]]) -> str:
@@ -139,21 +147,6 @@ class SummaryRow(msgspec.Struct, frozen=True, kw_only=True):
         return not self.figures.failed and (self.figures.lag_p99_s or 0.0) <= LAG_LIMIT_S
 
 
-def row_of(record: RunRecord) -> SummaryRow:
-    """Return the row of a sweep's run."""
-    inputs = record.inputs
-    return SummaryRow(
-        name=inputs.name,
-        fleet=inputs.fleet,
-        workload=inputs.workload,
-        load=inputs.load,
-        workers=inputs.workers,
-        figures=record.figures,
-        machine=record.machine,
-        versions=record.versions,
-    )
-
-
 def by_workload(rows: Iterable[SummaryRow]) -> dict[str, dict[str, list[SummaryRow]]]:
     """Return the rows by workload and fleet, in the order of the load."""
     ordered = sorted(rows, key=lambda each: (each.workload, each.fleet, _load_order(each.load)))
@@ -182,12 +175,8 @@ def hits_and_ttfts(rows: Sequence[SummaryRow]) -> list[Point]:
 def on_frontier(fleets: Mapping[str, Sequence[SummaryRow]]) -> list[str]:
     """Return the names of the rows of one workload on its frontier, in the order of what a user gets."""
     rows = [each for found in fleets.values() for each in found if each.is_served]
-    best = frontier(throughputs(rows))
-    return [next(each.name for each in rows if _at(each) == (point.x, point.y)) for point in best]
-
-
-def _at(row: SummaryRow) -> tuple[float, float]:
-    return row.figures.tokens_s_user, row.figures.tokens_s_worker
+    points = throughputs(rows)
+    return [rows[points.index(best)].name for best in frontier(points)]
 
 
 def cells(row: SummaryRow) -> tuple[str, ...]:
@@ -291,7 +280,14 @@ def report(context: click.Context, directory: Path, base: Path | None, gpus: dic
         context.fail(f"--base: found no run in {base} that {directory} has, allowed one with runs of the same names")
     to = out or directory / "report"
     to.mkdir(parents=True, exist_ok=True)
-    text = "\n".join((*_tables(rows), *_comparison(comparison), *differing(rows)))
+    tables = [
+        FigureTable(f"fleet {fleet}: {workload}", COLUMNS, tuple(map(cells, found)))
+        for workload, fleets in by_workload(rows).items()
+        for fleet, found in fleets.items()
+    ]
+    if comparison:
+        tables.append(FigureTable("compared with the base", COMPARED, comparison))
+    text = "\n".join((*map(markdown_table, tables), *differing(rows)))
     (to / "summary.json").write_bytes(as_json(rows, comparison))
     (to / "summary.md").write_text(text + "\n")
     for workload, fleets in by_workload(rows).items():
@@ -305,7 +301,15 @@ def rows_of(directory: Path, gpus: Mapping[str, int]) -> list[SummaryRow]:
     Raises:
         ResultInvalid: a file is neither.
     """
-    rows = [row_of(record) for record in read(directory, but=NAME).values()]
+    rows = [
+        SummaryRow(
+            **{name: getattr(record.inputs, name) for name in ("name", "fleet", "workload", "load", "workers")},
+            figures=record.figures,
+            machine=record.machine,
+            versions=record.versions,
+        )
+        for record in read(directory, but=NAME).values()
+    ]
     for file in sorted(directory.rglob(NAME)):
         place = file.parent.relative_to(directory).parts
         workers = gpus.get("".join(place[:1]), gpus[""])
@@ -324,33 +328,12 @@ def rows_of(directory: Path, gpus: Mapping[str, int]) -> list[SummaryRow]:
     return rows
 
 
-def _tables(rows: Sequence[SummaryRow]) -> list[str]:
-    return [
-        markdown_table(FigureTable(f"fleet {fleet}: {workload}", COLUMNS, tuple(map(cells, found))))
-        for workload, fleets in by_workload(rows).items()
-        for fleet, found in fleets.items()
-    ]
-
-
-def _comparison(found: Sequence[tuple[str, ...]]) -> list[str]:
-    return [markdown_table(FigureTable("compared with the base", COMPARED, tuple(found)))] if found else []
-
-
 def _plot(to: Path, workload: str, fleets: Mapping[str, Sequence[SummaryRow]]) -> None:
-    pareto = pareto_labels(f"What a worker gives, what a user gets: {workload}", "a worker")
+    user, worker = "output tokens/s of a user (1 / ITL p50)", "output tokens/s of a worker"
+    pareto = PlotLabels(f"What a worker gives, what a user gets: {workload}", user, worker)
     hits = PlotLabels(f"Hit rate and time to first token: {workload}", "hit rate, %", "TTFT p50, ms")
-    _write(to / f"pareto-{workload}", fleets, throughputs, pareto, has_frontier=True)
-    _write(to / f"ttft-{workload}", fleets, hits_and_ttfts, hits, has_frontier=False)
-
-
-def _write(
-    path: Path,
-    fleets: Mapping[str, Sequence[SummaryRow]],
-    points: Callable[[Sequence[SummaryRow]], list[Point]],
-    labels: PlotLabels,
-    *,
-    has_frontier: bool,
-) -> None:
-    lines = {fleet: points(rows) for fleet, rows in fleets.items()}
-    for kind in _KINDS:
-        path.with_name(f"{path.name}.{kind}").write_bytes(plotted(lines, labels, kind, has_frontier=has_frontier))
+    for name, points, labels in (("pareto", throughputs, pareto), ("ttft", hits_and_ttfts, hits)):
+        lines = {fleet: points(rows) for fleet, rows in fleets.items()}
+        for kind in _KINDS:
+            plot = plotted(lines, labels, kind, has_frontier=name == "pareto")
+            (to / f"{name}-{workload}.{kind}").write_bytes(plot)

@@ -134,7 +134,9 @@ def figures(measured: Sequence[Measured], *, workers: int, lag_p99_s: float | No
     span_s = max(each.sent_s + each.duration_s for each in measured) - min(each.sent_s for each in measured)
     prompt_tokens = sum(each.prompt_tokens for each in answered)
     output_tokens_s = sum(each.output_tokens for each in answered) / span_s
-    itl_s = _quantiles([_itl_s(each) for each in answered if each.output_tokens > 1])
+    itl_s = _quantiles(
+        [(each.duration_s - each.ttft_s) / (each.output_tokens - 1) for each in answered if each.output_tokens > 1]
+    )
     reasons = Counter(each.error for each in measured if each.error).most_common(_REASONS_MAX)
     return RunFigures(
         requests=len(measured),
@@ -153,10 +155,6 @@ def figures(measured: Sequence[Measured], *, workers: int, lag_p99_s: float | No
         osl_tokens=sum(each.output_tokens for each in answered) / max(1, len(answered)),
         lag_p99_s=lag_p99_s,
     )
-
-
-def _itl_s(each: Measured) -> float:
-    return (each.duration_s - each.ttft_s) / (each.output_tokens - 1)
 
 
 def _quantiles(values: Sequence[float]) -> tuple[float, ...]:

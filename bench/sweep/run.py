@@ -27,17 +27,18 @@ from pathlib import Path
 from random import Random
 
 import aiohttp
-import msgspec
 
+from bench.child import BenchFailed
 from bench.processes import FleetProcesses, FleetShape
 from bench.report import lag_s, machine_line
-from bench.streaming_client import Measured, StreamingClient
+from bench.streaming_client import Measured, StreamingClient, until_served
 from bench.sweep import results
 from bench.sweep.results import RunFigures, RunInputs, RunRecord, difference, figures, left, time_left
 from bench.tables import commit
 from kv_runtime.clock import Clock, SystemClock
 from kv_runtime.extras import DISTRIBUTION
 
+_PATH = "/v1/completions"
 _WARMUP_AT_ONCE = 8
 _IDS = range(32, 127)
 
@@ -50,25 +51,13 @@ class SweepLoad:
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._prompts = prompts(inputs)
 
-    async def warm_up(self, url: str) -> list[Measured]:
-        """Return how the warm-up's requests fared."""
-        inputs = self._inputs
-        async with self._session() as session:
+    async def send(self, url: str, count: int, users: int) -> list[Measured]:
+        """Return how the next `count` requests fared: of so many users with one at a time each, or (0) at the rate."""
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(connector=connector, timeout=self._timeout) as session:
             client = StreamingClient(session, url, self._clock, began_s=self._clock.now())
-            bodies = islice(self._bodies(), inputs.warmup)
-            return await self._closed(client, bodies, min(_WARMUP_AT_ONCE, inputs.warmup))
-
-    async def play(self, url: str) -> list[Measured]:
-        """Return how the run's requests fared. `warm_up` comes first, if at all."""
-        inputs, bodies = self._inputs, islice(self._bodies(), self._inputs.requests)
-        async with self._session() as session:
-            client = StreamingClient(session, url, self._clock, began_s=self._clock.now())
-            if inputs.concurrency:
-                return await self._closed(client, bodies, inputs.concurrency)
-            return await self._open(client, bodies)
-
-    def _session(self) -> aiohttp.ClientSession:
-        return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=self._timeout)
+            bodies = islice(self._bodies(), count)
+            return await (self._closed(client, bodies, users) if users else self._open(client, bodies))
 
     def _bodies(self) -> Iterator[dict[str, object]]:
         inputs = self._inputs
@@ -80,7 +69,7 @@ class SweepLoad:
 
         async def user() -> None:
             for body in bodies:
-                answer = await _sent(client, body)
+                _, answer = await client.send(_PATH, body)
                 measured.append(answer)
 
         async with asyncio.TaskGroup() as group:
@@ -89,16 +78,12 @@ class SweepLoad:
         return measured
 
     async def _open(self, client: StreamingClient, bodies: Iterator[dict[str, object]]) -> list[Measured]:
-        began_s, sent = self._clock.now(), list[asyncio.Task[Measured]]()
+        began_s, sent = self._clock.now(), list[asyncio.Task[tuple[str, Measured]]]()
         async with asyncio.TaskGroup() as group:
             for at_s, body in zip(arrivals_s(self._inputs), bodies, strict=False):  # arrivals have no end
                 await self._clock.sleep(began_s + at_s - self._clock.now())
-                sent.append(group.create_task(_sent(client, body)))
-        return [each.result() for each in sent]
-
-
-async def _sent(client: StreamingClient, body: dict[str, object]) -> Measured:
-    return (await client.send("/v1/completions", body))[1]
+                sent.append(group.create_task(client.send(_PATH, body)))
+        return [each.result()[1] for each in sent]
 
 
 def prompts(inputs: RunInputs) -> Iterator[list[int]]:
@@ -122,18 +107,11 @@ def _workload(inputs: RunInputs) -> str:
     return f"{inputs.isl_tokens} {inputs.osl_tokens} {inputs.prefix_share:g} {inputs.load}"
 
 
-Say = Callable[[str], None]
-
-
-class NothingAnswered(Exception):
-    """No request of a run, or of its warm-up, was answered; the message has the run and the most frequent errors."""
-
-
 class Sweep:
     """Runs whose files are in one directory; `say` gets a line for each."""
 
     def __init__(
-        self, runs: Sequence[RunInputs], directory: Path, *, say: Say, wait_s: float, timeout_s: float
+        self, runs: Sequence[RunInputs], directory: Path, *, say: Callable[[str], None], wait_s: float, timeout_s: float
     ) -> None:
         self._runs, self._directory, self._say = runs, directory, say
         self._wait_s, self._timeout_s = wait_s, timeout_s
@@ -144,8 +122,9 @@ class Sweep:
         """Return how many runs were measured, once every run has a file with its inputs.
 
         Raises:
-            NothingAnswered: of a run; the runs after it were not begun.
-            EndpointNotReady, ProcessFailed: the endpoint or the fleet of a run.
+            BenchFailed: no request of a run was answered, or its endpoint did not become ready; the runs after it were
+                not begun.
+            ProcessFailed: the fleet of a run did not start.
             ResultInvalid: the directory has a file that is no run.
         """
         runs = self._still_left()
@@ -175,16 +154,18 @@ class Sweep:
         load = SweepLoad(inputs, self._clock, timeout_s=self._timeout_s)
         async with endpoint_of(inputs, wait_s=self._wait_s) as (url, lags):
             if inputs.warmup:
-                _check(inputs, await load.warm_up(url), "the warm-up")
+                _check(inputs, await load.send(url, inputs.warmup, _WARMUP_AT_ONCE), "the warm-up")
             before = await lags() if lags else {}
-            measured = await load.play(url)
+            measured = await load.send(url, inputs.requests, inputs.concurrency)
             after = await lags() if lags else {}
             served_by = await version_of(url)
         _check(inputs, measured, "the run")
+        lag_p99_s = max((lag_s(before[url], after[url], 0.99) for url in after), default=None)
+        own = {DISTRIBUTION: version(DISTRIBUTION), "commit": commit(), "aiohttp": aiohttp.__version__}
         return RunRecord(
             inputs=inputs,
-            figures=figures(measured, workers=inputs.workers, lag_p99_s=_worst(before, after)),
-            versions=_versions(served_by),
+            figures=figures(measured, workers=inputs.workers, lag_p99_s=lag_p99_s),
+            versions=own | {"endpoint": served_by},
             machine=machine_line(),
             began=began.isoformat(timespec="seconds"),
             took_s=self._clock.now() - began_s,
@@ -194,21 +175,7 @@ class Sweep:
 def _check(inputs: RunInputs, measured: Sequence[Measured], phase: str) -> None:
     if all(each.error for each in measured):
         (reason, count), *_ = Counter(each.error for each in measured).most_common(1)
-        raise NothingAnswered(f"{inputs.name}: no request of {phase} was answered: {count} x {reason}")
-
-
-def _worst(before: dict[str, Counter[float]], after: dict[str, Counter[float]]) -> float | None:
-    return max((lag_s(before[url], after[url], 0.99) for url in after), default=None)
-
-
-def _versions(served_by: str) -> dict[str, str]:
-    """Return what measured, and what was measured."""
-    return {
-        DISTRIBUTION: version(DISTRIBUTION),
-        "commit": commit(),
-        "aiohttp": aiohttp.__version__,
-        "endpoint": served_by,
-    }
+        raise BenchFailed(f"{inputs.name}: no request of {phase} was answered: {count} x {reason}")
 
 
 def _in_words(each: RunFigures) -> str:
@@ -219,15 +186,10 @@ def _in_words(each: RunFigures) -> str:
     )
 
 
-_POLL_S = 0.5
 _ANSWER_S = 10.0
-_OK, _NOT_FOUND = 200, 404
+_OK = 200
 _QUIET = "telemetry.log_level=warning"
 _LAYOUT = re.compile(r"(?:([1-9]\d?)a|([1-9]\d?)p([1-9]\d?)d)")
-
-
-class EndpointNotReady(Exception):
-    """The endpoint did not become ready in time; the message has what it answered last."""
 
 
 Lags = Callable[[], Awaitable[dict[str, Counter[float]]]]
@@ -238,15 +200,24 @@ async def endpoint_of(inputs: RunInputs, *, wait_s: float) -> AsyncIterator[tupl
     """Yield the endpoint's URL once it is healthy and serves the model, and how the fleet's event-loop lag is read.
 
     Raises:
-        EndpointNotReady: it was not, within `wait_s`.
+        BenchFailed: it was not, within `wait_s`.
         ProcessFailed: the fleet did not start.
     """
     if inputs.url:
         await until_served(inputs.url, inputs.model, wait_s=wait_s)
         yield inputs.url, None
         return
-    async with FleetProcesses(shape_of(inputs)) as fleet:
-        await until_served(fleet.data_url, inputs.model, wait_s=wait_s)
+    aggregated, prefill, decode = workers_of(inputs.layout)
+    shape = FleetShape(
+        workers=aggregated,
+        prefill=prefill,
+        decode=decode,
+        mode=inputs.mode,
+        model=inputs.model,
+        worker_settings=(_QUIET, *inputs.worker_settings),
+        router_settings=(_QUIET, f"policy.seed={inputs.seed}", *inputs.router_settings),
+    )
+    async with FleetProcesses(shape) as fleet:
         yield fleet.data_url, fleet.lags
 
 
@@ -261,52 +232,6 @@ def workers_of(layout: str) -> tuple[int, int, int]:
         raise ValueError(layout)
     aggregated, prefill, decode = (int(each or 0) for each in found.groups())
     return aggregated, prefill, decode
-
-
-def shape_of(inputs: RunInputs) -> FleetShape:
-    """Return the fleet of a run."""
-    aggregated, prefill, decode = workers_of(inputs.layout)
-    return FleetShape(
-        workers=aggregated,
-        prefill=prefill,
-        decode=decode,
-        mode=inputs.mode,
-        model=inputs.model,
-        worker_settings=(_QUIET, *inputs.worker_settings),
-        router_settings=(_QUIET, f"policy.seed={inputs.seed}", *inputs.router_settings),
-    )
-
-
-async def until_served(url: str, model: str, *, wait_s: float) -> None:
-    """Return once `/health`, if it is there, is 200, `/v1/models` lists the model, and a request is answered."""
-    clock, problem = SystemClock(), ""
-    ends_s = clock.now() + wait_s
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_ANSWER_S)) as session:
-        while True:
-            problem = await _problem(session, url, model)
-            if not problem:
-                return
-            if clock.now() >= ends_s:
-                raise EndpointNotReady(f"{url} is not ready after {wait_s:g} s: {problem}")
-            await clock.sleep(_POLL_S)
-
-
-async def _problem(session: aiohttp.ClientSession, url: str, model: str) -> str:
-    try:
-        async with session.get(f"{url}/health") as response:
-            if response.status not in (_OK, _NOT_FOUND):
-                return f"/health: found status {response.status}, allowed 200"
-        async with session.get(f"{url}/v1/models") as response:
-            if response.status != _OK:
-                return f"/v1/models: found status {response.status}, allowed 200"
-            names = [str(each["id"]) for each in msgspec.json.decode(await response.read())["data"]]
-        if model not in names:
-            return f"model: found {', '.join(names) or 'none'}, allowed {model}"
-        asked = {"model": model, "prompt": [32], "max_tokens": 1}
-        async with session.post(f"{url}/v1/completions", json=asked) as response:
-            return "" if response.status == _OK else f"a request: found status {response.status}, allowed 200"
-    except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError, KeyError, TypeError) as error:
-        return f"{type(error).__name__}: {error}"
 
 
 async def version_of(url: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import click
 import msgspec
 
-from bench.fidelity.fit_timing import fit, load_capture
+from bench.fidelity.timings import fit, load_capture
 from bench.report import machine_line
 from bench.what_if.play import Cell, Stage, play_all, staged
 from bench.what_if.recorded import REQUESTS_MAX, JournalOfOne, JournalUnfit
@@ -34,11 +34,11 @@ _MODES = ("kv", "predicted-ttft", "least-loaded", "round-robin")
 
 
 class Asked(NamedTuple):
-    """What the options of a simulation say."""
+    """What the options of a simulation say; `requests` at most are played."""
 
-    router: str
+    router_name: str
     from_ns: int | None
-    requests_max: int
+    requests: int
     calibration: Path | None
     kv_blocks: int
     jobs: int
@@ -65,17 +65,9 @@ def simulation_options(command: Callable[..., None]) -> Callable[..., None]:
     @click.option("--kv-blocks", type=click.IntRange(0), default=0, help="of ranks that do not state theirs")
     @click.option("--jobs", type=click.IntRange(1), default=os.cpu_count() or 1, help="policies played side by side")
     @wraps(command)
-    def run(
-        *,
-        from_ns: int | None,
-        requests: int,
-        calibration: Path | None,
-        kv_blocks: int,
-        jobs: int,
-        router_name: str,
-        **rest: object,
-    ) -> None:
-        command(asked=Asked(router_name, from_ns, requests, calibration, kv_blocks, jobs), **rest)
+    def run(**options: Any) -> None:  # noqa: ANN401 - one value an option
+        asked = Asked(**{name: options.pop(name) for name in Asked._fields})
+        command(asked=asked, **options)
 
     return run
 
@@ -110,7 +102,7 @@ def what_if(
     """  # noqa: D301
     found_loads = _loads(loads)
     others = named_policies(modes, sweep) or {mode: {"mode": mode} for mode in _MODES}
-    journal = read(settings, asked, JournalOfOne(others, asked.requests_max))
+    journal = read(settings, asked, JournalOfOne(others, asked.requests))
     result = simulated(journal, asked, journal.policies, found_loads)
     if plot is not None:
         write_plot(result, plot)
@@ -141,7 +133,7 @@ def read(settings: RouterSettings, asked: Asked, journal: JournalOfOne) -> Journ
     """Return the journal, read to the end of the log; raise `NothingRead`, `BrokerUnavailable`."""
 
     async def work(log: EventLog, stop: asyncio.Event) -> None:
-        await read_journal(log, SystemClock(), asked.router, journal.take, stop, from_ns=asked.from_ns)
+        await read_journal(log, SystemClock(), asked.router_name, journal.take, stop, from_ns=asked.from_ns)
 
     try:
         run_on_log(settings, work)

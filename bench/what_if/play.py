@@ -38,6 +38,8 @@ _PREFILL = ("request_base_s", "prompt_token_s", "context_floor_s", "token_s", "a
 _DECODE = ("base_s", "kv_token_s", "sequence_s")
 _SCALE_MAX = 64.0
 
+Floats = NDArray[np.float64]
+
 
 class Fit(NamedTuple):
     """The engines' timings, and the largest ratio of a simulated to a recorded factor that is left, 1 or more."""
@@ -58,39 +60,23 @@ def fitted(prior: EngineTiming, recorded: Sequence[RankSpeed], play: Play) -> Fi
     timings = [prior] * len(recorded)
     if not measurements:
         return Fit(tuple(timings), 1.0, 0)
-    prefill, decode = _believed(recorded)
-    scales = [(1.0, 1.0)] * len(recorded)
-    left = 1.0
+    wanted, left = _believed(recorded), 1.0
+    scales = np.ones_like(wanted)
     for _ in range(ROUNDS):
-        simulated_prefill, simulated_decode = _believed(play(timings))
-        ratios = [
-            (prefill[at] / simulated_prefill[at], decode[at] / simulated_decode[at]) for at in range(len(recorded))
-        ]
-        left = max(max(each, 1 / each) for pair in ratios for each in pair)
-        scales = [_scaled(scale, ratio) for scale, ratio in zip(scales, ratios, strict=True)]
-        timings = [_timing(prior, *scale) for scale in scales]
+        ratios = wanted / _believed(play(timings))
+        left = float(np.maximum(ratios, 1 / ratios).max())
+        scales = np.clip(scales * ratios, 1 / _SCALE_MAX, _SCALE_MAX)
+        timings = [_timing(prior, *scale) for scale in scales.tolist()]
     return Fit(tuple(timings), left, measurements)
 
 
-def _believed(speeds: Sequence[RankSpeed]) -> tuple[list[float], list[float]]:
-    """Return the factors of prompts and of tokens; those with few measurements are near the mean."""
-    return (
-        _toward_the_mean([(each.prefill, each.prefills) for each in speeds]),
-        _toward_the_mean([(each.decode, each.decodes) for each in speeds]),
-    )
-
-
-def _toward_the_mean(factors: Sequence[tuple[float, int]]) -> list[float]:
-    total = sum(count for _, count in factors)
-    mean = sum(factor * count for factor, count in factors) / total if total else 1.0
-    return [mean + (factor - mean) * count / (count + _DOUBT) for factor, count in factors]
-
-
-def _scaled(scale: tuple[float, float], ratio: tuple[float, float]) -> tuple[float, float]:
-    prefill, decode = (
-        min(max(one * other, 1 / _SCALE_MAX), _SCALE_MAX) for one, other in zip(scale, ratio, strict=True)
-    )
-    return prefill, decode
+def _believed(speeds: Sequence[RankSpeed]) -> Floats:
+    """Return each rank's factors of prompts and of tokens; those with few measurements are near the mean of all."""
+    factors = np.array([(each.prefill, each.decode) for each in speeds])
+    counts = np.array([(each.prefills, each.decodes) for each in speeds])
+    totals = counts.sum(axis=0)
+    means = np.where(totals > 0, (factors * counts).sum(axis=0) / np.maximum(totals, 1), 1.0)
+    return means + (factors - means) * counts / (counts + _DOUBT)
 
 
 def _timing(prior: EngineTiming, prefill: float, decode: float) -> EngineTiming:
@@ -103,15 +89,13 @@ WARM = 0.1
 SEED = 1
 _RESERVE_BLOCKS = 8
 
-Floats = NDArray[np.float64]
-
 
 class Played(NamedTuple):
     """One run: of each counted request, in the order of arrival, what came of it."""
 
     arrival_s: Floats
     end_s: Floats
-    worker: NDArray[np.int64]
+    worker: Floats
     isl_tokens: Floats
     cached_tokens: Floats
     ttft_s: Floats
@@ -173,15 +157,14 @@ def play(stage: Stage, cell: Cell) -> Played:
     requests = at_rate(stage.requests, cell.load)
     outcomes = VirtualFleet(stage.shape, cell.policy, requests, seed=SEED).run()
     ordered = sorted(outcomes, key=lambda each: each.number)[int(WARM * len(outcomes)) :]
-    return Played(
-        arrival_s=np.array([each.arrival_s for each in ordered]),
-        end_s=np.array([each.arrival_s + each.e2e_s for each in ordered]),
-        worker=np.array([each.worker for each in ordered]),
-        isl_tokens=np.array([float(each.isl_tokens) for each in ordered]),
-        cached_tokens=np.array([float(each.cached_tokens) for each in ordered]),
-        ttft_s=np.array([each.ttft_s for each in ordered]),
-        itl_s=np.array([each.itl_s for each in ordered]),
-    )
+    rows = [
+        (
+            *(each.arrival_s, each.arrival_s + each.e2e_s, each.worker),
+            *(each.isl_tokens, each.cached_tokens, each.ttft_s, each.itl_s),
+        )
+        for each in ordered
+    ]
+    return Played(*np.array(rows).T)
 
 
 def play_all(stage: Stage, cells: Sequence[Cell], jobs: int) -> dict[Cell, Played]:

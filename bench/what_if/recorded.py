@@ -12,7 +12,7 @@ The length of an answer is the worker's count, else what the times of its tokens
 `JournalOfOne` reads the journal, and asks other policies at the recorded moments on the way.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any, NamedTuple
@@ -167,30 +167,26 @@ class Recorded:
             reasons = ", ".join(f"{number} {reason}" for reason, number in self.left_out.items()) or "no decision"
             raise JournalUnfit(f"the journal has no request to play: {reasons}")
         began_s, size = self._decisions[0].now_s, self.fleet.block_size
-        known, fresh, made = dict[int, int](), count(), list[TraceRequest]()
-        mean = self._mean_answer()
-        for decided in self._decisions:
+        fresh, made = count(), list[TraceRequest]()
+        ids_of = defaultdict[int, int](fresh.__next__)
+        answers = [answered_tokens(self._outcomes.get(each.request.decision_id)) for each in self._decisions]
+        lengths = [tokens for tokens in answers if tokens is not None]
+        mean = sum(lengths) / len(lengths) if lengths else built.OUTPUT_TOKENS
+        for decided, tokens in zip(self._decisions, answers, strict=True):
             request = decided.request
-            full = request.isl_tokens // size
-            ids = [_id_of(known, each, fresh) for each in unpack_u64(request.sequence_hashes)[:full]]
+            ids = [ids_of[each] for each in unpack_u64(request.sequence_hashes)[: request.isl_tokens // size]]
             ids += [next(fresh) for _ in range(-(-request.isl_tokens // size) - len(ids))]
-            tokens = answered_tokens(self._outcomes.get(request.decision_id)) or mean
             made.append(
                 TraceRequest(
                     decided.now_s - began_s,
                     request.isl_tokens,
-                    max(1, round(tokens)),
+                    max(1, round(tokens or mean)),
                     tuple(ids),
                     request.session_id,
                     request.max_tokens,
                 )
             )
         return made
-
-    def _mean_answer(self) -> float:
-        found = [answered_tokens(self._outcomes.get(each.request.decision_id)) for each in self._decisions]
-        lengths = [tokens for tokens in found if tokens is not None]
-        return sum(lengths) / len(lengths) if lengths else built.OUTPUT_TOKENS
 
     def measured(self, first: int = 0) -> RecordedFigures:
         """Return what was measured of the requests from number `first` on."""
@@ -217,13 +213,6 @@ def _fleet_of(verdict: Verdict, policy: Policy) -> RecordedFleet:
         policy,
         verdict.request.block_size,
     )
-
-
-def _id_of(known: dict[int, int], sequence_hash: int, fresh: "count[int]") -> int:
-    number = known.get(sequence_hash)
-    if number is None:
-        number = known[sequence_hash] = next(fresh)
-    return number
 
 
 def speeds_of(learnt: RouterState, ranks: Sequence[WorkerRank]) -> list[RankSpeed]:

@@ -11,7 +11,7 @@ simulation fits: the row `recorded` and the row of the policy in force show that
 """
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.plot import PlotLabels, Point, frontier, plotted
-from bench.report import WINDOW_S
+from bench.report import imbalances
 from bench.what_if.play import WARM, Cell, Fit, Floats, Played, Stage
 from bench.what_if.recorded import Recorded, RecordedFigures
 from kv_protocol.splitmix import choice_index, splitmix64
@@ -35,16 +35,6 @@ class Estimate(NamedTuple):
     value: float
     low: float
     high: float
-
-    @property
-    def is_below_zero(self) -> bool:
-        """Whether the whole interval is."""
-        return self.high < 0
-
-    @property
-    def is_above_zero(self) -> bool:
-        """Whether the whole interval is."""
-        return self.low > 0
 
 
 class PolicyFigures(NamedTuple):
@@ -89,35 +79,28 @@ _STATISTICS: dict[str, Statistic] = {
 
 def figures(run: Played, ranks: int) -> PolicyFigures:
     """Return the figures of a run on so many ranks."""
-    estimates = {name: _estimate(of, run) for name, of in _STATISTICS.items()}
+    estimates = {name: _estimate(partial(of, run), len(run.ttft_s)) for name, of in _STATISTICS.items()}
     return PolicyFigures(**estimates, imbalance=_imbalance(run, ranks), requests_per_s=_rate(run))
 
 
 def gains(run: Played, before: Played) -> Gains:
     """Return how a run differs from another one of the same requests."""
-    return Gains(**{name: _difference(_STATISTICS[name], run, before) for name in Gains._fields})
 
+    def difference(statistic: Statistic, at: NDArray[np.intp]) -> float:
+        return statistic(run, at) - statistic(before, at)
 
-def _estimate(statistic: Statistic, run: Played) -> Estimate:
     count = len(run.ttft_s)
-    return _interval(statistic(run, np.arange(count)), [statistic(run, at) for at in drawn(count)])
+    return Gains(**{name: _estimate(partial(difference, _STATISTICS[name]), count) for name in Gains._fields})
 
 
-def _difference(statistic: Statistic, run: Played, before: Played) -> Estimate:
-    every = np.arange(len(run.ttft_s))
-    drawn_differences = [statistic(run, at) - statistic(before, at) for at in drawn(len(every))]
-    return _interval(statistic(run, every) - statistic(before, every), drawn_differences)
+def _estimate(of: Callable[[NDArray[np.intp]], float], count: int) -> Estimate:
+    return _interval(of(np.arange(count)), [of(at) for at in drawn(count)])
 
 
 def _imbalance(run: Played, ranks: int) -> Estimate:
-    window = (run.arrival_s // WINDOW_S).astype(np.int64)
-    ratios = list[float]()
-    for each in np.unique(window):
-        at = window == each
-        tokens = np.bincount(run.worker[at], (run.isl_tokens - run.cached_tokens)[at], minlength=ranks)
-        if tokens.sum():
-            ratios.append(float(tokens.max() * ranks / tokens.sum()))
-    known = np.array(ratios or [1.0])
+    uncached = (run.isl_tokens - run.cached_tokens).astype(np.int64)
+    requests = zip(run.arrival_s.tolist(), run.worker.tolist(), uncached.tolist(), strict=True)
+    known = np.array(imbalances(requests, workers=ranks))
     return _interval(float(known.mean()), [float(known[at].mean()) for at in drawn(len(known))])
 
 
@@ -211,7 +194,10 @@ def lines(result: Result) -> list[str]:
     ]
     for load in result.loads:
         found += ["", f"load {load:g}" if len(result.loads) > 1 else "", *_table(result, load)]
-    found += ["", *_notes(result), advice(result)]
+    found += ["", "* on the Pareto front of mean TTFT and mean ITL at its load"]
+    found.append("intervals: bootstrap of blocks of requests; requests come as recorded, however late an answer is")
+    found += [f"note: left out: {number} {reason}" for reason, number in result.left_out.items()]
+    found.append(advice(result))
     return [line for at, line in enumerate(found) if line or (at and found[at - 1])]
 
 
@@ -264,15 +250,6 @@ def _shown(found: Estimate, factor: float, unit: str, digits: int = 1) -> str:
     return f"{factor * found.value:.{digits}f}{unit} ({low:.{digits}f}..{high:.{digits}f})"
 
 
-def _notes(result: Result) -> list[str]:
-    notes = [f"note: left out: {number} {reason}" for reason, number in result.left_out.items()]
-    return [
-        "* on the Pareto front of mean TTFT and mean ITL at its load",
-        "intervals: bootstrap of blocks of requests; requests come as recorded, however late an answer is",
-        *notes,
-    ]
-
-
 def advice(result: Result) -> str:
     """Return what the first load is a reason for, with its uncertainty."""
     best = best_of(result)
@@ -296,7 +273,7 @@ def best_of(result: Result) -> PlayedPolicy | None:
     better = [
         each
         for each in result.at(result.loads[0])
-        if each.gains is not None and each.gains.ttft_mean_s.is_below_zero and not each.gains.ttft_p99_s.is_above_zero
+        if each.gains is not None and each.gains.ttft_mean_s.high < 0 and each.gains.ttft_p99_s.low <= 0
     ]
     return min(better, key=lambda each: each.figures.ttft_mean_s.value, default=None)
 
@@ -346,8 +323,3 @@ def write_plot(result: Result, path: Path) -> None:
         series.setdefault(each.cell.name, []).append(_point(each))
     labels = PlotLabels("What other policies would do", "1 / mean TTFT, 1/s", "tokens/s of a user (1 / mean ITL)")
     path.write_bytes(plotted(series, labels, "png" if path.suffix == ".png" else "svg"))
-
-
-def names(policies: Sequence[PlayedPolicy]) -> list[str]:
-    """Return the names by rising mean TTFT: the ranking."""
-    return [each.cell.name for each in sorted(policies, key=lambda each: each.figures.ttft_mean_s.value)]

@@ -19,12 +19,13 @@ import click
 import msgspec
 import yaml
 
+from bench.child import finished
 from bench.report import machine_line
 from bench.what_if.command import Asked, named_policies, read, simulated, simulation_options
 from bench.what_if.recorded import JournalOfOne
 from bench.what_if.report import Result, advice, as_object, best_of, lines
 from kv_protocol.errors import UNDECODABLE
-from kv_runtime.process import print_json, print_lines, run_process
+from kv_runtime.process import print_json, print_lines
 from router.cli.options import NothingRead, check_token, checked_urls, with_settings
 from router.config import RouterSettings
 from router.doctor.pages import HttpAsker, Reply
@@ -39,7 +40,6 @@ CANDIDATES: dict[str, dict[str, Any]] = {
     "least-loaded": {"mode": "least-loaded"},
 }
 _TIMEOUT_S = 10.0
-_LAST = (True, 0.0)
 
 
 class _Page(msgspec.Struct):
@@ -84,7 +84,7 @@ def tune(
     candidates |= named_policies(modes, sweep) | {f"shadow {each.name}": each.policy for each in shadows}
     if not candidates:
         raise click.UsageError("--only-named: found no candidate, allowed --modes, --sweep or --shadows")
-    journal = read(settings, asked, JournalOfOne(candidates, asked.requests_max, asks=True))
+    journal = read(settings, asked, JournalOfOne(candidates, asked.requests, asks=True))
     kept = screened(journal.tallies, played)
     result = simulated(journal, asked, {name: journal.policies[name] for name in kept})
     found = proposal(result, candidates)
@@ -172,15 +172,12 @@ def _shadows_of(settings: RouterSettings, url: str) -> list[ShadowReport]:
     (plane,) = checked_urls("--shadows", [url])
     token = settings.control.token.get_secret_value()
     check_token("control.token", token)
-    replies = list[Reply]()
 
-    async def main(stop: object) -> None:
-        del stop
+    async def asked() -> Reply:
         async with aiohttp.ClientSession() as session:
-            replies.append(await HttpAsker(session, _TIMEOUT_S).get(f"{plane}/v1/shadows", token))
+            return await HttpAsker(session, _TIMEOUT_S).get(f"{plane}/v1/shadows", token)
 
-    run_process(main)
-    (reply,) = replies
+    reply = finished(asked())
     try:
         if reply.is_ok:
             return msgspec.json.decode(reply.body, type=_Page).shadows

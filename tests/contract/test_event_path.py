@@ -13,7 +13,6 @@ import zmq.asyncio
 from msgspec.structs import replace
 
 from bench.capture.payloads import encode_payload
-from bench.events.observed import TranslatedEvents
 from indexer.embedded import ensure_streams
 from kv_protocol.events import Batch, Cleared, Removed, Stored, Tier
 from kv_runtime.clock import SystemClock
@@ -22,6 +21,7 @@ from tests.system.integration.broker import WAIT_S, Broker, eventually
 from tests.system.integration.event_path import (
     NATS,
     PlayedSource,
+    TranslatedEvents,
     batches_in,
     connected,
     endpoint_of,

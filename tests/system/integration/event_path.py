@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
+from typing import cast
 
 import nats
 import zmq
@@ -324,3 +325,14 @@ def stored(*blocks: int, parent: int | None = None) -> bytes:
 
 def chain_payloads(n: int) -> dict[int, bytes]:
     return {at: stored(at + 1, parent=at or None) for at in range(n)}
+
+
+class TranslatedEvents(TrtllmRules):
+    """The rules of a source that reports translated events."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+
+    def translate(self, engine_events: object) -> list[RankEvent]:
+        """Return the events as they are."""
+        return cast("list[RankEvent]", engine_events)

@@ -9,6 +9,7 @@ from click.testing import CliRunner, Result
 from bench.index.cells import FILL_SEED, WORK, make
 from bench.index.command import IndexPlan, cells, tables, verdicts
 from bench.index.subjects import ScheduledRequest, chain, pack, subject, write_requests
+from bench.routing.trace import PrefixTree
 from bench.tables import Rounds
 from router.__main__ import main
 
@@ -82,10 +83,17 @@ def test_an_index_is_as_before_once_its_events_are_removed() -> None:
     assert of.index.statistics().held_blocks == 1024  # type: ignore[union-attr]
 
 
+def test_a_cache_lets_go_of_what_was_used_longest_ago_and_of_a_block_before_its_parent() -> None:
+    tree = PrefixTree()
+    tree.insert((1, 2, 3))
+    tree.insert((1, 4))
+    assert (tree.evict(2), tree.depth((1, 2, 3)), tree.depth((1, 4))) == ([3, 2], 1, 2)
+
+
 def measured(ours: float, peer: float, wrong: int = 0) -> Rounds:
     """Return results of every cell: what we cost, what the peer costs, how many answers of ours are wrong."""
     made = Rounds()
-    for cell in cells(IndexPlan(schedule="file", is_huge=True)):
+    for cell in cells(IndexPlan(schedule={}, is_huge=True)):
         names = {f"{each} {size}" for each in ("stored", "removed") for size in (1, 8, 64, 512)} | FOUND[cell.work]
         for seat in cell.seats:
             figures = dict.fromkeys(names, peer if seat == "peer" else ours) | {"wrong": 7 if seat == "peer" else wrong}

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from bench.placement.policies import (
-    CHARACTERS_PER_TOKEN,
     PLACEMENTS,
     CacheAware,
     CacheAwareSettings,
@@ -15,7 +14,6 @@ from bench.placement.policies import (
     SessionHash,
     WeightedScorers,
 )
-from bench.prefix_tree import PrefixTree
 from bench.routing.trace import TraceRequest
 from bench.routing.virtual_fleet import RequestFigures, VirtualFleet, VirtualFleetShape
 from bench.routing.virtual_router import MAX_NUM_BATCHED_TOKENS, VirtualQueue
@@ -146,19 +144,6 @@ def test_when_imbalanced_by_both_thresholds_the_shortest_queue_is_chosen(
     rule = CacheAware()
     assert chosen(rule, (1, 2, 3)) == 0
     assert chosen(rule, (1, 2, 3), in_flight=in_flight) == winner
-
-
-def test_trees_are_cut_every_minute_to_their_size_in_characters() -> None:
-    characters = 3 * BLOCK_SIZE * CHARACTERS_PER_TOKEN
-    rule = CacheAware(CacheAwareSettings(max_tree_size=characters))
-    assert [chosen(rule, (1, 2, 3, 4), now_s=1.0), chosen(rule, (5, 6), now_s=2.0)] == [0, 1]
-    assert chosen(rule, (1, 2, 3, 4), now_s=59.0) == 0
-    tree = PrefixTree()
-    tree.insert((1, 2, 3, 4))
-    tree.evict(3)
-    assert (tree.depth((1, 2, 3, 4)), len(tree)) == (3, 3)
-    assert chosen(rule, (8,), now_s=61.0) == 2
-    assert chosen(rule, (8, 9, 10), now_s=62.0) == 2
 
 
 # ---------------------------------------------------------------- vllm-router, consistent_hash

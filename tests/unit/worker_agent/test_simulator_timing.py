@@ -2,8 +2,7 @@ from statistics import median
 
 import pytest
 
-from bench.fidelity.fit_timing import START, LatencyRow, fit, load_capture
-from bench.fidelity.live_timings import H200_4B, H200_8B_MIXED
+from bench.fidelity.timings import H200_4B, H200_8B_MIXED, START, LatencyRow, fit, load_capture
 from tests.support.paths import CAPTURES
 from worker_agent.engines.simulated.timing import H200_8B, IterationWork
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 import pytest
 from structlog.testing import capture_logs
 
-from bench.events.observed import TranslatedEvents
 from kv_protocol.events import Tier
 from kv_runtime.supervise import Restarts
 from tests.support.parts import at_work
 from tests.system.integration.broker import eventually
+from tests.system.integration.event_path import TranslatedEvents
 from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.engine_events import (
     EngineBatch,
