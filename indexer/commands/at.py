@@ -9,7 +9,7 @@ from indexer.commands.options import chosen_ranks, connected, ranks_option, read
 from indexer.config import IndexerSettings
 from indexer.follow.checkpoint import RankState
 from indexer.follow.fold import IndexFold, RankView
-from indexer.index.slots import PrefixView
+from indexer.index.slots import BlockSummary
 from indexer.native.index import make_index
 from indexer.service import wall_time
 from indexer.service.history import Moment, moment_at, seq_at
@@ -135,7 +135,7 @@ def _lines(report: dict[str, Any], blocks_asked: int) -> list[str]:
     return [*lines, *map(_prefix, report["prefixes"])]
 
 
-def _prefix(prefix: PrefixView) -> str:
+def _prefix(prefix: BlockSummary) -> str:
     holders = ", ".join(f"{each.worker_id}/{each.dp_rank} ({', '.join(each.media)})" for each in prefix.holders)
     behind = f"{prefix.children_total} blocks behind it"
     children = f": {', '.join(map(str, prefix.children))}" if prefix.children else ""

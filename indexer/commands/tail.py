@@ -49,9 +49,9 @@ def tail(
 ) -> None:
     """Follow the log: what ranks stored, removed and cleared, and workers that come and leave, from now on or earlier.
 
-    A line of events is of batches in a row that do the same on the same medium: the time, the message's place in the
-    log, the rank, the lower half of its epoch in hex, the batches' numbers, what they do and where, how many blocks,
-    the first of them and what is before it. An unreadable message is reported as such, and the next is read.
+    Consecutive batches that do the same on the same medium are one line. It has the time, the message's place in the
+    log, the rank, the lower half of its epoch in hex, the batches' numbers, the operation and the medium, the number of
+    blocks, the first block and its parent. An unreadable message is a line, too.
 
     It ends with a signal, or after --limit lines.
 

@@ -18,7 +18,7 @@ from indexer.config import IndexerSettings
 from indexer.service.difference import BlockDifference, RankVerdict
 from indexer.service.index_client import IndexClient
 from indexer.service.log_lines import short
-from indexer.service.verification import FleetRoll, Mirrors, Verification
+from indexer.service.verification import FleetRoll, Mirrors, verdicts
 from kv_protocol.fleet_gate import FleetGate
 from kv_runtime.clock import SystemClock
 from kv_runtime.process import print_json, print_lines, run_to_end
@@ -61,7 +61,7 @@ def verify(*, settings: IndexerSettings, index_url: str, timeout_s: float, examp
             print_lines(*_lines(verdict))
 
     async def work() -> list[RankVerdict]:
-        verdicts = []
+        found = list[RankVerdict]()
         clock, token = SystemClock(), settings.control.token.get_secret_value()
         async with connected(settings) as log:
             mirrors = Mirrors(log, timeout_s)
@@ -69,22 +69,21 @@ def verify(*, settings: IndexerSettings, index_url: str, timeout_s: float, examp
             async with IndexClient(index_url, token=token, timeout_s=timeout_s) as index:
                 await index.ranks()  # fails early if the index is not there
                 slugs = await FleetRoll(log, clock, FleetGate(settings.nats.fleet_secrets)).call(timeout_s)
-                looking = Verification(index, mirrors, clock, timeout_s=timeout_s, examples_max=examples)
-                async for verdict in looking.verdicts(slugs):
-                    show(verdict)
-                    verdicts.append(verdict)
-        return verdicts
+                async for each in verdicts(index, mirrors, clock, slugs, timeout_s=timeout_s, examples_max=examples):
+                    show(each)
+                    found.append(each)
+        return found
 
-    verdicts = run_to_end(work)
-    is_equal = bool(verdicts) and all(verdict.verdict == "equal" for verdict in verdicts)
+    found = run_to_end(work)
+    is_equal = bool(found) and all(each.verdict == "equal" for each in found)
     if as_json:
-        print_json(msgspec.json.encode({"equal": is_equal, "ranks": verdicts}))
+        print_json(msgspec.json.encode({"equal": is_equal, "ranks": found}))
     else:
-        counts = Counter(verdict.verdict for verdict in verdicts)
+        counts = Counter(each.verdict for each in found)
         told = ", ".join(f"{n} {word}" for word, n in counts.items()) or "none known, nothing was compared"
-        print_lines(f"{len(verdicts)} ranks: {told}")
+        print_lines(f"{len(found)} ranks: {told}")
     if not is_equal:
-        sys.exit(DIFFERENT if verdicts else NOT_DONE)
+        sys.exit(DIFFERENT if found else NOT_DONE)
 
 
 def _lines(verdict: RankVerdict) -> list[str]:
@@ -92,17 +91,15 @@ def _lines(verdict: RankVerdict) -> list[str]:
     reason = f"; {verdict.reason}" if verdict.reason else ""
     stale = f"; stale: {verdict.stale}" if verdict.stale else ""
     rank = f"{verdict.worker_id}/{verdict.dp_rank}"
-    head = f"{rank}  {verdict.verdict}  {_positions(verdict)}, blocks: {blocks}{reason}{stale}"
+    index = mirror = ""
+    if verdict.index_epoch:
+        index = f"index at {verdict.index_seq} of {short(verdict.index_epoch)}"
+    if verdict.mirror_epoch:
+        other = f" of {short(verdict.mirror_epoch)}" if verdict.index_epoch != verdict.mirror_epoch else ""
+        mirror = f"mirror at {verdict.mirror_seq}{other}"
+    positions = f"{index or 'not in the index'}, {mirror or 'no mirror'}"
+    head = f"{rank}  {verdict.verdict}  {positions}, blocks: {blocks}{reason}{stale}"
     return [head, *map(_example, verdict.examples)]
-
-
-def _positions(verdict: RankVerdict) -> str:
-    index = (
-        f"index at {verdict.index_seq} of {short(verdict.index_epoch)}" if verdict.index_epoch else "not in the index"
-    )
-    mirror = f"mirror at {verdict.mirror_seq}" if verdict.mirror_epoch else "no mirror"
-    other = verdict.mirror_epoch and verdict.index_epoch != verdict.mirror_epoch
-    return f"{index}, {mirror}{f' of {short(verdict.mirror_epoch)}' if other else ''}"
 
 
 def _example(block: BlockDifference) -> str:

@@ -25,7 +25,7 @@ from typing import Annotated
 import msgspec
 from xxhash import xxh3_64_intdigest
 
-from indexer.index.prefix_index import RANK_MAX
+from indexer.index.prefix_index import RANKS_MAX
 from kv_protocol.digest import TierDigest
 from kv_protocol.errors import UNDECODABLE, LimitExceeded, MalformedMessage
 from kv_protocol.events import I64_LIMIT, TIERS
@@ -45,7 +45,7 @@ class RankCheckpoint(msgspec.Struct, frozen=True, array_like=True):
 
     worker_id: WorkerId
     dp_rank: DpRank
-    slot: Annotated[int, msgspec.Meta(ge=0, le=RANK_MAX)]
+    slot: Annotated[int, msgspec.Meta(ge=0, lt=RANKS_MAX)]
     epoch: U64
     seq: U64
     logged_seq: U64

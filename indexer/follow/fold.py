@@ -121,23 +121,21 @@ class IndexFold:
             case WorkerCame(worker_id, capacity_blocks, instance):
                 self._slots.set_capacity(worker_id, capacity_blocks, instance)
             case WorkerGone(worker_id, instance):
-                self._on_worker_gone(worker_id, instance)
+                for rank, stream in list(self._ranks.items()):
+                    if rank.worker_id == worker_id and (not instance or stream.instance in ("", instance)):
+                        self._forget(stream)
+                self._slots.forget_worker(worker_id, instance)
             case LogConnected(is_connected):
                 self._is_log_connected = is_connected
                 if is_connected:
-                    self._restart_timeouts(now_s)
+                    self._restart_timeouts(inf, now_s)
         return self._next_questions(now_s)
 
-    def _on_worker_gone(self, worker_id: str, instance: str) -> None:
-        for rank, stream in list(self._ranks.items()):
-            if rank.worker_id == worker_id and (not instance or stream.instance in ("", instance)):
-                self._forget(stream)
-        self._slots.forget_worker(worker_id, instance)
-
-    def _restart_timeouts(self, now_s: float) -> None:
+    def _restart_timeouts(self, silent_s: float, now_s: float) -> None:
+        """Nothing could be received for `silent_s` (inf: not known how long): that silence proves nothing."""
         self._slots.restart_refused_timeouts(now_s)
         for stream in self._ranks.values():
-            stream.alive_at_s = now_s
+            stream.alive_at_s = min(stream.alive_at_s + silent_s, now_s)
             stream.follower.restart_timeouts(now_s)
 
     def _apply_to_rank(self, fact: Received, now_s: float) -> list[Question]:
@@ -220,7 +218,9 @@ class IndexFold:
 
         It is due each `TICK_S`.
         """
-        self._forgive_stall(now_s)
+        stall_s, self._ticked_at_s = now_s - self._ticked_at_s - AWAKE_S, now_s
+        if stall_s > 0:
+            self._restart_timeouts(stall_s, now_s)
         self._status_columns.touch_all()
         if self._is_log_connected:
             for stream in [each for each in self._ranks.values() if now_s - each.alive_at_s >= self._gone_s]:
@@ -242,15 +242,6 @@ class IndexFold:
 
     def _at(self, slot: int) -> FollowedRank:
         return self._ranks[self._slots.rank_of[slot]]
-
-    def _forgive_stall(self, now_s: float) -> None:
-        stall_s = now_s - self._ticked_at_s - AWAKE_S
-        self._ticked_at_s = now_s
-        if stall_s > 0:
-            self._slots.restart_refused_timeouts(now_s)
-            for stream in self._ranks.values():
-                stream.alive_at_s = min(stream.alive_at_s + stall_s, now_s)
-                stream.follower.restart_timeouts(now_s)
 
     def _queue_question(self, stream: FollowedRank, now_s: float) -> None:
         if stream.follower.question.is_in_flight(now_s):
@@ -359,7 +350,7 @@ class IndexFold:
 
     def resyncs(self) -> dict[WorkerRank, int]:
         """Return how many complete dumps each rank's stream took."""
-        return {rank: stream.follower.resyncs for rank, stream in self._ranks.items()}
+        return {rank: stream.follower.counts.resyncs for rank, stream in self._ranks.items()}
 
     def statistics(self) -> FoldStatistics:
         """Return the figures for metrics and views."""

@@ -114,7 +114,8 @@ class StreamFollower:
         self._reorder_buffer = ReorderBuffer(self._limits.early_batches_max, self._limits.early_blocks_max)
         self._heartbeats = HeartbeatTracker()
         self._epochs = EpochTracker(self._limits.silent_s)
-        self._counts = FollowerCounts()
+        self.counts = FollowerCounts()
+        """Of the stream so far; only the stream changes them."""
         self._phase = StreamState.NEW
         self._has_epoch = False
         self._epoch = self._cursor = self._logged_seq = 0
@@ -140,7 +141,7 @@ class StreamFollower:
     @property
     def is_off_log(self) -> bool:
         """Whether a fold of the log alone may differ: in its place, or because the blocks may be wrong."""
-        differs = self._cursor != self._logged_seq or (self._logged_seq == 0 and self._counts.restarts > 0)
+        differs = self._cursor != self._logged_seq or (self._logged_seq == 0 and self.counts.restarts > 0)
         return differs or self.question.wants is not None
 
     @property
@@ -165,11 +166,6 @@ class StreamFollower:
             return "no_events" if self._source_stale.startswith(NO_EVENTS) else "source"
         return "behind" if self._heartbeats.awaited is not None else ""
 
-    @property
-    def resyncs(self) -> int:
-        """Complete dumps that took effect."""
-        return self._counts.resyncs
-
     def statistics(self) -> FollowerStatistics:
         """Return the position, status and counts of the stream."""
         return FollowerStatistics(
@@ -177,7 +173,7 @@ class StreamFollower:
             cursor=self._cursor,
             logged_seq=self._logged_seq,
             stale=self.stale,
-            counts=copy(self._counts),
+            counts=copy(self.counts),
         )
 
     # ---------------------------------------------------------------------------------------------- batches
@@ -188,20 +184,16 @@ class StreamFollower:
 
     def on_applied(self, span: BatchSpan) -> bool:
         """The next batches of the log were applied; return whether `prove` may have a claim to compare."""
-        seq, awaited = span.last_seq, self._heartbeats.awaited
-        self._counts.applied += seq - self._cursor
-        self._cursor = self._logged_seq = seq
-        if awaited is None or seq < awaited.seq:
-            return False
-        self._heartbeats.reach(awaited, seq)
-        return True
+        self._advance(span.last_seq)
+        self._logged_seq = span.last_seq
+        return self._heartbeats.claim is not None
 
     def on_batch(self, batch: Batch, now_s: float) -> list[Effect]:
         """Apply a batch from the log, or let it wait."""
         effects: list[Effect] = []
         if batch.epoch != self._epoch or not self._has_epoch:
-            if not self._epochs.may_begin_by_batch(batch.epoch):
-                self._counts.other_epoch += 1
+            if not self._epochs.on_other_batch(batch.epoch):
+                self.counts.other_epoch += 1
                 return []
             effects += self._adopt(batch.epoch, now_s)
         if batch.seq <= self._cursor + AHEAD_MAX:
@@ -209,7 +201,7 @@ class StreamFollower:
         before = self._cursor
         effects += self._take(batch, now_s)
         if self._phase is StreamState.HOLE and not self._reorder_buffer and self._cursor >= self._hole_end:
-            self._counts.holes_closed += 1
+            self.counts.holes_closed += 1
             effects += self._settle(now_s)
         elif self._is_gap and self._cursor > before:
             self.question.not_before_s = now_s + self._limits.gap_s
@@ -217,15 +209,15 @@ class StreamFollower:
 
     def _take(self, batch: Batch, now_s: float) -> list[Effect]:
         if batch.seq <= self._cursor:
-            self._counts.duplicates += 1
+            self.counts.duplicates += 1
         elif batch.seq > self._cursor + AHEAD_MAX:
             self._disbelieve(now_s)
         elif batch.seq == self._cursor + 1 and self._phase is not StreamState.DOUBT:
             return [self._step(batch), *self._drain()]
         else:
-            self._counts.kept_lost += self._reorder_buffer.keep(batch, self.question.request_id)
+            self.counts.kept_lost += self._reorder_buffer.keep(batch, self.question.request_id)
             if self._phase is StreamState.LIVE:
-                self._counts.gaps += 1
+                self.counts.gaps += 1
                 self._recover("tail", now_s)
         return []
 
@@ -237,7 +229,7 @@ class StreamFollower:
         return [self._step(batch) for batch in self._reorder_buffer.following(self._cursor)]
 
     def _advance(self, seq: int) -> None:
-        self._counts.applied += seq - self._cursor
+        self.counts.applied += seq - self._cursor
         self._cursor = seq
         awaited = self._heartbeats.awaited
         if awaited is not None and seq >= awaited.seq:
@@ -252,7 +244,7 @@ class StreamFollower:
         effects: list[Effect] = []
         if heartbeat.epoch != self._epoch or not self._has_epoch:
             effects += self._adopt(heartbeat.epoch, now_s)
-            if self._epochs.was_outrun(heartbeat.epoch):
+            if self._epochs.has_lost_batches(heartbeat.epoch):
                 self._recover("dump", now_s)
         self._epochs.on_proof(now_s)
         self._source_stale = heartbeat.stale
@@ -262,15 +254,15 @@ class StreamFollower:
         elif self._phase is not StreamState.LIVE:
             self._heartbeats.note(claim)
         elif self._heartbeats.compare(claim, self._cursor, self._limits.behind_s):
-            self._counts.implausible += 1
+            self.counts.implausible += 1
             self._recover("dump", now_s)
         return effects
 
     def _disbelieve(self, now_s: float) -> None:
         """A seq is too far ahead; if nothing was applied yet, it only means a long hole."""
-        self._counts.implausible += self._cursor > 0
+        self.counts.implausible += self._cursor > 0
         if self._phase is StreamState.LIVE:
-            self._counts.gaps += self._cursor == 0
+            self.counts.gaps += self._cursor == 0
             self._recover("tail", now_s, hole_end=_ONLY_AN_ANSWER)
 
     def prove(self, digest_of: Callable[[Tier], TierDigest], now_s: float) -> None:
@@ -285,7 +277,7 @@ class StreamFollower:
             self._is_repaired = False
             self.question.on_proof()
         elif not self._is_overfull:
-            self._counts.digest_mismatches += 1
+            self.counts.digest_mismatches += 1
             self._recover("dump" if self._is_repaired else "repair", now_s)
 
     # ---------------------------------------------------------------------------------------------- doubts, time
@@ -316,7 +308,7 @@ class StreamFollower:
         """Request awaited batches that did not come within `behind_s`."""
         awaited = self._heartbeats.awaited
         if self._phase is _LIVE and awaited is not None and now_s - awaited.at_s >= self._limits.behind_s:
-            self._counts.gaps += 1
+            self.counts.gaps += 1
             self._recover("tail", awaited.at_s, hole_end=awaited.seq)
 
     def restart_timeouts(self, now_s: float) -> None:
@@ -365,7 +357,7 @@ class StreamFollower:
             return []
         self._epochs.on_proof(now_s)
         if answer.last_seq < self.question.after_seq:
-            self._counts.implausible += 1
+            self.counts.implausible += 1
             self._recover("dump", now_s)
             return []
         before, effects = (self._cursor, len(self._reorder_buffer)), list[Effect]()
@@ -375,7 +367,7 @@ class StreamFollower:
         if (self._cursor, len(self._reorder_buffer)) != before:
             self.question.progress_at_s = now_s
         if self._cursor >= answer.last_seq:
-            self._counts.replays += 1
+            self.counts.replays += 1
             effects += self._settle(now_s, answer.last_seq)
         return effects
 
@@ -383,7 +375,7 @@ class StreamFollower:
         if not state.keeps_to_its_buckets:
             self._recover("dump", now_s)
             return []
-        self._counts.repairs += 1
+        self.counts.repairs += 1
         self._is_repaired = True
         self._cursor = state.last_seq
         return [RepairBuckets(state.buckets, state.chunks), *self._settle(now_s, state.last_seq)]
@@ -394,7 +386,7 @@ class StreamFollower:
             self._adopt(epoch, now_s)
         elif self._phase is StreamState.HOLE and self.question.after_seq <= last_seq < self._cursor:
             return self._settle(now_s, last_seq)
-        self._counts.resyncs += 1
+        self.counts.resyncs += 1
         self._is_repaired = False
         self._cursor = last_seq
         return [ReplaceAll(state.chunks), *self._settle(now_s, last_seq)]
@@ -403,35 +395,38 @@ class StreamFollower:
         """Close the question and apply waiting batches that follow; LIVE, or a hole before the rest."""
         if answered_seq is not None:
             self._heartbeats.discard_beyond(answered_seq, self.question.sent_at_s)
-            self._counts.implausible += self._reorder_buffer.drop_untrue(answered_seq, self.question.request_id)
+            self.counts.implausible += self._reorder_buffer.drop_untrue(answered_seq, self.question.request_id)
             self.question.on_answered()
         else:
             self.question.end()
         self._phase = StreamState.LIVE
-        self._counts.duplicates += self._reorder_buffer.drop_up_to(self._cursor)
+        self.counts.duplicates += self._reorder_buffer.drop_up_to(self._cursor)
         effects = self._drain()
         self._heartbeats.settle(self._cursor, now_s)
         if self._reorder_buffer:
-            self._counts.gaps += 1
+            self.counts.gaps += 1
             self._recover("tail", now_s)
         else:
-            self._follow_on(now_s)
+            self._end_recovery(now_s)
         return effects
 
-    def _follow_on(self, now_s: float) -> None:
+    def _end_recovery(self, now_s: float) -> None:
         if self._lost_at_s is not None:
-            self._counts.on_heal(now_s - self._lost_at_s)
+            self.counts.heals += 1
+            self.counts.last_healing_s = now_s - self._lost_at_s
+            self.counts.healing_s_total += self.counts.last_healing_s
             self._lost_at_s = None
 
     def _adopt(self, epoch: int, now_s: float) -> list[Effect]:
         restarted = self._has_epoch
-        self._counts.restarts += restarted
+        self.counts.restarts += restarted
         self._epochs.begin(epoch, self._epoch if restarted else None)
         self._phase, self._has_epoch = StreamState.LIVE, True
         self._epoch, self._cursor, self._logged_seq = epoch, 0, 0
         self._source_stale, self._is_repaired = "", False
         self._heartbeats.forget()
         self._reorder_buffer.clear()
-        self.question.reset()
-        self._follow_on(now_s)
+        self.question.end()
+        self.question.on_proof()
+        self._end_recovery(now_s)
         return [ReplaceAll()] if restarted else []

@@ -56,7 +56,8 @@ class AnswerParts:
     def add(self, part: DumpChunk) -> bool:
         """Add a part; return whether it belongs to this answer and is new."""
         first = next(iter(self._parts.values()), part)
-        if _answer_of(part) != _answer_of(first) or part.chunk in self._parts:
+        answers = {(each.epoch, each.last_seq, each.of, each.buckets) for each in (first, part)}
+        if len(answers) > 1 or part.chunk in self._parts:
             return False
         self._parts[part.chunk] = part
         return True
@@ -112,11 +113,6 @@ class RecoveryQuestion:
         self.wants, self._is_open = None, False
         self._parts = AnswerParts()
 
-    def reset(self) -> None:
-        """A new epoch began: the stream wants nothing, and its first question needs no pause."""
-        self.end()
-        self.on_proof()
-
     def on_proof(self) -> None:
         """The stream is right: the next question needs no pause."""
         self._unanswered_s = self._unproven_s = 0.0
@@ -153,7 +149,3 @@ class RecoveryQuestion:
             return None
         self.progress_at_s = now_s
         return self._parts.complete_answer()
-
-
-def _answer_of(part: DumpChunk) -> tuple[int, int, int, bytes]:
-    return part.epoch, part.last_seq, part.of, part.buckets

@@ -16,8 +16,8 @@ A batch of an epoch without a proof has *outrun* its heartbeat.
 
 Early batches are kept by seq; beyond the bounds the lowest seqs are dropped first. The batch with the highest seq
 always stays: it proves that a batch before it is missing. Each is kept with the id of the newest question at its
-arrival: an answer covers all batches that came before its question. One that came before the question and has a higher
-seq than the answer was never published.
+arrival: an answer covers all batches that came before its question. A batch that came before the question but has a
+higher seq than the answer was never published.
 """
 
 from collections import deque
@@ -40,13 +40,18 @@ class HeartbeatClaim(NamedTuple):
     tiers: tuple[TierDigest, ...] = ()
 
 
+class _PassedCursor(NamedTuple):
+    cursor: int
+    at_s: float
+
+
 _NOTHING = HeartbeatClaim(-1, 0.0)
 
 
 class HeartbeatTracker:
     """The heartbeats of one epoch of one stream."""
 
-    __slots__ = ("_cursor_then", "_newest", "awaited", "claim")
+    __slots__ = ("_newest", "_passed", "awaited", "claim")
 
     def __init__(self) -> None:
         self.forget()
@@ -54,7 +59,8 @@ class HeartbeatTracker:
     def forget(self) -> None:
         """Begin again, as if no heartbeat was received."""
         self._newest = _NOTHING
-        self._cursor_then: HeartbeatClaim | None = None  # a cursor and its time; all claims since are below that seq
+        self._passed: _PassedCursor | None = None
+        """The earliest known cursor that is above all claims since then."""
         self.awaited: HeartbeatClaim | None = None
         """A claim that the cursor has not reached yet."""
         self.claim: HeartbeatClaim | None = None
@@ -70,7 +76,7 @@ class HeartbeatTracker:
         self.note(claim)
         if claim.seq < cursor:
             return self._is_beyond(claim, cursor, late_s)
-        self._cursor_then = None
+        self._passed = None
         if claim.seq == cursor:
             self.claim = claim
         elif self.awaited is None:
@@ -78,9 +84,9 @@ class HeartbeatTracker:
         return False
 
     def _is_beyond(self, claim: HeartbeatClaim, cursor: int, late_s: float) -> bool:
-        if self._cursor_then is None or claim.seq >= self._cursor_then.seq:
-            self._cursor_then = HeartbeatClaim(cursor, claim.at_s)
-        return claim.at_s - self._cursor_then.at_s >= late_s
+        if self._passed is None or claim.seq >= self._passed.cursor:
+            self._passed = _PassedCursor(cursor, claim.at_s)
+        return claim.at_s - self._passed.at_s >= late_s
 
     def reach(self, awaited: HeartbeatClaim, cursor: int) -> None:
         """The cursor reached the awaited claim, or passed it."""
@@ -91,7 +97,7 @@ class HeartbeatTracker:
 
     def settle(self, cursor: int, now_s: float) -> None:
         """An answer or a closed hole set the cursor: compare the newest claim again, and restart the timeouts."""
-        self.awaited = self._cursor_then = None
+        self.awaited = self._passed = None
         if cursor < self._newest.seq:
             self.awaited = self._newest._replace(at_s=now_s)
         elif cursor == self._newest.seq:
@@ -104,7 +110,7 @@ class HeartbeatTracker:
 
     def restart_timeouts(self, now_s: float) -> None:
         """Nothing could be received until now: restart the timeouts."""
-        self._cursor_then = None
+        self._passed = None
         if self.awaited is not None:
             self.awaited = self.awaited._replace(at_s=now_s)
 
@@ -122,10 +128,10 @@ class EpochTracker:
         """The current epoch was proven."""
         self._proven_at_s = now_s
 
-    def may_begin_by_batch(self, epoch: int) -> bool:
-        """Return whether a batch of `epoch`, which is not the current epoch, makes it the current one.
+    def on_other_batch(self, epoch: int) -> bool:
+        """A batch came of `epoch`, which is not the current one; return whether it is from now on.
 
-        If not, `epoch` is remembered: its batches may have outrun its first heartbeat.
+        If not, the batch is lost, which is noted: it may have outrun the first heartbeat of its epoch.
         """
         if self._proven_at_s is None and epoch not in self._retired:
             return True
@@ -141,7 +147,7 @@ class EpochTracker:
         is_current_proven = self._proven_at_s is not None and now_s - self._proven_at_s < self._silent_s
         return is_current_proven and epoch in self._retired
 
-    def was_outrun(self, epoch: int) -> bool:
+    def has_lost_batches(self, epoch: int) -> bool:
         """Return whether batches of that epoch were lost because they came before its first proof."""
         return epoch == self._outran
 

@@ -56,12 +56,6 @@ class FollowerCounts(msgspec.Struct, kw_only=True):
     healing_s_total: float = 0.0
     last_healing_s: float = 0.0
 
-    def on_heal(self, seconds: float) -> None:
-        """A recovery ended, `seconds` after its first sign."""
-        self.heals += 1
-        self.last_healing_s = seconds
-        self.healing_s_total += seconds
-
 
 class FollowerStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """The status of one stream, and a copy of its counts.

@@ -39,8 +39,8 @@ from kv_protocol.digest import TierDigest
 from kv_protocol.events import Tier
 from kv_protocol.recovery import CHUNK_BLOCKS_MAX, BlockColumns
 
-RANK_MAX = 4095
-"""The largest number of a rank; an index serves one rank more than that."""
+RANKS_MAX = 4096
+"""The most ranks of one index, which are numbered from 0 on; further ones are refused and counted."""
 
 Hashes = Sequence[int] | bytes
 """Sequence hashes in chain order: numbers, or packed little-endian u64s. No other buffer, such as an `array`."""

@@ -11,12 +11,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from indexer.index.prefix_index import RANK_MAX, IndexFull, PrefixIndex
+from indexer.index.prefix_index import RANKS_MAX, IndexFull, PrefixIndex
 from kv_protocol.events import TIERS, U32_LIMIT
 from kv_protocol.ids import WorkerRank
 
-RANKS_MAX = RANK_MAX + 1
-"""The most ranks of one index; further ones are refused and counted."""
 REFUSED_NAMED_MAX = 256
 
 
@@ -25,7 +23,7 @@ class _Refused(NamedTuple):
     last_seen_s: float
 
 
-class _Came(NamedTuple):
+class _Registration(NamedTuple):
     capacity_blocks: int = 0
     instance: str = ""
 
@@ -38,8 +36,8 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
     media: tuple[str, ...]
 
 
-class PrefixView(msgspec.Struct, frozen=True, kw_only=True):
-    """A block: its holders, its number of children, and the first of them by hash."""
+class BlockSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """The holders of a block, how many children it has, and some of these, in ascending order."""
 
     sequence_hash: int
     holders: tuple[Holder, ...]
@@ -55,7 +53,7 @@ class RankSlots:
         self.rank_of: dict[int, WorkerRank] = {}
         """The rank of each slot that is not free."""
         self._free: set[int] = set()
-        self._came: dict[str, _Came] = {}
+        self._registrations: dict[str, _Registration] = {}
         self._refused: dict[WorkerRank, _Refused] = {}
         self.refused_total = 0
         """How often a rank was refused."""
@@ -63,11 +61,11 @@ class RankSlots:
     def take(self, rank: WorkerRank, now_s: float) -> int | None:
         """Return a slot for a new rank; None if it is refused."""
         slot = min(self._free, default=len(self.rank_of))
-        if slot > RANK_MAX:
+        if slot == RANKS_MAX:
             self._refuse(rank, f"{RANKS_MAX} ranks are known already", now_s)
             return None
         try:
-            self._index.register(slot, self._came.get(rank.worker_id, _Came()).capacity_blocks)
+            self._index.register(slot, self._capacity_blocks(rank.worker_id))
         except IndexFull as error:
             self._refuse(rank, str(error), now_s)
             return None
@@ -95,14 +93,17 @@ class RankSlots:
         self._refused.clear()
         for slot in range(RANKS_MAX):
             if slot in rank_of:
-                self._index.register(slot, self._came.get(rank_of[slot].worker_id, _Came()).capacity_blocks)
+                self._index.register(slot, self._capacity_blocks(rank_of[slot].worker_id))
             else:
                 self._index.drop(slot)
 
-    def prefix(self, sequence_hash: int, limit: int) -> PrefixView:
+    def _capacity_blocks(self, worker_id: str) -> int:
+        return self._registrations.get(worker_id, _Registration()).capacity_blocks
+
+    def prefix(self, sequence_hash: int, limit: int) -> BlockSummary:
         """Return the holders of a block and at most `limit` of its children; an unknown block has neither."""
         holders, children = self._index.holders(sequence_hash), self._index.children(sequence_hash)
-        return PrefixView(
+        return BlockSummary(
             sequence_hash=sequence_hash,
             holders=tuple(
                 Holder(
@@ -118,11 +119,11 @@ class RankSlots:
 
     def set_capacity(self, worker_id: str, capacity_blocks: int, instance: str = "") -> None:
         """Reserve memory for so many blocks of each rank of the worker, present or later, if the index has it."""
-        self._came.pop(worker_id, None)
-        if len(self._came) == RANKS_MAX:
-            del self._came[next(iter(self._came))]
+        self._registrations.pop(worker_id, None)
+        if len(self._registrations) == RANKS_MAX:
+            del self._registrations[next(iter(self._registrations))]
         capacity_blocks = min(capacity_blocks, U32_LIMIT - 1)
-        self._came[worker_id] = _Came(capacity_blocks, instance)
+        self._registrations[worker_id] = _Registration(capacity_blocks, instance)
         for slot, rank in self.rank_of.items():
             if rank.worker_id == worker_id:
                 self._index.register(slot, capacity_blocks)
@@ -146,8 +147,8 @@ class RankSlots:
 
     def forget_worker(self, worker_id: str, instance: str) -> None:
         """Forget the worker's refused ranks and its capacity, unless `instance` names another than came last."""
-        if instance and self._came.get(worker_id, _Came()).instance not in ("", instance):
+        if instance and self._registrations.get(worker_id, _Registration()).instance not in ("", instance):
             return
-        self._came.pop(worker_id, None)
+        self._registrations.pop(worker_id, None)
         for rank in [rank for rank in self._refused if rank.worker_id == worker_id]:
             del self._refused[rank]

@@ -28,7 +28,7 @@ from kv_protocol.events import TIERS, Batch, Cleared, Event, Removed, Stored
 from kv_protocol.ids import WorkerRank
 from kv_protocol.recovery import BlockColumns, HeldBlock
 
-Verdict = Literal["equal", "differs", "digest", "behind", "beyond", "other_epoch", "unknown", "unanswered"]
+Finding = Literal["equal", "differs", "digest", "behind", "beyond", "other_epoch", "unknown", "unanswered"]
 DifferenceKind = Literal["missing", "surplus", "media", "parent"]
 KINDS: tuple[DifferenceKind, ...] = ("missing", "surplus", "media", "parent")
 
@@ -59,7 +59,7 @@ class RankVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
     worker_id: str
     dp_rank: int
-    verdict: Verdict
+    verdict: Finding
     reason: str = ""
     stale: str = ""
     index_epoch: int = 0
@@ -125,7 +125,7 @@ def compare(
 ) -> RankVerdict:
     """Return the verdict; `tail` has the messages of the stream between the index and the mirror."""
 
-    def told(verdict: Verdict, reason: str = "", **found: Any) -> RankVerdict:  # noqa: ANN401 - as the struct has them
+    def told(verdict: Finding, reason: str = "", **found: Any) -> RankVerdict:  # noqa: ANN401 - as the struct has them
         return RankVerdict(
             worker_id=rank.worker_id,
             dp_rank=rank.dp_rank,

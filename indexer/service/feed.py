@@ -122,9 +122,10 @@ class IndexFeed:
     async def run(self, stop: asyncio.Event) -> None:
         """Tick until `stop` is set."""
         while not stop.is_set():
-            await self._watch_connection()
-            questions = self._fold.tick(self._clock.now())
-            await self._send_questions(questions)
+            if self._event_log.is_connected != self._was_connected:
+                self._was_connected = not self._was_connected
+                await self._apply(LogConnected(self._was_connected))
+            await self._send_questions(self._fold.tick(self._clock.now()))
             self._log_refused_ranks()
             self._log_overfull_ranks()
             self._forget_unknown_ranks()
@@ -142,12 +143,6 @@ class IndexFeed:
 
         async with self._applied:
             await self._applied.wait_for(reached)
-
-    async def _watch_connection(self) -> None:
-        connected = self._event_log.is_connected
-        if connected != self._was_connected:
-            self._was_connected = connected
-            await self._apply(LogConnected(connected))
 
     def _log_refused_ranks(self) -> None:
         refused = self._fold.refused_ranks()
@@ -223,7 +218,9 @@ class IndexFeed:
         try:
             heartbeat = fleet.decode_heartbeat(message.data)
         except MalformedMessage as error:
-            self._refuse(message, error, is_logged=self._logs_announced)
+            self.refused_messages_total += 1
+            if self._logs_announced:
+                self._log_refusal(message, error)
             return
         await self._apply(Received(rank, heartbeat))
 
@@ -262,10 +259,9 @@ class IndexFeed:
         self._slug_of[rank] = subjects.slug_of(message.subject)
         return rank
 
-    def _refuse(self, message: LogMessage, error: Exception, *, is_logged: bool = True) -> None:
+    def _refuse(self, message: LogMessage, error: Exception) -> None:
         self.refused_messages_total += 1
-        if is_logged:
-            self._log_refusal(message, error)
+        self._log_refusal(message, error)
 
     def _log_refusal(self, message: LogMessage, error: Exception) -> None:
         self._refusals.warning("message_refused", key=message.subject, subject=message.subject, reason=str(error))

@@ -25,6 +25,7 @@ Without a note a rank's state is exactly the fold of all messages up to that mom
 """
 
 import asyncio
+from contextlib import suppress
 from typing import NamedTuple
 
 import structlog
@@ -256,21 +257,16 @@ async def _fold_log(log: EventLog, created: str, fold: IndexFold, after_seq: int
             if message.stream_seq != number:
                 came = f"message {number} was lost before it was read, {message.stream_seq} came"
                 raise BrokerUnavailable(f"{stream}: {came}")
-            _fold_in(fold, message)
             time_ns = message.time_ns
+            with suppress(MalformedMessage):  # its subject: the message belongs to no rank
+                rank = subjects.rank_of(message.subject)
+                try:
+                    read = read_message(message.data)
+                except MalformedMessage:
+                    read = None
+                fold.apply(Received(rank, read), 0.0)
     except TimeoutError:
         raise BrokerUnavailable(f"{stream}: nothing behind message {number - 1} in {_STALL_S:g} s") from None
     finally:
         await log.leave(reading)
     return time_ns
-
-
-def _fold_in(fold: IndexFold, message: LogMessage) -> None:
-    try:
-        rank = subjects.rank_of(message.subject)
-    except MalformedMessage:
-        return  # the message belongs to no rank
-    try:
-        fold.apply(Received(rank, read_message(message.data)), 0.0)
-    except MalformedMessage:
-        fold.apply(Received(rank, None), 0.0)

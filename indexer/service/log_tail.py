@@ -11,6 +11,7 @@ Each of the two streams is in order. Old messages of both come as fast as they c
 from collections.abc import Callable
 from typing import NamedTuple
 
+from indexer.service.feed import LogPosition
 from indexer.service.history import AvailableMoment, NotRetained
 from indexer.service.log_lines import Line, beat_line, event_lines, fleet_line
 from kv_protocol import subjects
@@ -20,18 +21,11 @@ from kv_runtime.event_log import EventLog, LogMessage
 _EVENTS, _FLEET = subjects.EVENTS_STREAM, subjects.FLEET_STREAM
 
 
-class StreamPosition(NamedTuple):
-    """A place in the stream created at `created`: the message behind `seq` comes next."""
-
-    created: str
-    seq: int
-
-
 class TailStart(NamedTuple):
     """The start in both streams."""
 
-    events: StreamPosition
-    fleet: StreamPosition
+    events: LogPosition
+    fleet: LogPosition
 
 
 class TailFilter(NamedTuple):
@@ -50,20 +44,19 @@ class TailFilter(NamedTuple):
 async def from_now(log: EventLog) -> TailStart:
     """Return the end of both streams."""
     events, fleet = await log.stream_state(_EVENTS), await log.stream_state(_FLEET)
-    return TailStart(StreamPosition(events.created, events.last_seq), StreamPosition(fleet.created, fleet.last_seq))
+    return TailStart(LogPosition(events.created, events.last_seq), LogPosition(fleet.created, fleet.last_seq))
 
 
 def from_all() -> TailStart:
     """Return the beginning of both streams."""
-    return TailStart(StreamPosition("", 0), StreamPosition("", 0))
+    return TailStart(LogPosition("", 0), LogPosition("", 0))
 
 
 async def since(log: EventLog, time_ns: int) -> TailStart:
     """Return where both streams were at a time."""
     events, fleet = await from_now(log)
-    return TailStart(
-        events._replace(seq=await log.seq_at(_EVENTS, time_ns)), fleet._replace(seq=await log.seq_at(_FLEET, time_ns))
-    )
+    events_seq, fleet_seq = await log.seq_at(_EVENTS, time_ns), await log.seq_at(_FLEET, time_ns)
+    return TailStart(events._replace(stream_seq=events_seq), fleet._replace(stream_seq=fleet_seq))
 
 
 async def from_seq(log: EventLog, seq: int) -> TailStart:
@@ -78,7 +71,7 @@ async def from_seq(log: EventLog, seq: int) -> TailStart:
         oldest = AvailableMoment(stream.first_seq, stream.first_time_ns) if stream.first_time_ns else None
         raise NotRetained("from-seq", seq, oldest, stream.last_seq)
     then = await since(log, message.time_ns)
-    return then._replace(events=then.events._replace(seq=seq - 1))
+    return then._replace(events=then.events._replace(stream_seq=seq - 1))
 
 
 async def follow(

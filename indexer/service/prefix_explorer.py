@@ -14,8 +14,7 @@ import msgspec
 import numpy as np
 
 from indexer.follow.fold import IndexFold
-from indexer.index.prefix_index import Outline, OutlineNode, OutlineOrder, PassedRequest
-from indexer.index.slots import RANKS_MAX
+from indexer.index.prefix_index import RANKS_MAX, Outline, OutlineNode, OutlineOrder, PassedRequest
 from kv_protocol.codec import unpack_u64
 from kv_protocol.events import TIERS
 from kv_runtime.clock import Clock

@@ -66,8 +66,7 @@ def index_routes(fold: IndexFold, explorer: PrefixExplorer) -> Sequence[web.Rout
             return error_response(404, f"rank: found {name}, allowed {allowed}", "invalid_request_error")
         shape = request.query.get("format", FORMATS[0])
         if shape not in FORMATS:
-            message = f"format: found {as_json(shape)}, allowed {', '.join(FORMATS)}"
-            return error_response(400, message, "invalid_request_error", param="format")
+            raise BadParameter("format", shape, ", ".join(FORMATS))
         if shape == "columns":
             return web.Response(body=encode_state(state), content_type="application/msgpack")
         return json_response(_shown(state))

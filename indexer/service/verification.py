@@ -24,7 +24,7 @@ from itertools import count
 from msgspec.structs import replace
 
 from indexer.follow.question import AnsweredState, AnswerParts
-from indexer.service.difference import RankVerdict, Verdict, compare
+from indexer.service.difference import Finding, RankVerdict, compare
 from indexer.service.index_client import IndexClient
 from kv_protocol import codec, recovery, subjects
 from kv_protocol.errors import MalformedMessage
@@ -38,7 +38,7 @@ from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage
 LISTEN_S = 1.5 * HEARTBEAT_PERIOD_S
 """Every live rank sends at least one heartbeat in this time."""
 _POLL_S = 0.05
-_TEMPORARY: tuple[Verdict, ...] = ("other_epoch", "behind", "unknown")
+_TEMPORARY: tuple[Finding, ...] = ("other_epoch", "behind", "unknown")
 _RETRY_S = 0.25
 
 
@@ -165,44 +165,44 @@ class FleetRoll:
         self.beating[rank] = subjects.slug_of(message.subject)
 
 
-class Verification:
-    """Compares all ranks once."""
+async def verdicts(
+    index: IndexClient,
+    mirrors: Mirrors,
+    clock: Clock,
+    slugs: dict[WorkerRank, str],
+    *,
+    timeout_s: float,
+    examples_max: int,
+) -> AsyncIterator[RankVerdict]:
+    """Yield the verdict of every rank that the index knows or whose mirror answers, in the order of ranks.
 
-    def __init__(
-        self, index: IndexClient, mirrors: Mirrors, clock: Clock, *, timeout_s: float, examples_max: int
-    ) -> None:
-        self._index, self._mirrors, self._clock = index, mirrors, clock
-        self._timeout_s, self._examples_max = timeout_s, examples_max
+    `slugs` are those of the ranks' models; the mirror of a rank without one is not asked.
 
-    async def verdicts(self, slugs: dict[WorkerRank, str]) -> AsyncIterator[RankVerdict]:
-        """Yield the verdict of every rank that the index knows or whose mirror answers, in the order of ranks.
+    Raises:
+        IndexUnavailable, BrokerUnavailable: the comparison could not be completed.
+    """
+    known = await index.ranks()
+    for rank in sorted({*slugs, *known.ranks}):
+        ends_s = clock.now() + timeout_s
+        found = await _compared(index, mirrors, rank, slugs.get(rank, ""), examples_max)
+        while found is not None and found.verdict in _TEMPORARY and clock.now() < ends_s:
+            await clock.sleep(_RETRY_S)
+            found = await _compared(index, mirrors, rank, slugs.get(rank, ""), examples_max)
+        if found is not None:
+            refused = known.refused.get(str(rank), "") if found.verdict == "unknown" else ""
+            yield replace(found, reason=f"refused by the index: {refused}") if refused else found
 
-        Raises:
-            IndexUnavailable, BrokerUnavailable: the comparison could not be completed.
-        """
-        known = await self._index.ranks()
-        for rank in sorted({*slugs, *known.ranks}):
-            verdict = await self._verdict(rank, slugs.get(rank, ""))
-            if verdict is not None:
-                refused = known.refused.get(str(rank), "") if verdict.verdict == "unknown" else ""
-                yield replace(verdict, reason=f"refused by the index: {refused}") if refused else verdict
 
-    async def _verdict(self, rank: WorkerRank, slug: str) -> RankVerdict | None:
-        ends_s = self._clock.now() + self._timeout_s
-        while True:
-            verdict = await self._compare_once(rank, slug)
-            if verdict is None or verdict.verdict not in _TEMPORARY or self._clock.now() >= ends_s:
-                return verdict
-            await self._clock.sleep(_RETRY_S)
-
-    async def _compare_once(self, rank: WorkerRank, slug: str) -> RankVerdict | None:
-        index = await self._index.state(rank)
-        mirror, tail = None, list[bytes]()
-        with suppress(MirrorSilent):
-            if slug:
-                mirror = await self._mirrors.state(slug, rank)
-                if index is not None and index.epoch == mirror.epoch and index.seq < mirror.last_seq:
-                    tail = await self._mirrors.messages_since(slug, rank, index.epoch, index.seq)
-        if index is None and mirror is None:
-            return None
-        return compare(rank, index, mirror, tail, examples_max=self._examples_max)
+async def _compared(
+    index: IndexClient, mirrors: Mirrors, rank: WorkerRank, slug: str, examples_max: int
+) -> RankVerdict | None:
+    state = await index.state(rank)
+    mirror, tail = None, list[bytes]()
+    with suppress(MirrorSilent):
+        if slug:
+            mirror = await mirrors.state(slug, rank)
+            if state is not None and state.epoch == mirror.epoch and state.seq < mirror.last_seq:
+                tail = await mirrors.messages_since(slug, rank, state.epoch, state.seq)
+    if state is None and mirror is None:
+        return None
+    return compare(rank, state, mirror, tail, examples_max=examples_max)

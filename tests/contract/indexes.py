@@ -5,7 +5,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from indexer.index.prefix_index import OUTLINE_ORDERS, RANK_MAX, Depths, Hashes, Outline, OutlineNode, PrefixIndex
+from indexer.index.prefix_index import OUTLINE_ORDERS, RANKS_MAX, Depths, Hashes, Outline, OutlineNode, PrefixIndex
 from indexer.native.index import NativeIndex
 from kv_protocol.codec import unpack_u64
 from kv_protocol.digest import SetDigest
@@ -48,7 +48,7 @@ def both(blocks: int) -> Depths:
 
 def overlaps(index: PrefixIndex, hashes: Hashes) -> dict[int, Depths]:
     """Return the depths of every rank that holds at least the first block on some tier."""
-    out = np.empty((len(TIERS), RANK_MAX + 1), np.int32)
+    out = np.empty((len(TIERS), RANKS_MAX), np.int32)
     index.match(hashes, out.data)
     return {int(rank): tuple(out[:, rank].tolist()) for rank in out[-1].nonzero()[0]}
 

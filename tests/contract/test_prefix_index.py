@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from indexer.index.prefix_index import RANK_MAX, Depths, Hashes, PrefixIndex
+from indexer.index.prefix_index import RANKS_MAX, Depths, Hashes, PrefixIndex
 from kv_protocol.codec import encode_message, pack_u64
 from kv_protocol.events import TIERS, Batch, Stored, Tier
 from kv_protocol.recovery import HeldBlock
@@ -105,7 +105,7 @@ def test_hashes_come_as_numbers_or_packed(index: PrefixIndex, form: Callable[[li
     assert overlaps(index, form(PATH)) == {0: both(1)}
 
 
-@pytest.mark.parametrize("rank", [3, RANK_MAX, RANK_MAX + 1])
+@pytest.mark.parametrize("rank", [3, RANKS_MAX - 1, RANKS_MAX])
 def test_an_unknown_rank_is_a_key_error_and_dropping_it_is_nothing(index: PrefixIndex, rank: int) -> None:
     index.store(0, None, PATH, GPU, 0)
     before = index.snapshot(), index.statistics(), index.overfull()

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from indexer.index.prefix_index import RANK_MAX, IndexFull, PrefixIndex
+from indexer.index.prefix_index import RANKS_MAX, IndexFull, PrefixIndex
 from kv_protocol.codec import encode_message
 from kv_protocol.events import Batch, Stored, Tier
 from kv_protocol.recovery import HeldBlock, block_columns
@@ -154,14 +154,14 @@ def test_a_new_rank_is_refused_when_memory_is_used_up(make_index: MakeIndex) -> 
     limit = used(with_ranks(make_index(), 10)) + 100_000
     index = make_index(memory_bytes_max=limit)
     with pytest.raises(IndexFull):
-        with_ranks(index, RANK_MAX + 1)
+        with_ranks(index, RANKS_MAX)
     ranks = index.statistics().ranks
-    assert 10 <= ranks <= RANK_MAX
+    assert 10 <= ranks < RANKS_MAX
     assert used(index) <= limit
     index.register(0)  # is known
     for rank in range(ranks):
         index.drop(rank)
-    index.register(RANK_MAX)
+    index.register(RANKS_MAX - 1)
     assert index.statistics().ranks == 1
 
 

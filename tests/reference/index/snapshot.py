@@ -5,7 +5,7 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from indexer.index.prefix_index import RANK_MAX
+from indexer.index.prefix_index import RANKS_MAX
 from indexer.index.snapshot import HEAD_BYTES
 from kv_protocol.codec import pack_u64, unpack_u64
 from kv_protocol.errors import MalformedMessage
@@ -82,7 +82,7 @@ class _BodyReader:
         """Decode all of the body."""
         for _ in range(self._count(_U32, _U32.size)):
             at, (rank,) = self._at, self._read(_U32)
-            self._expect(max(self._ranks, default=-1) < rank <= RANK_MAX, at, "a rank beyond 4095, or not ascending")
+            self._expect(max(self._ranks, default=-1) < rank < RANKS_MAX, at, "a rank beyond 4095, or not ascending")
             self._ranks.append(rank)
         for _ in range(self._count(_U32, 2 * _U32.size)):
             self._sets.append(self._read_set())

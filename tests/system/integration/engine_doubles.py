@@ -27,6 +27,16 @@ CHUNKS = (b'data: {"choices":[{"text":"a"}]}\n\n', b'data: {"choices":[{"text":"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
+ONE_RANK: dict[str, Any] = {"directory": "m", "dp_ranks": 1, "block_size": 16, "max_seq_len": 4096}
+"""What vLLM and SGLang say of themselves besides."""
+
+
+def facts_of(kind: str, version: str, **more: Any) -> EngineFacts:
+    """Return the facts of an engine of 1,000 blocks that serves the model `m`."""
+    served = {"served_names": ("m",), "total_kv_blocks": 1000, "api_endpoints": ("chat", "completions")}
+    return EngineFacts(kind=kind, version=version, **served, **more)
+
+
 @dataclass
 class Fault:
     """What a path does instead of answering: another status or body, no answer, or one that is cut."""
@@ -197,18 +207,7 @@ class PrometheusDouble(EngineDouble):
 class VllmDouble(PrometheusDouble):
     """vLLM's OpenAI server, 0.33. `adapters` are LoRA names."""
 
-    facts: ClassVar = EngineFacts(
-        kind="vllm",
-        directory="m",
-        publish_endpoint="tcp://*:5557",
-        dp_ranks=1,
-        served_names=("m",),
-        block_size=16,
-        total_kv_blocks=1000,
-        max_seq_len=4096,
-        version="0.33.0",
-        api_endpoints=("chat", "completions"),
-    )
+    facts: ClassVar = facts_of("vllm", "0.33.0", publish_endpoint="tcp://*:5557", **ONE_RANK)
     adapters: tuple[str, ...] = ()
     publishes_at: tuple[str, ...] = ()
     """The addresses that its ranks bound; empty: those of its default configuration."""
@@ -285,19 +284,8 @@ class VllmDouble(PrometheusDouble):
 class SglangDouble(PrometheusDouble):
     """SGLang's HTTP server, started with `--enable-metrics`. An old one has `/get_server_info` alone."""
 
-    facts: ClassVar = EngineFacts(
-        kind="sglang",
-        directory="m",
-        publish_endpoint="none",
-        dp_ranks=1,
-        served_names=("m",),
-        block_size=16,
-        total_kv_blocks=1000,
-        max_num_seqs=48,
-        max_num_batched_tokens=8192,
-        max_seq_len=4096,
-        version="0.5.9",
-        api_endpoints=("chat", "completions"),
+    facts: ClassVar = facts_of(
+        "sglang", "0.5.9", publish_endpoint="none", max_num_seqs=48, max_num_batched_tokens=8192, **ONE_RANK
     )
     is_old: bool = False
     kv_events_config: str | None = None
@@ -355,16 +343,7 @@ class SglangDouble(PrometheusDouble):
 class TrtllmServeDouble(EngineDouble):
     """`trtllm-serve`, which refuses unknown keys. Events and iterations, put there by a test, are answered once."""
 
-    facts: ClassVar = EngineFacts(
-        kind="trtllm-serve",
-        served_names=("m",),
-        block_size=32,
-        total_kv_blocks=1000,
-        max_num_seqs=64,
-        max_num_batched_tokens=8192,
-        version="1.2.0",
-        api_endpoints=("chat", "completions"),
-    )
+    facts: ClassVar = facts_of("trtllm-serve", "1.2.0", block_size=32, max_num_seqs=64, max_num_batched_tokens=8192)
     block_size: int = 32
     events: list[dict[str, Any]] = field(default_factory=list)
     iterations: list[dict[str, Any]] = field(default_factory=list)

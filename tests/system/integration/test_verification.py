@@ -12,7 +12,7 @@ from indexer.commands.http import index_app
 from indexer.embedded import EmbeddedIndex
 from indexer.service.difference import RankVerdict
 from indexer.service.index_client import IndexClient
-from indexer.service.verification import LISTEN_S, FleetRoll, Mirrors, MirrorSilent, Verification
+from indexer.service.verification import LISTEN_S, FleetRoll, Mirrors, MirrorSilent, verdicts
 from kv_protocol import fleet, recovery, subjects
 from kv_protocol.fleet import WorkerLeft
 from kv_protocol.fleet_gate import FleetGate
@@ -44,8 +44,9 @@ class Verified(NamedTuple):
         mirrors = Mirrors(self.log, timeout_s)
         await mirrors.start()
         async with IndexClient(self.url, token="", timeout_s=5.0) as client:
-            look = Verification(client, mirrors, SystemClock(), timeout_s=timeout_s, examples_max=3)
-            return [verdict async for verdict in look.verdicts(dict.fromkeys(ranks, SLUG))]
+            slugs = dict.fromkeys(ranks, SLUG)
+            found = verdicts(client, mirrors, SystemClock(), slugs, timeout_s=timeout_s, examples_max=3)
+            return [verdict async for verdict in found]
 
     async def verdict(self, rank: WorkerRank, timeout_s: float = TIMEOUT_S) -> RankVerdict:
         (found,) = await self.verdicts(rank, timeout_s=timeout_s)

@@ -8,7 +8,7 @@ import pytest
 from indexer.follow.fold import TICK_S, IndexFold, RankView
 from indexer.follow.follower import FollowerLimits
 from indexer.follow.inputs import LogConnected, Question, Received, WorkerGone
-from indexer.index.slots import RANKS_MAX
+from indexer.index.prefix_index import RANKS_MAX
 from indexer.native.index import NativeIndex
 from kv_protocol.digest import SetDigest, bucket_table
 from kv_protocol.events import Stored, Tier

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 from indexer.follow.fold import IndexFold
 from indexer.follow.inputs import Received, WorkerCame, WorkerGone
-from indexer.index.slots import RANKS_MAX, RankSlots
+from indexer.index.prefix_index import RANKS_MAX
+from indexer.index.slots import RankSlots
 from indexer.native.index import NativeIndex
 from kv_protocol.fleet import Heartbeat
 from kv_protocol.ids import WorkerRank
