@@ -151,7 +151,7 @@ class ProcessFailed(Exception):
 
 
 async def started(command: list[str], environment: Mapping[str, str]) -> asyncio.subprocess.Process:
-    """Start a command, both outputs of which go to one pipe; it gets SIGTERM when this process is killed."""
+    """Start a command with both of its outputs in one pipe; it gets SIGTERM when this process is killed."""
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-I", "-S", "-c", _BEHIND, str(os.getpid())),
         *command,

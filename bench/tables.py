@@ -29,7 +29,7 @@ CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
 
 class FigureTable(NamedTuple):
-    """A title with the unit of its figures, the columns, of which the first is text, and the rows."""
+    """A title with the unit of its figures, the columns (the first is text), and the rows."""
 
     title: str
     columns: Sequence[str]

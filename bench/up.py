@@ -122,8 +122,8 @@ async def _be_up(fleet: FleetProcesses, logs: Path, *, is_restarted: bool) -> No
                 name: group.create_task(_watch(fleet, name, logs, is_restarted=is_restarted)) for name in fleet.all
             }
             await asyncio.gather(*(watching[name] for name in fleet.routers))
-            for each in watching.values():
-                each.cancel()
+            for task in watching.values():
+                task.cancel()
         raise ProcessFailed(f"no router runs; the last lines of the first:\n{fleet.router.output}")
 
 

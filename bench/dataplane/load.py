@@ -162,7 +162,7 @@ class LoadConnection(asyncio.Protocol):
         self.transport = cast("asyncio.Transport", transport)  # uvloop's own class is no subclass
 
     def send(self, request: bytes) -> "asyncio.Future[bool]":
-        """Send a request, the previous one of which is answered; return whether a good answer came to its end."""
+        """Send a request once the one before is answered; return whether a good answer came to its end."""
         self._reader, self._answered = AnswerReader(), asyncio.get_running_loop().create_future()
         self.transport.write(request)
         return self._answered

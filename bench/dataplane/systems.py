@@ -53,7 +53,7 @@ class SystemPlan(NamedTuple):
     """One system: its name, its policy, and its executable (empty: our own interpreter, which runs `command`).
 
     `sampled`: the share of requests that ours traces; None: tracing is off.
-    `text` is the directory of a model with whose tokenizer prompts are hashed; empty: ours hashes their bytes.
+    `text` is the directory of a model: prompts are hashed with its tokenizer; empty: ours hashes their bytes.
     """
 
     kind: str

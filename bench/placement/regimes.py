@@ -4,7 +4,7 @@
     chat             users in a closed loop, six turns, four system prompts                                  4
     documents        questions about long documents, some asked about more often                             4
     agents           growing contexts; each answer starts two tool calls at once                             4
-    nothing shared   prompts of which no two share a block                                                   4
+    nothing shared   no two prompts share a block                                                            4
     hot prefix       short conversations that all begin with one long system prompt                          4
     mooncake         the beginning of the Mooncake conversation trace, requests of one moment spread         4
     two speeds       chat; two workers need 2.5 times as long as the others                                  4

@@ -75,8 +75,9 @@ def _believed(speeds: Sequence[RankSpeed]) -> Floats:
     factors = np.array([(each.prefill, each.decode) for each in speeds])
     counts = np.array([(each.prefills, each.decodes) for each in speeds])
     totals = counts.sum(axis=0)
-    means = np.where(totals > 0, (factors * counts).sum(axis=0) / np.maximum(totals, 1), 1.0)
-    return means + (factors - means) * counts / (counts + _DOUBT)
+    means: Floats = np.where(totals > 0, (factors * counts).sum(axis=0) / np.maximum(totals, 1), 1.0)
+    believed: Floats = means + (factors - means) * counts / (counts + _DOUBT)
+    return believed
 
 
 def _timing(prior: EngineTiming, prefill: float, decode: float) -> EngineTiming:

@@ -8,11 +8,10 @@ import msgspec
 from indexer.commands.options import chosen_ranks, connected, ranks_option, read_hashes, with_settings
 from indexer.config import IndexerSettings
 from indexer.follow.checkpoint import RankState
-from indexer.follow.fold import IndexFold, RankView
+from indexer.follow.fold import IndexFold
 from indexer.index.slots import BlockSummary
 from indexer.native.index import make_index
-from indexer.service import wall_time
-from indexer.service.history import Moment, moment_at, seq_at
+from indexer.service.history import Moment, moment_at, read_time, seq_at, time_text
 from indexer.service.log_lines import short
 from kv_protocol.events import TIERS
 from kv_protocol.ids import WorkerRank
@@ -20,10 +19,11 @@ from kv_runtime.clock import SystemClock
 from kv_runtime.process import print_json, print_lines, run_to_end
 
 _CHILDREN_MAX = 20
+_MEDIA = [tier.name.lower() for tier in TIERS]
 
 
 def _read_time(word: str) -> int:
-    return wall_time.read(word, SystemClock().wall_ns())
+    return read_time(word, SystemClock().wall_ns())
 
 
 @click.command()
@@ -93,11 +93,14 @@ def _report(moment: Moment, wanted: tuple[WorkerRank, ...], overlap: list[int], 
     views = zip(ranks, moment.fold.overlap(overlap, ranks), strict=True) if overlap else ()
     return {
         "stream_seq": moment.stream_seq,
-        "time": wall_time.shown(moment.time_ns),
+        "time": time_text(moment.time_ns),
         "snapshot": moment.snapshot,
         "messages_read": moment.messages_read,
         "ranks": [_rank(state, notes[state.rank]) for state in states],
-        "overlap": [_overlap(rank, view) for rank, view in views],
+        "overlap": [
+            {**rank._asdict(), "overlap_blocks": dict(zip(_MEDIA, view.overlap_blocks, strict=True))}
+            for rank, view in views
+        ],
         "prefixes": [moment.fold.prefix(block, _CHILDREN_MAX) for block in prefixes],
     }
 
@@ -109,11 +112,6 @@ def _rank(state: RankState, notes: list[str]) -> dict[str, Any]:
         "digests": {digest.tier.name.lower(): digest.digest for digest in state.digests},
         "notes": notes,
     }
-
-
-def _overlap(rank: WorkerRank, view: RankView) -> dict[str, Any]:
-    blocks = {tier.name.lower(): depth for tier, depth in zip(TIERS, view.overlap_blocks, strict=True)}
-    return {**rank._asdict(), "overlap_blocks": blocks}
 
 
 def _lines(report: dict[str, Any], blocks_asked: int) -> list[str]:

@@ -7,7 +7,8 @@ import msgspec
 
 from indexer.commands.options import connected, read_rank, with_settings
 from indexer.config import IndexerSettings
-from indexer.service import log_tail, wall_time
+from indexer.service import log_tail
+from indexer.service.history import time_text
 from indexer.service.log_lines import Line, text
 from indexer.service.log_tail import TailFilter, TailStart
 from kv_protocol import subjects
@@ -79,7 +80,7 @@ def tail(
         printed = PrintedLines(stop, limit, as_json=as_json)
 
         def show(line: Line) -> None:
-            printed.show(lambda: text(line, wall_time.shown(line.time_ns)), lambda: msgspec.json.encode(line))
+            printed.show(lambda: text(line, time_text(line.time_ns)), lambda: msgspec.json.encode(line))
 
         async with connected(settings) as log:
             await log_tail.follow(log, clock, wanted, await start(log), show)

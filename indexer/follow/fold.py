@@ -103,7 +103,7 @@ class IndexFold:
         self._ranks: dict[WorkerRank, FollowedRank] = {}
         self._waiting: dict[int, None] = {}
         self._in_flight: set[int] = set()
-        """Slots of the ranks whose questions wait, in their turn, or are in flight."""
+        """Slots: the ranks with questions that wait, in this order, and those with questions in flight."""
         self._request_ids = count(1)
         self._status_columns = StatusColumnsCache(self._slot_of, self._status)
         self._is_log_connected = True

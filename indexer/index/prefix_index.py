@@ -16,7 +16,7 @@ A sequence hash identifies a block and all before it, so the index has one node 
   counted, and dropped after a time. A dump (`load`) parks none: unknown parents become nodes without holders.
 * Stores and removals are idempotent; the removal of an unknown block is a counted no-op. The first parent of a block
   stays; a different one, or one that would close a cycle, is counted and ignored.
-* Tiers: depth t of a match is the longest prefix whose every block lies on one of the tiers 0..t.
+* Tiers: depth t of a match is the longest prefix with every block on one of the tiers 0..t.
 * Memory is bounded: at the limit, new ranks and new blocks are refused. A rank with refused blocks is *overfull* until
   it is cleared, dropped or loaded without a refusal, or the index is restored. Removals are always done: where they
   split runs, they may exceed the limit by 60 bytes a block.

@@ -2,21 +2,12 @@ from collections.abc import Callable, Iterable, Sequence
 
 from typing_extensions import Buffer
 
-from indexer.index.prefix_index import Hashes, OutlineNode, OutlineOrder, PassedRequest
+from indexer.index.prefix_index import Hashes, Outline, PassedRequest
 from kv_protocol.events import Tier
 from kv_protocol.hashing import Hashing
 from kv_protocol.recovery import BlockColumns
 
 HAS_XXHASH: bool
-
-class Outline:
-    blocks: int
-    skipped_blocks: int
-    def __len__(self) -> int: ...
-    def find(self, last: int) -> int | None: ...
-    def child_count(self, node: int | None) -> int: ...
-    def children(self, node: int | None, order_by: OutlineOrder, offset: int, limit: int) -> list[OutlineNode]: ...
-    def path(self, node: int, limit: int) -> list[OutlineNode]: ...
 
 class Tree:
     def __init__(

@@ -1,5 +1,5 @@
 // Loads dumps and repairs: afterwards a rank holds exactly the blocks of the rows, among all blocks or some buckets. A
-// parent that is not in the tree becomes a placeholder: a block without holders whose own parent is not known.
+// parent that is not in the tree becomes a placeholder: a block without holders and without a known parent.
 #include <algorithm>
 
 #include "tree.hpp"
@@ -88,7 +88,7 @@ std::size_t Tree::load_chain(u32 rank, const ColumnsView& rows, std::size_t at, 
     return length;
 }
 
-// Adds a block that no rank holds, whose parent is not known.
+// Adds a block without holders and without a known parent.
 u32 Tree::placeholder(u64 hash, double now_s) {
     const Grown made = grow(kNone, &hash, 1, HolderSets::kEmpty, nullptr, now_s);
     if (made.count != 0) {

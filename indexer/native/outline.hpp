@@ -7,8 +7,8 @@
 //     warm      requests, each at the run that its block lies in
 //     lay_out   nodes in breadth-first order, so that the children of one lie in a row; sums from the leaves up
 //
-// The tree may change between slices. A run whose parent is not the one it was copied with is left out, with all behind it,
-// and counted: nothing is ever shown behind a block that it does not follow.
+// The tree may change between slices. A run is left out and counted, with all behind it, if its parent is another one than
+// when it was copied: nothing is ever shown behind a block that it does not follow.
 #pragma once
 
 #include <algorithm>

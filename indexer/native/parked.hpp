@@ -1,4 +1,4 @@
-// Parked blocks: stored blocks whose parent is not in the tree. The tests' reference: tests/reference/index/nodes.py.
+// Parked blocks: stored blocks that wait until their parent is in the tree. The tests' reference: tests/reference/index/nodes.py.
 #pragma once
 
 #include <list>

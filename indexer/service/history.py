@@ -25,7 +25,9 @@ Without a note a rank's state is exactly the fold of all messages up to that mom
 """
 
 import asyncio
+import re
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 import structlog
@@ -34,7 +36,6 @@ from indexer.follow.checkpoint import Checkpoint, RankCheckpoint, decode_checkpo
 from indexer.follow.fold import IndexFold
 from indexer.follow.inputs import Received, read_message
 from indexer.follow.status import FollowerStatistics
-from indexer.service import wall_time
 from indexer.service.retention import SnapshotName
 from indexer.service.snapshots import UNREADABLE, read_snapshot
 from kv_protocol import subjects
@@ -86,10 +87,10 @@ def _notes(stream: FollowerStatistics, checkpoint: RankCheckpoint | None) -> lis
     elif stream.stale:
         notes.append(stream.stale)
     elif not stream.cursor:
-        notes.append("a heartbeat told the snapshot of this life, of which the log has nothing yet")
+        notes.append("the snapshot has this epoch from a heartbeat, and the log has no batch of it yet")
     elif stream.cursor > stream.logged_seq:
         ahead = stream.cursor - stream.logged_seq
-        notes.append(f"ahead of the log by {ahead} batches, of which an answer told the snapshot")
+        notes.append(f"ahead of the log by {ahead} batches, which the snapshot has from an answer")
     elif stream.cursor < stream.logged_seq:
         notes.append(f"the snapshot lacked {stream.logged_seq - stream.cursor} batches that the log had brought")
     if checkpoint is not None and checkpoint.stale in _NOT_HEALED_BY_THE_LOG and checkpoint.epoch == stream.epoch:
@@ -98,12 +99,12 @@ def _notes(stream: FollowerStatistics, checkpoint: RankCheckpoint | None) -> lis
 
 
 class NotRetained(Exception):
-    """The requested moment is not available; `oldest` is the oldest message whose moment is, if any."""
+    """The requested moment is not available; `oldest` is the oldest available one, if any."""
 
     def __init__(self, field: str, found: object, oldest: "AvailableMoment | None", last_seq: int) -> None:
         allowed, why = "none", "nothing is kept"
         if oldest is not None:
-            oldest_time = wall_time.shown(oldest.time_ns)
+            oldest_time = time_text(oldest.time_ns)
             allowed = f"{oldest_time} and later" if field == "time" else f"{oldest.stream_seq}..{last_seq}"
             why = f"the oldest that is kept is message {oldest.stream_seq}, of {oldest_time}"
         super().__init__(f"{field}: found {found}, allowed {allowed}: {why}")
@@ -115,7 +116,7 @@ class SnapshotUnknown(Exception):
 
 
 class AvailableMoment(NamedTuple):
-    """A message whose moment is available, and its time; the snapshot's time if the log has dropped the message."""
+    """A message after which the index is available, and its time (the snapshot's, if the log dropped the message)."""
 
     stream_seq: int
     time_ns: int
@@ -131,7 +132,7 @@ async def seq_at(log: EventLog, time_ns: int) -> int:
     stream = await log.stream_state(subjects.EVENTS_STREAM)
     seq = await log.seq_at(subjects.EVENTS_STREAM, time_ns)
     if seq < max(1, stream.first_seq):
-        raise NotRetained("time", wall_time.shown(time_ns), await _Past(log, stream).oldest(), stream.last_seq)
+        raise NotRetained("time", time_text(time_ns), await _Past(log, stream).oldest(), stream.last_seq)
     return seq
 
 
@@ -270,3 +271,43 @@ async def _fold_log(log: EventLog, created: str, fold: IndexFold, after_seq: int
     finally:
         await log.leave(reading)
     return time_ns
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_SECONDS_MAX = 10**10
+_FRACTION = re.compile("[.,]([0-9]{1,9})")
+
+
+def time_text(time_ns: int) -> str:
+    """Return a time, in nanoseconds since 1970, to the millisecond, as `2026-11-21T22:10:00.123Z`."""
+    time = _EPOCH + timedelta(microseconds=time_ns // 1000)
+    return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def read_time(text: str, now_ns: int) -> int:
+    """Parse a time: seconds before `now_ns`, or an ISO time.
+
+    For a time in milliseconds, or in whole seconds, return the end of that millisecond or second, so that it includes
+    every message shown with that time. Eight digits that are a date, like 20261121, are an ISO time.
+
+    Raises:
+        ValueError: the text is neither; the message says what is allowed.
+    """
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        return now_ns - round(_seconds_ago(text) * 1e9)
+    since = (time if time.tzinfo else time.replace(tzinfo=UTC)) - _EPOCH
+    found = _FRACTION.search(text)
+    digits = found[1] if found else ""
+    below_us, precision_ns = int(digits[6:].ljust(3, "0")), int(10 ** (9 - len(digits)))
+    return since // timedelta(microseconds=1) * 1000 + below_us + precision_ns - 1
+
+
+def _seconds_ago(text: str) -> float:
+    try:
+        if 0 <= (seconds := float(text)) <= _SECONDS_MAX:
+            return seconds
+    except ValueError:
+        pass
+    raise ValueError(f"found {text!r}, allowed seconds ago, 0 or more, or an ISO time like 2026-11-21T22:10:00Z")

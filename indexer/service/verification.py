@@ -2,7 +2,7 @@
 
 The log alone says which ranks there are: registered ones, and those with heartbeats. Each has its model's slug,
 which addresses its mirror. A worker that left is not included. A worker that died without leaving is still registered;
-its mirror does not answer. A rank that the index does not know and whose mirror does not answer is left out.
+its mirror does not answer. A rank is left out if the index does not know it and its mirror does not answer.
 
 The index is read first, the mirror second, so the mirror has the same seq or a higher one. If it is higher, the batches
 between are requested from the mirror. Differences that may be temporary (another epoch, missing batches between, a rank
@@ -174,7 +174,7 @@ async def verdicts(
     timeout_s: float,
     examples_max: int,
 ) -> AsyncIterator[RankVerdict]:
-    """Yield the verdict of every rank that the index knows or whose mirror answers, in the order of ranks.
+    """Yield a verdict for every rank that the index knows, or of which a mirror answers, in the order of ranks.
 
     `slugs` are those of the ranks' models; the mirror of a rank without one is not asked.
 

@@ -16,7 +16,6 @@ from tests.contract.indexes import (
     forest,
     held,
     is_parents_first,
-    is_proven,
     load,
     overlaps,
 )
@@ -31,7 +30,7 @@ def test_a_load_replaces_all_that_was_held_or_parked(index: PrefixIndex) -> None
     load(index, 0, [HeldBlock(path[0], None, 0b10), HeldBlock(other[0], None, 1)])
     assert held(index, 0) == {path[0]: (None, 2), other[0]: (None, 1)}
     assert overlaps(index, path) == {0: (0, 1, 1, 1)}
-    assert is_proven(index, 0)
+    assert_sound(index, 0)
     load(index, 0, [])
     assert (held(index, 0), index.statistics().nodes) == ({}, 0)
 
@@ -88,7 +87,7 @@ def test_a_repair_replaces_the_named_buckets_and_nothing_else(index: PrefixIndex
     assert held(index, 0) == {path[0]: (None, 1), new: (path[0], 1), path[2]: (path[1], 2), path[3]: (path[2], 1)}
     assert overlaps(index, [path[0], new]) == {0: both(2), 1: both(1)}
     assert overlaps(index, path) == {0: both(1), 1: both(4)}
-    assert is_proven(index, 0)
+    assert_sound(index, 0)
     repair(index, 0, buckets_of(*path))
     assert held(index, 0) == {}
     assert held(index, 1).keys() == set(path)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from indexer.commands.http import index_app
 from indexer.follow.checkpoint import encode_checkpoint
-from indexer.service import wall_time
+from indexer.service.history import time_text
 from indexer.service.retention import SnapshotName
 from kv_protocol import fleet, subjects
 from kv_runtime.event_log import EventLog
@@ -132,7 +132,7 @@ async def test_at_shows_the_index_as_it_was_after_a_message(broker: Broker, log:
     state = fold.state(scripted.rank)
     assert state is not None
     assert words.out.splitlines() == [
-        f"after message 3, of {wall_time.shown(last.time_ns)} (from the log alone)",
+        f"after message 3, of {time_text(last.time_ns)} (from the log alone)",
         f"w0/0  at 2 of 00000007, blocks: 2 gpu (digest {state.digests[0].digest})",
         "    note: behind seq 2 the log has a hole, or bytes that cannot be read",
         "overlap with 1 blocks, on each medium and those before it:",

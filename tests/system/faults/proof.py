@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from indexer.service.difference import RankVerdict
 from indexer.service.index_client import IndexClient, IndexUnavailable
-from indexer.service.verification import Mirrors, Verification
+from indexer.service.verification import Mirrors, verdicts
 from kv_protocol import subjects
 from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import SystemClock
@@ -63,8 +63,8 @@ async def _verdicts(nats_urls: Sequence[str], url: str, slugs: dict[WorkerRank, 
         mirrors = Mirrors(log, _ANSWER_S)
         await mirrors.start()
         async with IndexClient(url, token="", timeout_s=_ANSWER_S) as index:
-            comparing = Verification(index, mirrors, SystemClock(), timeout_s=0.0, examples_max=_SHOWN)
-            return [found async for found in comparing.verdicts(slugs)]
+            compared = verdicts(index, mirrors, SystemClock(), slugs, timeout_s=0.0, examples_max=_SHOWN)
+            return [found async for found in compared]
     except (BrokerUnavailable, IndexUnavailable):
         return []
     finally:

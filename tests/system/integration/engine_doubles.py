@@ -33,7 +33,7 @@ ONE_RANK: dict[str, Any] = {"directory": "m", "dp_ranks": 1, "block_size": 16, "
 
 def facts_of(kind: str, version: str, **more: Any) -> EngineFacts:
     """Return the facts of an engine of 1,000 blocks that serves the model `m`."""
-    served = {"served_names": ("m",), "total_kv_blocks": 1000, "api_endpoints": ("chat", "completions")}
+    served: dict[str, Any] = {"served_names": ("m",), "total_kv_blocks": 1000, "api_endpoints": ("chat", "completions")}
     return EngineFacts(kind=kind, version=version, **served, **more)
 
 

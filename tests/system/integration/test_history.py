@@ -15,8 +15,8 @@ from indexer.follow.fold import IndexFold
 from indexer.follow.inputs import Received, read_message
 from indexer.index.prefix_index import PrefixIndex
 from indexer.native.index import NativeIndex
-from indexer.service import snapshots, wall_time
-from indexer.service.history import AvailableMoment, NotRetained, moment_at, seq_at
+from indexer.service import snapshots
+from indexer.service.history import AvailableMoment, NotRetained, moment_at, seq_at, time_text
 from indexer.service.retention import SnapshotName
 from kv_protocol import subjects
 from kv_protocol.digest import TierDigest
@@ -217,7 +217,7 @@ async def test_after_a_purge_the_oldest_that_can_be_had_is_that_of_a_snapshot_be
         with pytest.raises(NotRetained) as refused:
             await index_at(short.log, seq)
         assert shown(refused.value) == ("seq", seq, available, SHORT)
-        assert wall_time.shown(oldest.time_ns) in str(refused.value)
+        assert time_text(oldest.time_ns) in str(refused.value)
     with pytest.raises(NotRetained) as refused:
         await seq_at(short.log, oldest.time_ns - 1)
     assert shown(refused.value)[0::2] == ("time", available)

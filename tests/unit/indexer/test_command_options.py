@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from indexer.__main__ import main
 from indexer.commands.options import read_hashes, read_rank
-from indexer.service import wall_time
+from indexer.service.history import read_time, time_text
 from kv_protocol.ids import WorkerRank
 
 COMMANDS = ("verify", "tail", "at", "dump")
@@ -123,7 +123,7 @@ NOON_NS = 1_795_262_400 * 10**9
     ],
 )
 def test_a_time_is_seconds_ago_or_the_end_of_what_an_iso_time_names(text: str, expected_ns: int) -> None:
-    assert wall_time.read(text, NOON_NS) == expected_ns
+    assert read_time(text, NOON_NS) == expected_ns
 
 
 @pytest.mark.parametrize(
@@ -131,16 +131,16 @@ def test_a_time_is_seconds_ago_or_the_end_of_what_an_iso_time_names(text: str, e
 )
 def test_anything_else_is_refused_with_what_is_allowed(text: str) -> None:
     with pytest.raises(ValueError, match=r"found .*, allowed seconds ago, 0 or more, or an ISO time") as refused:
-        wall_time.read(text, NOON_NS)
+        read_time(text, NOON_NS)
     assert repr(text) in str(refused.value)
 
 
 @pytest.mark.parametrize("ns", [0, 1, 999_999, 10**9, NOON_NS, NOON_NS + 123_456_789])
 def test_what_is_shown_is_read_as_the_millisecond_in_which_it_lies(ns: int) -> None:
-    shown = wall_time.shown(ns)
+    shown = time_text(ns)
     assert shown.endswith("Z")
-    assert wall_time.read(shown, 0) == ns // 10**6 * 10**6 + 10**6 - 1
+    assert read_time(shown, 0) == ns // 10**6 * 10**6 + 10**6 - 1
 
 
 def test_a_time_is_shown_in_utc_to_the_millisecond() -> None:
-    assert wall_time.shown(NOON_NS + 7_999_999) == "2026-11-21T12:00:00.007Z"
+    assert time_text(NOON_NS + 7_999_999) == "2026-11-21T12:00:00.007Z"

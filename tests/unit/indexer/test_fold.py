@@ -135,12 +135,6 @@ def test_bytes_that_could_not_be_read_make_the_rank_stale_and_ask(fold: IndexFol
     assert told(fold, unreadable(A0)) == [asks_repair(A0, 3, 1)]
 
 
-def test_bytes_refused_of_a_rank_never_heard_of_are_asked_about(fold: IndexFold) -> None:
-    assert told(fold, unreadable(A0)) == [Question(A0, RecoverRequest(1))]
-    told(fold, dump(A0, 1, 7, [HeldBlock(PATH[0], None, 1)]))
-    assert fold.overlap(PATH, [A0]) == [RankView((1, 1, 1, 1), EPOCH, 7, "")]
-
-
 def test_blocks_parked_too_long_are_a_question_to_their_rank(fold: IndexFold) -> None:
     told(fold, batch(A0, 1, path(1, 3)), batch(B0, 1, path(0, 1)), batch(C0, 1, path(4, 5)))
     assert fold.statistics().index.parked_blocks == 1, "rank b had the parent"
@@ -233,14 +227,6 @@ def test_a_dump_is_a_sign_of_life(fold: IndexFold) -> None:
     assert fold.ranks() == [A0]
 
 
-def test_a_worker_with_heartbeats_after_the_reconnection_stays(fold: IndexFold) -> None:
-    told(fold, pulse(A0, 0), batch(A0, 1, path()), LogConnected(False))
-    told(fold, LogConnected(True), now_s=1000.0)
-    assert told(fold, pulse(A0, 1, *PATH), now_s=1004.0) == []
-    assert fold.tick(1008.9) == []
-    assert fold.overlap(PATH, [A0]) == [RankView((6, 6, 6, 6), EPOCH, 1, "")]
-
-
 # ------------------------------------------------------------------------------------------------- leaving
 
 
@@ -327,13 +313,6 @@ def test_ranks_beyond_the_bound_are_refused_and_counted_until_there_is_room(fold
     assert depths(fold, ranks[-1], ranks[0]) == [(6, 6, 6, 6), (0, 0, 0, 0)]
     told(fold, WorkerGone("w7"), batch(A0, 1, path(0, 2)))
     assert (depths(fold, A0), len(fold.ranks())) == ([(2, 2, 2, 2)], RANKS_MAX)
-
-
-def test_there_is_a_depth_for_each_rank_however_many_there_are(fold: IndexFold) -> None:
-    ranks = [WorkerRank(f"w{at}", 0) for at in range(140)]
-    for at, rank in enumerate(ranks):
-        told(fold, batch(rank, 1, path(0, 1 + at % 6)))
-        assert depths(fold, rank, ranks[0], C0) == [(1 + at % 6,) * 4, (1,) * 4, (0,) * 4]
 
 
 # ------------------------------------------------------------------------------------------------- all together

@@ -54,7 +54,7 @@ def test_a_hole_in_the_log_is_said_and_unreadable_bytes_are() -> None:
 @pytest.mark.parametrize(
     ("seq", "logged_seq", "note"),
     [
-        (5, 3, "ahead of the log by 2 batches, of which an answer told the snapshot"),
+        (5, 3, "ahead of the log by 2 batches, which the snapshot has from an answer"),
         (3, 5, "the snapshot lacked 2 batches that the log had brought"),
     ],
 )
@@ -71,7 +71,7 @@ def test_once_the_log_has_come_where_a_rank_was_ahead_nothing_is_said() -> None:
 
 def test_a_life_of_which_only_a_heartbeat_told_is_said_until_the_log_tells_of_it() -> None:
     then = restored(0, 0)
-    note = "a heartbeat told the snapshot of this life, of which the log has nothing yet"
+    note = "the snapshot has this epoch from a heartbeat, and the log has no batch of it yet"
     assert then.notes() == {A0: [note]}
     then.fold.apply(batch(1), 0.0)
     assert then.notes() == {A0: []}
