@@ -28,7 +28,7 @@ import msgspec
 from kv_protocol.decision import CostTerms, CostUnit
 from kv_protocol.errors import LimitExceeded
 from kv_protocol.hashing import HASH_SCHEME, TEXT_SCHEME
-from kv_protocol.ids import WorkerRank, checked_dp_rank, checked_u64, checked_worker_id
+from kv_protocol.ids import U64, DpRank, WorkerId, WorkerRank
 from kv_protocol.ledger import Routed
 
 BEST_MAX = 8
@@ -116,25 +116,25 @@ class Decided(msgspec.Struct, frozen=True, tag="decided", array_like=True, kw_on
     `now_s` is the view's time. The view has `ranks` columns; `winner` and `runner_up` are two of these. `epoch` is that
     of the winner's stream, `kv_seq` the index's place in `KV_EVENTS`; `turn` counts earlier decisions for the model.
     `best`, `terms` and `costs` are empty for a mode without costs, `overlap` for a mode that reads no overlap. A router
-    writes the record with `router/native/decision_bytes.cpp`. Decoding does not compare columns with `ranks`: `check`
-    does.
+    writes the record with `router/native/decision_bytes.cpp`. Decoding does not compare the bytes with `ranks`: of a
+    forged record the functions below may raise `struct.error` or `ValueError`.
     """
 
     now_s: float
     request: RouteRequest
     policy: str
-    seed: int
-    kv_seq: int
-    turn: int
-    ranks: int
-    winner: int
-    worker_id: str
-    dp_rank: int
+    seed: U64
+    kv_seq: U64
+    turn: U64
+    ranks: Annotated[int, msgspec.Meta(ge=1, le=RANKS_MAX)]
+    winner: U64
+    worker_id: WorkerId
+    dp_rank: DpRank
     runner_up: int | None
     margin: float | None
     reason: str
-    uncached_tokens: int = 0
-    epoch: int = 0
+    uncached_tokens: U64 = 0
+    epoch: U64 = 0
     action: str = "admit"
     ttft_s: float | None = None
     """The predicted time to the first token at the winner; `itl_s`: between tokens. None: no prediction."""
@@ -146,22 +146,6 @@ class Decided(msgspec.Struct, frozen=True, tag="decided", array_like=True, kw_on
 
     def __post_init__(self) -> None:
         self.request.check()
-
-    def check(self) -> None:
-        """Raise `LimitExceeded` for a number or a column that no router writes."""
-        checked_worker_id(self.worker_id)
-        checked_dp_rank(self.dp_rank)
-        for field in ("seed", "kv_seq", "turn", "uncached_tokens", "epoch"):
-            checked_u64(field, getattr(self, field))
-        if not 1 <= self.ranks <= RANKS_MAX:
-            raise LimitExceeded("ranks", self.ranks, f"1..{RANKS_MAX}")
-        for field, column in (("winner", self.winner), ("runner_up", self.runner_up or 0)):
-            if not 0 <= column < self.ranks:
-                raise LimitExceeded(field, column, f"one of {self.ranks} columns")
-        if self.best or self.terms or self.costs:
-            _check_costs(self)
-        if self.overlap:
-            _check_overlap(self.overlap, self.ranks)
 
     @property
     def rank(self) -> WorkerRank:
@@ -189,29 +173,6 @@ def promise(request: RouteRequest, rank: WorkerRank, uncached_tokens: int, epoch
         epoch=epoch,
         session_id=request.session_id,
     )
-
-
-def _check_costs(decided: Decided) -> None:
-    count = len(decided.best) // 2
-    if len(decided.best) % 2 or count > BEST_MAX or max(best_columns(decided.best), default=0) >= decided.ranks:
-        raise LimitExceeded("best", decided.best.hex(), f"u16s of {decided.ranks} columns, {BEST_MAX} at most")
-    mask, size = terms_mask(decided.terms) if decided.terms else (0, 1)
-    if len(decided.terms) != (size + 8 * count * mask.bit_count() if count else 0) or mask >> len(TERMS):
-        raise LimitExceeded("terms", f"{len(decided.terms)} bytes", f"a mask, and {8 * count} bytes for each term")
-    if len(decided.costs) % 4 or len(decided.costs) // 4 + count > decided.ranks:
-        raise LimitExceeded("costs", f"{len(decided.costs)} bytes", f"4 bytes each, {decided.ranks} with the best")
-
-
-def _check_overlap(data: bytes, ranks: int) -> None:
-    at, flags, size = 1, data[0], (ranks + 7) // 8
-    for tier in range(TIERS):
-        if flags >> tier & 1:
-            holders = data[at : at + size]
-            if int.from_bytes(holders, "little") >> ranks:
-                raise LimitExceeded("overlap", holders.hex(), f"bits for {ranks} columns")
-            at += size + (4 if flags & WIDE else 2) * int.from_bytes(holders, "little").bit_count()
-    if at != len(data) or flags & ~(WIDE | 0xF):
-        raise LimitExceeded("overlap", f"{len(data)} bytes, flags {flags:#x}", f"{at} bytes, flags {WIDE | 0xF:#x}")
 
 
 def best_columns(best: bytes) -> tuple[int, ...]:
@@ -252,25 +213,17 @@ def other_costs(decided: Decided) -> tuple[float, ...]:
 
 def overlap_depths(decided: Decided) -> list[Depths]:
     """Return for each column its overlap on tiers 0..t, for each tier t."""
-    return list(zip(*overlap_tiers(decided), strict=True))
-
-
-def overlap_tiers(decided: Decided) -> list[list[int]]:
-    """Return for each tier t the overlap of every column on tiers 0..t."""
-    depths = [0] * decided.ranks
-    if not (data := decided.overlap):
-        return [depths] * TIERS
+    depths, data = [0] * decided.ranks, decided.overlap or b"\0"
     at, size, kind = 1, (decided.ranks + 7) // 8, "I" if data[0] & WIDE else "H"
-    found = []
+    tiers = []
     for tier in range(TIERS):
         if data[0] >> tier & 1:
             holders = int.from_bytes(data[at : at + size], "little")
             columns = [column for column in range(decided.ranks) if holders >> column & 1]
+            added = struct.Struct(f"<{len(columns)}{kind}")
             depths = depths.copy()
-            for column, more in zip(
-                columns, struct.unpack_from(f"<{len(columns)}{kind}", data, at + size), strict=True
-            ):
+            for column, more in zip(columns, added.unpack_from(data, at + size), strict=True):
                 depths[column] += more
-            at += size + (4 if kind == "I" else 2) * len(columns)
-        found.append(depths)
-    return found
+            at += size + added.size
+        tiers.append(depths)
+    return list(zip(*tiers, strict=True))

@@ -154,7 +154,7 @@ class WeightedScorers:
 
     def choose(self, candidates: Candidates, request: RouteRequest, _policy: Policy, seed: int) -> Choice:
         """Return the worker with the greatest score."""
-        now_s = candidates.view.now_s
+        now_s = candidates.columns.now_s
         if not self._metrics or now_s - self._scraped_s >= SCRAPE_S:
             self._metrics, self._scraped_s = self._scrape(), now_s
         scores = self.scores(candidates, request)

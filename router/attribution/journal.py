@@ -15,11 +15,11 @@ removal without placements near it is charged to none. Clears are no removals.
 """
 
 from bisect import bisect_left, bisect_right
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
-from typing import Generic, TypeVar
 
 from kv_protocol.codec import decode_message
 from kv_protocol.decided import Decided
@@ -32,7 +32,6 @@ from router.attribution.report import AttributionLimits
 from router.journal.replay import Continuity, Redecided, Replay
 from router.native import built
 
-Placement = TypeVar("Placement")
 BEFORE_S, AFTER_S = 1, 10
 """A decision is in the journal some 50 ms after it was taken, a removal in the log some ms after it was made."""
 CELLS_MAX = 1_000_000
@@ -62,9 +61,10 @@ class Removals:
             self._cells += 1
         cells[second] += blocks
 
-    def of(self, rank: WorkerRank) -> list[tuple[int, int]]:
-        """Return the rank's seconds and their blocks, in the order of time."""
-        return sorted(self._of_rank.get(rank, Counter()).items())
+    def take(self, rank: WorkerRank, until: int | None = None) -> list[tuple[int, int]]:
+        """Return the rank's seconds up to `until` (None: all) and their blocks, in order of time; forget them."""
+        cells = self._of_rank.get(rank, Counter())
+        return [(second, cells.pop(second)) for second in sorted(cells) if until is None or second <= until]
 
 
 def count_removals(removals: Removals, subject: str, time_ns: int, data: bytes) -> None:
@@ -80,28 +80,24 @@ def count_removals(removals: Removals, subject: str, time_ns: int, data: bytes) 
 
 
 @dataclass(slots=True)
-class _Placed(Generic[Placement]):
-    """A placement, its second, and its new blocks that are not charged yet."""
-
+class _Placed:
     second: int
-    placement: Placement
+    charge: Callable[[float], None]
     left: float
+    """New blocks that are not charged yet."""
 
 
-class Evictions(Generic[Placement]):
+class Evictions:
     """Charges removals to placements. All removals come first, placements in any order; `settle` charges the rest."""
 
-    def __init__(
-        self, removals: Removals, charge: Callable[[Placement, float], None], placed_max: int = PLACED_MAX
-    ) -> None:
-        self._removals, self._charge, self._placed_max = removals, charge, placed_max
-        self._placed: dict[WorkerRank, list[_Placed[Placement]]] = {}
-        self._unsettled: dict[WorkerRank, deque[tuple[int, int]]] = {}
+    def __init__(self, removals: Removals, placed_max: int = PLACED_MAX) -> None:
+        self._removals, self._placed_max = removals, placed_max
+        self._placed: dict[WorkerRank, list[_Placed]] = {}
         self._count = 0
 
-    def placed(self, rank: WorkerRank, second: int, placement: Placement, new_blocks: int) -> None:
-        """A request came to the rank at that second, and needed room for so many blocks."""
-        self._placed.setdefault(rank, []).append(_Placed(second, placement, float(new_blocks)))
+    def placed(self, rank: WorkerRank, second: int, new_blocks: int, charge: Callable[[float], None]) -> None:
+        """A request came to the rank at that second, and needed room for so many blocks: they are charged to it."""
+        self._placed.setdefault(rank, []).append(_Placed(second, charge, float(new_blocks)))
         self._count += 1
         if self._count >= self._placed_max:
             seconds = sorted(each.second for placed in self._placed.values() for each in placed)
@@ -114,29 +110,22 @@ class Evictions(Generic[Placement]):
         """Charge the removals up to a second, None: all; forget the placements that no later one can be charged to."""
         for rank, placed in self._placed.items():
             placed.sort(key=_SECOND)
-            removals = self._unsettled.get(rank)
-            if removals is None:
-                removals = self._unsettled[rank] = deque(self._removals.of(rank))
-            while removals and (until is None or removals[0][0] <= until):
-                self._share(placed, *removals.popleft())
-            if until is not None:
-                placed[:] = [each for each in placed if each.second > until - AFTER_S]
-        if until is None:
-            self._placed.clear()
+            for second, blocks in self._removals.take(rank, until):
+                _share(placed, second, blocks)
+            placed[:] = [each for each in placed if until is not None and each.second > until - AFTER_S]
         self._count = sum(map(len, self._placed.values()))
 
-    def _share(self, placed: list[_Placed[Placement]], second: int, blocks: int) -> None:
-        first = bisect_left(placed, second - AFTER_S, key=_SECOND)
-        behind = bisect_right(placed, second + BEFORE_S, key=_SECOND)
-        near = [each for each in placed[first:behind] if each.left > 0]
-        new_blocks = sum(each.left for each in near)
-        if not new_blocks:
-            return
-        part = min(1.0, blocks / new_blocks)
-        for each in near:
-            charged = each.left * part
-            each.left -= charged
-            self._charge(each.placement, charged)
+
+def _share(placed: list[_Placed], second: int, blocks: int) -> None:
+    first = bisect_left(placed, second - AFTER_S, key=_SECOND)
+    behind = bisect_right(placed, second + BEFORE_S, key=_SECOND)
+    near = [each for each in placed[first:behind] if each.left > 0]
+    new_blocks = sum(each.left for each in near)
+    part = min(1.0, blocks / new_blocks) if near else 0.0
+    for each in near:
+        charged = each.left * part
+        each.left -= charged
+        each.charge(charged)
 
 
 def new_blocks(placement: built.Placement, outcome: OutcomeKnown) -> int:
@@ -159,7 +148,7 @@ class JournalSavings:
         self.attribution = built.Attribution(*limits)
         self.not_repeated = 0
         """Decisions whose candidates are not known, because the journal lacks records before them."""
-        self._evictions = None if removals is None else Evictions(removals, self.attribution.charge)
+        self._evictions = None if removals is None else Evictions(removals)
         self._placed = OrderedDict[str, tuple[WorkerRank, int]]()
         """Rank and second of the decisions without an outcome, with removals alone."""
         self._pending_max = limits.pending_max
@@ -206,4 +195,5 @@ class JournalSavings:
         placement = self.attribution.ended(outcome.decision_id, outcome.outcome == "ok", outcome.cached_tokens)
         placed = self._placed.pop(outcome.decision_id, None)
         if self._evictions is not None and placement is not None and placed is not None:
-            self._evictions.placed(*placed, placement, new_blocks(placement, outcome))
+            charge = partial(self.attribution.charge, placement)
+            self._evictions.placed(*placed, new_blocks(placement, outcome), charge)

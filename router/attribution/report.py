@@ -4,14 +4,15 @@ Its numbers are sums, so reports of several routers are added field by field (`m
 nothing from elsewhere.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from html import escape
 from itertools import groupby
-from typing import Any, Literal, NamedTuple, Self, TypeVar
+from typing import Any, Literal, NamedTuple, Self
 
 import msgspec
 
+from router.decision.report_text import aligned
 from router.native import built
 
 Dimension = Literal["model", "tenant", "lora", "prefix"]
@@ -36,8 +37,6 @@ _TITLES: dict[Dimension, str] = {
 _NAMELESS: dict[Dimension, str] = {
     "model": "(no name)", "tenant": "(not told apart)", "lora": "(base model)", "prefix": "(no full block)"
 }  # fmt: skip
-_COLUMNS = ("REQUESTS", "PROMPT", "REUSED", "HIT%", "ROUTING", "FOREGONE", "SAVED s", "ROUTING s")
-_EVICTED = "EVICTED"
 _WHY = {
     "not_answered": "that failed, were cancelled or were refused at the worker (after some, another one answered)",
     "unseen": "on a prompt that was not encoded: embeddings, or the mode reads no overlap and tokens.always is false",
@@ -82,6 +81,15 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     routing_s: float = 0.0
     evicted_blocks: float | None = None
 
+    @classmethod
+    def of(cls, sums: tuple[float, ...], *, has_evictions: bool, **named: object) -> Self:
+        """Return the core's sums, what follows from them, and the `named` fields."""
+        found: dict[str, Any] = dict(zip(_OF_CORE, sums, strict=True)) | named
+        found["routing_tokens"] = found["reused_tokens"] - found["baseline_tokens"]
+        found["routing_s"] = found["saved_s"] - found["baseline_s"]
+        found["evicted_blocks"] = round(found["evicted_blocks"], _DIGITS) if has_evictions else None
+        return cls(**found)
+
     def plus(self, other: "Figures") -> Self:
         """Return the sum, with the other fields of `self`; evictions are known if both are."""
         sums = {name: getattr(self, name) + getattr(other, name) for name in _SUMMED}
@@ -112,9 +120,6 @@ class Row(Figures, frozen=True, kw_only=True):
     title: str = ""
 
 
-F = TypeVar("F", bound=Figures)
-
-
 class Rows(msgspec.Struct, frozen=True, kw_only=True):
     """The names with most requests, and all else together; a name without a row had `absent_requests_max` at most."""
 
@@ -137,18 +142,9 @@ class SavingsReport(msgspec.Struct, frozen=True, kw_only=True):
     """Blocks that ranks removed from their GPUs in the period, whatever caused it; None where `evicted_blocks` is."""
 
 
-def _figures(kind: type[F], sums: tuple[float, ...], *, has_evictions: bool, **named: Any) -> F:  # noqa: ANN401
-    """Return the core's sums, and what follows from them."""
-    found: dict[str, Any] = dict(zip(_OF_CORE, sums, strict=True))
-    found["routing_tokens"] = found["reused_tokens"] - found["baseline_tokens"]
-    found["routing_s"] = found["saved_s"] - found["baseline_s"]
-    found["evicted_blocks"] = round(found["evicted_blocks"], _DIGITS) if has_evictions else None
-    return kind(**found, **named)
-
-
 def total(found: built.Attribution, *, has_evictions: bool = False) -> Figures:
     """Return the present sums of all requests."""
-    return _figures(Figures, found.total(), has_evictions=has_evictions)
+    return Figures.of(found.total(), has_evictions=has_evictions)
 
 
 def top_rows(
@@ -160,12 +156,11 @@ def top_rows(
 ) -> Rows:
     """Return the present sums by name, those with most requests first; `titles` are other names of them."""
     top, other, absent_max = found.top(DIMENSIONS.index(dimension))
-    rows = list[Row]()
+    rows = []
     for name, missed, sums in top:
-        title = (titles or {}).get(name, "")
-        own = {"name": name, "missed_requests_max": missed, "title": title}
-        rows.append(_figures(Row, sums, has_evictions=has_evictions, **own))
-    rest = _figures(Figures, other, has_evictions=has_evictions)
+        own = {"name": name, "missed_requests_max": missed, "title": (titles or {}).get(name, "")}
+        rows.append(Row.of(sums, has_evictions=has_evictions, **own))
+    rest = Figures.of(other, has_evictions=has_evictions)
     return Rows(rows=_by_requests(rows), other=rest, absent_requests_max=absent_max)
 
 
@@ -204,8 +199,8 @@ def report_of(
     )
 
 
-def merged(reports: Sequence[SavingsReport], rows_max: int = ROWS_MAX) -> SavingsReport:
-    """Return one report of several routers', of which there is at least one; each keeps `rows_max` names at most.
+def merged(reports: Sequence[SavingsReport]) -> SavingsReport:
+    """Return one report of several routers', of which there is at least one; it keeps `ROWS_MAX` names at most.
 
     A name that has a row in one report and none in another may be part of the other's `other`: its bound grows by that
     report's `absent_requests_max`.
@@ -216,12 +211,12 @@ def merged(reports: Sequence[SavingsReport], rows_max: int = ROWS_MAX) -> Saving
         since=min(each.since for each in reports),
         until=max(each.until for each in reports),
         total=_sum(each.total for each in reports),
-        by={each: _merged_rows([report.by[each] for report in reports], rows_max) for each in DIMENSIONS},
+        by={each: _merged_rows([report.by[each] for report in reports]) for each in DIMENSIONS},
         not_counted={name: sum(each.not_counted[name] for each in reports) for name in first.not_counted},
     )
 
 
-def _merged_rows(parts: list[Rows], rows_max: int) -> Rows:
+def _merged_rows(parts: list[Rows]) -> Rows:
     absent_max = sum(part.absent_requests_max for part in parts)
     named = sorted(((row, part) for part in parts for row in part.rows), key=lambda each: each[0].name)
     rows = list[Row]()
@@ -232,7 +227,7 @@ def _merged_rows(parts: list[Rows], rows_max: int) -> Rows:
         row = reduce(Row.plus, [row for row, _ in found])
         rows.append(msgspec.structs.replace(row, missed_requests_max=missed))
     ordered = _by_requests(rows)
-    kept, cut = ordered[:rows_max], ordered[rows_max:]
+    kept, cut = ordered[:ROWS_MAX], ordered[ROWS_MAX:]
     absent_max = max([absent_max, *(row.requests + row.missed_requests_max for row in cut)])
     other = _sum([*(part.other for part in parts), *cut])
     return Rows(rows=kept, other=other, absent_requests_max=absent_max)
@@ -247,10 +242,7 @@ def report_text(report: SavingsReport, dimensions: Sequence[Dimension] = DIMENSI
     lines = sentences(report)
     for each in dimensions:
         cells, note = table(report, each)
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        lines.append("")
-        lines += ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in cells]
-        lines += [note] if note else []
+        lines += ["", *aligned(cells, 1), *([note] if note else [])]
     return lines
 
 
@@ -292,10 +284,11 @@ def _total(total: Figures, removed_blocks: int | None) -> Iterator[str]:
 def table(report: SavingsReport, dimension: Dimension) -> tuple[list[tuple[str, ...]], str]:
     """Return the cells of a dimension's table, its heads first, and a note about names that may lack requests."""
     found, has_evictions = report.by[dimension], report.total.evicted_blocks is not None
-    cells = [(_TITLES[dimension], *((*_COLUMNS, _EVICTED) if has_evictions else _COLUMNS))]
-    cells += [(_name(dimension, row), *_cells(row)) for row in found.rows]
-    if found.other.requests:
-        cells.append(("(all others)", *_cells(found.other)))
+    columns = list(_COLUMNS.items())[: None if has_evictions else -1]
+    named: list[tuple[str, Figures]] = [(_name(dimension, row), row) for row in found.rows]
+    named += [("(all others)", found.other)] * bool(found.other.requests)
+    cells = [(_TITLES[dimension], *(head for head, _ in columns))]
+    cells += [(name, *(cell(figures) for _, cell in columns)) for name, figures in named]
     missed = max((row.missed_requests_max for row in found.rows), default=0)
     if not missed and not found.absent_requests_max:
         return cells, ""
@@ -309,20 +302,6 @@ def _name(dimension: Dimension, row: Row) -> str:
     name = (row.name if row.name.isprintable() else ascii(row.name)) or _NAMELESS[dimension]
     shown = f"{name} {row.title}" if row.title else name
     return shown if len(shown) <= _NAME_WIDTH else f"{shown[: _NAME_WIDTH - 3]}..."
-
-
-def _cells(figures: Figures) -> tuple[str, ...]:
-    cells = (
-        str(figures.requests),
-        str(figures.prompt_tokens),
-        str(figures.reused_tokens),
-        _percent(figures.reused_tokens, figures.prompt_tokens),
-        f"{figures.routing_tokens:.0f}",
-        str(figures.foregone_tokens),
-        _seconds(figures.saved_s),
-        _seconds(figures.routing_s),
-    )
-    return cells if figures.evicted_blocks is None else (*cells, f"{figures.evicted_blocks:.0f}")
 
 
 def _parts(part: float, whole: float, first: str, rest: str) -> str:
@@ -340,28 +319,37 @@ def _percent(part: float, whole: float) -> str:
     return f"{100 * part / whole:.0f}%" if whole else "-"
 
 
+_COLUMNS: dict[str, Callable[[Figures], str]] = {
+    "REQUESTS": lambda each: str(each.requests),
+    "PROMPT": lambda each: str(each.prompt_tokens),
+    "REUSED": lambda each: str(each.reused_tokens),
+    "HIT%": lambda each: _percent(each.reused_tokens, each.prompt_tokens),
+    "ROUTING": lambda each: f"{each.routing_tokens:.0f}",
+    "FOREGONE": lambda each: str(each.foregone_tokens),
+    "SAVED s": lambda each: _seconds(each.saved_s),
+    "ROUTING s": lambda each: _seconds(each.routing_s),
+    "EVICTED": lambda each: f"{each.evicted_blocks or 0:.0f}",
+}
+"""The heads of a table, and its cells; the last column is that of reports with evictions."""
+
+
 def report_page(report: SavingsReport, dimensions: Sequence[Dimension] = DIMENSIONS) -> str:
     """Return the page: the sentences for the total, then a table for each of the dimensions. Names are escaped."""
-    return "\n".join(_lines(report, dimensions))
-
-
-def _lines(report: SavingsReport, dimensions: Sequence[Dimension]) -> Iterator[str]:
-    yield "<!doctype html>"
-    yield '<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-    yield f"<title>What reused prompts saved</title><style>{_STYLE}</style></head><body>"
-    yield "<main><h1>What reused prompts saved</h1>"
-    yield from (f"<p>{escape(each[:1].upper() + each[1:])}.</p>" for each in sentences(report))
+    lines = [
+        "<!doctype html>",
+        '<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">',
+        f"<title>What reused prompts saved</title><style>{_STYLE}</style></head><body>",
+        "<main><h1>What reused prompts saved</h1>",
+        *(f"<p>{escape(each[:1].upper() + each[1:])}.</p>" for each in sentences(report)),
+    ]
     for each in dimensions:
-        cells, note = table(report, each)
-        yield '<div class="scroll" tabindex="0"><table><thead>'
-        heads = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in cells[0])
-        yield f"<tr>{heads}</tr></thead><tbody>"
-        yield from map(_row, cells[1:])
-        yield "</tbody></table></div>"
-        yield f'<p class="note">{escape(note[:1].upper() + note[1:])}.</p>' if note else ""
-    yield "</main></body></html>"
-
-
-def _row(cells: tuple[str, ...]) -> str:
-    name, *numbers = map(escape, cells)
-    return f'<tr><th scope="row">{name}</th>{"".join(f"<td>{each}</td>" for each in numbers)}</tr>'
+        (heads, *rows), note = table(report, each)
+        lines.append('<div class="scroll" tabindex="0"><table><thead>')
+        titles = "".join(f'<th scope="col">{escape(head)}</th>' for head in heads)
+        lines.append(f"<tr>{titles}</tr></thead><tbody>")
+        for name, *numbers in rows:
+            cells = "".join(f"<td>{escape(number)}</td>" for number in numbers)
+            lines.append(f'<tr><th scope="row">{escape(name)}</th>{cells}</tr>')
+        lines.append("</tbody></table></div>")
+        lines.append(f'<p class="note">{escape(note[:1].upper() + note[1:])}.</p>' if note else "")
+    return "\n".join([*lines, "</main></body></html>"])

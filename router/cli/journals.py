@@ -166,7 +166,7 @@ def replay(
     \b
     Example:  router replay --nats-url nats://127.0.0.1:4222 --mode kv --sweep policy.ttft_weight=1,4,16
     """  # noqa: D301
-    modes = load_modes(settings.policy.user_modes, settings.policy.mode)
+    modes = load_modes(settings.policy.user_modes)
     named = [
         each for each in (f"mode={mode}" * (mode is not None), *assignments) if each.startswith(("mode=", "policy."))
     ]

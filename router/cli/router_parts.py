@@ -236,7 +236,7 @@ class RouterParts:
             lease_s=LEASE_S,
             decisions_max=settings.journal.decisions_max,
             journal=None if journal is None else journal.batches,
-            recorders=() if journal is None else (journal,),
+            recorders=() if journal is None else (journal.record,),
             noted=() if self._journal is None else (self._journal.problem,),
         )
 

@@ -102,7 +102,7 @@ async def opened(
         directory = await stated_directory(settings, SystemClock(), stop)
     tokens = settings.tokens
     text = load_text(directory or BYTE_MODEL, tokens.encoder, chat_template=tokens.chat_template)
-    modes = load_modes(settings.policy.user_modes, settings.policy.mode)
+    modes = load_modes(settings.policy.user_modes)
     policies = PolicyStore(settings.state.dir, settings.policy.policy(), modes)
     policies.restore({path.removeprefix("policy.") for path in given if path.startswith("policy.")})
     nats, url = await _started_nats(settings, cleanup)

@@ -21,10 +21,8 @@ import msgspec
 from kv_protocol.decided import RequestPhase
 from kv_protocol.openai.requests import RequestInvalid
 from router.decision.eligibility import BATCHED_TOKENS_DEFAULT
+from router.decision.policy_config import DisaggregationSection
 from router.decision.verdict import Verdict
-
-ConditionalPolicy = Literal["off", "isl_bounding", "prefill_load", "isl_or_load"]
-
 
 _FIELD = "disaggregated_params"
 _PHASE_OF: dict[str, RequestPhase] = {
@@ -40,57 +38,36 @@ class _DisaggregatedParams(msgspec.Struct, frozen=True):
     request_type: Literal["context_only", "generation_only", "context_and_generation"]
 
 
-class ConditionalLimits(NamedTuple):
-    """The policy and its bounds; None: no bound."""
-
-    policy: ConditionalPolicy = "off"
-    effective_isl_tokens: int = 2048
-    effective_isl_ratio: float = 0.7
-    prefill_busy: float | None = None
-    decode_busy: float | None = None
-
-
 class Placement(NamedTuple):
-    """Whether the decode worker computes the prompt, and the figures behind it."""
+    """Where a prompt is computed, and why."""
 
-    is_local: bool
     reason: PlacementReason
-    effective_tokens: int
-    isl_tokens: int
-    prefill_load: float
-    """Smallest queued tokens / max_num_batched_tokens of a prefill rank that takes work; inf: there is none."""
-    decode_load: float
-    """The share of its blocks that the decode rank uses; 0 if its block count is not stated."""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the decode worker computes the prompt."""
+        return self.reason in ("short", "prefill_busy")
 
 
-def placement(verdict: Verdict, limits: ConditionalLimits) -> Placement:
+def placement(verdict: Verdict, limits: DisaggregationSection) -> Placement:
     """Return where the prompt is computed. `verdict` is the decision for a rank that computes and decodes all."""
-    request = verdict.request
-    held_tokens = min(verdict.expected_blocks, request.reusable_blocks) * request.block_size
-    effective = request.isl_tokens - held_tokens
-    prefill_load, decode_load = _prefill_load(verdict), _decode_load(verdict)
-
-    def placed(reason: PlacementReason) -> Placement:
-        is_local = reason in ("short", "prefill_busy")
-        return Placement(is_local, reason, effective, request.isl_tokens, prefill_load, decode_load)
-
-    if limits.decode_busy is not None and decode_load > limits.decode_busy:
-        return placed("decode_busy")
-    if limits.policy != "prefill_load" and _is_short(effective, request.isl_tokens, limits):
-        return placed("short")
-    if limits.policy != "isl_bounding" and limits.prefill_busy is not None and prefill_load > limits.prefill_busy:
-        return placed("prefill_busy")
-    return placed("long")
-
-
-def _is_short(effective: int, isl_tokens: int, limits: ConditionalLimits) -> bool:
-    """A prompt of unknown length is not short."""
-    if not isl_tokens:
-        return False
-    return effective < limits.effective_isl_tokens and effective / isl_tokens < limits.effective_isl_ratio
+    request, total_blocks = verdict.request, verdict.registration.total_kv_blocks
+    isl_tokens, held_blocks = request.isl_tokens, min(verdict.expected_blocks, request.reusable_blocks)
+    effective, used_blocks = isl_tokens - held_blocks * request.block_size, verdict.ints("active_blocks")[verdict.place]
+    is_few = effective < limits.effective_isl_tokens
+    is_short = bool(isl_tokens) and is_few and effective / isl_tokens < limits.effective_isl_ratio
+    if limits.decode_busy is not None and total_blocks and used_blocks / total_blocks > limits.decode_busy:
+        return Placement("decode_busy")
+    if limits.conditional != "prefill_load" and is_short:
+        return Placement("short")
+    busy = limits.prefill_busy
+    if limits.conditional != "isl_bounding" and busy is not None and _prefill_load(verdict) > busy:
+        return Placement("prefill_busy")
+    return Placement("long")
 
 
 def _prefill_load(verdict: Verdict) -> float:
+    """Return the smallest queued tokens / max_num_batched_tokens of a prefill rank that is fit; inf: there is none."""
     queued, ranks = verdict.ints("queued_tokens"), verdict.model_view
     loads = (
         int(queued[place]) / (registration.max_num_batched_tokens or BATCHED_TOKENS_DEFAULT)
@@ -98,11 +75,6 @@ def _prefill_load(verdict: Verdict) -> float:
         if registration.role == "prefill" and not ranks.unfit[place]
     )
     return min(loads, default=float("inf"))
-
-
-def _decode_load(verdict: Verdict) -> float:
-    total = verdict.registration.total_kv_blocks
-    return int(verdict.ints("active_blocks")[verdict.place]) / total if total else 0.0
 
 
 def requested_phase(params: bytes, *, accepted: bool) -> RequestPhase:

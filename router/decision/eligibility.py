@@ -22,7 +22,7 @@ The first of these reasons excludes a rank:
 A positive weight makes a worker cheaper, a negative one dearer by the same factor, and opposite ones cancel out.
 Source: `docs/SOURCES.md` D1.5.
 
-If every rank is known to be eligible by default (`View.is_uniform`), no rank is checked for a request without
+If every rank is known to be eligible by default (`ModelView.is_uniform`), no rank is checked for a request without
 constraints.
 """
 
@@ -39,7 +39,7 @@ from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.ids import WorkerRank
 from kv_protocol.openai.endpoints import DEFAULT_ENDPOINTS, stated_words
 from router.decision.policy import Policy
-from router.decision.view import Floats, Ints, ModelView, View
+from router.decision.view import Floats, Ints, ModelView
 
 
 class NoEligibleWorker(Exception):
@@ -60,7 +60,6 @@ class WorkerNotNamed(Exception):
         some = _some(allowed[:_NAMED_MAX], len(allowed), ", ")
         super().__init__(f"x-worker-instance-id: found none, and mode direct needs one; allowed {some}")
         self.field = "x-worker-instance-id"
-        self.allowed = allowed
 
 
 _NAMED_MAX = 8
@@ -81,24 +80,14 @@ ROLES: dict[str, tuple[str, ...]] = {
 """The roles that serve each phase."""
 
 _NO_MISFITS: Mapping[str, str] = {}
-_LASTING = {
-    "endpoint": "endpoint",
-    "lora": "lora",
-    "taint": "taint",
-    "pinned": "pinned",
-    "max_seq_len": "max_seq_len",
-    "max_prompt_tokens": "max_seq_len",
-}
-"""How reasons of the request's own begin, and their kind."""
+_LASTING = ("endpoint", "lora", "taint", "pinned", "max_seq_len", "max_prompt_tokens")
+"""How reasons of the request's own begin."""
 _limits = attrgetter("phase", "lora", "required_taints", "pinned_worker", "pinned_dp_rank", "allowed_workers", "tried")
 _UNLIMITED = ("whole", "", (), None, None, None, ())
 """What `_limits` returns for a request that any fit worker may take."""
 
-RankColumns = ModelView | View
-"""The ranks that serve a model, as columns of a view; element i of each column belongs to `ranks[i]`."""
 
-
-def constraints(view: RankColumns, request: RouteRequest, policy: Policy) -> tuple[tuple[str, ...], list[float] | None]:
+def constraints(view: ModelView, request: RouteRequest, policy: Policy) -> tuple[tuple[str, ...], list[float] | None]:
     """Return why each rank may not take the request, empty if it may, and the factor of its cost; None: no preference.
 
     Raises:
@@ -111,7 +100,8 @@ def constraints(view: RankColumns, request: RouteRequest, policy: Policy) -> tup
     if policy.mode == "direct" and request.pinned_worker is None:
         allowed = (rank.worker_id for rank, reason in zip(view.ranks, why, strict=True) if not reason)
         raise WorkerNotNamed(tuple(dict.fromkeys(allowed)))
-    return why, multipliers(view, request) if request.preferred_taints else None
+    preferred = request.preferred_taints
+    return why, [_multiplier(each.taints, preferred) for each in view.registrations] if preferred else None
 
 
 def exclusions_of(ranks: Sequence[WorkerRank], why: Sequence[str]) -> tuple[Exclusion, ...]:
@@ -120,7 +110,7 @@ def exclusions_of(ranks: Sequence[WorkerRank], why: Sequence[str]) -> tuple[Excl
     return tuple(Exclusion(worker_id=rank.worker_id, dp_rank=rank.dp_rank, reason=each) for rank, each in rows if each)
 
 
-def exclusions(view: RankColumns, request: RouteRequest) -> tuple[str, ...]:
+def exclusions(view: ModelView, request: RouteRequest) -> tuple[str, ...]:
     """Return for every rank of the view why it may not take the request; empty if it may."""
     if view.is_uniform and not constrains(request, view.seq_len_min):
         return view.unfit  # all of them empty
@@ -131,7 +121,7 @@ def exclusions(view: RankColumns, request: RouteRequest) -> tuple[str, ...]:
     )
 
 
-def _apart(view: RankColumns, request: RouteRequest) -> Mapping[str, str] | None:
+def _apart(view: ModelView, request: RouteRequest) -> Mapping[str, str] | None:
     """Return by worker id why its pair does not work; None if no KV is transferred for the request.
 
     A prefill worker is listed if no decode worker fits it.
@@ -227,18 +217,17 @@ def _transfer_exclusion(registration: WorkerRegistered, request: RouteRequest, a
     return apart.get(registration.worker_id, "")
 
 
-def multipliers(view: RankColumns, request: RouteRequest) -> list[float]:
-    """Return the factor of each rank's cost, all > 0; 1 without a preference."""
-    return [_multiplier(each.taints, request.preferred_taints) for each in view.registrations]
-
-
 def _multiplier(taints: tuple[str, ...], preferred: tuple[tuple[str, float], ...]) -> float:
     return math.exp(-math.tanh(math.fsum(weight for taint, weight in preferred if taint in taints)))
 
 
 def reason_kind(reason: str) -> str:
-    """Return the kind of an exclusion for which the request itself is the reason; `other` for all others."""
-    return next((kind for beginning, kind in _LASTING.items() if reason.startswith(beginning)), "other")
+    """Return the kind of an exclusion for which the request itself is the reason; `other` for all others.
+
+    Prompts that are too long have one kind, `max_seq_len`.
+    """
+    kind = next((each for each in _LASTING if reason.startswith(each)), "other")
+    return "max_seq_len" if kind == "max_prompt_tokens" else kind
 
 
 BATCHED_TOKENS_DEFAULT = 8192
@@ -260,7 +249,7 @@ class Headroom:
         self._registrations: tuple[WorkerRegistered, ...] = ()
         self._tokens: Floats = np.zeros(0)
 
-    def spare_tokens(self, ranks: RankColumns, queued_tokens: Ints, request: RouteRequest) -> float:
+    def spare_tokens(self, ranks: ModelView, queued_tokens: Ints, request: RouteRequest) -> float:
         """Return the free tokens below the thresholds of the eligible ranks; O(ranks).
 
         Less than 0: all are over their thresholds. Inf: no rank is eligible.

@@ -50,7 +50,7 @@ def first_plan(
     phase: RequestPhase, *, retry_limit: int, migration_limit: int = 0, fixed: bool = False, falls_back: bool = True
 ) -> "RequestPlan":
     """Return the plan of a request that begins in this phase."""
-    return RequestPlan(phase, retry_limit, migration_limit, fixed, falls_back, phase == "prefill" and not fixed)
+    return RequestPlan(phase, retry_limit, migration_limit, fixed, falls_back)
 
 
 class RequestPlan(msgspec.Struct, frozen=True):
@@ -64,12 +64,15 @@ class RequestPlan(msgspec.Struct, frozen=True):
     migration_limit: int = 0
     is_fixed: bool = False
     falls_back: bool = True
-    is_aside: bool = False
-    """Whether the phase's answer is a prefill worker's, which a decode worker continues, and not the client's."""
     migrations: int = 0
     reroutes: tuple[Reroute, ...] = ()
     tried_by_phase: Mapping[RequestPhase, tuple[WorkerRank, ...]] = _NO_RANKS
     failures_by_phase: Mapping[RequestPhase, int] = _NO_FAILURES
+
+    @property
+    def is_aside(self) -> bool:
+        """Whether the phase's answer is a prefill worker's, which a decode worker continues, and not the client's."""
+        return self.phase == "prefill" and not self.is_fixed
 
     @property
     def tried(self) -> tuple[WorkerRank, ...]:
@@ -84,16 +87,16 @@ class RequestPlan(msgspec.Struct, frozen=True):
     def prefilled(self) -> "RequestPlan":
         """The prompt is computed: decode is next."""
         assert self.phase == "prefill"
-        return _entered(self, "decode")
+        return replace(self, phase="decode")
 
     def computed_at_decode(self) -> "RequestPlan":
         """The decode worker computes the prompt, too."""
         assert not self.is_fixed
-        return _entered(self, "alone")
+        return replace(self, phase="alone")
 
     def beside(self, phase: RequestPhase) -> "RequestPlan":
         """Return the same plan in another phase, for a trial decision."""
-        return replace(_entered(self, phase), failures_by_phase=_NO_FAILURES)
+        return replace(self, phase=phase, failures_by_phase=_NO_FAILURES)
 
     def no_candidate(self) -> "RequestPlan | None":
         """No worker is eligible for the phase; None: no other phase is tried."""
@@ -147,12 +150,8 @@ class RequestPlan(msgspec.Struct, frozen=True):
 
 
 def _rerouted(plan: RequestPlan, why: Reroute, phase: RequestPhase) -> RequestPlan:
-    rerouted = replace(_entered(plan, phase), reroutes=(*plan.reroutes, why))
+    rerouted = replace(plan, phase=phase, reroutes=(*plan.reroutes, why))
     if phase != "alone":
         return rerouted
     tried = {"alone": plan.tried_by_phase.get("decode", ()), **plan.tried_by_phase}  # of the same workers
     return replace(rerouted, tried_by_phase=tried)
-
-
-def _entered(plan: RequestPlan, phase: RequestPhase) -> RequestPlan:
-    return replace(plan, phase=phase, is_aside=phase == "prefill" and not plan.is_fixed)

@@ -15,8 +15,8 @@ policy's. If no candidate meets them, all candidates may be chosen, and `policy.
 
 An embedding reuses no KV prefix: for its requests `least-loaded` takes the place of a mode that reads overlap.
 
-The core chooses by these (`router/native/choice.cpp`). A user's mode is a function `(candidates, request, policy, seed)
--> Choice`, pure (`router/decision/policy_loader.py`).
+The core chooses by these (`router/native/choice.cpp`). A user's mode is a pure `ModeFunction`, imported by
+`router/decision/policy_loader.py`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,23 +26,17 @@ from msgspec.structs import replace
 
 from kv_protocol.decided import RouteRequest
 from kv_protocol.openai.endpoints import PROMPT_ENDPOINTS
-from router.decision.policy import CostParameters, Policy
+from router.decision.policy import Policy
 from router.decision.view import View
 from router.native import built
 
-__all__ = ["MODES", "Candidates", "Choice", "CostParameters", "Mode", "Policy", "Rule", "Rules"]
-
 
 class Candidates(NamedTuple):
-    """The ranks of a view that may take the request, by their indices in it, ascending; at least one."""
+    """The ranks that may take the request; at least one."""
 
-    view: View
+    columns: View
     rank_indices: Sequence[int]
-
-    @property
-    def columns(self) -> View:
-        """The view of the candidates alone."""
-        return self.view if len(self.rank_indices) == len(self.view.ranks) else self.view.only(self.rank_indices)
+    """The indices of the candidates among all ranks that serve the model, ascending."""
 
 
 class Choice(NamedTuple):
@@ -59,7 +53,8 @@ class Choice(NamedTuple):
     meets_targets: bool = True
 
 
-ModeFunction = Callable[[Candidates, RouteRequest, Policy, int], Choice]
+ModeFunction = Callable[[Candidates, RouteRequest, Policy, int], Choice | int]
+"""Returns a `Choice`, or the index of a candidate."""
 
 
 class Mode(NamedTuple):

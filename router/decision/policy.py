@@ -3,8 +3,7 @@
 Formulas: `tests/reference/time_cost.py`; modes: `policies.py`.
 """
 
-from functools import lru_cache
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 from msgspec.structs import asdict, replace
@@ -38,10 +37,6 @@ class PhaseOverrides(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True)
     host_weight: float | None = None
     disk_weight: float | None = None
 
-    def given(self) -> dict[str, Any]:
-        """Return the fields that differ from the policy's."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
-
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """How a router chooses: a mode and its parameters.
@@ -72,12 +67,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
 
     def of(self, phase: RequestPhase) -> "Policy":
         """Return the policy that chooses a worker for `phase`."""
-        return _of(self, phase) if phase in ("prefill", "decode") else self
-
-
-@lru_cache(maxsize=64)
-def _of(policy: Policy, phase: Literal["prefill", "decode"]) -> Policy:
-    overrides: PhaseOverrides = getattr(policy, phase)
-    changed = overrides.given()
-    own = {name: changed.pop(name) for name in ("mode", "temperature") if name in changed}
-    return replace(policy, **own, parameters=replace(policy.parameters, **changed))
+        if phase not in ("prefill", "decode"):
+            return self
+        changed = {name: value for name, value in asdict(getattr(self, phase)).items() if value is not None}
+        own = {name: changed.pop(name) for name in ("mode", "temperature") if name in changed}
+        return replace(self, **own, parameters=replace(self.parameters, **changed))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from inspect import signature
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
@@ -10,7 +10,6 @@ from kv_protocol.errors import shortened
 from kv_protocol.openai.errors import as_json
 from kv_runtime.config.sections import Section
 from kv_runtime.config.words import allowed
-from router.decision.disaggregation import ConditionalLimits, ConditionalPolicy
 from router.decision.policies import MODES
 from router.decision.policy import (
     Affinity,
@@ -21,8 +20,9 @@ from router.decision.policy import (
 )
 from router.decision.state_settings import AffinityLimits, ApproximateLimits
 
+ConditionalPolicy = Literal["off", "isl_bounding", "prefill_load", "isl_or_load"]
 _Limits = TypeVar("_Limits")
-_POLICY, _COST, _CONDITIONAL = Policy(), CostParameters(), ConditionalLimits()
+_POLICY, _COST = Policy(), CostParameters()
 _AFFINITY, _APPROXIMATE = AffinityLimits(), ApproximateLimits()
 _OF_A_PHASE = "fields of this section that differ for"
 _PHASE_FIELDS = f"they are {', '.join(PhaseOverrides.__struct_fields__)}"
@@ -101,9 +101,9 @@ class PolicySection(Section):
         description="how long a routed block counts at a rank without events; costs memory",
     )
 
-    @field_validator("mode")
+    @field_validator("mode", mode="before")
     @classmethod
-    def _is_a_mode(cls, mode: str, info: ValidationInfo) -> str:
+    def _is_a_mode(cls, mode: object, info: ValidationInfo) -> object:
         known = (*MODES, *info.data.get("user_modes", ()))
         if mode not in known:
             raise ValueError(f"allowed {', '.join(known)}")
@@ -150,29 +150,29 @@ class DisaggregationSection(Section):
         default=False, description="take requests for one phase, with disaggregated_params: behind `router pools`"
     )
     conditional: ConditionalPolicy = Field(
-        _CONDITIONAL.policy,
+        "off",
         description="prompts that decode workers compute: off, isl_bounding, prefill_load, isl_or_load",
     )
     effective_isl_tokens: int = Field(
-        _CONDITIONAL.effective_isl_tokens,
+        2048,
         ge=0,
         le=1 << 30,
         description="isl_bounding: only prompts with fewer tokens that are not held there",
     )
     effective_isl_ratio: float = Field(
-        _CONDITIONAL.effective_isl_ratio,
+        0.7,
         ge=0,
         le=1,
         description="isl_bounding: and only where these are a smaller share of the prompt",
     )
     prefill_busy: float | None = Field(
-        _CONDITIONAL.prefill_busy,
+        None,
         ge=0,
         le=1000,
         description="prefill_load: queued tokens of every prefill rank / max_num_batched_tokens",
     )
     decode_busy: float | None = Field(
-        _CONDITIONAL.decode_busy,
+        None,
         ge=0,
         le=1,
         description="decode ranks that use a larger share of their blocks compute no prompts",
@@ -183,7 +183,3 @@ class DisaggregationSection(Section):
         if self.conditional in ("prefill_load", "isl_or_load") and self.prefill_busy is None:
             raise ValueError(f"prefill_busy: found null, allowed a number where conditional is {self.conditional}")
         return self
-
-    def limits(self) -> ConditionalLimits:
-        """Return the bounds for computing a prompt where it is decoded."""
-        return picked(self, ConditionalLimits, policy=self.conditional)

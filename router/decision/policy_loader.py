@@ -9,20 +9,17 @@ what it reads     its attributes reads_overlap, reads_load (by default True), re
 import inspect
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from types import MappingProxyType
 from typing import Any
 
-from kv_protocol.decided import RouteRequest
 from kv_runtime.config.loading import ConfigurationError
-from router.decision.policies import MODES, Candidates, Choice, Mode
-from router.decision.policy import Policy
+from router.decision.policies import MODES, Mode
 
 _ARGUMENTS = 4
 _FIELD = "policy.user_modes"
 
 
-def load_modes(names: Sequence[str], mode: str) -> MappingProxyType[str, Mode]:
-    """Return the built-in modes and those with these names; `mode` is one of them.
+def load_modes(names: Sequence[str]) -> dict[str, Mode]:
+    """Return the built-in modes and those with these names.
 
     Raises:
         ConfigurationError: a name is not of that form, nothing of that name can be imported, or it cannot be called so;
@@ -34,11 +31,9 @@ def load_modes(names: Sequence[str], mode: str) -> MappingProxyType[str, Mode]:
             modes[name] = _mode(name)
         except ConfigurationError as error:
             problems += error.problems
-    if not problems and mode not in modes:
-        problems.append(f"policy.mode: found {mode!r}, allowed {', '.join(modes)}")
     if problems:
         raise ConfigurationError(problems)
-    return MappingProxyType(modes)
+    return modes
 
 
 def _mode(name: str) -> Mode:
@@ -48,7 +43,7 @@ def _mode(name: str) -> Mode:
     except (TypeError, ValueError) as error:
         raise _wrong(name, f"what cannot be called so: {error}", "(candidates, request, policy, seed)") from error
     return Mode(
-        _chooser(function),
+        function,
         reads_overlap=bool(getattr(function, "reads_overlap", True)),
         reads_load=bool(getattr(function, "reads_load", True)),
         reads_rates=bool(getattr(function, "reads_rates", False)),
@@ -70,11 +65,3 @@ def _imported(name: str) -> Callable[..., Any]:
 
 def _wrong(name: str, found: str, allowed: str) -> ConfigurationError:
     return ConfigurationError([f"{_FIELD}: {name!r}: found {found}, allowed {allowed}"])
-
-
-def _chooser(function: Callable[..., Any]) -> Callable[[Candidates, RouteRequest, Policy, int], Choice]:
-    def choose(candidates: Candidates, request: RouteRequest, policy: Policy, seed: int) -> Choice:
-        chosen = function(candidates, request, policy, seed)
-        return chosen if isinstance(chosen, Choice) else Choice(int(chosen), "user")
-
-    return choose

@@ -16,7 +16,6 @@ cannot be used is refused at the start: a router that ignored it would route by 
 import asyncio
 import os
 from collections.abc import Collection, Mapping
-from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -51,23 +50,17 @@ def swapped(policy: Policy, named: Mapping[str, Any], modes: Mapping[str, Mode],
         ConfigurationError: a field is none of a policy, cannot change now, or has a value that is not allowed. It names
             the first `PROBLEMS_MAX` of them.
     """
-    foreign = [name for name in named if name not in FIELDS]
     own = {name: value for name, value in named.items() if name in FIELDS}
-    no_modes = [own.pop("mode")] if "mode" in own and own["mode"] not in tuple(modes) else []
+    foreign = [name for name in named if name not in FIELDS]
+    problems = [_foreign(name, named[name]) for name in foreign[:PROBLEMS_MAX]]
     user_modes = tuple(name for name in modes if name not in MODES)
-    wrong: list[Any] = []
     try:
         section = PolicySection(user_modes=user_modes, **{**({} if replace_all else fields_of(policy)), **own})
     except ValidationError as error:
-        wrong = error.errors(include_url=False)
-    if count := len(foreign) + len(no_modes) + len(wrong):
-        problems = chain(
-            (_foreign(name, named[name]) for name in foreign),
-            (f"policy.mode: found {as_json(mode)}, allowed {', '.join(modes)}" for mode in no_modes),
-            (refused(each, "policy.") for each in wrong),
-        )
-        more = [f"and {count - PROBLEMS_MAX} more"] if count > PROBLEMS_MAX else []
-        raise ConfigurationError([*islice(problems, PROBLEMS_MAX), *more])
+        problems += [refused(each, "policy.") for each in error.errors(include_url=False)]
+    if problems:
+        more = len(foreign[PROBLEMS_MAX:]) + len(problems[PROBLEMS_MAX:])
+        raise ConfigurationError(problems[:PROBLEMS_MAX] + [f"and {more} more"] * bool(more))
     return section.policy()
 
 
@@ -133,8 +126,7 @@ class PolicyStore:
             problem = f"state.dir: {self._path}: found what cannot be read ({error.strerror}), allowed a file"
             raise ConfigurationError([problem]) from error
         try:
-            stored = _decoded(data)
-            named = {name: value for name, value in stored.items() if name not in given}
+            named = {name: value for name, value in _decoded(data).items() if name not in given}
             self.initial = swapped(self.configured, named, self.modes, replace_all=False)
         except ConfigurationError as error:
             hint = "mend or remove the file; without it the policy is that of the configuration"

@@ -4,8 +4,7 @@ explanation     of a decision alone, taken or only asked for
 report_lines    of a decision beside its outcome: what `router explain` prints
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 
 from kv_protocol.decision import ADDENDS, Candidate, CostTerms, Decision
 from kv_protocol.openai.endpoints import PROMPT_ENDPOINTS
@@ -22,9 +21,6 @@ _CAUSES = {
 _UNTIL_FIRST = ("wait", "prefill", "lateness")
 _AFTER_FIRST = tuple(term for term in ADDENDS if term not in _UNTIL_FIRST)
 _BY_LOAD = "An embedding reuses no KV prefix: its worker is chosen without a look at what is cached."
-_NO_RETRY = 1
-_Column = tuple[str, Callable[[Candidate], bool] | None, Callable[[Candidate], str]]
-"""Its name, whether a candidate has something to show there (None: all have), and a candidate's cell."""
 
 
 def explanation(decision: Decision, *, is_hypothetical: bool = False) -> str:
@@ -36,7 +32,7 @@ def explanation(decision: Decision, *, is_hypothetical: bool = False) -> str:
 def report_lines(report: RequestReport) -> list[str]:
     """Return the whole report."""
     lines = [sentence(report), "", *table(report.decision), "", *_outcome_lines(report)]
-    if len(report.decisions) > _NO_RETRY:
+    if len(report.decisions) > 1:
         lines += ["", f"all {len(report.decisions)} decisions of request {report.decision.request_id}, eldest first:"]
         lines += [f"  {_history(each)}" for each in report.decisions]
     return [*lines, *([f"note: {report.note}"] if report.note else [])]
@@ -116,7 +112,7 @@ def _held(decision: Decision, outcome: Outcome | None) -> str:
     if outcome is None:
         return "its outcome is not known"
     if outcome.outcome != "ok":
-        return f"it ended as {outcome.outcome}" + (f", {outcome.error}" if outcome.error else "")
+        return f"it ended as {_ended(outcome)}"
     miss = misses(decision, outcome).cached_tokens
     if miss is None:
         return "there is no count of cached tokens to compare the prediction with"
@@ -132,17 +128,12 @@ def _held(decision: Decision, outcome: Outcome | None) -> str:
 def table(decision: Decision) -> list[str]:
     """Return a row for each candidate, cheapest first; then how costs add up, notes, and refused ranks."""
     terms = _shown_terms(decision)
-    cheapest_first = sorted(decision.candidates, key=lambda candidate: candidate.terms.cost)
-    columns = [
-        [name, *map(cell, cheapest_first)]
-        for name, is_shown, cell in _columns(decision, terms)
-        if is_shown is None or any(map(is_shown, cheapest_first))
-    ]
-    lines = _aligned(list(zip(*columns, strict=True)))
+    ranked = sorted(decision.candidates, key=lambda candidate: candidate.terms.cost)
+    columns = [[name, *cells] for name, blank, cells in _columns(decision, ranked, terms) if set(cells) != {blank}]
     return [
-        *lines,
+        *aligned([*zip(*columns, strict=True)]),
         *([_legend(decision, terms)] if terms else []),
-        *(f"{_name(each)}  {note}" for each in cheapest_first for note in _notes(each)),
+        *(f"{_name(each)}  {note}" for each in ranked for note in _notes(each)),
         *(f"{each.worker_id}/{each.dp_rank}  refused: {each.reason}" for each in decision.excluded),
         *([] if decision.endpoint in PROMPT_ENDPOINTS else [_BY_LOAD]),
         *([] if decision.action == "admit" else [f"it is not predicted to meet its targets there: {decision.action}"]),
@@ -156,21 +147,24 @@ def _notes(candidate: Candidate) -> Iterator[str]:
         yield f"{candidate.trust}: {candidate.trust_reason}"
 
 
-def _columns(decision: Decision, terms: Mapping[str, float]) -> Iterator[_Column]:
-    """Yield the table's columns."""
-    yield "", None, lambda each: "*" if each is decision.chosen else ""
-    yield "rank", None, _name
+def _columns(
+    decision: Decision, ranked: Sequence[Candidate], terms: Mapping[str, float]
+) -> Iterator[tuple[str, str | None, list[str]]]:
+    """Yield the name of each column, the cell that has nothing to show, and the cells."""
+    yield "", None, ["*" if each is decision.chosen else "" for each in ranked]
+    yield "rank", None, [_name(each) for each in ranked]
     if decision.chosen.is_weighed:
-        yield f"cost{_unit(decision)}", None, lambda each: f"{each.terms.cost:.1f}"
+        costs = [each.terms for each in ranked]
+        yield f"cost{_unit(decision)}", None, [f"{each.cost:.1f}" for each in costs]
         for term, weight in terms.items():
-            yield f"{term} ms", None, partial(_counted, f"{term}_ms", weight)
-        yield "credit blocks", _is_credited, lambda each: f"{each.terms.overlap_credit_blocks:.1f}"
-        yield "multiplier", _is_multiplied, lambda each: f"{each.terms.constraint_multiplier:.2f}"
-    yield "gpu blocks", None, lambda each: str(each.overlap_blocks[0])
-    yield "expected blocks", None, lambda each: str(each.expected_blocks)
-    yield "ttft ms", lambda each: each.predicted_ttft_s is not None, lambda each: _ms(each.predicted_ttft_s)
-    yield "itl ms", lambda each: each.predicted_itl_s is not None, lambda each: _ms(each.predicted_itl_s)
-    yield "trust", None, lambda each: each.trust
+            yield f"{term} ms", None, [f"{weight * getattr(each, f'{term}_ms'):.1f}" for each in costs]
+        yield "credit blocks", "0.0", [f"{each.overlap_credit_blocks:.1f}" for each in costs]
+        yield "multiplier", "1.00", [f"{each.constraint_multiplier:.2f}" for each in costs]
+    yield "gpu blocks", None, [str(each.overlap_blocks[0]) for each in ranked]
+    yield "expected blocks", None, [str(each.expected_blocks) for each in ranked]
+    yield "ttft ms", "-", [_ms(each.predicted_ttft_s) for each in ranked]
+    yield "itl ms", "-", [_ms(each.predicted_itl_s) for each in ranked]
+    yield "trust", None, [each.trust for each in ranked]
 
 
 def _shown_terms(decision: Decision) -> dict[str, float]:
@@ -180,21 +174,9 @@ def _shown_terms(decision: Decision) -> dict[str, float]:
     return {name: weight for name, weight in weights if any(getattr(each, f"{name}_ms") for each in terms)}
 
 
-def _counted(field: str, weight: float, candidate: Candidate) -> str:
-    return f"{weight * getattr(candidate.terms, field):.1f}"
-
-
 def _unit(decision: Decision) -> str:
     """Return the unit of costs, behind a space; a user's mode names none."""
     return " ms" if decision.cost_unit == "ms" else ""
-
-
-def _is_credited(candidate: Candidate) -> bool:
-    return candidate.terms.overlap_credit_blocks != 0
-
-
-def _is_multiplied(candidate: Candidate) -> bool:
-    return candidate.terms.constraint_multiplier != 1
 
 
 def _ms(seconds: float | None) -> str:
@@ -204,13 +186,17 @@ def _ms(seconds: float | None) -> str:
 def _legend(decision: Decision, terms: Mapping[str, float]) -> str:
     weights = {weight: [name for name, each in terms.items() if each == weight] for weight in terms.values()}
     counted = [f"{', '.join(names)} counted {weight:g} times" for weight, names in weights.items() if weight != 1]
-    how = "".join(f" ({each})" for each in counted) + ", multiplied" * any(map(_is_multiplied, decision.candidates))
+    is_multiplied = any(each.terms.constraint_multiplier != 1 for each in decision.candidates)
+    how = "".join(f" ({each})" for each in counted) + ", multiplied" * is_multiplied
     return f"cost: the sum of the terms behind it{how}; the lowest wins"
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+def aligned(rows: Sequence[Sequence[str]], left: int = 0) -> list[str]:
+    """Return the lines of a table: its first `left` columns are aligned to the left, all others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    sides = [str.ljust] * left + [str.rjust] * (len(widths) - left)
+    cells = ([side(*each) for side, *each in zip(sides, row, widths, strict=True)] for row in rows)
+    return ["  ".join(each).rstrip() for each in cells]
 
 
 # ----------------------------------------------------------------------------------------------------- the outcome
@@ -228,7 +214,7 @@ def _outcome_lines(report: RequestReport) -> list[str]:
     late = "" if missed.ttft_s is None else f" ({_late(missed.ttft_s, decision)})"
     whole = "unknown" if outcome.duration_s is None else f"{1e3 * outcome.duration_s:.1f} ms"
     return [
-        f"outcome         {outcome.outcome}{f', {outcome.error}' if outcome.error else ''}",
+        f"outcome         {_ended(outcome)}",
         f"cached tokens   {predicted_cached_tokens(decision)} predicted, {cached}{error}",
         f"first token     {first}{late}",
         f"whole answer    {whole}, {'unknown' if outcome.output_tokens is None else outcome.output_tokens} tokens",
@@ -242,9 +228,13 @@ def _late(late_s: float, decision: Decision) -> str:
 
 def _history(report: DecisionReport) -> str:
     decision, outcome = report.decision, report.outcome
-    ended = "open" if outcome is None else f"{outcome.outcome}{f', {outcome.error}' if outcome.error else ''}"
+    ended = "open" if outcome is None else _ended(outcome)
     phase = "" if decision.phase == "whole" else f" {decision.phase}"
     return f"{decision.decision_id}{phase}: {_name(decision.chosen)}, chosen by {decision.reason}: {ended}"
+
+
+def _ended(outcome: Outcome) -> str:
+    return f"{outcome.outcome}, {outcome.error}" if outcome.error else outcome.outcome
 
 
 def _name(candidate: Candidate) -> str:

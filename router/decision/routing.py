@@ -42,13 +42,6 @@ _COMPARED = (EXACT, trust_of((), "overpredicted"))
 """Trust in ranks of which the index has no doubt of its own; the calibration may have one."""
 
 
-class Recorder(Protocol):
-    """Receives what is applied to a router's state, in order, but for what happens to its own leases."""
-
-    def record(self, what: JournalRecord) -> None:
-        """`what` was applied."""
-
-
 class OverlapIndex(Protocol):
     """The index of the blocks that ranks hold."""
 
@@ -143,12 +136,13 @@ class Routing:
         lease_s: float,
         decisions_max: int,
         journal: built.Journal | None = None,
-        recorders: Sequence[Recorder] = (),
+        recorders: Sequence[Callable[[JournalRecord], object]] = (),
         noted: Sequence[Callable[[], str]] = (),
     ) -> None:
-        """Put the policy in force. `journal` gets the records of leases; `recorders` all else, the policy first.
+        """Put the policy in force.
 
-        `noted` return further notes of `readiness`; empty: there is nothing to say.
+        `journal` gets the records of leases; `recorders` are called with all that is applied beside them, in order, the
+        policy first. `noted` return further notes of `readiness`; empty: there is nothing to say.
         """
         self.state = state
         self.clock = clock
@@ -156,8 +150,8 @@ class Routing:
         self._index = index
         self._seed = seed
         self.leases = built.Leases(Lease, state.core, clock.now, lease_s / _RENEWALS, state.breakers, journal)
-        self.records = [each.record for each in recorders]
-        """Get all that is applied, but for what happens to leases."""
+        self.records = list(recorders)
+        """Called with all that is applied, but for what happens to leases."""
         self._noted = noted
         self.calibration = Calibration()
         self._moves: deque[Move] = deque(maxlen=_MOVES_MAX)
@@ -173,7 +167,7 @@ class Routing:
         self.apply(PolicyChanged(now_s=self.clock.now(), policy=msgspec.to_builtins(policy)))
 
     def apply(self, record: JournalRecord) -> None:
-        """Apply a record to the state, and hand it to the recorder."""
+        """Apply a record to the state, and hand it to the recorders."""
         self.state.apply(record)
         for tell in self.records:
             tell(record)
@@ -204,17 +198,28 @@ class Routing:
         """Record why no rank was eligible for the request."""
         asked = msgspec.structs.replace(request, sequence_hashes=b"") if request.sequence_hashes else request
         refused = Refused(now_s=self.clock.now(), request=asked, exclusions=exclusions)
-        for record in self.records:
-            record(refused)
+        for tell in self.records:
+            tell(refused)
 
     def compare(self, verdict: Verdict, reported_tokens: int) -> None:
         """The winner answered, and reported how many tokens of the prompt it reused.
 
-        Nothing is compared if the policy does not predict what requests in flight bring.
+        Nothing is compared if the policy does not predict what requests in flight bring, the index was not asked, or
+        had a doubt of its own.
         """
-        compared = compared_of(verdict, reported_tokens) if self.state.policy.predict_on_route else None
-        if compared is not None:
-            self._moves += self.calibration.apply(compared, self.clock.now())
+        if not self.policy.predict_on_route or verdict.is_blank or verdict.trusts[verdict.place] not in _COMPARED:
+            return
+        block_size = verdict.request.block_size
+        compared = Compared(
+            rank=verdict.winner,
+            epoch=verdict.epoch,
+            decision_id=verdict.decision_id,
+            block_size=block_size,
+            held_tokens=(verdict.overlap_blocks - verdict.lost_blocks) * block_size,
+            possible_tokens=max(verdict.expected_blocks, verdict.most_blocks) * block_size,
+            reported_tokens=reported_tokens,
+        )
+        self._moves += self.calibration.apply(compared, self.clock.now())
 
     def moves(self) -> list[Move]:
         """Return the doubts that began or ended since the last call; the newest, if they are too many."""
@@ -259,23 +264,3 @@ class Routing:
         views = zip(ranks, self._index.overlap((), ranks), strict=True)
         doubts = self.calibration.doubts
         return {rank: trust_of(parity[rank.worker_id], view.stale or doubts.get(rank, "")) for rank, view in views}
-
-
-def compared_of(verdict: Verdict, reported_tokens: int) -> Compared | None:
-    """Return what was predicted of the winner beside what it reported to reuse.
-
-    None: the index was not asked, or had a doubt of its own.
-    """
-    place = verdict.place
-    if verdict.is_blank or verdict.trusts[place] not in _COMPARED:
-        return None
-    block_size = verdict.request.block_size
-    return Compared(
-        rank=verdict.winner,
-        epoch=verdict.epoch,
-        decision_id=verdict.request.decision_id,
-        block_size=block_size,
-        held_tokens=(verdict.overlap_blocks - verdict.lost_blocks) * block_size,
-        possible_tokens=max(verdict.expected_blocks, verdict.most_blocks) * block_size,
-        reported_tokens=reported_tokens,
-    )

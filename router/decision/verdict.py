@@ -4,11 +4,12 @@ It keeps the columns that it was made of, so that `decision()` can name every ra
 any later time. Nothing is promised by it: `RouterState.take` does that.
 """
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import numpy as np
 
-from kv_protocol.decided import RouteRequest, promise
+from kv_protocol.decided import TERMS, TIERS, RouteRequest, promise
 from kv_protocol.decision import Candidate, CostTerms, CostUnit, Decision, Exclusion, TrustState
 from kv_protocol.errors import LimitExceeded
 from kv_protocol.fleet import WorkerRegistered
@@ -16,9 +17,9 @@ from kv_protocol.hashing import TEXT_SCHEME
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import encode_record
 from kv_protocol.ledger import Routed
-from router.decision.eligibility import RankColumns, constraints, exclusions_of
-from router.decision.policies import Candidates, Rule
-from router.decision.view import Depths, Floats, Ints, RateColumns, View
+from router.decision.eligibility import constraints, exclusions_of
+from router.decision.policies import Candidates, Choice, Rule
+from router.decision.view import Depths, Ints, ModelView, RateColumns, View
 from router.fleet.trust import Trust
 from router.native import built
 
@@ -26,9 +27,8 @@ Reason = Literal["overlap", "load", "turn", "draw", "pinned", "affinity", "newco
 """Why the winner won: its overlap, its low load, its turn, a draw or a tie decided by the seed, a pin of the client,
 its session, newcomers with a spent share, no other candidate, its predicted time, a user's mode."""
 SHARE_IS_SPENT = "newcomer: it had its share of requests of which no rank has a block"
-_NOT_WEIGHED = CostTerms()
-_TERMS = CostTerms.__struct_fields__
-_TIERS = 4
+_COUNTS = ("predicted", "queued_tokens", "active_requests", "active_blocks", "shared_blocks")
+"""The whole numbers of each rank, by their names in the core and in `View`."""
 
 
 class Verdict(built.Verdict):
@@ -44,7 +44,7 @@ class Verdict(built.Verdict):
     """
 
     __slots__ = (
-        "_view",
+        "_view",  # the core sets it
         "decision_id",
         "epochs",
         "model_view",
@@ -58,7 +58,7 @@ class Verdict(built.Verdict):
     request: RouteRequest
     decision_id: str
     """The id of the request's attempt."""
-    model_view: RankColumns
+    model_view: ModelView
     """All ranks at the time of the decision."""
     trusts: tuple[Trust, ...]
     why: tuple[str, ...] | None
@@ -69,13 +69,13 @@ class Verdict(built.Verdict):
     winner: WorkerRank
     registration: WorkerRegistered
     """The winner's when it was chosen."""
-    _view: View | None
 
     def _let_choose(self, rule: Rule) -> None:
         """Take the choice of a user's mode."""
         assert rule.mode.choose is not None
         places = self.rank_indices
-        choice = rule.mode.choose(Candidates(self.view, places), self.request, rule.policy, self.seed)
+        chosen = rule.mode.choose(Candidates(self.view(places), places), self.request, rule.policy, self.seed)
+        choice = chosen if isinstance(chosen, Choice) else Choice(int(chosen), "user")
         if not 0 <= choice.winner < len(places):
             raise LimitExceeded(f"{rule.policy.mode}: winner", choice.winner, f"one of {len(places)} candidates")
         self.take_choice(
@@ -113,20 +113,20 @@ class Verdict(built.Verdict):
 
     def terms(self, at: int) -> CostTerms:
         """Return the cost terms of one candidate."""
-        return CostTerms(**dict(zip(_TERMS, self.cost_terms(at), strict=True)))
+        return CostTerms(**dict(zip(TERMS, self.cost_terms(at), strict=True)))
 
     def journal_record(self, kv_seq: int) -> bytes:
         """Return the record of the journal; `kv_seq` is how far the index had read the log of events."""
         return self.record(encode_record(self.request), kv_seq)
 
     def ints(self, name: str) -> Ints:
-        """Return a column of the view: predicted, queued_tokens, active_requests, active_blocks or shared_blocks."""
+        """Return one of the columns `_COUNTS` of all ranks."""
         return np.frombuffer(self.column(name), np.int64)
 
     @property
     def overlap(self) -> Depths:
         """(4, n): leading blocks that each rank holds on the tiers 0..t."""
-        return np.frombuffer(self.column("overlap"), np.int32).reshape(_TIERS, -1)
+        return np.frombuffer(self.column("overlap"), np.int32).reshape(TIERS, -1)
 
     @property
     def expected(self) -> Ints:
@@ -134,47 +134,32 @@ class Verdict(built.Verdict):
         expected: Ints = np.maximum(self.overlap[0], self.ints("predicted"))
         return expected
 
-    @property
-    def view(self) -> View:
-        """What the decision was made of; not cheap."""
-        if self._view is None:
-            self._view = self._made_view()
-        return self._view
-
-    def _made_view(self) -> View:
-        model_view, zeros = self.model_view, (0,) * len(self.ranks)
-        prefill, decode = self._floats("prefill"), self._floats("decode")
-        bound = self.bound
+    def view(self, places: Sequence[int] | None = None) -> View:
+        """Return the columns of the ranks at these indices, by default of all; not cheap."""
+        indices, zeros = list(range(len(self.ranks)) if places is None else places), (0,) * len(self.ranks)
+        of_ranks: dict[str, Sequence[Any]] = {
+            "ranks": self.ranks,
+            "registrations": self.model_view.registrations,
+            "trust": self.trusts,
+            "epochs": self.epochs or zeros,
+            "seqs": self.seqs or zeros,
+            "newcomer": tuple(map(bool, self.column("newcomer") or zeros)),
+        }
+        columns: dict[str, Any] = {name: tuple(each[at] for at in indices) for name, each in of_ranks.items()}
+        columns |= {name: self.ints(name)[indices] for name in _COUNTS}
+        packed = [self.column(name) for name in ("trust_factor", "prefill", "decode")]
+        trust_factor, prefill, decode = (np.frombuffer(each)[indices] if each else None for each in packed)
+        has_rates = prefill is not None and decode is not None
         return View(
             now_s=self.now_s,
             turn=self.turn,
-            ranks=self.ranks,
-            registrations=model_view.registrations,
-            unfit=model_view.unfit,
-            trust=self.trusts,
-            overlap=self.overlap,
-            predicted=self.ints("predicted"),
-            epochs=self.epochs or zeros,
-            seqs=self.seqs or zeros,
-            queued_tokens=self.ints("queued_tokens"),
-            active_requests=self.ints("active_requests"),
-            active_blocks=self.ints("active_blocks"),
-            shared_blocks=self.ints("shared_blocks"),
-            newcomer=tuple(map(bool, self.column("newcomer") or zeros)),
-            bound=None if bound is None else WorkerRank(*bound),
-            trust_factor=self._floats("trust_factor"),
-            rates=None
-            if prefill is None or decode is None
-            else RateColumns(prefill, decode, self.output_tokens, self.is_learnt),
-            is_uniform=model_view.is_uniform,
-            seq_len_min=model_view.seq_len_min,
+            overlap=self.overlap[:, indices],
+            bound=None if self.bound is None else WorkerRank(*self.bound),
+            trust_factor=trust_factor,
+            rates=RateColumns(prefill, decode, self.output_tokens, self.is_learnt) if has_rates else None,
             is_blank=self.is_blank,
-            misfits=model_view.misfits,
+            **columns,
         )
-
-    def _floats(self, name: str) -> Floats | None:
-        column = self.column(name)
-        return np.frombuffer(column) if column else None
 
     def decision(self) -> Decision:
         """Return the decision with every candidate and every term by name, for people; not cheap."""
@@ -215,20 +200,20 @@ class Verdict(built.Verdict):
         )
 
     def _candidate(self, at: int, place: int) -> Candidate:
-        view = self.view
-        gpu, host, disk, external = view.overlap[:, place].tolist()
+        rank, trust = self.ranks[place], self.trusts[place]
+        gpu, host, disk, external = self.overlap[:, place].tolist()
         ttft_s, itl_s = self.predicted_s(at)
         return Candidate(
-            worker_id=view.ranks[place].worker_id,
-            dp_rank=view.ranks[place].dp_rank,
+            worker_id=rank.worker_id,
+            dp_rank=rank.dp_rank,
             overlap_blocks=(gpu, host, disk, external),
-            overlap_source=view.trust[place].overlap_source,
-            predicted_blocks=int(view.predicted[place]),
-            trust=view.trust[place].state,
-            trust_reason=view.trust[place].reason,
-            epoch=view.epochs[place],
-            seq=view.seqs[place],
-            terms=self.terms(at) if self.has_costs else _NOT_WEIGHED,
+            overlap_source=trust.overlap_source,
+            predicted_blocks=int(self.ints("predicted")[place]),
+            trust=trust.state,
+            trust_reason=trust.reason,
+            epoch=self.epochs[place] if self.epochs else 0,
+            seq=self.seqs[place] if self.seqs else 0,
+            terms=self.terms(at) if self.has_costs else CostTerms(),
             is_weighed=self.has_costs,
             predicted_ttft_s=ttft_s,
             predicted_itl_s=itl_s,

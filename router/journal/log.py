@@ -322,24 +322,17 @@ class JournalWriter:
 
 def journal_families(writer: JournalWriter) -> Iterator[Family]:
     """Yield the metrics of a writer."""
-    for name, meaning, value in (
-        ("journal_records", "Journal records that the log has confirmed", writer.records_total),
-        ("journal_batches", "Journal messages that the log has confirmed", writer.messages_total),
-        ("journal_bytes", "Journal bytes that the log has confirmed", writer.bytes_total),
-        ("journal_publish_failures", "Journal messages that the log did not confirm", writer.failures_total),
-        ("journal_checkpoints", "Complete checkpoints; a replay can start at each", writer.encoder.checkpoints_total),
-    ):
-        yield counter(name, meaning, rows=[((), value)])
-    yield counter(
-        "journal_lost_records", "Records that the journal lost, by reason", ("reason",), by_name((), writer.lost())
-    )
-    for name, meaning, size in (
-        ("journal_unpublished_records", "Journal records that the log has not confirmed yet", float(writer.waiting())),
-        ("journal_checkpoint_bytes", "Size of the last complete checkpoint", float(writer.encoder.checkpoint_bytes)),
-        (
-            "journal_checkpoint_pause_seconds",
-            "Time for which the last checkpoint blocked requests",
-            writer.checkpoint_pause_s,
-        ),
-    ):
-        yield gauge(name, meaning, rows=[((), size)])
+    encoder, lost = writer.encoder, by_name((), writer.lost())
+    yield counter("journal_lost_records", "Records that the journal lost, by reason", ("reason",), lost)
+    for kind, name, meaning, value in (
+        (counter, "records", "Journal records that the log has confirmed", writer.records_total),
+        (counter, "batches", "Journal messages that the log has confirmed", writer.messages_total),
+        (counter, "bytes", "Journal bytes that the log has confirmed", writer.bytes_total),
+        (counter, "publish_failures", "Journal messages that the log did not confirm", writer.failures_total),
+        (counter, "checkpoints", "Complete checkpoints; a replay can start at each", encoder.checkpoints_total),
+        (gauge, "unpublished_records", "Journal records that the log has not confirmed yet", writer.waiting()),
+        (gauge, "checkpoint_bytes", "Size of the last complete checkpoint", encoder.checkpoint_bytes),
+        (gauge, "checkpoint_pause_seconds", "Time for which the last checkpoint blocked requests",
+         writer.checkpoint_pause_s),
+    ):  # fmt: skip
+        yield kind(f"journal_{name}", meaning, rows=[((), value)])

@@ -190,13 +190,11 @@ class Replay:
         if state is None:
             return _not_exact(request, record.rank, _UNKNOWN)
         if record.policy not in self._modes or state.policy.mode not in self._modes:
-            record.check()
             state.apply(record)
             return _not_exact(request, record.rank, _unknown_mode(record.policy))
         try:
             verdict = state.decide(request, partial(self._answer, record), record.now_s, record.seed)
         except _REFUSALS as error:
-            record.check()
             otherwise = (Otherwise(None, str(error)),) * len(self._others)
             difference = f"{record.rank} was chosen; now {error}"
             state.apply(record)
@@ -264,52 +262,32 @@ def _no_overlap(_: bytes, ranks: tuple[WorkerRank, ...]) -> OverlapAnswer:
 
 
 def difference_of(recorded: Decided, found: bytes, ranks: Sequence[WorkerRank]) -> str:
-    """Return in words how the repeated decision's record differs; empty if every bit is equal. `ranks`: its columns.
-
-    Raises:
-        LimitExceeded: the recorded decision is none that a router writes.
-    """
-    recorded.check()
+    """Return in words how the repeated decision's record differs; empty if every bit is equal. `ranks`: its columns."""
     again = decode_record(found)
     assert isinstance(again, Decided)
-    names = [
-        name
-        for name in Decided.__struct_fields__
-        if encode_record(getattr(recorded, name)) != encode_record(getattr(again, name))
-    ]
-    return "; ".join(_difference_text(name, recorded, again, ranks) for name in names)
+    words = []
+    for field in Decided.__struct_fields__:
+        if encode_record(getattr(recorded, field)) != encode_record(getattr(again, field)):
+            before, now = _values(field, recorded, ranks), _values(field, again, ranks)
+            name = next((name for name in before if name in now and now[name] != before[name]), None)
+            words.append(f"{name} now {now[name]!r}, recorded {before[name]!r}" if name else f"{field}: of others")
+    return "; ".join(words)
 
 
-def _difference_text(name: str, recorded: Decided, again: Decided, ranks: Sequence[WorkerRank]) -> str:
-    match name:
+def _values(field: str, decided: Decided, ranks: Sequence[WorkerRank]) -> dict[str, object]:
+    """Return what a field of the record says, by what it says it of."""
+    match field:
         case "terms":
-            return _terms_text(recorded, again, ranks)
+            rows = zip(best_columns(decided.best), best_terms(decided), strict=True)
+            return {f"{ranks[column]}: {term}": getattr(terms, term) for column, terms in rows for term in TERMS}
         case "best":
-            found, before = best_columns(again.best), best_columns(recorded.best)
+            return {"best:": best_columns(decided.best)}
         case "costs":
-            return _first_apart("cost of another", other_costs(again), other_costs(recorded))
+            return {f"cost of another {at}:": each for at, each in enumerate(other_costs(decided))}
         case "overlap":
-            return _first_apart("overlap", overlap_depths(again), overlap_depths(recorded), [*map(str, ranks)])
+            return {f"overlap {rank}:": each for rank, each in zip(ranks, overlap_depths(decided), strict=True)}
         case _:
-            found, before = getattr(again, name), getattr(recorded, name)
-    return f"{name}: now {found!r}, recorded {before!r}"
-
-
-def _terms_text(recorded: Decided, again: Decided, ranks: Sequence[WorkerRank]) -> str:
-    of_now = dict(zip(best_columns(again.best), best_terms(again), strict=True))
-    for column, before in zip(best_columns(recorded.best), best_terms(recorded), strict=True):
-        found = of_now.get(column)
-        for term in TERMS if found is not None else ():
-            if getattr(found, term) != getattr(before, term):
-                return f"{ranks[column]}: {term} now {getattr(found, term)!r}, recorded {getattr(before, term)!r}"
-    return "terms: of other candidates"
-
-
-def _first_apart(what: str, found: Sequence[object], before: Sequence[object], names: Sequence[str] = ()) -> str:
-    if len(found) != len(before):
-        return f"{what}: now of {len(found)}, recorded of {len(before)}"
-    at = next(at for at, (one, other) in enumerate(zip(found, before, strict=True)) if one != other)
-    return f"{what} {names[at] if names else at}: now {found[at]!r}, recorded {before[at]!r}"
+            return {f"{field}:": getattr(decided, field)}
 
 
 class Continuity:

@@ -20,7 +20,7 @@ import numpy as np
 
 from kv_protocol.ids import WorkerRank
 from kv_protocol.splitmix import choice_index, splitmix64
-from router.decision.verdict import Verdict
+from router.decision.report_text import aligned
 from router.journal.replay import Redecided
 
 BLOCKS, DRAWS, SEED = 40, 1000, 1
@@ -62,49 +62,45 @@ class WhatIf:
         if len(chosen) < len(verdicts):
             self.left_out += 1
             return
-        recorded = chosen[0]
+        recorded, request = chosen[0], chosen[0].request
         self.without_overlap += recorded.is_blank
         self.without_rates += not recorded.is_timed and any(each.is_timed for each in chosen)
-        self._tokens.append(recorded.request.isl_tokens)
+        self._tokens.append(request.isl_tokens)
         self._ranks.update(recorded.ranks)
         for column, verdict in zip(self._columns, chosen, strict=True):
-            column.add(verdict, recorded)
+            cached = min(verdict.overlap_blocks * request.block_size, request.isl_tokens)
+            column.differ += verdict.winner != recorded.winner
+            column.cached.append(cached)
+            column.uncached[verdict.winner] += request.isl_tokens - cached
+            if verdict.is_timed:
+                column.costs.append(verdict.cost_list()[verdict.winner_at])
 
     def figures(self) -> list[VariantFigures]:
         """Return the recorded choices' figures, then those of the policies."""
-        recorded = self._columns[0]
-        return [each.figures(self._tokens, recorded, len(self._ranks)) for each in self._columns]
+        return [self._figures(each) for each in self._columns]
+
+    def _figures(self, column: "_Choices") -> VariantFigures:
+        recorded, tokens = self._columns[0], self._tokens
+        most, uncached = max(column.uncached.values(), default=0), column.uncached.total()
+        return VariantFigures(
+            name=column.name,
+            differ=column.differ / max(1, len(tokens)),
+            hit_rate=sum(column.cached) / sum(tokens) if sum(tokens) else None,
+            gain=None if column is recorded or not sum(tokens) else _gain(column.cached, recorded.cached, tokens),
+            imbalance=most * len(self._ranks) / uncached if uncached else None,
+            cost=sum(column.costs) / len(column.costs) if column.costs else None,
+        )
 
 
 class _Choices:
     """The choices of one policy."""
 
     def __init__(self, name: str) -> None:
-        self._name = name
-        self._differ = 0
+        self.name = name
+        self.differ = 0
         self.cached: list[int] = []
-        self._uncached = Counter[WorkerRank]()
-        self._costs: list[float] = []
-
-    def add(self, verdict: Verdict, recorded: Verdict) -> None:
-        request = recorded.request
-        cached = min(verdict.overlap_blocks * request.block_size, request.isl_tokens)
-        self._differ += verdict.winner != recorded.winner
-        self.cached.append(cached)
-        self._uncached[verdict.winner] += request.isl_tokens - cached
-        if verdict.is_timed:
-            self._costs.append(verdict.cost_list()[verdict.winner_at])
-
-    def figures(self, tokens: Sequence[int], recorded: "_Choices", ranks: int) -> VariantFigures:
-        most, total = max(self._uncached.values(), default=0), self._uncached.total()
-        return VariantFigures(
-            name=self._name,
-            differ=self._differ / max(1, len(tokens)),
-            hit_rate=sum(self.cached) / sum(tokens) if sum(tokens) else None,
-            gain=None if self is recorded or not sum(tokens) else _gain(self.cached, recorded.cached, tokens),
-            imbalance=most * ranks / total if total else None,
-            cost=sum(self._costs) / len(self._costs) if self._costs else None,
-        )
+        self.uncached = Counter[WorkerRank]()
+        self.costs: list[float] = []
 
 
 def _gain(cached: Sequence[int], before: Sequence[int], tokens: Sequence[int]) -> tuple[float, float, float]:
@@ -124,10 +120,7 @@ def _gain(cached: Sequence[int], before: Sequence[int], tokens: Sequence[int]) -
 def what_if_lines(figures: Sequence[VariantFigures], found: WhatIf) -> list[str]:
     """Return a table, what it does not say, and advice."""
     header = ["policy", "differ", "hit rate", "against recorded, 95%", "imbalance", "mean cost"]
-    rows = [header, *map(_row, figures)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return [*lines, *_notes(found), advice(figures)]
+    return [*aligned([header, *map(_row, figures)], len(header)), *_notes(found), advice(figures)]
 
 
 def _row(each: VariantFigures) -> list[str]:

@@ -71,37 +71,25 @@ class ServiceTimes(NamedTuple):
         """The mean; 0 without requests."""
         return sum(seconds * count for seconds, count in self.times) / max(1, self.requests)
 
-    @property
-    def variation_squared(self) -> float:
-        """Variance / mean^2; 0 if nothing takes time."""
-        mean, requests = self.mean_s, self.requests
-        return sum(count * (seconds / mean - 1) ** 2 for seconds, count in self.times) / requests if mean else 0.0
-
-
-def delayed_share(servers: int, offered: float) -> float:
-    """Return Erlang's C: the share of requests that wait when `offered` servers are busy on average; 1 if too few."""
-    if offered >= servers:
-        return 1.0
-    blocked = 1.0
-    for each in range(1, servers + 1):
-        blocked = offered * blocked / (each + offered * blocked)
-    return blocked / (1.0 - offered / servers * (1.0 - blocked))
-
 
 def begun_and_served_within(times: ServiceTimes, servers: int, rate_per_s: float, within_s: float) -> float:
     """Return the share of requests whose wait and service end within so many seconds; 0 if they are too many."""
-    mean_s, count = times.mean_s, times.requests
-    offered = rate_per_s * mean_s
-    if offered >= servers:
+    mean_s, requests = times.mean_s, times.requests
+    busy = rate_per_s * mean_s
+    if busy >= servers:
         return 0.0
-    delayed = delayed_share(servers, offered)
-    mean_wait_s = mean_s * (1.0 + times.variation_squared) / (2.0 * (servers - offered))
+    blocked = 1.0
+    for each in range(1, servers + 1):
+        blocked = busy * blocked / (each + busy * blocked)
+    delayed = blocked / (1.0 - busy / servers * (1.0 - blocked))  # Erlang's C
+    spread = sum(count * (seconds / mean_s - 1) ** 2 for seconds, count in times.times) / requests if mean_s else 0.0
+    mean_wait_s = mean_s * (1.0 + spread) / (2.0 * (servers - busy))
     share = 0.0
-    for seconds, of_these in times.times:
+    for seconds, count in times.times:
         left_s = within_s - seconds
         if left_s >= 0.0:
             late = delayed * math.exp(-left_s / mean_wait_s) if mean_wait_s else 0.0
-            share += of_these / count * (1.0 - late)
+            share += count / requests * (1.0 - late)
     return share
 
 
@@ -206,24 +194,8 @@ class Prediction(NamedTuple):
     itl_within_ratio: float | None
 
 
-class GroupPlan(NamedTuple):
-    """The plan of one group. `predicted`: with one worker fewer, as now, with one more."""
-
-    group: Group
-    size: Size
-    load: OfferedLoad
-    rates: Rates
-    output_tokens_per_s: float | None
-    worker_capacity: Capacity
-    predicted: tuple[Prediction, ...]
-    advised_workers: int | None
-    reason: Reason
-    unreachable: tuple[Limit, ...]
-    unknown: tuple[Unknown, ...]
-
-
 class _Sequences(NamedTuple):
-    """A + n * B is the ITL of n sequences in seconds; `limit` of them are within the objective."""
+    """A rank's: fixed_s + n * each_s is the ITL of n sequences; `limit` of them are within the objective."""
 
     fixed_s: float
     each_s: float
@@ -233,68 +205,58 @@ class _Sequences(NamedTuple):
     def tokens_per_s(self) -> float:
         return self.limit / (self.fixed_s + self.limit * self.each_s) if self.limit else 0.0
 
+    def within(self, tokens_per_s: float) -> float:
+        """Return the share of sequences that find fewer than `limit` others at a rank with this load."""
+        spare = 1.0 - tokens_per_s * self.each_s
+        return poisson_at_most(tokens_per_s * self.fixed_s / spare, self.limit - 1) if spare > 0.0 else 0.0
 
-def plan(group: Group, size: Size, load: OfferedLoad, rates: Rates, objectives: Objectives) -> GroupPlan:
-    """Return the plan of one group."""
-    return _GroupModel(group, size, load, rates, objectives).plan()
 
+class GroupPlan:
+    """The plan of one group.
 
-class _GroupModel:
-    """Evaluates the formulas for one group."""
+    output_tokens_per_s   tokens of answers that its workers have to produce; None: unknown, or not their role
+    predicted             with one worker fewer, as now, with one more
+    advised_workers       None: a rate that it depends on is in `unknown`
+    unreachable           objectives that no number of workers keeps
+    """
 
     def __init__(self, group: Group, size: Size, load: OfferedLoad, rates: Rates, objectives: Objectives) -> None:
-        self._group, self._size, self._load, self._rates, self._objectives = group, size, load, rates, objectives
-        self._decodes = group.role != "prefill"
+        self.group, self.size, self.load, self.rates, self._objectives = group, size, load, rates, objectives
+        prefill_factor, decode_factor, tokens = rates
+        decodes = group.role != "prefill"
         self._prefills = group.role in ("prefill", "aggregated") or load.uncached_tokens > 0
-        p, tokens = rates.prefill_factor, rates.output_tokens
-        self._prompts = None
-        if self._prefills and p is not None:
-            self._prompts = ServiceTimes(tuple((p * seconds, count) for seconds, count in load.prompts.times))
-        self._output_tokens_per_s = load.requests_per_s * tokens if self._decodes and tokens is not None else None
-        self._sequences = self._sequence_model() if self._decodes else None
+        needed: dict[Unknown, bool] = {
+            "prefill_factor": self._prefills, "decode_factor": decodes, "output_tokens": decodes
+        }  # fmt: skip
+        self.unknown = tuple(name for name, is_so in needed.items() if is_so and getattr(rates, name) is None)
+        self._prompts = self._sequences = None
+        if self._prefills and prefill_factor is not None:
+            self._prompts = ServiceTimes(tuple((prefill_factor * each, count) for each, count in load.prompts.times))
+        self.output_tokens_per_s = load.requests_per_s * tokens if decodes and tokens is not None else None
+        if decodes and decode_factor is not None and tokens is not None:
+            self._sequences = self._sequences_of_a_rank(decode_factor, tokens)
+        now = size.workers
+        self.predicted = tuple(self._predict(workers) for workers in (now - 1, now, now + 1) if workers > 0)
+        self.worker_capacity = self._capacity()
+        self.advised_workers, self.reason, self.unreachable = self._advice()
 
-    def _sequence_model(self) -> _Sequences | None:
-        d, tokens = self._rates.decode_factor, self._rates.output_tokens
-        if d is None or tokens is None:
-            return None
-        context = self._load.context_tokens + tokens / 2
-        fixed_s, each_s = d * built.STEP_S, d * (built.STEP_SEQUENCE_S + context * built.STEP_KV_TOKEN_S)
+    def _sequences_of_a_rank(self, decode_factor: float, tokens: float) -> _Sequences:
+        context, size = self.load.context_tokens + tokens / 2, self.size
+        fixed_s = decode_factor * built.STEP_S
+        each_s = decode_factor * (built.STEP_SEQUENCE_S + context * built.STEP_KV_TOKEN_S)
         limits = [math.floor((self._objectives.itl_s - fixed_s) / each_s)]
-        if self._size.sequences_max:
-            limits.append(self._size.sequences_max)
-        if self._size.kv_tokens_max:
-            limits.append(math.floor(self._size.kv_tokens_max / max(1.0, context)))
+        if size.sequences_max:
+            limits.append(size.sequences_max)
+        if size.kv_tokens_max:
+            limits.append(math.floor(size.kv_tokens_max / max(1.0, context)))
         return _Sequences(fixed_s, each_s, max(0, min(limits)))
 
-    def _unknown(self) -> tuple[Unknown, ...]:
-        needed: dict[Unknown, bool] = {
-            "prefill_factor": self._prefills, "decode_factor": self._decodes, "output_tokens": self._decodes
-        }  # fmt: skip
-        return tuple(name for name, is_needed in needed.items() if is_needed and getattr(self._rates, name) is None)
-
-    def plan(self) -> GroupPlan:
-        now, unknown = self._size.workers, self._unknown()
-        advised, reason, unreachable = self._advice(is_unknown=bool(unknown))
-        return GroupPlan(
-            self._group,
-            self._size,
-            self._load,
-            self._rates,
-            self._output_tokens_per_s,
-            self._capacity(),
-            tuple(self._predict(workers) for workers in (now - 1, now, now + 1) if workers > 0),
-            advised,
-            reason,
-            unreachable,
-            unknown,
-        )
-
-    def _advice(self, *, is_unknown: bool) -> tuple[int | None, Reason, tuple[Limit, ...]]:
-        if not self._load.requests:
+    def _advice(self) -> tuple[int | None, Reason, tuple[Limit, ...]]:
+        if not self.load.requests:
             return 1, "idle", ()
-        if is_unknown:
+        if self.unknown:
             return None, "unknown", ()
-        most = max(1, _RANKS_MAX // self._size.ranks_per_worker)
+        most = max(1, _RANKS_MAX // self.size.ranks_per_worker)
         unreachable = self._failing(most)
         low, high = 1, most
         while low < high:
@@ -308,43 +270,41 @@ class _GroupModel:
 
     def _failing(self, workers: int) -> tuple[Limit, ...]:
         """Return the limits that this number of workers breaks."""
-        found = self._predict(workers)
-        shares: dict[Limit, float | None] = {"ttft": found.ttft_within_ratio, "itl": found.itl_within_ratio}
-        late: list[Limit] = [
-            name for name, share in shares.items() if share is not None and share < self._objectives.kept_ratio
-        ]
-        return ("utilisation", *late) if (found.utilisation_ratio or 0.0) > UTILISATION_MAX else tuple(late)
+        found, kept_ratio = self._predict(workers), self._objectives.kept_ratio
+        fails: dict[Limit, bool] = {
+            "utilisation": (found.utilisation_ratio or 0.0) > UTILISATION_MAX,
+            "ttft": found.ttft_within_ratio is not None and found.ttft_within_ratio < kept_ratio,
+            "itl": found.itl_within_ratio is not None and found.itl_within_ratio < kept_ratio,
+        }
+        return tuple(limit for limit, is_broken in fails.items() if is_broken)
 
     def _capacity(self) -> Capacity:
-        ranks, p, sequences = self._size.ranks_per_worker, self._rates.prefill_factor, self._sequences
+        ranks, factor, sequences, load = (
+            self.size.ranks_per_worker,
+            self.rates.prefill_factor,
+            self._sequences,
+            self.load,
+        )
         prefill = None
-        if self._prefills and p is not None:
-            mean_s = p * self._load.prompts.mean_s
-            tokens = self._load.uncached_tokens / self._load.requests if self._load.requests else 0.0
-            prefill = ranks * (tokens / mean_s if mean_s else 1.0 / (p * built.PREFILL_TOKEN_S))
+        if self._prefills and factor is not None:
+            mean_s = factor * load.prompts.mean_s
+            tokens = load.uncached_tokens / load.requests if load.requests else 0.0
+            prefill = ranks * (tokens / mean_s if mean_s else 1.0 / (factor * built.PREFILL_TOKEN_S))
         if sequences is None:
             return Capacity(prefill, None, None)
         return Capacity(prefill, ranks * sequences.tokens_per_s, ranks * sequences.limit)
 
     def _predict(self, workers: int) -> Prediction:
-        ranks = workers * self._size.ranks_per_worker
+        ranks = workers * self.size.ranks_per_worker
         utilisations = list[float]()
         ttft = itl = None
-        if (prompts := self._prompts) is not None and prompts.times and self._rates.prefill_factor is not None:
-            rate, first_s = self._load.requests_per_s, self._rates.prefill_factor * built.FIRST_S
+        if (prompts := self._prompts) is not None and prompts.times and self.rates.prefill_factor is not None:
+            rate, first_s = self.load.requests_per_s, self.rates.prefill_factor * built.FIRST_S
             ttft = begun_and_served_within(prompts, ranks, rate, self._objectives.ttft_s - first_s)
             utilisations.append(rate * prompts.mean_s / ranks)
-        if (sequences := self._sequences) is not None and self._output_tokens_per_s is not None:
-            each = self._output_tokens_per_s / ranks
-            itl = _itl_within(sequences, each)
+        if (sequences := self._sequences) is not None and self.output_tokens_per_s is not None:
+            each = self.output_tokens_per_s / ranks
+            itl = sequences.within(each)
             if sequences.limit:
                 utilisations.append(each / sequences.tokens_per_s)
-        return Prediction(workers, max(utilisations) if utilisations else None, ttft, itl)
-
-
-def _itl_within(sequences: _Sequences, tokens_per_s: float) -> float:
-    """Return the share of sequences that find fewer than `limit` others at their rank."""
-    spare = 1.0 - tokens_per_s * sequences.each_s
-    if spare <= 0.0:
-        return 0.0
-    return poisson_at_most(tokens_per_s * sequences.fixed_s / spare, sequences.limit - 1)
+        return Prediction(workers, max(utilisations, default=None), ttft, itl)

@@ -19,7 +19,7 @@ from kv_runtime.telemetry import Family, gauge
 from router.decision.policy_store import field_of, refused
 from router.decision.routing import Routing
 from router.fleet.registry import Worker
-from router.planner.plan import Group, GroupPlan, Objectives, OfferedLoad, Rates, Size, covered, offered, plan
+from router.planner.plan import Group, GroupPlan, Objectives, OfferedLoad, Rates, Size, covered, offered
 
 METHOD = "prompts: M/G/k by Lee and Longton's approximation; sequences: M/G/infinity with a limit by rank"
 WINDOW_S = 60.0
@@ -37,7 +37,7 @@ class PlannerSection(Section):
 
     def objectives(self) -> Objectives:
         """Return what is to be kept."""
-        return Objectives(self.ttft_s, self.itl_s, self.kept_ratio)
+        return Objectives(**self.model_dump())
 
 
 class Planner:
@@ -63,7 +63,7 @@ class Planner:
                     known.append(worker)
         idle = OfferedLoad(covered(WINDOW_S, now_s, self._began_s))
         return [
-            plan(group, _size(each), loads.get(group, idle), self._rates(group), settings.objectives())
+            GroupPlan(group, _size(each), loads.get(group, idle), self._rates(group), settings.objectives())
             for group, each in sorted(workers.items())
         ]
 

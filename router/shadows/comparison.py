@@ -28,6 +28,7 @@ single values would make it too small. A long series has `BATCHES` to `2 * BATCH
 import math
 from collections import Counter
 from collections.abc import Sequence
+from statistics import stdev
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -79,15 +80,14 @@ def compared(state: RouterState, verdict: Verdict, live: Policy, shadow: Policy)
 def of_verdicts(state: RouterState, verdict: Verdict, other: Verdict) -> Comparison:
     """Return the comparison of a live decision with another policy's for the same request at the same moment."""
     places = verdict.place, other.place
-    is_predicted = bool(verdict.request.isl_tokens) and not verdict.is_blank
-    return Comparison(
-        rank=other.winner,
-        agrees=places[0] == places[1],
-        ttft_s=_ttft_s(state, verdict, places) if is_predicted else None,
-        cached_blocks=_cached_blocks(verdict, places) if is_predicted else None,
-        live_cost_ms=_costs_ms(verdict, places),
-        own_cost_ms=_costs_ms(other, places),
-    )
+    ttft_s = cached_blocks = None
+    if verdict.request.isl_tokens and not verdict.is_blank:
+        factors = np.frombuffer(verdict.column("prefill") or state.core.prefill_factors(verdict))
+        live_s, shadow_s = (state.core.expected_s(verdict, place)[0] * float(factors[place]) for place in places)
+        live, shadow = (min(int(verdict.expected[place]), verdict.request.reusable_blocks) for place in places)
+        ttft_s, cached_blocks = (live_s, shadow_s), (live, shadow)
+    live_cost_ms, own_cost_ms = _costs_ms(verdict, places), _costs_ms(other, places)
+    return Comparison(other.winner, places[0] == places[1], ttft_s, cached_blocks, live_cost_ms, own_cost_ms)
 
 
 def _is_readable(state: RouterState, verdict: Verdict, live: Policy, shadow: Policy) -> bool:
@@ -99,17 +99,6 @@ def _is_readable(state: RouterState, verdict: Verdict, live: Policy, shadow: Pol
     lacks_session = policy.affinity != "off" and live.affinity == "off" and bool(verdict.request.session_id)
     lacks_predictions = mode.reads_overlap and shadow.predict_on_route and not live.predict_on_route
     return not (lacks_overlap or lacks_load or lacks_session or lacks_predictions)
-
-
-def _ttft_s(state: RouterState, verdict: Verdict, places: tuple[int, int]) -> Pair:
-    factors = np.frombuffer(verdict.column("prefill") or state.core.prefill_factors(verdict))
-    live, shadow = (state.core.expected_s(verdict, place)[0] * float(factors[place]) for place in places)
-    return live, shadow
-
-
-def _cached_blocks(verdict: Verdict, places: tuple[int, int]) -> tuple[int, int]:
-    expected, reusable = verdict.expected, verdict.request.reusable_blocks
-    return min(int(expected[places[0]]), reusable), min(int(expected[places[1]]), reusable)
 
 
 def _costs_ms(verdict: Verdict, places: tuple[int, int]) -> Pair | None:
@@ -160,16 +149,10 @@ class Series:
 
     def mean(self) -> SeriesMean:
         """Return the mean and its standard error; without values the mean is 0."""
-        return SeriesMean(self.count, self.total / max(1, self.count), self._standard_error())
-
-    def _standard_error(self) -> float | None:
-        count = len(self._batches)
-        if count < BATCHES:
-            return None
-        means = [each / self._length for each in self._batches]
-        middle = math.fsum(means) / count
-        variance = math.fsum((each - middle) ** 2 for each in means) / (count - 1)
-        return math.sqrt(variance / count)
+        error, batches = None, len(self._batches)
+        if batches >= BATCHES:
+            error = stdev(each / self._length for each in self._batches) / math.sqrt(batches)
+        return SeriesMean(self.count, self.total / max(1, self.count), error)
 
 
 def pooled(means: Sequence[SeriesMean]) -> SeriesMean:
@@ -178,11 +161,9 @@ def pooled(means: Sequence[SeriesMean]) -> SeriesMean:
     count = sum(each.count for each in known)
     if not count:
         return SeriesMean(0, 0.0, None)
-    errors = [each.standard_error for each in known]
-    variance = sum((each.count / count) ** 2 * (error or 0.0) ** 2 for each, error in zip(known, errors, strict=True))
-    is_known = all(error is not None for error in errors)
+    shares = [(each.count / count * each.standard_error) ** 2 for each in known if each.standard_error is not None]
     mean = sum(each.mean * each.count for each in known) / count
-    return SeriesMean(count, mean, math.sqrt(variance) if is_known else None)
+    return SeriesMean(count, mean, math.sqrt(sum(shares)) if len(shares) == len(known) else None)
 
 
 class ShadowReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -204,18 +185,24 @@ class ShadowReport(msgspec.Struct, frozen=True, kw_only=True):
         msgspec.structs.force_setattr(self, "differ_ratio", self.differ / max(1, self.decisions))
 
 
+_GAINS = tuple(name for name in ShadowReport.__struct_fields__ if "_gain" in name)
+
+
 class Pairs:
     """Values at the live choices and at the shadow's: both sums, which only grow, and the series of gains."""
 
-    def __init__(self) -> None:
+    def __init__(self, sign: int = 1) -> None:
+        """`sign` is -1 where more is better."""
         self.live = self.shadow = 0.0
         self.gain = Series()
+        self._sign = sign
 
-    def add(self, pair: Pair, sign: int = 1) -> None:
-        """Add a value of each; `sign` is -1 where more is better."""
-        self.live += pair[0]
-        self.shadow += pair[1]
-        self.gain.add(sign * (pair[0] - pair[1]))
+    def add(self, pair: Pair | None) -> None:
+        """Add a value of each; None: there is none."""
+        if pair is not None:
+            self.live += pair[0]
+            self.shadow += pair[1]
+            self.gain.add(self._sign * (pair[0] - pair[1]))
 
 
 class Tally:
@@ -225,21 +212,19 @@ class Tally:
         self.name, self._fields = name, fields
         self.agree = self.differ = 0
         self.skipped = Counter(dict.fromkeys(SKIPS, 0))
-        self.ttft_s, self.cached_blocks, self.live_costs_ms, self.own_costs_ms = Pairs(), Pairs(), Pairs(), Pairs()
+        self.ttft_s, self.cached_blocks, self.live_costs_ms, self.own_costs_ms = Pairs(), Pairs(-1), Pairs(), Pairs()
 
-    def add(self, found: Comparison) -> None:
-        """Count a decision."""
+    def add(self, found: Comparison | str) -> None:
+        """Count a decision, or why there is none: one of `SKIPS`."""
+        if isinstance(found, str):
+            self.skipped[found] += 1
+            return
         self.agree += found.agrees
         self.differ += not found.agrees
-        if found.cached_blocks is not None:
-            self.cached_blocks.add(found.cached_blocks, -1)
-        for pairs, pair in (
-            (self.ttft_s, found.ttft_s),
-            (self.live_costs_ms, found.live_cost_ms),
-            (self.own_costs_ms, found.own_cost_ms),
-        ):
-            if pair is not None:
-                pairs.add(pair)
+        self.ttft_s.add(found.ttft_s)
+        self.cached_blocks.add(found.cached_blocks)
+        self.live_costs_ms.add(found.live_cost_ms)
+        self.own_costs_ms.add(found.own_cost_ms)
 
     def report(self) -> ShadowReport:
         """Return the figures."""
@@ -258,15 +243,11 @@ class Tally:
 
 def merged(reports: Sequence[ShadowReport]) -> ShadowReport:
     """Return one report of those of a shadow in several processes."""
-    first = reports[0]
-    return ShadowReport(
-        name=first.name,
-        policy=first.policy,
+    gains: dict[str, Any] = {name: pooled([getattr(each, name) for each in reports]) for name in _GAINS}
+    return msgspec.structs.replace(
+        reports[0],
         decisions=sum(each.decisions for each in reports),
         differ=sum(each.differ for each in reports),
         skipped={reason: sum(each.skipped.get(reason, 0) for each in reports) for reason in SKIPS},
-        ttft_gain_s=pooled([each.ttft_gain_s for each in reports]),
-        cached_blocks_gain=pooled([each.cached_blocks_gain for each in reports]),
-        own_cost_gain_ms=pooled([each.own_cost_gain_ms for each in reports]),
-        live_cost_gain_ms=pooled([each.live_cost_gain_ms for each in reports]),
+        **gains,
     )

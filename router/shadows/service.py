@@ -163,7 +163,7 @@ class Shadows:
     # ------------------------------------------------------------------------------------------------- decisions
 
     def record(self, what: JournalRecord) -> None:
-        """Begin anew if the policy changed; implements `Recorder`."""
+        """Begin anew if the policy changed."""
         if type(what) is PolicyChanged and self._policies and self._state.policy != self._live:
             self.change(self._section)
 
@@ -198,20 +198,13 @@ class Shadows:
                 self._skip("budget")
                 continue
             one_s = timer()
-            self._evaluate(lease.verdict)
+            for name, tally in self.tallies.items():
+                tally.add(self._compared(name, lease.verdict))
             now_s = timer()
             budget.spend(now_s - one_s)
             if now_s - began_s >= SLICE_S:
                 break
         return bool(waiting)
-
-    def _evaluate(self, verdict: Verdict) -> None:
-        for name, tally in self.tallies.items():
-            found = self._compared(name, verdict)
-            if isinstance(found, str):
-                tally.skipped[found] += 1
-            else:
-                tally.add(found)
 
     def _compared(self, name: str, verdict: Verdict) -> Comparison | str:
         """Return the comparison, or why there is none: one of `SKIPS`."""
@@ -225,8 +218,7 @@ class Shadows:
         """Return what each shadow chooses in the place of a decision; nothing of those under another live policy."""
         if verdict.now_s < self._since_s:
             return []
-        found = [(name, self._compared(name, verdict)) for name in self._policies]
-        return [{"name": name, **_shown(each)} for name, each in found]
+        return [{"name": name, **_shown(self._compared(name, verdict))} for name in self._policies]
 
     # ------------------------------------------------------------------------------------------------- endpoints
 

@@ -33,7 +33,7 @@ from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import CheckpointBegan, JournalRecord, LedgerApplied, LoadApplied, OutcomeKnown
 from kv_protocol.ledger import ENDINGS, FirstToken, LedgerEvent, Routed
 from kv_protocol.openai.endpoints import serves_default
-from router.decision.eligibility import NoEligibleWorker, RankColumns, exclusions
+from router.decision.eligibility import NoEligibleWorker, exclusions
 from router.decision.policy import Policy
 from router.decision.state_settings import StateSettings
 from router.fleet.breakers import Breakers
@@ -58,7 +58,7 @@ def decide(view: View, request: RouteRequest, policy: Policy, seed: int) -> Verd
         NoEligibleWorker: no rank is eligible.
         WorkerNotNamed: the mode requires the client to name a worker, and it did not.
     """
-    why = exclusions(cast("RankColumns", view), request)
+    why = exclusions(cast("Any", view), request)
     eligible = [place for place, reason in enumerate(why) if not reason]
     if not eligible:
         excluded = [

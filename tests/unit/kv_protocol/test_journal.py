@@ -6,7 +6,6 @@ import pytest
 
 from kv_protocol.codec import pack_u64
 from kv_protocol.decided import (
-    TERMS,
     Decided,
     RouteRequest,
     best_columns,
@@ -52,7 +51,6 @@ from kv_protocol.journal import (
 )
 from kv_protocol.ledger import Finished, FirstToken, LedgerEvent, Reconciled, Routed
 from kv_protocol.load import LoadReport
-from tests.reference.verdict import packed_mask
 from tests.unit.kv_protocol.test_fleet import EVENTS
 
 U64_MAX = 2**64 - 1
@@ -219,29 +217,13 @@ def test_depths_beyond_a_u16_are_wide() -> None:
     assert overlap_depths(Decided(**LEAST | {"overlap": wide}))[10] == (70_000,) * 4
 
 
-def test_a_decision_whose_columns_do_not_agree_is_refused() -> None:
-    terms, overlap = WEIGHED["terms"], WEIGHED["overlap"]
-    wrong: dict[str, list[dict[str, Any]]] = {
-        "winner": [{"winner": 11}],
-        "runner_up": [{"runner_up": -1}],
-        "ranks": [{"ranks": 0}],
-        "seed": [{"seed": -1}],
-        "worker_id": [{"worker_id": "W"}],
-        "dp_rank": [{"dp_rank": 1 << 63}],
-        "best": [{"best": best} for best in (b"\x01", struct.pack("<H", 11), struct.pack("<9H", *range(9)))],
-        "terms": [
-            *({"terms": found} for found in (b"", terms[:-1], packed_mask(1 << len(TERMS)) + bytes(24))),
-            {"best": b""},
-        ],
-        "costs": [{"costs": bytes(5)}, {"costs": bytes(4 * 9)}],
-        "overlap": [
-            {"overlap": found} for found in (b"\x01\x00\x08\x01\x00", overlap[:-1], overlap + b"\x00", b"\x10")
-        ],
-    }
-    for field, changes in wrong.items():
-        for changed in changes:
-            with pytest.raises(LimitExceeded, match=f"^{field}: found "):
-                Decided(**WEIGHED | changed).check()
+def test_a_decision_with_a_number_that_no_router_writes_is_refused() -> None:
+    changes: tuple[dict[str, Any], ...] = (
+        {"winner": -1}, {"ranks": 0}, {"ranks": 1 << 16}, {"seed": -1}, {"worker_id": "W"}, {"dp_rank": 1 << 63},
+    )  # fmt: skip
+    for changed in changes:
+        with pytest.raises(MalformedMessage, match="journal record: "):
+            decode_record(encode_record(Decided(**WEIGHED | changed)))
 
 
 def test_a_request_that_may_not_be_is_refused() -> None:

@@ -181,7 +181,7 @@ class Life:
             lease_s=self.settings.lease_s,
             decisions_max=10,
             journal=self.shelf.encoder.batches,
-            recorders=[self.shelf, *others],
+            recorders=[self.shelf.record, *(each.record for each in others)],
             watch=[self.shelf.told.append, *(each.record for each in others)],
         )
         self._policy = policy

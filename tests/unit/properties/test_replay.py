@@ -135,7 +135,8 @@ def shown(state: RouterState, model: str, now_s: float, doubt: str) -> Any:
         verdict = state.decide(request, lambda _, ranks: answer([((1, 1, 1, 1), 1, 1, doubt)] * len(ranks)), now_s, 1)
     except NoEligibleWorker as error:
         return str(error)
-    columns = (*verdict.view._replace(rates=None), *(verdict.view.rates or ()))
+    view = verdict.view()
+    columns = (*verdict.model_view.unfit, *view._replace(rates=None), *(view.rates or ()))
     return [each.tolist() if isinstance(each, np.ndarray) else each for each in columns]
 
 

@@ -254,3 +254,17 @@ def test_the_values_of_a_record_are_cut_short_in_the_reason_why_it_cannot_be_fol
     found = Replay().take(JournalBegan(now_s=1.0, router="r", started_ns=1, settings={"x" * 100_000: 1}))
     assert isinstance(found, NotFolded)
     assert len(found.reason) < 500
+
+
+def test_a_decision_whose_columns_do_not_agree_is_not_equal() -> None:
+    _, records = lived(1, "kv")
+    at = next(at for at, each in enumerate(records) if isinstance(each, Decided) and each.best and each.overlap)
+    told = records[at]
+    assert isinstance(told, Decided)
+    forged = ({"best": b"\x01"}, {"best": b"\xff\xff"}, {"terms": told.terms[:-1]}, {"costs": bytes(5)})
+    for changed in (*forged, {"overlap": told.overlap[:-1]}):
+        again = Replay()
+        for record in records[:at]:
+            again.take(record)
+        found = again.take(msgspec.structs.replace(told, **changed))
+        assert isinstance(found, NotFolded) or (isinstance(found, Redecided) and found.difference), changed

@@ -16,9 +16,10 @@ from kv_protocol.journal import FleetApplied, LedgerApplied, WorkerHeard
 from kv_protocol.ledger import LedgerEvent
 from router.decision.state import RouterState
 from router.decision.state_settings import ApproximateLimits, StateSettings
-from router.decision.view import TRUST_FACTOR, Floats, Ints, RateColumns, View
+from router.decision.view import TRUST_FACTOR, RateColumns
 from router.fleet.registry import TextDigests
 from router.fleet.trust import Trust
+from tests.support.decide import View
 
 MODEL = "m"
 BLOCK_SIZE = 16
@@ -175,9 +176,13 @@ def ask(_: object, ranks: Sequence[WorkerRank]) -> OverlapColumns:
 
 def view(
     *rows: Row, turn: int = 0, now_s: float = 5.0, bound: WorkerRank | None = None, output_tokens: float = 128.0
-) -> View:
-    """Return a moment with these rows."""
-    prefill, decode = (_floats(*(each.factors[at] for each in rows)) for at in (0, 1))
+) -> Any:
+    """Return a moment with these rows: a `View`, also where the product takes other views."""
+
+    def ints(field: str) -> Any:
+        return np.array([getattr(each, field) for each in rows], dtype=np.int64)
+
+    prefill, decode = np.array([each.factors for each in rows], dtype=np.float64).reshape(len(rows), 2).T.copy()
     return View(
         now_s=now_s,
         turn=turn,
@@ -186,26 +191,18 @@ def view(
         unfit=tuple(each.unfit for each in rows),
         trust=tuple(Trust(each.trust, each.trust_reason) for each in rows),
         overlap=np.array([each.overlap_blocks for each in rows], dtype=np.int32).reshape(len(rows), 4).T.copy(),
-        predicted=_ints(*(each.predicted_blocks for each in rows)),
+        predicted=ints("predicted_blocks"),
         epochs=tuple(each.epoch for each in rows),
         seqs=tuple(each.seq for each in rows),
-        queued_tokens=_ints(*(each.prefill_tokens_queued for each in rows)),
-        active_requests=_ints(*(each.active_requests for each in rows)),
-        active_blocks=_ints(*(each.active_blocks for each in rows)),
-        shared_blocks=_ints(*(each.shared_blocks for each in rows)),
+        queued_tokens=ints("prefill_tokens_queued"),
+        active_requests=ints("active_requests"),
+        active_blocks=ints("active_blocks"),
+        shared_blocks=ints("shared_blocks"),
         newcomer=tuple(each.newcomer for each in rows),
         bound=bound,
-        trust_factor=_floats(*(TRUST_FACTOR[each.trust] for each in rows)),
+        trust_factor=np.array([TRUST_FACTOR[each.trust] for each in rows], dtype=np.float64),
         rates=RateColumns(prefill, decode, output_tokens),
     )
-
-
-def _ints(*values: int) -> Ints:
-    return np.array(values, dtype=np.int64)
-
-
-def _floats(*values: float) -> Floats:
-    return np.array(values, dtype=np.float64)
 
 
 def candidate(name: str = "w0/0", **changed: Any) -> Candidate:

@@ -187,7 +187,7 @@ def test_reports_of_two_routers_add_up_to_that_of_one() -> None:
     for number in range(9):
         for sent in (one, both[number % 2]):
             sent.send(tenant=f"t{number % 3}")
-    found = merged([each.savings.report() for each in both], 64)
+    found = merged([each.savings.report() for each in both])
     expected = one.savings.report()
     assert found.total.requests == expected.total.requests == 9
     assert found.total.saved_s == pytest.approx(expected.total.saved_s)
@@ -274,7 +274,7 @@ def test_the_page_has_the_cells_of_the_text_and_executes_nothing() -> None:
 def test_a_report_without_requests_is_one() -> None:
     report = Requests(w0=1).savings.report()
     assert report_text(report)[1] == "0 requests answered, with 0 prompt tokens"
-    assert merged([report], 64) == report
+    assert merged([report]) == report
     assert report_of(built.Attribution(*AttributionLimits())).by["tenant"].rows == ()
 
 
@@ -295,13 +295,13 @@ class Charges:
         self.removals, self.of = Removals(), Counter[str]()
         for second, blocks in removed:
             self.removals.add(W0, second, blocks)
-        self.evictions = Evictions[str](self.removals, self._charge, placed_max)
-
-    def _charge(self, tenant: str, blocks: float) -> None:
-        self.of[tenant] += blocks  # type: ignore[assignment]
+        self.evictions = Evictions(self.removals, placed_max)
 
     def placed(self, tenant: str, second: int, blocks: int) -> None:
-        self.evictions.placed(W0, second, tenant, blocks)
+        def charge(charged: float) -> None:
+            self.of[tenant] += charged  # type: ignore[assignment]
+
+        self.evictions.placed(W0, second, blocks, charge)
 
 
 def test_a_removal_is_shared_in_proportion_to_new_blocks() -> None:
@@ -379,4 +379,4 @@ def test_removals_of_the_gpu_tier_are_read_from_the_event_stream_and_nothing_els
     count_removals(removals, subjects.events(MODEL, W0), 7_900_000_000, message)
     count_removals(removals, "kv.v1.fleet.m.w0", 7_900_000_000, message)
     count_removals(removals, subjects.events(MODEL, W0), 7_900_000_000, b"\x01")
-    assert (removals.of(W0), removals.total) == ([(7, 3)], 3)
+    assert (removals.take(W0), removals.total) == ([(7, 3)], 3)

@@ -13,9 +13,8 @@ from kv_protocol.decided import RouteRequest
 from kv_protocol.journal import LedgerApplied
 from kv_protocol.splitmix import splitmix64
 from router.decision.policy import Policy
-from router.decision.view import View
 from tests.support.amount import examples
-from tests.support.decide import decide
+from tests.support.decide import View, decide
 from tests.unit.router.samples import BLOCK_SIZE, chain, registered, route, row, view
 from tests.unit.router.test_routing import Bench
 

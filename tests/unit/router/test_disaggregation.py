@@ -7,23 +7,20 @@ import pytest
 from kv_protocol.decided import RequestPhase
 from kv_protocol.openai.requests import RequestInvalid
 from kv_protocol.splitmix import splitmix64
-from router.decision.disaggregation import (
-    ConditionalLimits,
-    ConditionalPolicy,
-    Placement,
-    placement,
-    requested_phase,
-)
+from router.decision.disaggregation import Placement, placement, requested_phase
 from router.decision.plan import first_phase
 from router.decision.policy import PhaseOverrides, Policy
+from router.decision.policy_config import ConditionalPolicy, DisaggregationSection
 from tests.support.decide import decide
-from tests.unit.router.samples import BLOCK_SIZE, rank, registered, route, row, view
+from tests.unit.router.samples import rank, registered, route, row, view
 
 ISL = 4096
 BATCHED = 8192
 
 
-def placed(limits: ConditionalLimits, *, held: int = 0, queued: int = 0, active: int = 0, isl: int = ISL) -> Placement:
+def placed(
+    limits: DisaggregationSection, *, held: int = 0, queued: int = 0, active: int = 0, isl: int = ISL
+) -> Placement:
     """Return where a prompt is computed, of which the decode worker holds so many blocks."""
     prefill = row("p/0", role="prefill", prefill_tokens_queued=queued)
     decode = row("d/0", role="decode", overlap_blocks=(held,) * 4, active_blocks=active)
@@ -34,8 +31,8 @@ def placed(limits: ConditionalLimits, *, held: int = 0, queued: int = 0, active:
     return placement(decide(moment, route(isl, phase="alone"), Policy(), splitmix64(1)), limits)
 
 
-def limits(policy: ConditionalPolicy, **changed: Any) -> ConditionalLimits:
-    return ConditionalLimits(policy=policy, **changed)
+def limits(policy: ConditionalPolicy, **changed: Any) -> DisaggregationSection:
+    return DisaggregationSection(conditional=policy, **changed)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +42,6 @@ def limits(policy: ConditionalPolicy, **changed: Any) -> ConditionalLimits:
 def test_isl_bounding_wants_few_tokens_and_a_small_share_to_be_new(held: int, is_local: bool) -> None:
     found = placed(limits("isl_bounding"), held=held)
     assert (found.is_local, found.reason) == (is_local, "short" if is_local else "long")
-    assert (found.effective_tokens, found.isl_tokens) == (ISL - held * BLOCK_SIZE, ISL)
 
 
 def test_a_short_prompt_of_which_nothing_is_held_is_not_short_by_its_share() -> None:
@@ -60,7 +56,7 @@ def test_a_prompt_that_was_not_encoded_is_not_short() -> None:
 @pytest.mark.parametrize(("queued", "is_local"), [(0, False), (BATCHED // 2, False), (BATCHED // 2 + 1, True)])
 def test_prefill_load_computes_at_the_decode_worker_when_prefill_is_busy(queued: int, is_local: bool) -> None:
     found = placed(limits("prefill_load", prefill_busy=0.5), queued=queued, held=255)
-    assert (found.is_local, found.prefill_load) == (is_local, queued / BATCHED)
+    assert found.is_local is is_local
 
 
 @pytest.mark.parametrize(

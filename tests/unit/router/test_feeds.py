@@ -1,7 +1,7 @@
 """A worker that differs is named in the log, with every field; one of which an old log tells is waited for."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
@@ -25,16 +25,15 @@ from kv_protocol.ledger import Expired, Finished, Routed
 from kv_protocol.load import LoadReport, encode_load
 from kv_runtime.event_log import EventLog, LogMessage, OnMessage
 from router.decision.policy import Policy
-from router.decision.routing import Recorder, Routing
+from router.decision.routing import Routing
 from router.feeds.feeds import ACQUAINTED_S, RouterFeeds
 from router.fleet.registry import RANKS_MAX
 from tests.support.manual_clock import ManualClock
 from tests.unit.router.samples import MODEL, registered, state
 
 
-def routing(clock: ManualClock, recorder: Recorder | None = None) -> Routing:
+def routing(clock: ManualClock, *recorders: Callable[[JournalRecord], object]) -> Routing:
     index: Any = None  # no test here queries it
-    recorders = [recorder] if recorder else []
     return Routing(
         state(lease_s=1.0), index, clock, Policy(), seed=0, lease_s=1.0, decisions_max=1, recorders=recorders
     )
@@ -109,7 +108,7 @@ class Begun(NamedTuple):
 async def begun(*told: WorkerRegistered, keys: tuple[bytes, ...] = ()) -> Begun:
     """Return the feeds of a router that was told of these workers; with keys it wants signatures."""
     log, clock, recorded = Log(*told), ManualClock(), Kept()
-    routing_ = routing(clock, recorded)
+    routing_ = routing(clock, recorded.record)
     feeds = RouterFeeds(routing_, cast("EventLog", log), clock, FleetGate(keys))
     await feeds.start()
     return Begun(feeds, log, clock, routing_, recorded)

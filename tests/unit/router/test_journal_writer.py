@@ -293,17 +293,7 @@ async def test_its_figures_are_shown() -> None:
     await bench.end()
     shown = {sample.name: sample.value for each in journal_families(bench.writer) for sample in each.samples}
     assert shown["kvrouter_journal_records_total"] == 1.0
-    assert set(shown) == {
-        "kvrouter_journal_records_total",
-        "kvrouter_journal_batches_total",
-        "kvrouter_journal_bytes_total",
-        "kvrouter_journal_lost_records_total",
-        "kvrouter_journal_publish_failures_total",
-        "kvrouter_journal_unpublished_records",
-        "kvrouter_journal_checkpoints_total",
-        "kvrouter_journal_checkpoint_bytes",
-        "kvrouter_journal_checkpoint_pause_seconds",
-    }
+    assert (shown["kvrouter_journal_batches_total"], shown["kvrouter_journal_unpublished_records"]) == (1.0, 0.0)
 
 
 def test_a_router_is_named_by_configuration_or_by_its_process() -> None:

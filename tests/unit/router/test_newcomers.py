@@ -94,7 +94,7 @@ def missed(folded: RouterState, winner: WorkerRank = W0, times: int = 1) -> None
 
 def held_back(folded: RouterState) -> list[str]:
     """Return the ranks of which the share is spent."""
-    view = folded.decide(route(), ask, NOW_S, 1).view
+    view = folded.decide(route(), ask, NOW_S, 1).view()
     return [str(each) for each, is_spent in zip(view.ranks, view.newcomer, strict=True) if is_spent]
 
 

@@ -29,7 +29,6 @@ from router.planner.plan import (
     begun_and_served_within,
     covered,
     offered,
-    plan,
     poisson_at_most,
 )
 from router.planner.service import Planner, PlannerSection, answered_tokens, planner_families
@@ -54,7 +53,7 @@ def planned(requests_per_s: float = 40.0, group: Group = AGGREGATED, **changed: 
         "rates": LEARNT,
         "objectives": OBJECTIVES,
     }
-    return plan(group, **fields | changed)
+    return GroupPlan(group, **fields | changed)
 
 
 # ------------------------------------------------------------------------------------------------- formulas

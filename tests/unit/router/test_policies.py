@@ -11,9 +11,8 @@ from router.decision.eligibility import NoEligibleWorker, WorkerNotNamed
 from router.decision.policies import MODES, Candidates, Choice, Mode
 from router.decision.policy import Policy
 from router.decision.verdict import SHARE_IS_SPENT, Verdict
-from router.decision.view import View
 from tests.support.amount import examples
-from tests.support.decide import decide
+from tests.support.decide import View, decide
 from tests.unit.router.samples import Row, rank, route, row, view
 
 SEEDS = examples(4000)
@@ -27,22 +26,6 @@ def chosen(moment: View, seed: int = 1, request: RouteRequest | None = None, **p
 def winners(moment: View, **policy: Any) -> Counter[str]:
     """Return how often each wins, over many seeds made as a router makes them."""
     return Counter(str(chosen(moment, splitmix64(seed), **policy).winner) for seed in range(SEEDS))
-
-
-def test_every_mode_says_what_it_reads() -> None:
-    reads = {
-        name: "".join(letter for letter, does in zip("olr", mode[1:], strict=True) if does)
-        for name, mode in MODES.items()
-    }
-    assert reads == {
-        "kv": "olr",
-        "predicted-ttft": "olr",
-        "round-robin": "",
-        "random": "",
-        "power-of-two": "l",
-        "least-loaded": "l",
-        "direct": "",
-    }
 
 
 # ---------------------------------------------------------------- by load, by chance, by name

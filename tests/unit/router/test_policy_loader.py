@@ -10,6 +10,7 @@ from kv_protocol.decided import RouteRequest
 from kv_runtime.config.loading import ConfigurationError
 from router.decision.policies import MODES, Candidates, Choice, Mode
 from router.decision.policy import Policy
+from router.decision.policy_config import PolicySection
 from router.decision.policy_loader import load_modes
 from router.decision.policy_store import swapped
 from tests.support.decide import decide
@@ -76,7 +77,7 @@ def last(candidates: Candidates, _request: RouteRequest, _policy: Policy, _seed:
 
 
 def turned(candidates: Candidates, _request: RouteRequest, _policy: Policy, _seed: int) -> Choice:
-    return Choice(candidates.view.turn % 2, "turn")
+    return Choice(candidates.columns.turn % 2, "turn")
 
 
 turned.reads_overlap = turned.reads_load = False  # type: ignore[attr-defined]
@@ -94,12 +95,12 @@ NUMBER = 7
 
 
 def test_the_built_in_modes_are_there_without_a_word() -> None:
-    assert dict(load_modes((), "kv")) == MODES
+    assert dict(load_modes(())) == MODES
 
 
 def test_a_users_function_is_a_mode_by_its_name() -> None:
     name = f"{HERE}:last"
-    modes = load_modes((name,), name)
+    modes = load_modes((name,))
     assert set(modes) == {*MODES, name}
     assert (modes[name].reads_overlap, modes[name].reads_load, modes[name].reads_rates) == (True, True, False)
     found = decide(view(row("w0/0"), row("w1/0")), route(), Policy(mode=name), 1, modes)
@@ -108,7 +109,7 @@ def test_a_users_function_is_a_mode_by_its_name() -> None:
 
 def test_a_function_says_by_its_attributes_what_it_reads() -> None:
     name = f"{HERE}:turned"
-    modes = load_modes((name,), "kv")
+    modes = load_modes((name,))
     assert modes[name][1:] == (False, False, False)
     assert decide(view(row("w0/0"), row("w1/0"), turn=1), route(), Policy(mode=name), 1, modes).reason == "turn"
 
@@ -116,7 +117,7 @@ def test_a_function_says_by_its_attributes_what_it_reads() -> None:
 def test_a_choice_of_no_candidate_is_refused_with_the_allowed_ones() -> None:
     name = f"{HERE}:beyond"
     with pytest.raises(Exception, match=r"winner: found 99, allowed one of 1 candidates"):
-        decide(view(row()), route(), Policy(mode=name), 1, load_modes((name,), name))
+        decide(view(row()), route(), Policy(mode=name), 1, load_modes((name,)))
 
 
 @pytest.mark.parametrize(
@@ -133,7 +134,7 @@ def test_a_choice_of_no_candidate_is_refused_with_the_allowed_ones() -> None:
 )
 def test_a_name_that_is_no_mode_is_refused_and_named(name: str, found: str) -> None:
     with pytest.raises(ConfigurationError) as raised:
-        load_modes((name,), "kv")
+        load_modes((name,))
     (problem,) = raised.value.problems
     assert problem.startswith(f"policy.user_modes: {name!r}: found ")
     assert found in problem
@@ -141,13 +142,13 @@ def test_a_name_that_is_no_mode_is_refused_and_named(name: str, found: str) -> N
 
 def test_all_that_is_wrong_is_told_at_once() -> None:
     with pytest.raises(ConfigurationError) as raised:
-        load_modes(("nonsense", f"{HERE}:last", f"{HERE}:two"), "kv")
+        load_modes(("nonsense", f"{HERE}:last", f"{HERE}:two"))
     assert len(raised.value.problems) == 2
 
 
 def test_a_mode_that_the_configuration_does_not_name_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"policy\.mode: found 'os:system', allowed kv, predicted-ttft, "):
-        load_modes((), "os:system")
+    with pytest.raises(ValueError, match=r"allowed kv, predicted-ttft, "):
+        PolicySection(mode="os:system")
 
 
 def test_the_example_of_the_documentation_is_a_mode_that_decides(
@@ -158,7 +159,7 @@ def test_the_example_of_the_documentation_is_a_mode_that_decides(
     monkeypatch.syspath_prepend(tmp_path)
     name = "example_mode:fewest_blocks"
     rows = row("w0/0", overlap_blocks=(1, 1, 1, 1)), row("w1/0", overlap_blocks=(3, 3, 3, 3), active_blocks=1)
-    found = decide(view(*rows), route(64), Policy(mode=name), 1, load_modes((name,), name))
+    found = decide(view(*rows), route(64), Policy(mode=name), 1, load_modes((name,)))
     assert (str(found.winner), found.reason) == ("w1/0", "user")
     assert found.cost_list() == [3.0, 2.0]
     assert found.decision().candidates[0].terms.cost == 3.0

@@ -53,7 +53,7 @@ def learn(folded: RouterState, at: WorkerRank, *, slower: float, times: int = 1,
 
 def columns(folded: RouterState, model: str = MODEL, now_s: float = NOW_S) -> RateColumns:
     """Return what a decision reads of all ranks of the model."""
-    rates = folded.decide(route(model=model), ask, now_s, 1).view.rates
+    rates = folded.decide(route(model=model), ask, now_s, 1).view().rates
     assert rates is not None
     return rates
 

@@ -5,7 +5,6 @@ import json
 import os
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -33,7 +32,6 @@ class Life:
 
     def __init__(self, directory: Path | None) -> None:
         self.clock, self.records = ManualClock(), list[JournalRecord]()
-        recorder: Any = SimpleNamespace(record=self.records.append)
         index: Any = None  # not asked here
         self.routing = Routing(
             joined(registered(), lease_s=1e9),
@@ -43,7 +41,7 @@ class Life:
             seed=0,
             lease_s=1.0,
             decisions_max=1,
-            recorders=[recorder],
+            recorders=[self.records.append],
         )
         self.store = RatesStore("" if directory is None else str(directory), self.routing, self.clock)
         self.store.restore()

@@ -25,12 +25,12 @@ from kv_protocol.journal import (
 )
 from router.decision.policy import Policy
 from router.decision.verdict import Verdict
-from router.decision.view import RateColumns, View
+from router.decision.view import RateColumns
 from router.fleet.trust import Trust, trust_of
 from router.journal.encoder import JournalEncoder, doubt_of
 from tests.golden.make_journals import JOURNALS
 from tests.support.amount import examples
-from tests.support.decide import decide
+from tests.support.decide import View, decide
 from tests.support.paths import RECORDINGS
 from tests.support.replayed import replay
 from tests.support.watched_routing import Told, tell

@@ -1,5 +1,7 @@
 """Decisions in motion: seeds, promises and leases."""
 
+from collections.abc import Callable, Sequence
+
 import msgspec
 import pytest
 
@@ -8,6 +10,7 @@ from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.journal import (
     AttemptEnded,
     FleetApplied,
+    JournalRecord,
     LedgerApplied,
     LogConnection,
     Lost,
@@ -18,7 +21,7 @@ from kv_protocol.journal import (
 )
 from kv_protocol.ledger import FirstToken, Renewed
 from router.decision.policy import Policy
-from router.decision.routing import Lease, Readiness, Recorder, Routing
+from router.decision.routing import Lease, Readiness, Routing
 from router.decision.state import RankLoad
 from router.journal.encoder import JournalEncoder
 from router.native import built
@@ -39,7 +42,7 @@ class Bench:
         seed: int = 1,
         stale: str = "",
         policy: Policy | None = None,
-        recorder: Recorder | None = None,
+        recorders: Sequence[Callable[[JournalRecord], object]] = (),
         journal: JournalEncoder | None = None,
     ) -> None:
         self.clock = ManualClock(now_s=100.0)
@@ -58,7 +61,7 @@ class Bench:
             lease_s=LEASE_S,
             decisions_max=1000,
             journal=None if journal is None else journal.batches,
-            recorders=[] if recorder is None else [recorder],
+            recorders=recorders,
             noted=(lambda: self.problem,),
         )
 
@@ -150,12 +153,7 @@ async def test_a_lease_is_not_renewed_for_every_byte() -> None:
 
 def test_a_refusal_is_recorded_without_its_hashes() -> None:
     told = list[object]()
-
-    class Told:
-        def record(self, what: object) -> None:
-            told.append(what)
-
-    bench, asked = Bench(recorder=Told()), route(sequence_hashes=bytes(16))
+    bench, asked = Bench(recorders=[told.append]), route(sequence_hashes=bytes(16))
     bench.routing.refuse(asked, ())
     without = msgspec.structs.replace(asked, sequence_hashes=b"")
     assert told[-1] == Refused(now_s=100.0, request=without, exclusions=())

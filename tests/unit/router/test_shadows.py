@@ -86,7 +86,7 @@ def recorded(watched: ShadowSection, regime: str = "chat") -> Recording:
     def recording(state: RouterState, index: Any, clock: Clock, *given: Any, **named: Any) -> WatchedRouting:
         found.append(Recording(state, clock, watched))
         watch = [found[-1].record]
-        return WatchedRouting(state, index, clock, *given, recorders=found[-1:], watch=watch, **named)
+        return WatchedRouting(state, index, clock, *given, recorders=watch, watch=watch, **named)
 
     of, workload = REGIMES[regime], REGIMES[regime].make(Sizing(seed=1, load=1.0, scale=0.1))
     fleet = VirtualFleet(

@@ -53,7 +53,7 @@ def decided(
 
 
 def seen(folded: RouterState, now_s: float = 0.0, held: Held = HELD, isl_tokens: int = 40, **request: Any) -> View:
-    return decided(folded, now_s, held, isl_tokens, **request).view
+    return decided(folded, now_s, held, isl_tokens, **request).view()
 
 
 def unfit(folded: RouterState, now_s: float = 0.0) -> tuple[str, ...]:
@@ -93,7 +93,7 @@ def test_for_a_mode_that_reads_no_overlap_the_index_is_not_asked(mode: str) -> N
     def ask(blocks: bytes, ranks: tuple[WorkerRank, ...]) -> OverlapColumns:
         raise AssertionError((blocks, ranks))
 
-    found = folded.decide(route(pinned_worker="w0"), ask, 0.0, 1).view
+    found = folded.decide(route(pinned_worker="w0"), ask, 0.0, 1).view()
     assert (found.ranks, found.overlap.tolist()) == ((rank(),), [[0]] * 4)
     assert found.active_requests.tolist() == [int(mode in ("power-of-two", "least-loaded"))]
 

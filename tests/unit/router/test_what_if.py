@@ -67,11 +67,6 @@ def test_costs_are_those_of_policies_that_weigh_them() -> None:
     assert [each.cost is None for each in what_if.figures()] == [False, True]
 
 
-def test_the_same_journal_has_the_same_figures() -> None:
-    records = lived("kv")
-    assert found(records, blind=BLIND).figures() == found(records, blind=BLIND).figures()
-
-
 def test_a_journal_without_decisions_has_figures_too() -> None:
     what_if = WhatIf(["p"])
     lines = what_if_lines(what_if.figures(), what_if)
