@@ -94,8 +94,7 @@ class RouteRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True, g
     prefill_worker: str | None = None
     allowed_workers: frozenset[str] | None = None
 
-    def check(self) -> None:
-        """Raise `LimitExceeded` if `sequence_hashes` is not whole hashes. The decoder has checked the numbers."""
+    def __post_init__(self) -> None:
         if len(self.sequence_hashes) % _HASH_BYTES:
             raise LimitExceeded("sequence_hashes", f"{len(self.sequence_hashes)} bytes", "8 bytes a block")
 
@@ -143,9 +142,6 @@ class Decided(msgspec.Struct, frozen=True, tag="decided", array_like=True, kw_on
     terms: bytes = b""
     costs: bytes = b""
     overlap: bytes = b""
-
-    def __post_init__(self) -> None:
-        self.request.check()
 
     @property
     def rank(self) -> WorkerRank:

@@ -211,9 +211,6 @@ class Refused(_Record, frozen=True, tag="refused", kw_only=True):
     request: RouteRequest
     exclusions: tuple[Exclusion, ...]
 
-    def __post_init__(self) -> None:
-        self.request.check()
-
 
 class Lost(_Record, frozen=True, tag="lost", kw_only=True):
     """`count` records at this place were dropped: the log was away or too slow."""

@@ -281,7 +281,7 @@ class JournalOfOne:
         assert state is not None, "a decision was taken again in it"
         assert found.verdict is not None
         for tally, other in zip(self.tallies.values(), found.otherwise, strict=self._asks):
-            if other.verdict is None:
-                tally.skipped["unreadable" if "reads overlap" in other.reason else "no_choice"] += 1
+            if isinstance(other, str):
+                tally.add("unreadable" if "reads overlap" in other else "no_choice")
             else:
-                tally.add(of_verdicts(state, found.verdict, other.verdict))
+                tally.add(of_verdicts(state, found.verdict, other))

@@ -1,7 +1,7 @@
 """What requests saved, from routers' journals, for a period. Pure.
 
 A journal does not have every candidate's overlap: each decision is made again (`router/journal/replay.py`), so the
-sums equal those of the router. A request is of the period in which its outcome was written, by the log's time.
+sums equal those of the router. A request belongs to the period in which its outcome was written, by the log's time.
 If the removals of the period are given, blocks that were evicted are charged as well:
 
     new blocks     full blocks of a request's prompt and answer that it did not reuse: its rank needed room for them
@@ -35,7 +35,7 @@ from router.native import built
 BEFORE_S, AFTER_S = 1, 10
 """A decision is in the journal some 50 ms after it was taken, a removal in the log some ms after it was made."""
 CELLS_MAX = 1_000_000
-"""Seconds of ranks in which something was removed; removals in further ones are counted, and not charged."""
+"""Largest number of pairs of a rank and a second with removals; further removals are counted, but not charged."""
 PLACED_MAX = 100_000
 """Placements that wait for removals. At this number those up to the median second are charged and forgotten; all are
 forgotten if they came within `AFTER_S`."""

@@ -10,9 +10,9 @@
     alone     the answer               -                     alone elsewhere
     -         nothing more is tried: an error, or, once the client has some of the answer, its end
 
-A plan whose phase is `fixed`, because the client runs the other phases itself, is retried in that phase only. Each
-phase may fail `retry_limit` times and is tried once more. After a worker failed whose answer had begun, the request
-migrates: it goes to another worker with the tokens so far added to its prompt, at most `migration_limit` times.
+A client that runs the phases itself fixes the phase: its request is retried in that phase only. Each phase may fail
+`retry_limit` times and is tried once more. If a worker fails after its answer began, the request migrates: it goes to
+another worker with the tokens so far added to its prompt, at most `migration_limit` times.
 So a request is tried at most (migration_limit + 1) x (4 x retry_limit + 4) times, and a prompt is prefilled twice only
 where its KV was lost.
 """

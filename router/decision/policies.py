@@ -90,7 +90,7 @@ class Rule(NamedTuple):
 
 
 class Rules:
-    """The rules of policies, whose modes are these: by the request's phase, and by load if it has no prompt."""
+    """Rules by policy, phase and endpoint. `modes` are all that a policy can name."""
 
     def __init__(self, modes: Mapping[str, Mode]) -> None:
         self.modes = modes

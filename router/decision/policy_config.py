@@ -1,6 +1,6 @@
 """The configuration sections of routing policy and of prefill / decode disaggregation."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from inspect import signature
 from typing import Any, Literal, TypeVar
 
@@ -32,6 +32,16 @@ def picked(section: Section, kind: Callable[..., _Limits], **own: object) -> _Li
     """Return a `kind` with the section's fields of the same names, or those in `own`; the rest are defaults."""
     names = type(section).model_fields.keys() & signature(kind).parameters.keys()
     return kind(**{name: getattr(section, name) for name in names} | own)
+
+
+def refused(error: Mapping[str, Any], section: str = "") -> str:
+    """Return what is wrong with a field, by one of pydantic's errors; `section` stands before the field's name."""
+    return f"{section}{field_of(error)}: found {as_json(error['input'])}, {allowed(error)}"
+
+
+def field_of(error: Mapping[str, Any]) -> str:
+    """Return the path of the field, without that of its section."""
+    return ".".join(shortened(str(part)) for part in error["loc"])
 
 
 class PolicySection(Section):
@@ -120,7 +130,7 @@ class PolicySection(Section):
             section = cls(user_modes=info.data.get("user_modes", ()), **named)
         except ValidationError as error:
             wrong = error.errors()[0]
-            raise ValueError(f"{wrong['loc'][0]}: found {as_json(wrong['input'])}, {allowed(wrong)}") from error
+            raise ValueError(refused(wrong)) from error
         return phase | {name: getattr(section, name) for name in named}
 
     def affinity_limits(self) -> AffinityLimits:

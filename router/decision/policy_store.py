@@ -26,11 +26,10 @@ from pydantic import ValidationError
 from kv_protocol.errors import UNDECODABLE, shortened
 from kv_protocol.openai.errors import as_json
 from kv_runtime.config.loading import ConfigurationError, unknown_key
-from kv_runtime.config.words import allowed
 from kv_runtime.files import replace_file
 from router.decision.policies import MODES, Mode
 from router.decision.policy import CostParameters, Policy
-from router.decision.policy_config import PolicySection
+from router.decision.policy_config import PolicySection, refused
 
 PROBLEMS_MAX = 8
 """An error names this many problems, and states how many more there are."""
@@ -68,16 +67,6 @@ def _foreign(name: str, value: object) -> str:
     if name in PolicySection.model_fields:
         return f"policy.{name}: found {as_json(value)}, allowed only at the start of the router"
     return f"policy.{shortened(name)}: {unknown_key(name, FIELDS)}"
-
-
-def refused(error: Mapping[str, Any], section: str = "") -> str:
-    """Return what is wrong with a field, by one of pydantic's errors; `section` stands before the field's name."""
-    return f"{section}{field_of(error)}: found {as_json(error['input'])}, {allowed(error)}"
-
-
-def field_of(error: Mapping[str, Any]) -> str:
-    """Return the path of the field, without that of its section."""
-    return ".".join(shortened(str(part)) for part in error["loc"])
 
 
 _NAME = "policy.json"

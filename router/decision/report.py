@@ -14,7 +14,7 @@ MissKind = Literal["cached", "ttft"]
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a decision, as `OutcomeKnown` of the journal says; `error` is the attempt's failure, if known."""
+    """The outcome of a decision, as `OutcomeKnown` of the journal; `error` is the attempt's failure, if known."""
 
     outcome: str
     cached_tokens: int | None = None

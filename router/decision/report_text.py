@@ -195,7 +195,7 @@ def aligned(rows: Sequence[Sequence[str]], left: int = 0) -> list[str]:
     """Return the lines of a table: its first `left` columns are aligned to the left, all others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     sides = [str.ljust] * left + [str.rjust] * (len(widths) - left)
-    cells = ([side(*each) for side, *each in zip(sides, row, widths, strict=True)] for row in rows)
+    cells = ([side(cell, width) for side, cell, width in zip(sides, row, widths, strict=True)] for row in rows)
     return ["  ".join(each).rstrip() for each in cells]
 
 

@@ -37,9 +37,9 @@ _MOVES_MAX = 256
 _NOTES_MAX = 64
 _outcome_in = msgspec.msgpack.Decoder(OutcomeKnown).decode
 _RENEWALS = 4
-"""How often a lease is renewed, at most, in the time in which it would expire."""
+"""Largest number of renewals within the duration of a lease."""
 _COMPARED = (EXACT, trust_of((), "overpredicted"))
-"""Trust in ranks of which the index has no doubt of its own; the calibration may have one."""
+"""The trust in a rank that the index does not doubt; the calibration may."""
 
 
 class OverlapIndex(Protocol):
@@ -64,7 +64,7 @@ class Readiness(NamedTuple):
 
 
 class Lease(built.Lease):
-    """The work of a decision at one rank, and what came of it. Its creation books and records it.
+    """The work of a decision at one rank, and its outcome. Its creation books the work and records the decision.
 
     first_token   the answer has begun: the prompt is computed. Further calls do nothing
     on_bytes      bytes of the answer came: the first token, or a renewal, at most `_RENEWALS` in a lease's duration
@@ -80,7 +80,7 @@ class Lease(built.Lease):
 
     @property
     def outcome(self) -> OutcomeKnown | None:
-        """What came of the decision; None: it is open."""
+        """The outcome of the decision; None: the request runs."""
         return _outcome_in(self.ended) if self.ended else None
 
     @property
@@ -183,7 +183,7 @@ class Routing:
         return self.state.decide(request, ask, self.clock.now(), self._seed)
 
     def _ask_doubtful(self, chain: bytes, ranks: tuple[WorkerRank, ...]) -> OverlapAnswer:
-        """Ask the index, and the calibration for the ranks of which the index has no doubt."""
+        """Ask the index, and the calibration for ranks that the index does not doubt."""
         answer = self._index.columns(chain, ranks)
         return answer._replace(doubts=self.calibration.doubts_of(ranks, answer.doubts))
 
@@ -204,22 +204,11 @@ class Routing:
     def compare(self, verdict: Verdict, reported_tokens: int) -> None:
         """The winner answered, and reported how many tokens of the prompt it reused.
 
-        Nothing is compared if the policy does not predict what requests in flight bring, the index was not asked, or
-        had a doubt of its own.
+        Nothing is compared if the policy does not predict what requests in flight bring.
         """
-        if not self.policy.predict_on_route or verdict.is_blank or verdict.trusts[verdict.place] not in _COMPARED:
-            return
-        block_size = verdict.request.block_size
-        compared = Compared(
-            rank=verdict.winner,
-            epoch=verdict.epoch,
-            decision_id=verdict.decision_id,
-            block_size=block_size,
-            held_tokens=(verdict.overlap_blocks - verdict.lost_blocks) * block_size,
-            possible_tokens=max(verdict.expected_blocks, verdict.most_blocks) * block_size,
-            reported_tokens=reported_tokens,
-        )
-        self._moves += self.calibration.apply(compared, self.clock.now())
+        compared = compared_of(verdict, reported_tokens) if self.policy.predict_on_route else None
+        if compared is not None:
+            self._moves += self.calibration.apply(compared, self.clock.now())
 
     def moves(self) -> list[Move]:
         """Return the doubts that began or ended since the last call; the newest, if they are too many."""
@@ -264,3 +253,22 @@ class Routing:
         views = zip(ranks, self._index.overlap((), ranks), strict=True)
         doubts = self.calibration.doubts
         return {rank: trust_of(parity[rank.worker_id], view.stale or doubts.get(rank, "")) for rank, view in views}
+
+
+def compared_of(verdict: Verdict, reported_tokens: int) -> Compared | None:
+    """Return what was predicted of the winner beside what it reported to reuse.
+
+    None: the index was not asked, or had a doubt of its own.
+    """
+    if verdict.is_blank or verdict.trusts[verdict.place] not in _COMPARED:
+        return None
+    block_size = verdict.request.block_size
+    return Compared(
+        rank=verdict.winner,
+        epoch=verdict.epoch,
+        decision_id=verdict.decision_id,
+        block_size=block_size,
+        held_tokens=(verdict.overlap_blocks - verdict.lost_blocks) * block_size,
+        possible_tokens=max(verdict.expected_blocks, verdict.most_blocks) * block_size,
+        reported_tokens=reported_tokens,
+    )

@@ -8,7 +8,7 @@
 
 The core (`router/native/core.hpp`) has what changes with every request: leases, predictions, sessions, what was
 learnt. The workers' registrations and the breakers are here: they change rarely, and what the core reads of them (which
-ranks serve a model, and how far they are trusted) is made anew only then (`model_view.py`).
+ranks serve a model, and how far they are trusted) is made anew only then (`view.py`).
 """
 
 from collections.abc import Callable, Mapping

@@ -26,7 +26,7 @@ class AffinityLimits(NamedTuple):
 
 
 class StateSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of the folds. The policy is none of them: it is applied as a record."""
+    """Settings of the state. The policy is not among them: it is applied as a record."""
 
     text: TextDigests
     lease_s: float = LEASE_S

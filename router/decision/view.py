@@ -110,7 +110,7 @@ class ModelView:
         domains = {registration.transfer_domain for registration in self.registrations}
         is_bounded = any(registration.transfer_buffer_tokens for registration in self.registrations)
         self.transfer_domain = None if self.misfits or is_bounded or len(domains) != 1 else domains.pop()
-        """Between all ranks of which KV can be transferred; None: not between all."""
+        """The one domain of all ranks, if KV can be transferred between any two of them; else None."""
         self.valid_until_s = min(
             fleet.valid_until_s((worker for _, worker in rows), now_s), breakers.valid_until_s(now_s)
         )

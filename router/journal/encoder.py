@@ -1,23 +1,19 @@
-"""Turns what was applied into numbered journal messages.
+"""Turns what was applied to a router's state into numbered journal messages.
 
-batches        the records that wait. Leases write there what happens to them (`router/native/leases.cpp`): decisions,
-               first tokens, outcomes; `record` anything else. A record that is longer than a message goes in parts.
-               What waits is bounded: beyond that the oldest gives way, and is counted
-a decision     stands behind a `RankStanding` of every rank whose epoch or doubt differs from the last recorded one (at
-               first: none). It states doubts as trust; `doubt_of` returns the doubt behind a rank's trust
-a checkpoint   becomes records one by one, when it is its turn (`step`), so that its size blocks nothing:
-               `CheckpointBegan`, `RankStanding`s, `CheckpointPart`s, `CheckpointEnded`
-losses         `Lost` takes the numbers of lost records. `broken_by` has them until the next checkpoint is taken
-cut            the next message
+batches        the records that wait. Leases add decisions, first tokens and outcomes (`router/native/leases.cpp`);
+               `record` adds anything else. A record that is longer than a message becomes parts. If more than
+               `bytes_max` wait, the oldest are dropped and counted
+a decision     follows a `RankStanding` of each rank whose epoch or doubt has changed since it was recorded (at first:
+               none). Decisions state doubts as trust; `doubt_of` returns the doubt behind a rank's trust
+a checkpoint   `CheckpointBegan`, `RankStanding`s, `CheckpointPart`s, `CheckpointEnded`. `step` encodes one of these
+               records, so that a large checkpoint does not block the process
+losses         `Lost` takes the numbers of lost records. `broken_by` counts them until the next checkpoint is taken
+cut            returns the next message
 
-A checkpoint of a router's state is taken at one moment, written in parts, and restored.
-
-The tables of the core are its own (`router/native/core.cpp`), those of the fleet, the breakers and the policy are here.
-All are as they are at one moment, whatever changes later: what is small is copied then, blocks that were routed become
-rows before they change, or when they are read. `restore` puts one part into an empty state, tables in their order: a
-lease is restored behind its rank and its session.
-
-No table has what follows from the others: views and what they are made of, columns, trees of chains.
+`JournalCheckpoint` copies a state at one moment, `Restoring` restores it from the parts. The core has tables of its own
+(`router/native/core.cpp`); `tables_of` has those of the fleet, the breakers and the policy. Small tables are copied at
+once; the core makes rows of routed blocks when they are read, or before they change. Tables are restored in their
+order: a lease needs its rank and its session. What can be computed from tables is in none: views, columns, chains.
 """
 
 import sys
@@ -58,7 +54,7 @@ TABLES = (
     "policy", "turns", "fleet", "workers", "affinity", "bound", "idle", "ledger", "ranks", "leases", "approximate",
     "stretches", "breaker_totals", "breakers", "newcomers", "rates", "model_rates", "rank_rates",
 )  # fmt: skip
-"""In the order in which they are restored."""
+"""The order in which tables are restored."""
 PART_BYTES = 32 * 1024
 """A part ends with the row that reaches this size."""
 _PART_ROWS_MAX = 256
@@ -225,14 +221,14 @@ class JournalEncoder:
     ) -> None:
         """`kv_seq` says how far the index has read `KV_EVENTS`.
 
-        `on_full` is called with the bytes that wait when `record` finds that the oldest begin to give way; `on_broken`
-        when a checkpoint follows these losses.
+        `on_full` is called with the bytes that wait when the first record is dropped; `on_broken` with the losses that
+        make a checkpoint necessary, when it is taken.
         """
         self._life, self._on_full, self._on_broken = life, on_full, on_broken
         message_bytes_max = min(RECORD_BYTES_MAX, bytes_max // _MESSAGES_MIN)
         self.batches = built.Journal(self, kv_seq, encode_record, RECORD_BYTES_MAX, message_bytes_max, bytes_max)
         self._first = built.Batches(RECORD_BYTES_MAX, sys.maxsize)
-        """Of a checkpoint, or of what gave way: they go before `batches`."""
+        """Records of a checkpoint, or of a loss: they are published before `batches`."""
         self._statuses = dict[WorkerRank, tuple[int, str]]()
         """The epoch and the doubt of ranks, as recorded."""
         self._waiting = deque[_Checkpoint]()
@@ -341,7 +337,7 @@ class JournalEncoder:
                 ahead.put(self._loss(count, "buffer_full", now_s), count)
                 ahead.complete()
                 return True
-            while self._waiting and self._waiting[0].after < batches.first:  # it gave way, with batches behind it
+            while self._waiting and self._waiting[0].after < batches.first:  # it was dropped, and batches behind it
                 self._waiting.popleft()
             if not self._waiting or self._waiting[0].after > batches.first:
                 return True

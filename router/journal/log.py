@@ -49,7 +49,7 @@ _log = structlog.get_logger("router")
 PERIOD_S = 0.5
 CHECKPOINT_S = 300.0
 CHECKPOINT_RECORDS = 200_000
-"""A replay reads as much before what it is asked for, in some seconds."""
+"""A replay begins at a checkpoint: it reads so many records before the one that was asked for, in some seconds."""
 CHECKPOINT_GAP_S = 5.0
 """Shortest time between two checkpoints that follow losses."""
 _CHECKPOINTS_PER_JOURNAL = 8

@@ -7,10 +7,10 @@
                    bytes of both records; apply it with its promise
     Refused        the same, for a request without an eligible rank
     Lost           records are missing: until the next beginning or checkpoint no result is possible, since decisions
-                   may depend on any of them. A journal whose older part is gone begins so, too
+                   may depend on any of them. So begins a journal, too, if its oldest records are gone
     RankStanding   the index's status of a rank from here on
     any other      applied
-    one that cannot be folded    like `Lost`, with the kind of the record and the reason (`NotFolded`)
+    an error       the record cannot be folded: `NotFolded` has its kind and the reason. What follows is as after `Lost`
 
 With other policies, their choices for the same request are returned, too; the fold follows the recorded decisions.
 """
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from kv_protocol.decided import TERMS, Decided, RouteRequest, best_columns, best_terms, other_costs, overlap_depths
+from kv_protocol.decided import TERMS, Decided, best_columns, best_terms, other_costs, overlap_depths
 from kv_protocol.errors import LimitExceeded, MalformedMessage, shortened
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import (
@@ -53,30 +53,26 @@ _NO_STATUS = (0, "")
 _UNKNOWN = "records are missing before it: whatever comes of it now says nothing"
 
 
-class Otherwise(NamedTuple):
-    """Another policy's choice; None: no choice, for this reason."""
-
-    rank: WorkerRank | None
-    reason: str = ""
-    verdict: Verdict | None = None
-
-
 class Redecided(NamedTuple):
     """One recorded decision, or refusal (`recorded` is None), taken again.
 
-    `equal` only where every bit is what was recorded. Else `difference` says what is not or, where not `is_exact`, that
-    not all is there that the decision could read: then nothing can be said of it.
+    `difference` says what is not as it was recorded, or, where not `is_exact`, why nothing can be said: not all that
+    the decision read is known. Empty: every bit is equal.
     """
 
     decision_id: str
-    equal: bool
     difference: str
     recorded: WorkerRank | None
-    otherwise: tuple[Otherwise, ...] = ()
-    """Of each other policy; empty for a refusal, and where it is not exact."""
+    otherwise: tuple[Verdict | str, ...] = ()
+    """What each other policy chooses, or why it has no choice; empty for a refusal, and where it is not exact."""
     is_exact: bool = True
     verdict: Verdict | None = None
     """The repeated decision with all its candidates; None: it could not be repeated, or was a refusal."""
+
+    @property
+    def equal(self) -> bool:
+        """Whether every bit is what was recorded."""
+        return not self.difference
 
 
 class CheckpointRead(NamedTuple):
@@ -188,18 +184,17 @@ class Replay:
     def _decided(self, record: Decided) -> Redecided:
         request, state = record.request, self.state
         if state is None:
-            return _not_exact(request, record.rank, _UNKNOWN)
+            return Redecided(request.decision_id, _UNKNOWN, record.rank, is_exact=False)
         if record.policy not in self._modes or state.policy.mode not in self._modes:
             state.apply(record)
-            return _not_exact(request, record.rank, _unknown_mode(record.policy))
+            return Redecided(request.decision_id, _unknown_mode(record.policy), record.rank, is_exact=False)
         try:
             verdict = state.decide(request, partial(self._answer, record), record.now_s, record.seed)
         except _REFUSALS as error:
-            otherwise = (Otherwise(None, str(error)),) * len(self._others)
-            difference = f"{record.rank} was chosen; now {error}"
             state.apply(record)
-            return Redecided(request.decision_id, not difference, difference, record.rank, otherwise)
-        otherwise = tuple([self._otherwise(state, verdict, other) for other in self._others])
+            words = f"{record.rank} was chosen; now {error}"
+            return Redecided(request.decision_id, words, record.rank, (str(error),) * len(self._others))
+        otherwise = tuple([_otherwise(state, verdict, other) for other in self._others])
         difference = ""
         if (found := verdict.journal_record(record.kv_seq)) != encode_record(record):
             difference = difference_of(record, found, verdict.ranks)
@@ -207,18 +202,7 @@ class Replay:
             state.take(verdict)
         else:
             state.apply(record)
-        return Redecided(request.decision_id, not difference, difference, record.rank, otherwise, verdict=verdict)
-
-    def _otherwise(self, state: RouterState, verdict: Verdict, policy: Policy) -> Otherwise:
-        policy, mode, _ = state.rules.of(policy, verdict.request)
-        if mode.reads_overlap and verdict.is_blank:
-            words = f"mode {policy.mode} reads overlap, of which mode {verdict.policy} recorded nothing"
-            return Otherwise(None, words)
-        try:
-            other = state.decide_instead(verdict, policy)
-        except _REFUSALS as error:
-            return Otherwise(None, str(error))
-        return Otherwise(other.winner, verdict=other)
+        return Redecided(request.decision_id, difference, record.rank, otherwise, verdict=verdict)
 
     def _answer(self, record: Decided, _: bytes, ranks: tuple[WorkerRank, ...]) -> OverlapAnswer:
         if len(ranks) != record.ranks:
@@ -233,9 +217,9 @@ class Replay:
     def _refused(self, record: Refused) -> Redecided:
         request, state = record.request, self.state
         if state is None:
-            return _not_exact(request, None, _UNKNOWN)
+            return Redecided(request.decision_id, _UNKNOWN, None, is_exact=False)
         if state.policy.mode not in self._modes:
-            return _not_exact(request, None, _unknown_mode(state.policy.mode))
+            return Redecided(request.decision_id, _unknown_mode(state.policy.mode), None, is_exact=False)
         try:
             verdict = state.decide(request, _no_overlap, record.now_s, 0)
         except NoEligibleWorker as error:
@@ -244,11 +228,18 @@ class Replay:
             difference = str(error)
         else:
             difference = f"no rank was eligible; now {verdict.winner} is"
-        return Redecided(request.decision_id, not difference, difference, None)
+        return Redecided(request.decision_id, difference, None)
 
 
-def _not_exact(request: RouteRequest, recorded: WorkerRank | None, why: str) -> Redecided:
-    return Redecided(request.decision_id, equal=False, difference=why, recorded=recorded, is_exact=False)
+def _otherwise(state: RouterState, verdict: Verdict, policy: Policy) -> Verdict | str:
+    """Return what another policy chooses in the place of the verdict, or why it has no choice."""
+    policy, mode, _ = state.rules.of(policy, verdict.request)
+    if mode.reads_overlap and verdict.is_blank:
+        return f"mode {policy.mode} reads overlap, of which mode {verdict.policy} recorded nothing"
+    try:
+        return state.decide_instead(verdict, policy)
+    except _REFUSALS as error:
+        return str(error)
 
 
 def _unknown_mode(mode: str) -> str:

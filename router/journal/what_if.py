@@ -21,6 +21,7 @@ import numpy as np
 from kv_protocol.ids import WorkerRank
 from kv_protocol.splitmix import choice_index, splitmix64
 from router.decision.report_text import aligned
+from router.decision.verdict import Verdict
 from router.journal.replay import Redecided
 
 BLOCKS, DRAWS, SEED = 40, 1000, 1
@@ -57,9 +58,9 @@ class WhatIf:
 
     def add(self, found: Redecided) -> None:
         """Count a decision that was taken again."""
-        verdicts = [found.verdict, *(each.verdict for each in found.otherwise)]
-        chosen = [each for each in verdicts if each is not None]
-        if len(chosen) < len(verdicts):
+        choices = found.verdict, *found.otherwise
+        chosen = [each for each in choices if isinstance(each, Verdict)]
+        if len(chosen) < len(choices):
             self.left_out += 1
             return
         recorded, request = chosen[0], chosen[0].request

@@ -229,7 +229,8 @@ class GroupPlan:
             "prefill_factor": self._prefills, "decode_factor": decodes, "output_tokens": decodes
         }  # fmt: skip
         self.unknown = tuple(name for name, is_so in needed.items() if is_so and getattr(rates, name) is None)
-        self._prompts = self._sequences = None
+        self._prompts: ServiceTimes | None = None
+        self._sequences: _Sequences | None = None
         if self._prefills and prefill_factor is not None:
             self._prompts = ServiceTimes(tuple((prefill_factor * each, count) for each, count in load.prompts.times))
         self.output_tokens_per_s = load.requests_per_s * tokens if decodes and tokens is not None else None

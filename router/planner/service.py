@@ -16,7 +16,7 @@ from kv_protocol.journal import OutcomeKnown
 from kv_runtime.config.sections import Section
 from kv_runtime.http.answers import BadRequest, json_response
 from kv_runtime.telemetry import Family, gauge
-from router.decision.policy_store import field_of, refused
+from router.decision.policy_config import field_of, refused
 from router.decision.routing import Routing
 from router.fleet.registry import Worker
 from router.planner.plan import Group, GroupPlan, Objectives, OfferedLoad, Rates, Size, covered, offered

@@ -33,7 +33,8 @@ from kv_runtime.supervise import until
 from kv_runtime.telemetry import Family, Mean, RateLimitedLog, counter, gauge, summary
 from router.decision.policies import Mode
 from router.decision.policy import Policy
-from router.decision.policy_store import field_of, fields_of, refused, swapped
+from router.decision.policy_config import field_of, refused
+from router.decision.policy_store import fields_of, swapped
 from router.decision.routing import Routing
 from router.decision.verdict import Verdict
 from router.shadows.comparison import SHADOW_NAME, Comparison, Pairs, ShadowReport, Tally, compared, merged

@@ -341,34 +341,6 @@ def test_what_was_routed_in_a_long_run_under_pressure_is_what_the_reference_has(
     assert both.state.core.routed_totals()[1] > 100, f"seed {seed}: too few blocks were dropped for others"
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_a_storm_of_cancels_and_expiries_leaves_nothing(seed: int) -> None:
-    folded = joined(*FOUNDERS)
-    for number in range(3000):
-        now_s, path = number * 0.01, path_of(seed, number, 2, 21)
-        at = RANKS[choice_index(seed, len(RANKS), 3 * number)]
-        routed = Routed(
-            lease_id=f"{number}",
-            worker_id=at.worker_id,
-            dp_rank=at.dp_rank,
-            blocks=chain_of(path),
-            uncached_tokens=len(path),
-            extra_blocks=number % 2,
-        )
-        tell(folded, routed, now_s=now_s)
-        if number % 3 == 0:
-            tell(folded, FirstToken(lease_id=f"{number}"), now_s=now_s)
-        if number % 7 == 0:  # the others only expire
-            tell(folded, Cancelled(lease_id=f"{number - choice_index(seed, 50, number)}"), now_s=now_s)
-        for record in folded.tick(now_s):
-            folded.apply(record)
-            folded.apply(record)
-    assert any(load.active_requests for load in folded.loads().values()), f"seed {seed}: it is over before its end"
-    for number in range(3000):
-        tell(folded, Cancelled(lease_id=f"{number}"), now_s=30.0)
-    assert_nothing_is_promised(folded, 30.0)
-
-
 def test_chains_of_thousands_of_blocks_fork_where_they_differ() -> None:
     folded, long = joined(registered("a")), list(range(5000))
     for number, blocks in enumerate((long, [*long[:4321], 9, 8])):

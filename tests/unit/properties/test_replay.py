@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kv_protocol.decided import Decided, RouteRequest, best_terms, overlap_depths
+from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import (
     AttemptEnded,
     FleetApplied,
@@ -35,6 +36,7 @@ from router.decision.eligibility import NoEligibleWorker
 from router.decision.policies import MODES
 from router.decision.policy import CostParameters, Policy
 from router.decision.state import RouterState
+from router.decision.verdict import Verdict
 from router.journal.encoder import TABLES, JournalEncoder
 from router.journal.replay import Redecided, Replay
 from tests.support.amount import examples
@@ -322,12 +324,16 @@ def test_another_life_begins_anew() -> None:
 # ------------------------------------------------------------------------------------------- another policy
 
 
+def winner(choice: Verdict | str) -> WorkerRank | None:
+    return choice.winner if isinstance(choice, Verdict) else None
+
+
 def test_the_policy_that_was_in_force_would_have_chosen_the_same() -> None:
     _, records = lived(1, "hot")
     changed = [at for at, record in enumerate(records) if isinstance(record, PolicyChanged)]
     only = [each for each in replay(records[: changed[1]], policies=[POLICIES["hot"]]) if each.recorded is not None]
     assert len(only) > 1
-    assert [[other.rank for other in each.otherwise] for each in only] == [[each.recorded] for each in only]
+    assert [[winner(other) for other in each.otherwise] for each in only] == [[each.recorded] for each in only]
 
 
 def test_another_policy_would_have_chosen_others_and_the_fold_stays_as_it_was() -> None:
@@ -335,7 +341,7 @@ def test_another_policy_would_have_chosen_others_and_the_fold_stays_as_it_was() 
     other = Policy(parameters=CostParameters(ttft_weight=100.0, overlap_credit=0.0))
     again = list(replay(records, policies=[other]))
     assert [each for each in again if not each.equal] == []
-    chosen = [(each.recorded, each.otherwise[0].rank) for each in again if each.recorded is not None]
+    chosen = [(each.recorded, winner(each.otherwise[0])) for each in again if each.recorded is not None]
     assert any(rank == recorded for recorded, rank in chosen)
     assert any(rank not in (None, recorded) for recorded, rank in chosen)
 
@@ -344,8 +350,7 @@ def test_without_recorded_overlap_a_policy_that_reads_it_has_no_choice() -> None
     records = lived(1, "round-robin")[1]
     first = next(each for each in replay(records, policies=[Policy()]) if each.recorded is not None)
     (other,) = first.otherwise
-    assert other.rank is None
-    assert other.reason == "mode kv reads overlap, of which mode round-robin recorded nothing"
+    assert other == "mode kv reads overlap, of which mode round-robin recorded nothing"
 
 
 def test_a_decision_in_a_mode_that_is_not_known_here_is_not_said_to_be_equal() -> None:

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
@@ -92,7 +92,7 @@ class Chosen(NamedTuple):
     costs: list[float]
 
 
-def costing(costs: list[float]) -> View:
+def costing(costs: list[float]) -> Any:
     """Return decode workers of which each costs so many times as much as the reference engine."""
     return view(*(row(f"w{at}/0", role="decode", factors=(1.0, cost)) for at, cost in enumerate(costs)))
 

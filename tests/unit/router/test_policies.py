@@ -89,7 +89,7 @@ def test_a_prompt_that_was_not_encoded_goes_by_load_alone() -> None:
 # ---------------------------------------------------------------- predicted time to the first token
 
 
-def predicting(*each: tuple[float, float]) -> View:
+def predicting(*each: tuple[float, float]) -> Any:
     """Return ranks of which this is predicted, roughly: seconds to the first token, and between tokens."""
     rows = [
         row(f"w{at}/0", prefill_tokens_queued=int((ttft_s - 0.018) / 22.8e-6), factors=(1.0, itl_s / 5.54e-3))
