@@ -15,8 +15,8 @@ In little-endian bytes:
              but the last | for each recorded term: an f64 for each of `best`
     costs    an f32 for each
     overlap  flags u8 (bit t: tier t adds overlap to the tiers below it; bit 7: numbers are u32, else u16)
-             | for each such t: a bit for each column, lowest first, set if the tier adds overlap there | the added
-             overlap of each of these columns
+             | for each of these tiers: a bit for each column, lowest first, set if the tier adds overlap there | the
+             added overlap of each of these columns
              empty if no rank has overlap
 """
 

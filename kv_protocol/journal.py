@@ -55,7 +55,7 @@ class _Record(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 class JournalBegan(_Record, frozen=True, tag="began", kw_only=True):
     """A router started with an empty state, made from these settings; earlier records are of another life.
 
-    `settings` has every setting of the state by name (`router/decision/state_settings.py`).
+    `settings` has every setting of the state by name (`router/decision/state.py`).
     """
 
     router: WorkerId

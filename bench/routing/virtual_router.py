@@ -30,8 +30,7 @@ from kv_protocol.journal import FleetApplied, WorkerHeard
 from router.decision.policies import Mode
 from router.decision.policy import Policy
 from router.decision.routing import Lease, Routing
-from router.decision.state import RouterState
-from router.decision.state_settings import StateSettings
+from router.decision.state import RouterState, StateSettings
 from router.decision.verdict import Verdict
 from router.fleet.registry import TextDigests
 from router.queue.gate import Admission, FleetHeadroom

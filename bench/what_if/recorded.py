@@ -27,8 +27,7 @@ from kv_protocol.ledger import Routed
 from router.decision.policies import MODES
 from router.decision.policy import Policy
 from router.decision.policy_store import swapped
-from router.decision.state import RouterState
-from router.decision.state_settings import StateSettings
+from router.decision.state import RouterState, StateSettings
 from router.decision.verdict import Verdict
 from router.fleet.registry import TextDigests
 from router.journal.log import JournalEntry

@@ -33,8 +33,7 @@ from router.decision.kept_prompts import KeptPrompts
 from router.decision.policy import Policy
 from router.decision.policy_store import PolicyStore
 from router.decision.routing import Routing
-from router.decision.state import RouterState
-from router.decision.state_settings import LEASE_S, StateSettings
+from router.decision.state import LEASE_S, RouterState, StateSettings
 from router.drain.handover import Handover
 from router.drain.warming import Warming
 from router.engine_attacher import EngineAttacher

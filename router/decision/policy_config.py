@@ -18,7 +18,7 @@ from router.decision.policy import (
     Policy,
     Unmet,
 )
-from router.decision.state_settings import AffinityLimits, ApproximateLimits
+from router.decision.state import AffinityLimits, ApproximateLimits
 
 ConditionalPolicy = Literal["off", "isl_bounding", "prefill_load", "isl_or_load"]
 _Limits = TypeVar("_Limits")

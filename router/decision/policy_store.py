@@ -46,8 +46,8 @@ def swapped(policy: Policy, named: Mapping[str, Any], modes: Mapping[str, Mode],
     """Return the policy with these fields; the others stay, or with `replace_all` get their defaults.
 
     Raises:
-        ConfigurationError: a field is none of a policy, cannot change now, or has a value that is not allowed. It names
-            the first `PROBLEMS_MAX` of them.
+        ConfigurationError: a name is no field of a policy, a field cannot change while the router runs, or a value is
+            not allowed. The error names the first `PROBLEMS_MAX` problems.
     """
     own = {name: value for name, value in named.items() if name in FIELDS}
     foreign = [name for name in named if name not in FIELDS]

@@ -3,7 +3,7 @@
 decide   one moment's view, the policy in force, the next seed
 take     the decision counts: it is recorded with its promise, under a lease
 lease    first token, bytes flowing, the end; each applied to the state and recorded (`router/native/leases.cpp`)
-apply    the one way by which anything else changes the state: fleet, heartbeats, policy. All of it is recorded
+apply    applies and records anything else that changes the state: fleet events, heartbeats, policies
 """
 
 from collections import deque

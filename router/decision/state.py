@@ -41,11 +41,10 @@ from kv_protocol.ledger import Expired, FirstToken, Unreported
 from router.decision.eligibility import exclusions
 from router.decision.policies import MODES, Mode, Rules
 from router.decision.policy import Policy
-from router.decision.state_settings import StateSettings
 from router.decision.verdict import Verdict
 from router.decision.view import ModelView, OverlapAnswer
-from router.fleet.breakers import Breakers
-from router.fleet.registry import Fleet
+from router.fleet.breakers import BreakerLimits, Breakers
+from router.fleet.registry import Fleet, TextDigests
 from router.native import built
 
 AskIndex = Callable[[bytes, tuple[WorkerRank, ...]], OverlapAnswer]
@@ -58,9 +57,35 @@ Raises:
     WorkerNotNamed: the mode requires the client to name a worker, and it did not.
     LimitExceeded: a user's mode chose a rank that does not exist.
 """
+LEASE_S = 300.0
+"""How long a lease lives that nothing renews."""
 _STANDINGS_MAX = 256
 _KIND = ("model", "block_size", "hash_scheme", "phase", "endpoint")
 """What requests of one kind have in common."""
+
+
+class ApproximateLimits(NamedTuple):
+    """How long a routed block counts (seconds), and how many blocks of one rank count at most."""
+
+    ttl_s: float = 120.0
+    blocks_max: int = 1 << 18
+
+
+class AffinityLimits(NamedTuple):
+    """How long an idle session stays bound (seconds), and how many sessions are kept."""
+
+    idle_s: float = 600.0
+    sessions_max: int = 65_536
+
+
+class StateSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of the state: with them and a journal it can be computed again. The policy is applied as a record."""
+
+    text: TextDigests
+    lease_s: float = LEASE_S
+    approximate: ApproximateLimits = ApproximateLimits()
+    affinity: AffinityLimits = AffinityLimits()
+    breakers: BreakerLimits = BreakerLimits()
 
 
 class RankLoad(NamedTuple):

@@ -1,7 +1,7 @@
 """A decision: what the core chose (`router/native/core.hpp`), with what names it for people.
 
 It keeps the columns that it was made of, so that `decision()` can name every rank, every cost term and every reason at
-any later time. Nothing is promised by it: `RouterState.take` does that.
+any later time. A verdict promises nothing: `RouterState.take` does.
 """
 
 from collections.abc import Sequence

@@ -42,8 +42,7 @@ from kv_protocol.journal import (
 )
 from router.decision.policies import Mode
 from router.decision.policy import Policy
-from router.decision.state import RouterState
-from router.decision.state_settings import StateSettings
+from router.decision.state import RouterState, StateSettings
 from router.decision.verdict import Verdict
 from router.fleet.breakers import Breaker, BreakerStatistics
 from router.fleet.registry import FleetTotals, Worker

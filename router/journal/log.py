@@ -32,8 +32,7 @@ from kv_runtime.config.sections import NatsSection, Section
 from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage, StreamSpec
 from kv_runtime.supervise import until
 from kv_runtime.telemetry import Family, by_name, counter, gauge
-from router.decision.state import RouterState
-from router.decision.state_settings import StateSettings
+from router.decision.state import RouterState, StateSettings
 from router.journal.encoder import (
     BYTES_MAX,
     LOSS_REASONS,

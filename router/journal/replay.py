@@ -42,8 +42,7 @@ from kv_protocol.journal import (
 from router.decision.eligibility import NoEligibleWorker, WorkerNotNamed
 from router.decision.policies import MODES, Mode
 from router.decision.policy import Policy
-from router.decision.state import RouterState
-from router.decision.state_settings import StateSettings
+from router.decision.state import RouterState, StateSettings
 from router.decision.verdict import Verdict
 from router.decision.view import OverlapAnswer
 from router.journal.encoder import CheckpointUnusable, JournalCheckpoint, Restoring

@@ -2,8 +2,8 @@
 
     differ      share of decisions in which the policy's choice is another rank
     hit rate    blocks that the chosen ranks held on their GPUs, as tokens, of all prompt tokens
-    imbalance   uncached prompt tokens of the rank that got most, in the mean of all ranks that served
-    cost        mean cost of the choices, in the policy's own unit: policies with other weights are not comparable
+    imbalance   uncached prompt tokens of the rank that got most, divided by the mean over all ranks
+    cost        mean cost of the choices, in ms by the policy's own weights: not comparable between other weights
 
 All policies are compared over the decisions for which each of them has a choice. Leases and answers stay as recorded:
 a policy is asked one decision at a time, so what its own placement would have cached later is not in the figures.
@@ -48,8 +48,8 @@ class WhatIf:
         self._tokens: list[int] = []
         self._ranks = set[WorkerRank]()
         self.left_out = self.without_overlap = self.without_rates = 0
-        """Decisions that are not compared since a policy has no choice; those of which the journal recorded no overlap;
-        those in a mode that learns no rates, in which a policy in ms was asked: its factors are 1."""
+        """Decisions that are not compared, because a policy has no choice; compared ones without recorded overlap; and
+        compared ones in a mode that learns no rates: a policy with costs in ms takes factors of 1 there."""
 
     @property
     def compared(self) -> int:

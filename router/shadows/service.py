@@ -8,10 +8,10 @@
 
 Each request adds `budget_s` to an allowance, and each evaluation is subtracted from it. An evaluation may begin while
 the allowance is above 0, so that all time spent is at most `requests * budget_s` and one evaluation. What is not used
-is kept for `KEPT_REQUESTS` requests at most.
+is kept, up to the allowance of `KEPT_REQUESTS` requests.
 
 Figures begin anew whenever the shadows or the policy in force change: they compare two policies. Shadows that were set
-over HTTP are no state that survives a restart; the configuration is.
+over HTTP do not survive a restart; those of the configuration do.
 """
 
 import asyncio
@@ -91,7 +91,7 @@ class ShadowSection(Section):
         """Return the policies by name: the live one with each shadow's fields.
 
         Raises:
-            ConfigurationError: a field is none of a policy, or has a value that is not allowed.
+            ConfigurationError: a name is no field of a policy, or a value is not allowed.
         """
         found, problems = dict[str, Policy](), list[str]()
         for each in self.policies:

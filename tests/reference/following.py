@@ -18,7 +18,7 @@ from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import CheckpointBegan, JournalRecord, LedgerApplied, TimePassed, decode_record
 from kv_protocol.ledger import Expired, Unreported
 from router.decision.eligibility import NoEligibleWorker
-from router.decision.state_settings import StateSettings
+from router.decision.state import StateSettings
 from tests.reference.state import ReferenceState
 
 TABLES_EVERY = 20

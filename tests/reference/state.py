@@ -35,7 +35,7 @@ from kv_protocol.ledger import ENDINGS, FirstToken, LedgerEvent, Routed
 from kv_protocol.openai.endpoints import serves_default
 from router.decision.eligibility import NoEligibleWorker, exclusions
 from router.decision.policy import Policy
-from router.decision.state_settings import StateSettings
+from router.decision.state import StateSettings
 from router.fleet.breakers import Breakers
 from router.fleet.registry import Fleet, Worker
 from router.fleet.trust import trust_of

@@ -29,8 +29,7 @@ from kv_protocol.ledger import Expired
 from router.decision.eligibility import NoEligibleWorker
 from router.decision.policy import Policy
 from router.decision.routing import Lease, Routing
-from router.decision.state import RouterState
-from router.decision.state_settings import StateSettings
+from router.decision.state import RouterState, StateSettings
 from router.decision.verdict import Verdict
 from router.fleet.breakers import BreakerLimits
 from router.native import built

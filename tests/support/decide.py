@@ -14,7 +14,7 @@ from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.ids import WorkerRank
 from router.decision.policies import MODES, Mode, Rules
 from router.decision.policy import Policy
-from router.decision.state_settings import LEASE_S, AffinityLimits, ApproximateLimits
+from router.decision.state import LEASE_S, AffinityLimits, ApproximateLimits
 from router.decision.verdict import Verdict
 from router.decision.view import RateColumns
 from router.fleet.trust import Trust

@@ -22,8 +22,7 @@ from kv_runtime.telemetry import new_registry
 from router.config import RouterSettings
 from router.control_plane import ControlPlane
 from router.decision.routing import Routing
-from router.decision.state import RouterState
-from router.decision.state_settings import StateSettings
+from router.decision.state import RouterState, StateSettings
 from router.fleet.registry import TextDigests
 from tests.support.metric_families import COMMANDS, shown_families
 from tests.support.processes import running

@@ -9,8 +9,7 @@ from kv_runtime.clock import SystemClock
 from kv_runtime.config.sections import NatsSection
 from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import Part
-from router.decision.state import RouterState
-from router.decision.state_settings import StateSettings
+from router.decision.state import RouterState, StateSettings
 from router.journal.log import JournalEntry, JournalSection, JournalWriter, ensure_journal, read_journal
 from router.journal.replay import Continuity
 from tests.support.parts import at_work

@@ -14,8 +14,7 @@ from kv_runtime.supervise import Part
 from kv_runtime.telemetry import Projection, new_registry
 from router.decision.policy import Policy
 from router.decision.routing import Lease, Routing
-from router.decision.state import RankLoad
-from router.decision.state_settings import LEASE_S
+from router.decision.state import LEASE_S, RankLoad
 from router.replicas.service import Replicas, replica_families
 from tests.support.parts import at_work
 from tests.system.integration.broker import Broker, eventually

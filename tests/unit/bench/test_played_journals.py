@@ -32,7 +32,7 @@ from kv_protocol.decided import Decided
 from kv_protocol.journal import JournalBegan, JournalRecord, decode_journal
 from router.decision.policy import Policy
 from router.decision.routing import Routing
-from router.decision.state_settings import StateSettings
+from router.decision.state import StateSettings
 from router.journal.encoder import JournalEncoder
 from worker_agent.engines.simulated.timing import H200_8B, IterationWork
 

@@ -34,8 +34,7 @@ from kv_protocol.ledger import Finished, FirstToken, LedgerEvent, Routed
 from kv_protocol.load import LoadReport
 from router.decision.eligibility import NoEligibleWorker
 from router.decision.policy import CostParameters, PhaseOverrides, Policy
-from router.decision.state import RouterState
-from router.decision.state_settings import AffinityLimits, ApproximateLimits, StateSettings
+from router.decision.state import AffinityLimits, ApproximateLimits, RouterState, StateSettings
 from router.fleet.breakers import BreakerLimits
 from router.journal.encoder import JournalCheckpoint, JournalEncoder
 from router.native import built

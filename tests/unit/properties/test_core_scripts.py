@@ -36,8 +36,7 @@ from kv_protocol.ledger import (
 from kv_protocol.load import LoadReport
 from kv_protocol.splitmix import choice_index
 from router.decision.policy import CostParameters, Policy
-from router.decision.state import RankLoad, RouterState
-from router.decision.state_settings import AffinityLimits, ApproximateLimits, StateSettings
+from router.decision.state import AffinityLimits, ApproximateLimits, RankLoad, RouterState, StateSettings
 from tests.reference import predictions
 from tests.reference.following import KV_SEQ
 from tests.reference.ledger import REPORTS

@@ -29,8 +29,7 @@ from kv_protocol.journal import (
 )
 from kv_protocol.ledger import Routed
 from router.decision.policy import Policy
-from router.decision.state import RouterState
-from router.decision.state_settings import ApproximateLimits
+from router.decision.state import ApproximateLimits, RouterState
 from router.journal.encoder import JournalCheckpoint, JournalEncoder
 from router.journal.replay import CheckpointRead, Replay
 from tests.support.amount import examples

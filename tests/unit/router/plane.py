@@ -20,8 +20,7 @@ from router.config import DataSection, FailuresSection, QueueSection, RouterSett
 from router.decision.policy import Policy
 from router.decision.policy_config import DisaggregationSection
 from router.decision.routing import Routing
-from router.decision.state import RouterState
-from router.decision.state_settings import StateSettings
+from router.decision.state import RouterState, StateSettings
 from router.fleet.registry import SILENT_S, TextDigests
 from router.http.limits import HttpLimits
 from router.http.plane import HttpPlane

@@ -14,8 +14,7 @@ from kv_protocol.hashing import HASH_SCHEME, canary
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import FleetApplied, LedgerApplied, WorkerHeard
 from kv_protocol.ledger import LedgerEvent
-from router.decision.state import RouterState
-from router.decision.state_settings import ApproximateLimits, StateSettings
+from router.decision.state import ApproximateLimits, RouterState, StateSettings
 from router.decision.view import TRUST_FACTOR, RateColumns
 from router.fleet.registry import TextDigests
 from router.fleet.trust import Trust

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from router.config import FailuresSection, QueueSection
 from router.decision.policy import CostParameters, PhaseOverrides, Policy
 from router.decision.policy_config import PolicySection
-from router.decision.state_settings import AffinityLimits, ApproximateLimits
+from router.decision.state import AffinityLimits, ApproximateLimits
 from router.fleet.breakers import BreakerLimits
 from router.queue.waiting import QueueLimits
 

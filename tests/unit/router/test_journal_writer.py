@@ -27,8 +27,7 @@ from kv_protocol.journal import (
 )
 from kv_runtime.clock import Clock, SystemClock
 from kv_runtime.event_log import BrokerUnavailable
-from router.decision.state import RouterState
-from router.decision.state_settings import StateSettings
+from router.decision.state import RouterState, StateSettings
 from router.journal.encoder import LOSS_REASONS, JournalCheckpoint, JournalEncoder, LossReason
 from router.journal.log import CHECKPOINT_S, JournalSection, JournalWriter, journal_families, router_name
 from tests.support.manual_clock import ManualClock

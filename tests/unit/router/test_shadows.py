@@ -19,8 +19,7 @@ from kv_runtime.config.loading import ConfigurationError
 from router.decision.policies import MODES, Choice, Mode
 from router.decision.policy import Policy
 from router.decision.routing import DecisionLog
-from router.decision.state import RouterState
-from router.decision.state_settings import StateSettings
+from router.decision.state import RouterState, StateSettings
 from router.decision.verdict import Verdict
 from router.journal.encoder import JournalEncoder
 from router.shadows.comparison import BATCHES, Series, SeriesMean, ShadowReport, Tally, compared, pooled
