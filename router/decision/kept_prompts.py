@@ -29,10 +29,9 @@ class PromptText(msgspec.Struct, frozen=True):
 class _Kept(NamedTuple):
     hashes: bytes
     head: bytes
+    """Empty: other prompts with the same hashes came under this id."""
     tail: bytes
     omitted_tokens: int
-    is_certain: bool
-    """Whether no other prompt with the same hashes came under this id."""
 
 
 class KeptPrompts:
@@ -57,28 +56,30 @@ class KeptPrompts:
         head, rest = ids[: HEAD_TOKENS * _TOKEN_BYTES], ids[HEAD_TOKENS * _TOKEN_BYTES :]
         tail = rest[-TAIL_TOKENS * _TOKEN_BYTES :]
         before = self._drop(request_id)
-        is_certain = before is None or before.hashes != hashes or (before.is_certain and before[1:3] == (head, tail))
-        kept = self._kept[request_id] = _Kept(hashes, head, tail, (len(rest) - len(tail)) // _TOKEN_BYTES, is_certain)
+        omitted_tokens = (len(rest) - len(tail)) // _TOKEN_BYTES
+        if before is not None and before.hashes == hashes and before[1:3] != (head, tail):
+            head = tail = b""
+        kept = self._kept[request_id] = _Kept(hashes, head, tail, omitted_tokens)
         self.size_bytes += _size(request_id, kept)
         while self.size_bytes > self._bytes_max:
             self._drop(next(iter(self._kept)))
 
     def text(self, request_id: str, hashes: bytes) -> PromptText | None:
         """Return the text of a decision's prompt, by the decision's hashes; None if it is not kept."""
-        kept = self._certain(request_id, hashes)
+        kept = self._of(request_id, hashes)
         if kept is None:
             return None
         return PromptText(self._text_of(kept.head), self._text_of(kept.tail), kept.omitted_tokens)
 
     def excerpt(self, request_id: str, hashes: bytes, start: int, tokens: int) -> str | None:
         """Return the text of so many tokens of a decision's prompt from `start` on; None: they are not kept."""
-        kept = self._certain(request_id, hashes)
+        kept = self._of(request_id, hashes)
         ids = b"" if kept is None else kept.head[start * _TOKEN_BYTES : (start + tokens) * _TOKEN_BYTES]
         return self._text_of(ids) if ids else None
 
-    def _certain(self, request_id: str, hashes: bytes) -> _Kept | None:
+    def _of(self, request_id: str, hashes: bytes) -> _Kept | None:
         kept = self._kept.get(request_id)
-        return kept if kept is not None and kept.is_certain and hashes.startswith(kept.hashes) else None
+        return kept if kept is not None and kept.head and hashes.startswith(kept.hashes) else None
 
     def _drop(self, request_id: str) -> _Kept | None:
         kept = self._kept.pop(request_id, None)

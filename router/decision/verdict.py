@@ -27,8 +27,8 @@ Reason = Literal["overlap", "load", "turn", "draw", "pinned", "affinity", "newco
 """Why the winner won: its overlap, its low load, its turn, a draw or a tie decided by the seed, a pin of the client,
 its session, newcomers with a spent share, no other candidate, its predicted time, a user's mode."""
 SHARE_IS_SPENT = "newcomer: it had its share of requests of which no rank has a block"
-_COUNTS = ("predicted", "queued_tokens", "active_requests", "active_blocks", "shared_blocks")
-"""The whole numbers of each rank, by their names in the core and in `View`."""
+_COUNTS = [name for name, kind in View.__annotations__.items() if kind is Ints]
+"""The whole numbers of each rank, by their names in `View` and in the core."""
 
 
 class Verdict(built.Verdict):

@@ -6,50 +6,26 @@ candidates   the other ranks; the mode chooses among them (`policies.py`)
 reason       the mode's, but `pinned` if the client named the worker, `newcomer` if newcomers were excluded
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections import namedtuple
+from collections.abc import Mapping
+from typing import Any
 
 from kv_protocol.decided import RouteRequest
-from kv_protocol.fleet import WorkerRegistered
-from kv_protocol.ids import WorkerRank
+from router.decision import view
 from router.decision.policies import MODES, Mode, Rules
 from router.decision.policy import Policy
 from router.decision.state import LEASE_S, AffinityLimits, ApproximateLimits
 from router.decision.verdict import Verdict
-from router.decision.view import RateColumns
-from router.fleet.trust import Trust
 from router.native import built
 
-
-class View(NamedTuple):
-    """The columns of `router.decision.view.View`, and why ranks take no work: all that the core reads of them."""
-
-    now_s: float
-    turn: int
-    ranks: tuple[WorkerRank, ...]
-    registrations: tuple[WorkerRegistered, ...]
-    unfit: tuple[str, ...]
-    trust: tuple[Trust, ...]
-    overlap: Any
-    predicted: Any
-    epochs: tuple[int, ...]
-    seqs: tuple[int, ...]
-    queued_tokens: Any
-    active_requests: Any
-    active_blocks: Any
-    shared_blocks: Any
-    newcomer: Sequence[bool]
-    bound: WorkerRank | None = None
-    trust_factor: Any = None
-    rates: RateColumns | None = None
-    is_uniform: bool = False
-    seq_len_min: int = 0
-    is_blank: bool = False
-    misfits: Mapping[str, Mapping[str, str]] = {}
+_FIELDS = (*view.View._fields, "unfit", "is_uniform", "seq_len_min", "misfits")
+_named: Any = namedtuple  # noqa: PYI024 - its fields are those of another
+View: Any = _named("View", _FIELDS, defaults=(None, None, None, False, (), False, 0, {}))
+"""A view with why its ranks take no work: all that the core reads of them."""
 
 
-def decide(view: View, request: RouteRequest, policy: Policy, seed: int, modes: Mapping[str, Mode] = MODES) -> Verdict:
-    """Choose a rank for the request, by the mode of `modes` that the policy of its phase names.
+def decide(moment: Any, request: RouteRequest, policy: Policy, seed: int, modes: Mapping[str, Mode] = MODES) -> Verdict:
+    """Choose a rank of the `View` for the request, by the mode of `modes` that the policy of its phase names.
 
     Raises:
         NoEligibleWorker: no rank is eligible.
@@ -58,8 +34,8 @@ def decide(view: View, request: RouteRequest, policy: Policy, seed: int, modes: 
         ValueError: the view lacks columns that the mode reads.
     """
     core = built.Core(LEASE_S, *ApproximateLimits(), *AffinityLimits())
-    standing = core.standing(view.ranks, [each.total_kv_blocks for each in view.registrations])
-    rates, columns = view.rates, view._asdict()
+    standing = core.standing(moment.ranks, [each.total_kv_blocks for each in moment.registrations])
+    rates, columns = moment.rates, moment._asdict()
     learnt = {"output_tokens": 0.0, "is_learnt": False} if rates is None else rates._asdict()
     columns = {name: found for name, found in (columns | learnt).items() if found is not None}
-    return core.decide_by(view, columns, standing, Rules(modes).of(policy, request), request, seed)
+    return core.decide_by(moment, columns, standing, Rules(modes).of(policy, request), request, seed)

@@ -14,7 +14,7 @@ from kv_protocol.journal import LedgerApplied
 from kv_protocol.splitmix import splitmix64
 from router.decision.policy import Policy
 from tests.support.amount import examples
-from tests.support.decide import View, decide
+from tests.support.decide import decide
 from tests.unit.router.samples import BLOCK_SIZE, chain, registered, route, row, view
 from tests.unit.router.test_routing import Bench
 
@@ -97,7 +97,7 @@ def costing(costs: list[float]) -> Any:
     return view(*(row(f"w{at}/0", role="decode", factors=(1.0, cost)) for at, cost in enumerate(costs)))
 
 
-def choose(moment: View, temperature: float, seed: int) -> Chosen:
+def choose(moment: Any, temperature: float, seed: int) -> Chosen:
     verdict = decide(moment, route(phase="decode"), Policy(temperature=temperature), seed)
     return Chosen(verdict.winner_at, verdict.runner_up, verdict.margin, verdict.cost_list())
 

@@ -89,7 +89,7 @@ def request(draw: random.Random, blocks: int = BLOCKS, **changed: Any) -> RouteR
     return RouteRequest(**told | changed)
 
 
-def view(draw: random.Random, ranks: int = RANKS, **changed: Any) -> View:
+def view(draw: random.Random, ranks: int = RANKS, **changed: Any) -> Any:
     """Return a busy fleet: half of it holds some of the request, a few ranks on other tiers too."""
     names = [f"worker-{number}" for number in range(ranks)]
     held = np.array([draw.choice([0, draw.randrange(BLOCKS)]) for _ in names])

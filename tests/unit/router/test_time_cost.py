@@ -11,7 +11,7 @@ from kv_protocol.decision import CostTerms
 from router.decision.policy import CostParameters, Policy
 from router.decision.verdict import Verdict
 from router.decision.view import RateColumns
-from tests.support.decide import View, decide
+from tests.support.decide import decide
 from tests.unit.router.samples import Row, route, row, state, view
 
 TOKENS = 1600
@@ -30,7 +30,7 @@ def terms(
     return decided(moment, parameters, **changed).terms(0)
 
 
-def decided(moment: View, parameters: CostParameters | None = None, **changed: Any) -> Verdict:
+def decided(moment: Any, parameters: CostParameters | None = None, **changed: Any) -> Verdict:
     policy = Policy(parameters=parameters or CostParameters())
     return decide(moment, route(TOKENS, block_size=16, **changed), policy, 1)
 
