@@ -31,7 +31,6 @@ from kv_protocol.hashing import HASH_SCHEME, TEXT_SCHEME
 from kv_protocol.ids import U64, DpRank, WorkerId, WorkerRank
 from kv_protocol.ledger import Routed
 
-BEST_MAX = 8
 RANKS_MAX = 0xFFFF
 TERMS: tuple[str, ...] = CostTerms.__struct_fields__
 TIERS = 4

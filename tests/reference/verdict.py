@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from kv_protocol.decided import (
-    BEST_MAX,
     TERMS,
     TIERS,
     WIDE,
@@ -25,6 +24,7 @@ from tests.reference.policies import Choice
 from tests.reference.time_cost import predicted_s
 from tests.reference.view import Row, View
 
+BEST_MAX = 8
 U16_MAX = 0xFFFF
 
 
