@@ -93,10 +93,6 @@ class RouteRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True, g
     prefill_worker: str | None = None
     allowed_workers: frozenset[str] | None = None
 
-    def __post_init__(self) -> None:
-        if len(self.sequence_hashes) % _HASH_BYTES:
-            raise LimitExceeded("sequence_hashes", f"{len(self.sequence_hashes)} bytes", "8 bytes a block")
-
     @property
     def known_tokens(self) -> int:
         """`isl_tokens`, or 0 if it is an estimate."""
@@ -141,6 +137,11 @@ class Decided(msgspec.Struct, frozen=True, tag="decided", array_like=True, kw_on
     terms: bytes = b""
     costs: bytes = b""
     overlap: bytes = b""
+
+    def __post_init__(self) -> None:
+        hashes = self.request.sequence_hashes
+        if len(hashes) % _HASH_BYTES:
+            raise LimitExceeded("sequence_hashes", f"{len(hashes)} bytes", "8 bytes a block")
 
     @property
     def rank(self) -> WorkerRank:

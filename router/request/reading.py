@@ -151,7 +151,7 @@ class FleetReader(Destination[RankAttempt]):
         self._state, self._fleet, self._now = routing.state, routing.state.fleet, routing.clock.now
         self._parsed, self._tokenized = metrics.parsed, metrics.tokenized
         self._prompts, self._tenants = prompts, tenants
-        self._conditional = settings.disaggregation
+        self._disaggregation = settings.disaggregation
         failures, disaggregation = settings.failures, settings.disaggregation
         self._whole = first_plan("whole", retry_limit=failures.retry_limit)
         self._resumable = replace(self._whole, migration_limit=failures.migration_limit)
@@ -295,7 +295,7 @@ class FleetReader(Destination[RankAttempt]):
         may_split = self._splits_prompts and is_sent_here and is_one and route.max_tokens != 1
         phase = first_phase(view.roles, may_split=may_split)
         plan = first_plan(phase, retry_limit=plan.retry_limit, migration_limit=plan.migration_limit)
-        return self._placed(request, plan) if plan.is_aside and self._conditional.conditional != "off" else plan
+        return self._placed(request, plan) if plan.is_aside and self._disaggregation.conditional != "off" else plan
 
     def _placed(self, request: "FleetRequest", plan: RequestPlan) -> RequestPlan:
         """Return the plan as `disaggregation.conditional` has it: perhaps the decode worker computes the prompt."""
@@ -303,7 +303,7 @@ class FleetReader(Destination[RankAttempt]):
             verdict = self.routing.decide(self.route_of(request, plan.beside("alone")))
         except (NoEligibleWorker, WorkerNotNamed):
             return plan
-        placed = placement(verdict, self._conditional)
+        placed = placement(verdict, self._disaggregation)
         self.metrics.placed(placed.reason)
         return plan.computed_at_decode() if placed.is_local else plan
 

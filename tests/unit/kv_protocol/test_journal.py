@@ -228,13 +228,15 @@ def test_a_decision_with_a_number_that_no_router_writes_is_refused() -> None:
 
 def test_a_request_that_may_not_be_is_refused() -> None:
     for fields, reason in (
-        (["d", "r", "m", 1, 16, "x", b"1234567"], "sequence_hashes: found '7 bytes', allowed 8 bytes a block"),
         (["d", "r", "m", 1, 0], r"`int` >= 1 - at `\$\[3\]\[0\]\[2\]\[4\]`"),
         (["d", "r", "m", -1, 16], r"`int` >= 0 - at `\$\[3\]\[0\]\[2\]\[3\]`"),
     ):
         record = msgspec.msgpack.encode(["refused", 1.0, fields, []])
         with pytest.raises(MalformedMessage, match=reason):
             decode_journal(pack_journal(1, 1, 1, record))
+    halved = msgspec.structs.replace(LEAST["request"], sequence_hashes=b"1234567")
+    with pytest.raises(LimitExceeded, match="sequence_hashes: found '7 bytes', allowed 8 bytes a block"):
+        Decided(**LEAST | {"request": halved})
 
 
 def test_a_decision_says_what_it_promised_of_its_request() -> None:
