@@ -216,7 +216,7 @@ class Placement(NamedTuple):
 def metrics_of(engines: Sequence[VirtualEngine]) -> list[EngineMetrics]:
     """Return what the engines report now."""
     simulators = [engine.simulator for engine in engines]
-    used = [each.pool_statistics().used_blocks / each.description.total_kv_blocks for each in simulators]
+    used = [each.pool().used_blocks / each.description.total_kv_blocks for each in simulators]
     return [EngineMetrics(engine.waiting_requests, share) for engine, share in zip(engines, used, strict=True)]
 
 

@@ -23,7 +23,6 @@ the requests after the restart is less than 1.
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import NamedTuple
@@ -31,7 +30,6 @@ from typing import NamedTuple
 from bench.routing.trace import TRACE_BLOCK_TOKENS, TraceRequest, at_rate, load_trace, spread
 from bench.routing.virtual_fleet import RequestFigures, VirtualFleetShape
 from bench.routing.workloads import Agents, SyntheticShape, Workload, agents, blocks, following, synthetic_trace
-from worker_agent.engines.simulated.blocks import rank_pool
 from worker_agent.engines.simulated.scheduling import SGLANG, TRTLLM, VLLM, Scheduling
 
 LOADS = (0.5, 1.0, 1.5)
@@ -79,7 +77,7 @@ class Regime(NamedTuple):
             kv_tokens,
             slowdowns=self.slowdowns,
             scheduling=self.scheduling,
-            new_pool=partial(rank_pool, host_blocks=host_blocks),
+            host_blocks=host_blocks,
             restart_s=restart_s(workload) if self.restarts else None,
         )
 

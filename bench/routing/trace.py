@@ -28,8 +28,7 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from kv_protocol.hashing import chain, local_block_hashes
-from worker_agent.engines.simulated.identity import EngineNamespace
+from kv_protocol.hashing import Namespace, chain, local_block_hashes
 from worker_agent.engines.simulated.tokens import TokenSource
 
 TRACE_BLOCK_TOKENS = 512
@@ -170,7 +169,7 @@ class TraceHashes:
         )
         return tuple(chain(_prompt_block_hash(first, size) for first in islice(firsts, request.isl_tokens // size)))
 
-    def of_engine_block(self, tokens: Sequence[int], parent: int, namespace: EngineNamespace) -> int:
+    def of_engine_block(self, tokens: Sequence[int], parent: int, namespace: Namespace) -> int:
         """Return the sequence hash of a block; for a partial one, which is never published, a hash of the same kind."""
         del namespace  # a trace has neither adapters nor salts
         size, first = self._block_size, tokens[0]

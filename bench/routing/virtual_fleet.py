@@ -40,7 +40,6 @@ from router.decision.policy import Policy
 from router.decision.routing import Lease, Routing
 from router.decision.state import RouterState
 from router.native import built
-from worker_agent.engines.simulated.blocks import NewPool, rank_pool
 from worker_agent.engines.simulated.scheduling import TRTLLM, Scheduling
 from worker_agent.engines.simulated.timing import H200_8B, EngineTiming
 from worker_agent.port.types import EngineDescription, EngineOutput
@@ -50,7 +49,7 @@ _END, _LEARN, _RESTART, _ARRIVE, _SUBMIT = range(5)
 
 
 class VirtualFleetShape(NamedTuple):
-    """A fleet: KV tokens a worker, and the time that events take to the index.
+    """A fleet: KV tokens of a worker's GPU, blocks in its host memory, and the time that events take to the index.
 
     Worker i is slower than an H200 by the i-th of `slowdowns`, the first again after the last. At `restart_s` the
     router starts anew: it has the fleet and the index, and knows of no request. With `descriptions` and `timings`
@@ -66,7 +65,7 @@ class VirtualFleetShape(NamedTuple):
     block_size: int = 512
     lag_s: float = 0.005
     slowdowns: tuple[float, ...] = (1.0,)
-    new_pool: NewPool = rank_pool
+    host_blocks: int = 0
     scheduling: Scheduling = TRTLLM
     restart_s: float | None = None
     descriptions: tuple[EngineDescription, ...] = ()
@@ -162,7 +161,7 @@ class VirtualFleet:
                 descriptions[number],
                 self._hashes.of_engine_block,
                 slowdown=shape.slowdowns[number % len(shape.slowdowns)],
-                new_pool=shape.new_pool,
+                host_blocks=shape.host_blocks,
                 timing=shape.timings[number] if shape.timings else H200_8B,
                 id_tokens=shape.id_tokens,
                 scheduling=shape.scheduling,

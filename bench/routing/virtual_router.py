@@ -14,7 +14,7 @@ So do an agent's rules for TensorRT-LLM: `worker_agent/events/dialects/`.
 import asyncio
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -35,9 +35,7 @@ from router.decision.verdict import Verdict
 from router.fleet.registry import TextDigests
 from router.queue.gate import Admission, FleetHeadroom
 from router.queue.waiting import QueueLimits, QueuePolicy
-from worker_agent.engines.simulated.blocks import NewPool, rank_pool
-from worker_agent.engines.simulated.events import BlocksRemoved, BlocksStored, BlockUpdated, EngineEvent
-from worker_agent.engines.simulated.identity import BlockHash
+from worker_agent.engines.simulated.blocks import BlockHash, EngineEvent
 from worker_agent.engines.simulated.scheduler import Simulator
 from worker_agent.engines.simulated.scheduling import TRTLLM, Scheduling
 from worker_agent.engines.simulated.timing import H200_8B, EngineTiming
@@ -62,7 +60,7 @@ class VirtualEngine:
         block_hash: BlockHash,
         *,
         slowdown: float = 1.0,
-        new_pool: NewPool = rank_pool,
+        host_blocks: int = 0,
         timing: EngineTiming = H200_8B,
         id_tokens: int = TRACE_BLOCK_TOKENS,
         scheduling: Scheduling = TRTLLM,
@@ -76,7 +74,7 @@ class VirtualEngine:
             scheduling=scheduling,
             token_source=_ONE_TOKEN,
             block_hash=block_hash,
-            new_pool=new_pool,
+            host_blocks=host_blocks,
         )
         self.stream = CanonicalStream(description.block_size)
         self._outputs: tuple[tuple[str, EngineOutput], ...] = ()
@@ -133,31 +131,35 @@ class CanonicalStream:
 
     def of(self, engine_event: EngineEvent) -> Iterator[Batch]:
         """Yield the batches of an engine event, in order."""
-        for event in self._events(engine_event.data):
+        for event in self._events(engine_event["data"]):
             self.seq += 1
             yield Batch(EPOCH, self.seq, event)
 
-    def _events(self, data: object) -> Iterator[Event]:
-        if isinstance(data, BlocksStored):
-            yield from self._stored(data)
-        elif isinstance(data, BlocksRemoved):
-            known = [(each, self._held.pop(each).tier) for each in data.block_hashes if each in self._held]
-            for tier in (Tier.GPU, Tier.HOST):
-                if gone := tuple(each for each, held_on in known if held_on is tier):
-                    yield Removed(gone, tier)
-        elif isinstance(data, BlockUpdated) and data.cache_level is not None:
-            yield from self._moved(data.block_hash, Tier(data.cache_level.new_value))
+    def _events(self, data: dict[str, Any]) -> Iterator[Event]:
+        if data["type"] == "stored":
+            yield from self._stored(data["parent_hash"], data["blocks"])
+        elif data["type"] == "removed":
+            yield from self._removed(data["block_hashes"])
+        elif data["type"] == "updated":
+            yield from self._moved(data["block_hash"], Tier(data["cache_level"]["new_value"]))
 
-    def _stored(self, data: BlocksStored) -> Iterator[Event]:
-        hashes = tuple(block.block_hash for block in data.blocks if len(block.tokens) == self._block_size)
+    def _stored(self, parent_hash: int | None, blocks: Sequence[dict[str, Any]]) -> Iterator[Event]:
+        hashes = tuple(block["block_hash"] for block in blocks if len(block["tokens"]) == self._block_size)
         if not hashes:
             return
-        start = 0 if data.parent_hash is None else self._held[data.parent_hash].position + 1
-        parent = data.parent_hash
+        start = 0 if parent_hash is None else self._held[parent_hash].position + 1
+        parent = parent_hash
         for position, each in enumerate(hashes, start):
             self._held[each] = _Held(parent, position, Tier.GPU)
             parent = each
-        yield Stored(hashes, data.parent_hash, start)
+        yield Stored(hashes, parent_hash, start)
+
+    def _removed(self, block_hashes: Sequence[int]) -> Iterator[Event]:
+        known = [(each, self._held.pop(each).tier) for each in block_hashes if each in self._held]
+        for tier in (Tier.GPU, Tier.HOST):
+            gone = tuple(each for each, held_on in known if held_on is tier)
+            if gone:
+                yield Removed(gone, tier)
 
     def _moved(self, block_hash: int, tier: Tier) -> Iterator[Event]:
         held = self._held.get(block_hash)

@@ -20,7 +20,7 @@ from kv_runtime.clock import SystemClock
 from tests.support.engine_description import described
 from tests.support.trtllm import Fake
 from worker_agent.api.encode_endpoint import ImageEncoder
-from worker_agent.engine_args.arguments import Circumstances, EngineArgs, effective_args
+from worker_agent.engine_args.arguments import EngineArgs, EngineOptions, effective_args
 from worker_agent.engine_args.layers import layer
 from worker_agent.engines.simulated.engine import SimulatedEngine
 from worker_agent.engines.simulated.handovers import TransferRules
@@ -118,7 +118,7 @@ def trtllm_args(arguments: dict[str, Any] | None = None, **circumstances: Any) -
         "kv_cache_config": {"tokens_per_block": BLOCK_SIZE},
         **(arguments or {}),
     }
-    around = Circumstances(publishes_kv_events=True, **circumstances)
+    around = EngineOptions(publishes_kv_events=True, **circumstances)
     return effective_args([layer("file", [((), values, "engine.yaml")])], around)
 
 

@@ -1,6 +1,6 @@
 """Every vector made by the field's strongest peer gives the same number here.
 
-Source of the vectors: `meta` in `hash_vectors.json`; of the formulas: `docs/SOURCES.md` E1.6 and E6.
+Source of the vectors: `meta` in `hash_vectors.json`; of the formulas: `docs/SOURCES.md` E6.
 """
 
 import json
@@ -10,7 +10,6 @@ import pytest
 
 from kv_protocol import hashing
 from tests.support.paths import RECORDINGS
-from worker_agent.engines.simulated.identity import EngineNamespace, trtllm_hash
 
 Vector = dict[str, Any]
 
@@ -20,7 +19,6 @@ COUNTS = {
     "sequence_hash_vectors": 24,
     "zmq_ingest_vectors": 10,
     "lora_name_to_id": 7,
-    "trtllm_v1_block_key_vectors": 7,
     "pad_value_vectors": 6,
     "i64_vectors": 6,
     "pad_value_relay_vectors": 5,
@@ -64,17 +62,6 @@ def test_sequence_hashes_equal_the_peers() -> None:
         found = hashing.sequence_hashes(vector["tokens"], vector["kv_block_size"], **namespace)
         assert local_hashes(vector) == vector["block_hashes_u64"], vector
         assert found == vector["sequence_hashes_u64"], vector
-
-
-def test_simulated_engines_name_blocks_as_tensorrt_llm_does() -> None:
-    for vector in VECTORS["trtllm_v1_block_key_vectors"]:
-        found, parent = [], 0
-        for tokens in vector["blocks"]:
-            namespace = EngineNamespace(lora_task_id=vector["lora_task_id"], cache_salt_id=vector["cache_salt_id"])
-            parent = trtllm_hash(tokens, parent, namespace)
-            found.append(parent)
-        assert found == vector["block_hashes_u64"], vector
-        assert [hashing.to_i64(value) for value in found] == vector["block_hashes_i64"], vector
 
 
 def test_adapter_ids_and_the_pads_of_images_equal_the_peers() -> None:

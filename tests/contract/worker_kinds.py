@@ -45,8 +45,7 @@ from worker_agent.commands import engine_choice
 from worker_agent.commands.engine_choice import chosen_engine
 from worker_agent.commands.serve import run_served
 from worker_agent.config import AgentSettings
-from worker_agent.engine_args.arguments import Circumstances
-from worker_agent.engine_args.sources import EngineArgsSources
+from worker_agent.engine_args.arguments import EngineOptions
 
 PLACEHOLDER, IMAGE_TOKEN = "<image>", ord("<")
 """What stands for an image in an encode worker's prompts, and the one of its tokens that is the image."""
@@ -107,7 +106,7 @@ async def simulated(ground: Ground, role: Role, model: str) -> AsyncIterator[Wor
         async def kill() -> None:
             made[0].death.set()
 
-        async with served(ground, settings, EngineArgsSources(), Circumstances(), model, kill) as worker:
+        async with served(ground, settings, EngineOptions(), model, kill) as worker:
             yield worker
 
 
@@ -126,12 +125,11 @@ def served_settings(ground: Ground, worker_id: str, role: Role, assignments: lis
 async def served(
     ground: Ground,
     settings: AgentSettings,
-    sources: EngineArgsSources,
-    circumstances: Circumstances,
+    options: EngineOptions,
     model: str,
     kill: Callable[[], Awaitable[None]],
 ) -> AsyncIterator[Worker]:
-    chosen = chosen_engine(settings, sources, circumstances)
+    chosen = chosen_engine(settings, options)
     worker_id = settings.worker.id
 
     async def run(stop: asyncio.Event, say: Callable[[str], None]) -> None:
@@ -152,10 +150,10 @@ async def trtllm(ground: Ground, role: Role, model: str) -> AsyncIterator[Worker
             *image_settings(role),
         ],
     )
-    sources = EngineArgsSources(override=json.dumps({"model": "none", **trtllm_arguments(role)}))
-    around, executors = Circumstances(publishes_kv_events=role != "encode"), Executors(ground)
+    override, executors = json.dumps({"model": "none", **trtllm_arguments(role)}), Executors(ground)
+    options = EngineOptions(override=override, publishes_kv_events=role != "encode")
     with small_model(ground):
-        async with served(ground, settings, sources, around, model, executors.kill) as worker:
+        async with served(ground, settings, options, model, executors.kill) as worker:
             executors.begun()
             yield worker
 

@@ -15,8 +15,8 @@ from kv_protocol.events import Tier
 from tests.simulation.oracle import BLOCK_SIZE, Held, Names
 from tests.simulation.setup import MODEL, AgentSetup
 from tests.simulation.timeline import Timeline
-from worker_agent.engines.simulated.identity import EngineNamespace
 from worker_agent.engines.simulated.scheduler import Simulator, Step
+from worker_agent.engines.simulated.scheduling import namespace_of
 from worker_agent.engines.simulated.timing import EngineTiming
 from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.engine_events import EngineEvent, EngineRemoved, EngineStored
@@ -157,7 +157,7 @@ class TrueEngine:
                     self._names.learn(generation.request, generation.tokens)
                 generation.on_output(output)
         for dp_rank in self._setup.dp_ranks:
-            self._gpu[dp_rank] = self._names.held(self._simulator.held_hashes(dp_rank), Tier.GPU)
+            self._gpu[dp_rank] = self._names.held(self._simulator.pool(dp_rank).held_hashes(), Tier.GPU)
         self._reported(step.statistics)
         if self._random.random() >= self._setup.stall_ratio:
             self._polled()
@@ -165,7 +165,7 @@ class TrueEngine:
 
     def drain(self) -> list[dict[str, Any]]:
         """Return what the engine says since the last call."""
-        return [msgspec.to_builtins(event) for event in self._simulator.drain_events()]
+        return self._simulator.drain_events()
 
     def translate(self, said: list[dict[str, Any]]) -> Iterator[tuple[int, list[EngineEvent]]]:
         """Yield each rank's events, ready for hop A."""
@@ -180,5 +180,4 @@ class TrueEngine:
 
     def reused_blocks(self, dp_rank: int, request: EngineRequest) -> int:
         """Return how many blocks of the GPU the rank would reuse for a prompt that begins with the request's."""
-        namespace = EngineNamespace.of(request.lora_name, request.cache_salt)
-        return self._simulator.reused_blocks(dp_rank, (*request.prompt, 0), namespace)
+        return len(self._simulator.pool(dp_rank).match((*request.prompt, 0), namespace_of(request)))

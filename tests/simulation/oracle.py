@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable, Sequence
 from functools import cache
-from hashlib import sha256
 
 from kv_protocol.events import TIERS, Tier
-from kv_protocol.hashing import lora_id, sequence_hashes
+from kv_protocol.hashing import sequence_hashes
 from kv_protocol.ids import WorkerRank
 from kv_protocol.recovery import HeldBlock
-from worker_agent.engines.simulated.identity import EngineNamespace, trtllm_hash
+from worker_agent.engines.simulated.blocks import named_block
+from worker_agent.engines.simulated.scheduling import namespace_of
 from worker_agent.port.types import EngineRequest
 
 BLOCK_SIZE = 4
@@ -51,13 +51,10 @@ class Names:
 
     def learn(self, request: EngineRequest, tokens: Sequence[int]) -> None:
         """The request computed, or is to compute, `tokens`."""
-        salt = request.cache_salt
-        salt_id = int.from_bytes(sha256(salt.encode()).digest()[:8], "little") if salt else None
-        adapter = lora_id(request.lora_name) if request.lora_name else None
-        namespace, engine_hash = EngineNamespace(lora_task_id=adapter, cache_salt_id=salt_id), 0
-        for at, sequence_hash in enumerate(sequence_hashes(tokens, BLOCK_SIZE, cache_salt=salt)):
+        engine_hash = 0
+        for at, sequence_hash in enumerate(sequence_hashes(tokens, BLOCK_SIZE, cache_salt=request.cache_salt)):
             block = tokens[at * BLOCK_SIZE : (at + 1) * BLOCK_SIZE]
-            engine_hash = trtllm_hash(block, engine_hash, namespace)
+            engine_hash = named_block(block, engine_hash, namespace_of(request))
             assert self._of.setdefault(engine_hash, sequence_hash) == sequence_hash
 
     def held(self, engine_hashes: Iterable[int], tier: Tier) -> Held:

@@ -26,8 +26,8 @@ from router.metrics import http_families, prompt_families
 from router.pools.watch import PoolMetrics
 from worker_agent.attached.watch import EngineLoads
 from worker_agent.attached.worker import attach_families
-from worker_agent.commands.served_media import asking_families, encode_families, media_families
-from worker_agent.commands.served_metrics import served_families, transfer_families
+from worker_agent.commands.served_media import media_families
+from worker_agent.commands.served_metrics import served_families
 from worker_agent.events.metrics import consolidator_families
 from worker_agent.fleet.membership import Membership
 from worker_agent.metrics import (
@@ -103,8 +103,7 @@ def _indexer() -> Iterator[Metric]:
 
 def _serve() -> Iterator[Metric]:
     yield from (*_of(connection_families, 2), *_loop_lag(), *_of(log_families), *consolidator_families(()))
-    yield from (*_of(agent_families, 5), *_of(transfer_families, 2), *_of(served_families, 3))
-    yield from (*_of(media_families, 2), *asking_families("", {}), *_of(encode_families, 2))
+    yield from (*_of(agent_families, 5), *_of(served_families, 3), *media_families("", NOTHING, {}, NOTHING))
     yield from (*Membership(NOTHING, NOTHING, NOTHING, NOTHING).families(), *span_families(None))
 
 

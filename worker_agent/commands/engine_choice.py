@@ -10,8 +10,6 @@ images              on an encode worker only   with --modality multimodal, if th
 """
 
 import asyncio
-from collections.abc import Iterator
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
@@ -26,24 +24,14 @@ from kv_runtime.text.byte_model import BYTE_MODEL
 from kv_runtime.text.loading import UnreadText, load_text
 from kv_runtime.text.model import Text
 from worker_agent.config import SIMULATED, AgentSettings
-from worker_agent.engine_args.arguments import FLAGS, Circumstances, EngineArgs
+from worker_agent.engine_args.arguments import EngineArgs, EngineOptions
 from worker_agent.engine_args.layers import ArgumentFinding, EngineArgsInvalid
-from worker_agent.engine_args.sources import EngineArgsSources, check_files, load_engine_args
-from worker_agent.engines.simulated.blocks import rank_pool
+from worker_agent.engine_args.sources import check_files, load_engine_args
 from worker_agent.engines.simulated.engine import SimulatedEngine
 from worker_agent.engines.simulated.scheduler import EVENT_BUFFER_MAX_SIZE, Simulator
 from worker_agent.engines.simulated.tokens import ScriptedSource, TokenSource
 from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
 from worker_agent.port.types import EngineDescription
-
-_OPTIONS = {
-    "publishes_kv_events": "publish-kv-events",
-    "connector": "connector",
-    "is_multimodal": "modality",
-    "gpu_count": "gpu-count",
-    "allows_unknown": "allow-unknown-engine-args",
-}
-"""The flag behind each field of `Circumstances` that has one, beside the role."""
 
 _log = structlog.get_logger("serve")
 
@@ -63,12 +51,12 @@ class EngineChoice(NamedTuple):
     takes_media: bool = False
     """Whether prompts may have images, where the model does."""
     block_reuse: bool | None = True
+    """This field and the next two are for the registration, which documents them."""
     transfer_buffer_tokens: int = 0
     transfer_backend: str = ""
-    """This field and those above from `block_reuse` on are for the registration, which documents them."""
 
 
-def chosen_engine(settings: AgentSettings, sources: EngineArgsSources, circumstances: Circumstances) -> EngineChoice:
+def chosen_engine(settings: AgentSettings, options: EngineOptions) -> EngineChoice:
     """Return the engine that the settings and the engine arguments choose.
 
     Raises:
@@ -76,8 +64,15 @@ def chosen_engine(settings: AgentSettings, sources: EngineArgsSources, circumsta
         ConfigurationError: the settings contradict the arguments.
     """
     if settings.engine.kind == "trtllm":
-        return _trtllm_chosen(settings, sources, circumstances)
-    _refuse_engine_args(sources, circumstances)
+        return _trtllm_chosen(settings, options)
+    if options.given:
+        expected = "options of this command; TensorRT-LLM's arguments go with --engine trtllm alone"
+        raise EngineArgsInvalid(
+            [
+                ArgumentFinding(severity="error", place=each, found="another", expected=expected)
+                for each in options.given
+            ]
+        )
     engine = settings.engine
     return EngineChoice(
         None,
@@ -90,12 +85,10 @@ def chosen_engine(settings: AgentSettings, sources: EngineArgsSources, circumsta
     )
 
 
-def _trtllm_chosen(settings: AgentSettings, sources: EngineArgsSources, circumstances: Circumstances) -> EngineChoice:
-    role, model = settings.worker.role, settings.engine.model
-    around = msgspec.structs.replace(
-        circumstances, role=role, has_logits_processors=bool(settings.trtllm.logits_processors)
-    )
-    args = load_engine_args(msgspec.structs.replace(sources, flags={**sources.flags, "model": model or None}), around)
+def _trtllm_chosen(settings: AgentSettings, options: EngineOptions) -> EngineChoice:
+    role, model, processors = settings.worker.role, settings.engine.model, bool(settings.trtllm.logits_processors)
+    flags = {**options.flags, "model": model or None}
+    args = load_engine_args(msgspec.structs.replace(options, flags=flags, role=role, has_logits_processors=processors))
     check_files(args)
     _check_together(settings, args)
     model = model or str(args.value("model"))
@@ -103,10 +96,10 @@ def _trtllm_chosen(settings: AgentSettings, sources: EngineArgsSources, circumst
         args,
         settings.engine.served_names or (model,),
         settings.engine.text or model,
-        polls_events=circumstances.publishes_kv_events and role != "encode",
+        polls_events=options.publishes_kv_events and role != "encode",
         has_statistics=args.value("enable_iter_perf_stats") is True and role != "encode",
         event_buffer=args.value("kv_cache_config", "event_buffer_max_size") or 0,
-        takes_media=circumstances.is_multimodal or role == "encode",
+        takes_media=options.is_multimodal or role == "encode",
         block_reuse=args.value("kv_cache_config", "enable_block_reuse"),
         transfer_buffer_tokens=args.value("cache_transceiver_config", "max_tokens_in_buffer") or 0,
         transfer_backend=_named_backend(args),
@@ -162,7 +155,7 @@ def _simulated(settings: AgentSettings, name: str, text: Text, clock: Clock) -> 
     simulator = Simulator(
         description,
         token_source=source,
-        new_pool=partial(rank_pool, host_blocks=engine.host_blocks),
+        host_blocks=engine.host_blocks,
         role=settings.worker.role,
     )
     transfer = settings.transfer if settings.worker.role in ("prefill", "decode") else None
@@ -181,24 +174,3 @@ def _check_together(settings: AgentSettings, args: EngineArgs) -> None:
         problems.append(f"trtllm.loras: found {names}, allowed with the engine argument enable_lora true")
     if problems:
         raise ConfigurationError(problems)
-
-
-def _refuse_engine_args(sources: EngineArgsSources, circumstances: Circumstances) -> None:
-    expected = "options of this command; TensorRT-LLM's arguments go with --engine trtllm alone"
-    problems = [
-        ArgumentFinding(severity="error", place=place, found="another", expected=expected)
-        for place in _flags_in(sources, circumstances)
-    ]
-    if problems:
-        raise EngineArgsInvalid(problems)
-
-
-def _flags_in(sources: EngineArgsSources, circumstances: Circumstances) -> Iterator[str]:
-    """Yield the engine-argument flags on the command line."""
-    yield from (f"--{name}" for name in FLAGS if sources.flags.get(name) is not None)
-    yield from ["--extra-engine-args"] if sources.extra is not None else []
-    yield from ["--override-engine-args"] if sources.override is not None else []
-    flags = [each.partition("=")[0] for each in sources.dynamic if each.startswith("--")]
-    yield from flags or sources.dynamic
-    changed = msgspec.structs.asdict(circumstances).items() - msgspec.structs.asdict(Circumstances()).items()
-    yield from sorted(f"--{_OPTIONS[name]}" for name, _ in changed)

@@ -4,7 +4,6 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from functools import wraps
-from pathlib import Path
 from typing import Any
 
 import click
@@ -12,9 +11,9 @@ import msgspec
 
 from kv_protocol.fleet import Role
 from kv_runtime.telemetry import configure_logs
-from worker_agent.engine_args.arguments import Circumstances, EngineArgs
-from worker_agent.engine_args.layers import EngineArgsInvalid, dotted, shown
-from worker_agent.engine_args.sources import EngineArgsSources, load_engine_args
+from worker_agent.engine_args.arguments import EngineArgs, EngineOptions
+from worker_agent.engine_args.layers import EngineArgsInvalid, dotted
+from worker_agent.engine_args.sources import load_engine_args
 
 _ENGINE_DEFAULT = "engine default"
 INVALID = 2
@@ -50,48 +49,62 @@ _NAMED: dict[str, Any] = {
 DYNAMIC_FLAGS = {"ignore_unknown_options": True}
 """The context settings that a command with `engine_args_options` needs for `--trtllm.a.b.c`."""
 
-_OTHERS = (
-    click.option("--extra-engine-args", type=click.Path(path_type=Path), help="YAML file of engine arguments"),
-    click.option("--override-engine-args", help="JSON object of engine arguments; or --trtllm.a.b.c VALUE flags"),
-    click.option("--publish-kv-events", is_flag=True, help="publish what the KV cache holds to the fleet"),
-    click.option("--connector", type=click.Choice(["none", "kvbm"]), default="none", show_default=True,
-                 help="what keeps KV blocks beyond the engine's own cache"),
-    click.option("--modality", type=click.Choice(["text", "multimodal"]), default="text", show_default=True,
-                 help="what prompts are made of"),
-    click.option("--gpu-count", type=click.IntRange(0), help="GPUs for the engine, on all nodes; absent: not checked"),
-    click.option("--allow-unknown-engine-args", is_flag=True,
-                 help="use an engine of an unsupported version, with a warning"),
-    click.argument("dynamic", nargs=-1, type=click.UNPROCESSED, metavar="[--trtllm.a.b.c VALUE]..."),
-)  # fmt: skip
+_OPTIONS: dict[str, Any] = {
+    "extra-engine-args": {"type": click.Path(), "help": "YAML file of engine arguments"},
+    "override-engine-args": {"help": "JSON object of engine arguments; or --trtllm.a.b.c VALUE flags"},
+    "publish-kv-events": {"is_flag": True, "help": "publish what the KV cache holds to the fleet"},
+    "connector": {
+        "type": click.Choice(["none", "kvbm"]),
+        "default": "none",
+        "show_default": True,
+        "help": "what keeps KV blocks beyond the engine's own cache",
+    },
+    "modality": {
+        "type": click.Choice(["text", "multimodal"]),
+        "default": "text",
+        "show_default": True,
+        "help": "what prompts are made of",
+    },
+    "gpu-count": {"type": click.IntRange(0), "help": "GPUs for the engine, on all nodes; absent: not checked"},
+    "allow-unknown-engine-args": {
+        "is_flag": True,
+        "help": "use an engine of an unsupported version, with a warning",
+    },
+}
 
 
 def engine_args_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the flags of the engine's arguments; it is called with `sources` and `circumstances` of them.
+    """Give a command the flags of the engine's arguments; it is called with their values as `options`.
 
     Model and role are not among them: a worker uses both for more, so each command has flags of its own for them.
     """
 
     @wraps(command)
-    def wrapped(**options: Any) -> None:  # noqa: ANN401 - click has checked them
-        sources = EngineArgsSources(
-            flags={name: options.pop(name.replace("-", "_")) for name in _NAMED},
-            extra=options.pop("extra_engine_args"),
-            override=options.pop("override_engine_args"),
-            dynamic=options.pop("dynamic"),
+    def wrapped(**values: Any) -> None:  # noqa: ANN401 - click has checked them
+        dynamic, given = values.pop("dynamic"), list[str]()
+        for name, how in (_NAMED | _OPTIONS).items():
+            default = how.get("default", False if "is_flag" in how else None)
+            given += [] if values[name.replace("-", "_")] == default else [f"--{name}"]
+        given += [each.partition("=")[0] for each in dynamic if each.startswith("--")] or dynamic
+        options = EngineOptions(
+            flags={name: values.pop(name.replace("-", "_")) for name in _NAMED},
+            extra=values.pop("extra_engine_args"),
+            override=values.pop("override_engine_args"),
+            dynamic=dynamic,
+            given=tuple(given),
+            publishes_kv_events=values.pop("publish_kv_events"),
+            connector=values.pop("connector"),
+            is_multimodal=values.pop("modality") == "multimodal",
+            gpu_count=values.pop("gpu_count"),
+            allows_unknown=values.pop("allow_unknown_engine_args"),
         )
-        circumstances = Circumstances(
-            publishes_kv_events=options.pop("publish_kv_events"),
-            connector=options.pop("connector"),
-            is_multimodal=options.pop("modality") == "multimodal",
-            gpu_count=options.pop("gpu_count"),
-            allows_unknown=options.pop("allow_unknown_engine_args"),
-        )
-        command(sources=sources, circumstances=circumstances, **options)
+        command(options=options, **values)
 
-    options = [*(click.option(f"--{name}", **how) for name, how in _NAMED.items()), *_OTHERS]
-    decorated: Callable[..., None] = wrapped
-    for option in reversed(options):
-        decorated = option(decorated)
+    decorated = click.argument("dynamic", nargs=-1, type=click.UNPROCESSED, metavar="[--trtllm.a.b.c VALUE]...")(
+        wrapped
+    )
+    for name, how in reversed((_NAMED | _OPTIONS).items()):
+        decorated = click.option(f"--{name}", **how)(decorated)
     return decorated
 
 
@@ -106,9 +119,7 @@ def engine_args_options(command: Callable[..., None]) -> Callable[..., None]:
 )
 @engine_args_options
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object")
-def print_engine_args(
-    *, sources: EngineArgsSources, circumstances: Circumstances, model: str | None, role: Role, as_json: bool
-) -> None:
+def print_engine_args(*, options: EngineOptions, model: str | None, role: Role, as_json: bool) -> None:
     """Print the TensorRT-LLM arguments that a worker would give its engine, each with its layer, and the warnings.
 
     An argument that has a flag and is not set is shown as `engine default`: it is not sent, and the default of the
@@ -126,10 +137,7 @@ def print_engine_args(
     """  # noqa: D301  (click reads the character, not its name)
     configure_logs("info")
     try:
-        args = load_engine_args(
-            msgspec.structs.replace(sources, flags={**sources.flags, "model": model}),
-            msgspec.structs.replace(circumstances, role=role),
-        )
+        args = load_engine_args(msgspec.structs.replace(options, flags={**options.flags, "model": model}, role=role))
     except EngineArgsInvalid as error:
         click.echo(f"worker-agent: {error}", err=True)
         sys.exit(INVALID)
@@ -140,9 +148,7 @@ def print_engine_args(
 
 
 def _lines(args: EngineArgs) -> Iterator[str]:
-    rows = [
-        (setting.name, json.dumps(shown(setting.path, setting.value)), str(setting.origin)) for setting in args.settings
-    ]
+    rows = [(setting.name, json.dumps(setting.shown), setting.origin) for setting in args.settings]
     rows += [(dotted(path), _ENGINE_DEFAULT, "not sent") for path in args.left_to_engine]
     rows.sort()
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
@@ -157,23 +163,13 @@ def _as_json(args: EngineArgs) -> dict[str, Any]:
         "world_size": args.world_size,
         "attention_dp_size": args.attention_dp_size,
         "arguments": {
-            setting.name: {
-                "value": shown(setting.path, setting.value),
-                "layer": setting.origin.layer,
-                "place": setting.origin.place,
-            }
+            setting.name: {"value": setting.shown, "layer": setting.layer, "place": setting.place}
             for setting in args.settings
         },
         "engine_defaults": [dotted(path) for path in args.left_to_engine],
         "replaced": [
-            {
-                "path": each.old.name,
-                "old": shown(each.old.path, each.old.value),
-                "new": shown(each.new.path, each.new.value),
-                "old_layer": str(each.old.origin),
-                "new_layer": str(each.new.origin),
-            }
-            for each in args.replaced
+            {"path": old.name, "old": old.shown, "new": new.shown, "old_layer": old.origin, "new_layer": new.origin}
+            for old, new in args.replaced
         ],
         "warnings": [
             {"place": each.place, "path": ".".join(each.path), "expected": each.expected, "found": each.found}

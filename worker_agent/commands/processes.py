@@ -41,9 +41,8 @@ from worker_agent.commands.engine_choice import chosen_engine
 from worker_agent.commands.print_engine_args import DYNAMIC_FLAGS, INVALID, engine_args_options
 from worker_agent.commands.serve import run_served
 from worker_agent.config import AgentSettings
-from worker_agent.engine_args.arguments import Circumstances
+from worker_agent.engine_args.arguments import EngineOptions
 from worker_agent.engine_args.layers import EngineArgsInvalid
-from worker_agent.engine_args.sources import EngineArgsSources
 from worker_agent.engines.servers import SERVERS
 from worker_agent.port.types import EngineError
 
@@ -72,13 +71,11 @@ def serve(
     file: Path | None,
     assignments: tuple[str, ...],
     print_config: bool,
-    sources: EngineArgsSources,
-    circumstances: Circumstances,
+    options: EngineOptions,
     **flags: Any,  # noqa: ANN401
 ) -> None:
     """Serve one engine until a signal comes. What follows --port is TensorRT-LLM's, as `print-engine-args` has it."""
-    run = partial(_serve, sources=sources, circumstances=circumstances)
-    _run(AgentSettings, file, assignments, _flag_settings(flags), run, print_config=print_config)
+    _run(AgentSettings, file, assignments, flags, partial(_serve, options=options), print_config=print_config)
 
 
 @click.command()
@@ -104,12 +101,7 @@ def serve(
 @click.option("--forward-port", "worker__port", type=int, help="HTTP port of forwarded requests; 0: any free one")
 def attach(file: Path | None, assignments: tuple[str, ...], print_config: bool, **flags: Any) -> None:  # noqa: ANN401
     """Bring one running engine into the fleet: its KV events, and, with --url, its load and its endpoint."""
-    _run(AttachSettings, file, assignments, _flag_settings(flags), _attach, print_config=print_config)
-
-
-def _flag_settings(flags: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that the given flags set, by dotted path."""
-    return {name.replace("__", "."): value for name, value in flags.items() if value != ()}
+    _run(AttachSettings, file, assignments, flags, _attach, print_config=print_config)
 
 
 def _run(
@@ -122,8 +114,9 @@ def _run(
     print_config: bool,
 ) -> None:
     """Print the settings, or run the process with them; an expected error ends the process with one line."""
+    given = {name.replace("__", "."): value for name, value in flags.items() if value != ()}
     try:
-        settings = load_settings(kind, file=file, assignments=assignments, flags=flags)
+        settings = load_settings(kind, file=file, assignments=assignments, flags=given)
         if print_config:
             click.echo(render(settings), nl=False)
             return
@@ -179,11 +172,11 @@ def _attach(settings: AttachSettings) -> None:
     run_process(lambda stop: run_attached(settings, stop, partial(print, flush=True)))
 
 
-def _serve(settings: AgentSettings, *, sources: EngineArgsSources, circumstances: Circumstances) -> None:
+def _serve(settings: AgentSettings, *, options: EngineOptions) -> None:
     """Serve. TensorRT-LLM is built on the main thread; the event loop then runs on another thread."""
 
     async def served(stop: asyncio.Event, call: ThreadCall) -> None:
-        chosen = chosen_engine(settings, sources, circumstances)
+        chosen = chosen_engine(settings, options)
         await run_served(settings, chosen, stop, partial(print, flush=True), call)
 
     if settings.engine.kind == "trtllm":

@@ -66,11 +66,8 @@ class ServedMedia:
 
     def families(self, worker: str) -> Iterator[Family]:
         """Yield the media metrics."""
-        yield from media_families(worker, self.loader)
-        if self._client is not None:
-            yield from asking_families(worker, self._client.workers.attempts_total)
-        if self._api is not None:
-            yield from encode_families(worker, self._api)
+        attempts_total = None if self._client is None else self._client.workers.attempts_total
+        yield from media_families(worker, self.loader, attempts_total, self._api)
 
 
 def _check_role(role: Role, encode: EncodeSection, facts: ImageFacts | None) -> None:
@@ -81,32 +78,27 @@ def _check_role(role: Role, encode: EncodeSection, facts: ImageFacts | None) -> 
         raise TextError("role", role, allowed)
 
 
-def media_families(worker: str, loader: MediaLoader) -> Iterator[Family]:
-    """Yield the counts of requests' media."""
-    kinds = by_name((worker,), loader.loaded_total)
+def media_families(
+    worker: str, loader: MediaLoader, attempts_total: Mapping[str, int] | None, api: EncodeApi | None
+) -> Iterator[Family]:
+    """Yield the counts of requests' media.
+
+    `attempts_total` is of a worker that asks encode workers, `api` of an encode worker; None: the worker is neither.
+    """
+    at, by_outcome = (worker,), ("worker", "outcome")
+    kinds, refused = by_name(at, loader.loaded_total), by_name(at, loader.refused_total)
     yield counter("media_loaded", "Media loaded for requests, by kind", ("worker", "kind"), kinds)
     meaning = "Bytes of media loaded for requests"
-    yield counter("media_loaded_bytes", meaning, ("worker",), [((worker,), loader.loaded_bytes_total)])
-    refused = by_name((worker,), loader.refused_total)
+    yield counter("media_loaded_bytes", meaning, ("worker",), [(at, loader.loaded_bytes_total)])
     yield counter("media_refused", "Requests refused because of their media, by reason", ("worker", "reason"), refused)
-
-
-def asking_families(worker: str, attempts_total: Mapping[str, int]) -> Iterator[Family]:
-    """Yield how often encode workers were asked."""
-    attempts = by_name((worker,), attempts_total)
-    yield counter("encode_attempts", "Requests to encode workers, by outcome", ("worker", "outcome"), attempts)
-
-
-def encode_families(worker: str, api: EncodeApi) -> Iterator[Family]:
-    """Yield an encode worker's requests and cache."""
-    lookups = {"hit": api.cache.hits_total, "miss": api.cache.misses_total}
-    for name, meaning, figures in (
-        ("encode_requests", "Encoding requests, by outcome", api.in_flight.requests_total),
-        ("embedding_lookups", "Lookups in the cache of embeddings, by outcome", lookups),
-    ):
-        yield counter(name, meaning, ("worker", "outcome"), by_name((worker,), figures))
-    for name, meaning, value in (
-        ("encode_inflight_requests", "Prompts being encoded", api.in_flight.running),
-        ("embedding_cache_bytes", "Memory of cached embeddings", api.cache.size_bytes),
-    ):
-        yield gauge(name, meaning, ("worker",), [((worker,), value)])
+    if attempts_total is not None:
+        attempts = by_name(at, attempts_total)
+        yield counter("encode_attempts", "Requests to encode workers, by outcome", by_outcome, attempts)
+    if api is not None:
+        requests, lookups = api.in_flight.requests_total, {"hit": api.cache.hits_total, "miss": api.cache.misses_total}
+        yield counter("encode_requests", "Encoding requests, by outcome", by_outcome, by_name(at, requests))
+        meaning = "Lookups in the cache of embeddings, by outcome"
+        yield counter("embedding_lookups", meaning, by_outcome, by_name(at, lookups))
+        running, size = [(at, api.in_flight.running)], [(at, api.cache.size_bytes)]
+        yield gauge("encode_inflight_requests", "Prompts being encoded", ("worker",), running)
+        yield gauge("embedding_cache_bytes", "Memory of cached embeddings", ("worker",), size)

@@ -1,7 +1,6 @@
 """Metrics of an engine in this process, made at scrape time."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from kv_runtime.telemetry import Family, by_name, counter, gauge
 from worker_agent.attached.watch import labelled
@@ -27,34 +26,28 @@ def served_families(
     meaning = "Failed calls of a logits processor; the logits stayed unchanged"
     yield counter("logits_processor_errors", meaning, ("worker", "processor"), errors)
     if isinstance(engine, TensorRTLLMEngine):
-        fetches = {"done": engine.transfers.count, "failed": engine.transfers.failed}
-        yield from _fetches(at, fetches, engine.transfers.transferred_bytes, engine.transfers.seconds)
         if engine.own_metrics is not None:
             yield from labelled(engine.own_metrics.families(), {"worker": worker})
     else:
-        yield from transfer_families(worker, engine)
+        yield from _context_families(worker, engine)
+    fetches = engine.fetches  # TensorRT-LLM counts those that failed, and of the others those that it measured
+    yield counter("kv_transfers", "Fetches of KV, by outcome", ("worker", "outcome"), by_name(at, fetches.by_outcome))
+    yield counter("kv_transfer_bytes", "Bytes of KV fetched", ("worker",), [(at, fetches.fetched_bytes)])
+    meaning = "Duration of complete fetches, summed; of a simulated engine in simulated time"
+    yield counter("kv_transfer_seconds", meaning, ("worker",), [(at, fetches.seconds)])
     outcomes = [] if canary is None else by_name(at, canary.requests_total)
     meaning = "Canary requests to the idle engine, by outcome"
     yield counter("engine_canaries", meaning, ("worker", "outcome"), outcomes)
 
 
-def _fetches(at: tuple[str], fetches: Mapping[Any, int], fetched_bytes: float, seconds: float) -> Iterator[Family]:
-    """Yield the fetches of KV. Of TensorRT-LLM's the failed ones count, and of the others those that it measured."""
-    yield counter("kv_transfers", "Fetches of KV, by outcome", ("worker", "outcome"), by_name(at, fetches))
-    yield counter("kv_transfer_bytes", "Bytes of KV fetched", ("worker",), [(at, fetched_bytes)])
-    meaning = "Duration of complete fetches, summed; of a simulated engine in simulated time"
-    yield counter("kv_transfer_seconds", meaning, ("worker",), [(at, seconds)])
-
-
-def transfer_families(worker: str, engine: SimulatedEngine) -> Iterator[Family]:
-    """Yield a simulated engine's contexts held for others, its fetches and their outcomes, in simulated seconds."""
-    found, at = engine.transfer_statistics(), (worker,)
+def _context_families(worker: str, engine: SimulatedEngine) -> Iterator[Family]:
+    """Yield a simulated engine's contexts held for others, and its requests that wait for theirs."""
+    contexts, at = engine.contexts, (worker,)
     for name, meaning, value in (
-        ("kv_contexts_held", "Computed prompts held for decode workers", found.held),
-        ("kv_contexts_held_tokens", "Tokens of the prompts held for decode workers", found.held_tokens),
-        ("kv_transfers_waiting", "Requests of a decode engine that wait for their KV", found.fetching),
+        ("kv_contexts_held", "Computed prompts held for decode workers", len(contexts)),
+        ("kv_contexts_held_tokens", "Tokens of the prompts held for decode workers", contexts.tokens),
+        ("kv_transfers_waiting", "Requests of a decode engine that wait for their KV", engine.fetching),
     ):
         yield gauge(name, meaning, ("worker",), [(at, value)])
-    ended = by_name(at, {"handed_over": found.handed_over_total, "expired": found.expired_total})
+    ended = by_name(at, {"handed_over": contexts.handed_over_total, "expired": contexts.expired_total})
     yield counter("kv_contexts", "Held prompts that were released: fetched, or expired", ("worker", "outcome"), ended)
-    yield from _fetches(at, found.fetches_total, found.fetched_bytes_total, found.fetch_seconds_total)

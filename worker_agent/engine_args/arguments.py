@@ -13,8 +13,8 @@ The engine gets only a user's arguments and these: every other argument has the 
 defaults may replace only while the argument is unset. An encode worker, which has neither a KV cache nor our tokenizer,
 gets no forced arguments.
 
-Which names there are and what any other value may be is the engine's to say, and differs between its versions: its own
-pydantic model refuses it before the model is loaded (`worker_agent/engines/trtllm/bindings.py` names layer and place).
+All other names and values are checked by the engine's own pydantic model, which differs between versions: it refuses
+them before the model is loaded, and `worker_agent/engines/trtllm/bindings.py` names layer and place.
 
 Source: `docs/SOURCES.md` D4.2 (buffer), D6.2 and D6.3 (flags, forced values, reuse, the encoder's list), E1.1, E2.1
 (100000). NVIDIA/TensorRT-LLM: `tensorrt_llm/llmapi/llm.py`, `_build_model` (guided decoding takes the engine's own
@@ -43,14 +43,13 @@ from worker_agent.engine_args.layers import (
     Path,
     Replacement,
     Severity,
-    ValueOrigin,
     Values,
     at,
+    first_at,
     found,
     layer,
     merge,
     nested,
-    origin_of,
     shown,
 )
 
@@ -142,13 +141,21 @@ _READ: dict[str, Any] = {
 the fleet's own bound."""
 
 
-class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
-    """The agent's options that engine arguments depend on.
+class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The agent's options that engine arguments are read from, or depend on.
+
+    `flags` are by their names in `FLAGS`, None: not given; `extra` is a YAML file, `override` a JSON object, `dynamic`
+    are the words that no option of the command took. `given` names the options that are not at their defaults.
 
     `gpu_count` counts the GPUs that the engine may use, on all nodes; None: unknown. `allows_unknown`: an engine of an
     unsupported version is used, with a warning. `engine_version` is the installed engine's; empty: none is installed.
     """
 
+    flags: Mapping[str, Any] = {}
+    extra: str | None = None
+    override: str | None = None
+    dynamic: tuple[str, ...] = ()
+    given: tuple[str, ...] = ()
     role: Role = "aggregated"
     publishes_kv_events: bool = False
     connector: Literal["none", "kvbm"] = "none"
@@ -159,23 +166,23 @@ class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
     engine_version: str = ""
 
 
-def flag_layer(flags: Mapping[str, Any], circumstances: Circumstances) -> Values:
-    """Return the layer of the named flags; `flags` maps names of `FLAGS` to values, None: not given."""
-    entries = [(FLAGS[name], value, f"--{name}") for name, value in flags.items() if value is not None]
-    if flags.get("publish-metrics"):
+def flag_layer(options: EngineOptions) -> Values:
+    """Return the layer of the named flags."""
+    entries = [(FLAGS[name], value, f"--{name}") for name, value in options.flags.items() if value is not None]
+    if options.flags.get("publish-metrics"):
         entries.append((("return_perf_metrics",), True, "--publish-metrics"))
-    if circumstances.connector == "kvbm":
+    if options.connector == "kvbm":
         entries += [(("kv_connector_config", name), value, "--connector kvbm") for name, value in KVBM.items()]
     return layer("flag", entries)
 
 
-def forced_layer(values: Values, circumstances: Circumstances) -> Values:
+def forced_layer(values: Values, options: EngineOptions) -> Values:
     """Return the values of this table that differ from the merged ones; of several rows for a path the last counts.
 
     The runtime `demollm` has no KV events. They are polled, because a polled engine says more than one that streams
     (salts, adapters, media). Guides, logits processors and media need the engine's own tokenizer.
     """
-    events, role, version = circumstances.publishes_kv_events, circumstances.role, circumstances.engine_version
+    events, role, version = options.publishes_kv_events, options.role, options.engine_version
     has_no_events = (at(values, "backend"), at(values, "runtime")) == ("_autodeploy", "demollm")
     refuses_overlap = role == "prefill" and is_before(version, CONTEXT_WITH_OVERLAP)
     overlap = f"TensorRT-LLM {version} refuses context-only requests while the overlap scheduler is on"
@@ -184,11 +191,11 @@ def forced_layer(values: Values, circumstances: Circumstances) -> Values:
         (events and has_no_events, ("backend",), "pytorch", "KV events are published"),
         (events and not at(values, *_EVENT_BUFFER), _EVENT_BUFFER, EVENT_BUFFER_SIZE, "KV events are published"),
         (events and at(values, *_STREAMING) is True, _STREAMING, False, "KV events are polled"),
-        (circumstances.connector == "kvbm", _PARTIAL_REUSE, False, "the connector is kvbm"),
+        (options.connector == "kvbm", _PARTIAL_REUSE, False, "the connector is kvbm"),
         (refuses_overlap, ("disable_overlap_scheduler",), True, overlap),
         (guided, _NO_TOKENIZER, False, "decoding is guided"),
-        (circumstances.has_logits_processors, _NO_TOKENIZER, False, "logits processors are loaded"),
-        (circumstances.is_multimodal, _NO_TOKENIZER, False, "the modality is multimodal"),
+        (options.has_logits_processors, _NO_TOKENIZER, False, "logits processors are loaded"),
+        (options.is_multimodal, _NO_TOKENIZER, False, "the modality is multimodal"),
     )
     forced = [] if role == "encode" else [(path, value, why) for applies, path, value, why in rows if applies]
     return layer("forced", [(path, value, why) for path, value, why in forced if at(values, *path) != value])
@@ -212,7 +219,7 @@ def pruned(values: Values, role: Role) -> tuple[Values, list[ArgumentFinding]]:
     lacks, warnings = left_out(role, backend_of(values), sorted({path[0] for path in values})), []
     for name, why in lacks.items():
         given = [each for path, each in values.items() if path[0] == name]
-        places = [each.origin.place for each in given if each.origin.layer not in ("default", "forced")]
+        places = [each.place for each in given if each.layer not in ("default", "forced")]
         if places:
             what, expected = f"{found(shown((name,), at(values, name)))}; left out", f"nothing {why}"
             warnings.append(
@@ -237,9 +244,9 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
         """Return a copy of the value at `path`, a section as a mapping; None without a value."""
         return at(self.values, *path)
 
-    def origin(self, *path: str) -> ValueOrigin | None:
-        """Return the origin of the value at `path`; None without a value."""
-        return origin_of(self.values, path)
+    def first(self, *path: str) -> EffectiveValue | None:
+        """Return the value at `path` with its origin, of a section its first value; None without a value."""
+        return first_at(self.values, path)
 
     @property
     def settings(self) -> tuple[EffectiveValue, ...]:
@@ -251,7 +258,7 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
         """The paths of arguments with an agent's flag that no layer sets: the engine's or the model's default holds."""
         lacks = left_out(self.role, backend_of(self.values), {path[0] for path in FLAGS.values()})
         known = (path for path in FLAGS.values() if path[0] not in lacks)
-        return tuple(sorted(path for path in known if self.origin(*path) is None))
+        return tuple(sorted(path for path in known if self.first(*path) is None))
 
     @property
     def attention_dp_size(self) -> int:
@@ -266,7 +273,7 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
         return int(prod(self.value(*path) or 1 for path in _WORLD))
 
 
-def conflicts(args: EngineArgs, circumstances: Circumstances) -> list[ArgumentFinding]:
+def conflicts(args: EngineArgs, options: EngineOptions) -> list[ArgumentFinding]:
     """Return what is wrong among the engine's arguments together: the rows of this table that apply.
 
     A transceiver without backend is a warning, because the environment may set it. The buffer is not checked without
@@ -274,7 +281,7 @@ def conflicts(args: EngineArgs, circumstances: Circumstances) -> list[ArgumentFi
     one. A decode worker's prefill workers may allow only shorter inputs. The router checks that a prefill and a decode
     worker fit together (`router/fleet/registry.py`).
     """
-    role, count, version = circumstances.role, circumstances.gpu_count, circumstances.engine_version
+    role, count, version = options.role, options.gpu_count, options.engine_version
     buffer, longest = args.value(*_BUFFER), (args.value("max_seq_len") or 0) - 1
     transfers, attention_dp = role in ("prefill", "decode"), bool(args.value("enable_attention_dp"))
     ranks, gpus = args.attention_dp_size, args.world_size
@@ -283,7 +290,7 @@ def conflicts(args: EngineArgs, circumstances: Circumstances) -> list[ArgumentFi
     counted_by_world = backend_of(args.values) == "_autodeploy"
     rows: tuple[tuple[bool, Severity, Path, str, str], ...] = (
         (
-            circumstances.publishes_kv_events and args.value(*_REUSE) is False, "warning", _REUSE, "false",
+            options.publishes_kv_events and args.value(*_REUSE) is False, "warning", _REUSE, "false",
             "true where KV events are published (without reuse there are none: the router only balances load)",
         ),
         (
@@ -318,19 +325,19 @@ def conflicts(args: EngineArgs, circumstances: Circumstances) -> list[ArgumentFi
     )  # fmt: skip
     findings = []
     if version and not is_supported(version):
-        severity: Severity = "warning" if circumstances.allows_unknown else "error"
+        severity: Severity = "warning" if options.allows_unknown else "error"
         findings.append(
             ArgumentFinding(severity=severity, place="tensorrt_llm", found=f"version {version}", expected=SUPPORTED)
         )
     for applies, severity, path, what, expected in rows:
         if applies:
-            origin = args.origin(*path)
-            place = "not given" if origin is None else origin.place
+            given = args.first(*path)
+            place = "not given" if given is None else given.place
             findings.append(ArgumentFinding(severity=severity, place=place, path=path, found=what, expected=expected))
     return findings
 
 
-def effective_args(layers: Sequence[Values], circumstances: Circumstances) -> EngineArgs:
+def effective_args(layers: Sequence[Values], options: EngineOptions) -> EngineArgs:
     """Return the engine's arguments; each value has the highest layer that sets it as its origin.
 
     `layers` are flags, file and override, the lowest first; none of them is changed.
@@ -344,10 +351,10 @@ def effective_args(layers: Sequence[Values], circumstances: Circumstances) -> En
     for higher in layers:
         values, gone = merge(values, higher)
         replaced += gone
-    values, gone = merge(values, forced_layer(values, circumstances))
-    values, warnings = pruned(values, circumstances.role)
-    args = EngineArgs(role=circumstances.role, values=values, replaced=(*replaced, *gone), warnings=())
-    findings += [*warnings, *conflicts(args, circumstances)]
+    values, gone = merge(values, forced_layer(values, options))
+    values, warnings = pruned(values, options.role)
+    args = EngineArgs(role=options.role, values=values, replaced=(*replaced, *gone), warnings=())
+    findings += [*warnings, *conflicts(args, options)]
     _refuse_errors(findings)
     return msgspec.structs.replace(args, warnings=tuple(findings))
 
@@ -362,11 +369,10 @@ def _findings(values: Values) -> Iterator[ArgumentFinding]:
     """Yield the values of a layer that the agent reads and that have a wrong type, or are out of range."""
     for name, kind in _READ.items():
         path = tuple(name.split("."))
-        origin, value = origin_of(values, path), at(values, *path)
-        if origin is None or not (expected := _expected(kind, value)):
-            continue
-        what = found(shown(path, value))
-        yield ArgumentFinding(severity="error", place=origin.place, path=path, expected=expected, found=what)
+        given, value = first_at(values, path), at(values, *path)
+        if given is not None and (expected := _expected(kind, value)):
+            what = found(shown(path, value))
+            yield ArgumentFinding(severity="error", place=given.place, path=path, expected=expected, found=what)
 
 
 def _expected(kind: Any, value: object) -> str:  # noqa: ANN401 - a type, in any of its forms

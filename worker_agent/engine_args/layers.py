@@ -14,7 +14,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -35,37 +35,36 @@ _KINDS = {bool: "a boolean", int: "an integer", float: "a number", str: "a text"
 _WORDS = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z0-9]+")
 
 
-class ValueOrigin(msgspec.Struct, frozen=True):
-    """The layer of a value, and the place in it: a file's line, a flag, the reason for a forced value."""
+class EffectiveValue(NamedTuple):
+    """A value, its layer, and the place in it: a file's line, a flag, the reason for a forced value.
 
-    layer: LayerName
-    place: str
-
-    def __str__(self) -> str:
-        return self.layer if self.layer == self.place else f"{self.layer} ({self.place})"
-
-
-class EffectiveValue(msgspec.Struct, frozen=True):
-    """A value and its origin; an empty section is one too."""
+    An empty section is a value, too.
+    """
 
     path: Path
     value: Any
-    origin: ValueOrigin
+    layer: LayerName
+    place: str
 
     @property
     def name(self) -> str:
         """The dotted path."""
         return dotted(self.path)
 
+    @property
+    def origin(self) -> str:
+        """The layer and the place, as they are printed."""
+        return self.layer if self.layer == self.place else f"{self.layer} ({self.place})"
+
+    @property
+    def shown(self) -> Any:  # noqa: ANN401 - whatever the argument is
+        """The value for printing, without secrets."""
+        return shown(self.path, self.value)
+
 
 Values = dict[Path, EffectiveValue]
-
-
-class Replacement(msgspec.Struct, frozen=True):
-    """A layer replaced the value of a lower one."""
-
-    old: EffectiveValue
-    new: EffectiveValue
+Replacement = tuple[EffectiveValue, EffectiveValue]
+"""The value of a layer, and that of a higher one which replaced it."""
 
 
 def dotted(path: Path) -> str:
@@ -78,7 +77,7 @@ def layer(name: LayerName, entries: Iterable[tuple[Path, Any, str]]) -> Values:
     values: Values = {}
     for path, value, place in entries:
         if path and not _is_section(value):
-            values[path] = EffectiveValue(path, value, ValueOrigin(name, place))
+            values[path] = EffectiveValue(path, value, name, place)
         else:
             values |= layer(name, [((*path, inner), each, place) for inner, each in value.items()])
     return values
@@ -98,14 +97,11 @@ def merge(lower: Values, upper: Values) -> tuple[Values, list[Replacement]]:
         for each in [*below, *(path[:size] for size in range(1, len(path) + 1))]:
             old = whole.pop(each, None)
             is_filled = len(each) < len(path) and old is not None and old.value == {}
-            if old is not None and not is_filled and (each != path or not _are_equal(old.value, new.value)):
-                replaced.append(Replacement(old, new))
+            is_same = old is not None and each == path and (type(old.value), old.value) == (type(new.value), new.value)
+            if old is not None and not is_filled and not is_same:
+                replaced.append((old, new))
         whole[path] = new
     return whole, replaced
-
-
-def _are_equal(old: object, new: object) -> bool:
-    return type(old) is type(new) and old == new
 
 
 def at(values: Values, *path: str) -> Any:  # noqa: ANN401 - whatever the argument is
@@ -117,9 +113,9 @@ def at(values: Values, *path: str) -> Any:  # noqa: ANN401 - whatever the argume
     )
 
 
-def origin_of(values: Values, path: Path) -> ValueOrigin | None:
-    """Return the origin of the value at `path`, of a section that of its first value; None without a value."""
-    return next((value.origin for each, value in values.items() if each[: len(path)] == path), None)
+def first_at(values: Values, path: Path) -> EffectiveValue | None:
+    """Return the value at `path`, of a section its first value; None without a value."""
+    return next((value for each, value in values.items() if each[: len(path)] == path), None)
 
 
 def nested(values: Mapping[Path, Any]) -> dict[str, Any]:
@@ -187,8 +183,5 @@ def found(value: Any) -> str:  # noqa: ANN401 - whatever was found
         return "a mapping"
     if (kind := _KINDS.get(type(value))) is None:
         return f"a {type(value).__name__}"
-    return f"{_short(str(value).lower() if isinstance(value, bool) else repr(value))} ({kind})"
-
-
-def _short(words: str) -> str:
-    return words if len(words) <= _CHARACTERS_MAX else f"{words[:_CHARACTERS_MAX]}..."
+    words = str(value).lower() if isinstance(value, bool) else repr(value)
+    return f"{words if len(words) <= _CHARACTERS_MAX else words[:_CHARACTERS_MAX] + '...'} ({kind})"

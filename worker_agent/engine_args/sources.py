@@ -23,16 +23,15 @@ import structlog
 import yaml
 
 from kv_protocol.errors import UNDECODABLE, shortened
-from worker_agent.engine_args.arguments import Circumstances, EngineArgs, effective_args, flag_layer
+from kv_runtime.config.loading import load_yaml
+from worker_agent.engine_args.arguments import EngineArgs, EngineOptions, effective_args, flag_layer
 from worker_agent.engine_args.layers import (
     ArgumentFinding,
     EngineArgsInvalid,
     LayerName,
-    Replacement,
     Values,
     found,
     layer,
-    shown,
 )
 from worker_agent.engine_args.layers import Path as ArgumentPath
 
@@ -43,35 +42,33 @@ _PACKAGE = "tensorrt_llm"
 _VERSION = re.compile(r"""^__version__ *= *["']([^"']{1,64})["']""", re.MULTILINE)
 _UNKNOWN_VERSION = "unknown"
 _BALANCER: ArgumentPath = ("moe_config", "load_balancer")
+_MODEL = "a directory with config.json, or a name on the hub (org/name)"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)
 """A repository on the hub. Source: huggingface_hub, `huggingface_hub/utils/_validators.py`, `validate_repo_id`."""
 _INTEGER = re.compile(r"[+-]?[0-9]{1,30}")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
-_MERGE = "tag:yaml.org,2002:merge"
-_KINDS = ("null", "bool", "int", "float", "seq", "map", "str")
 _NULLS, _BOOLEANS = {"none", "null"}, {"true": True, "false": False}
 
 
-class EngineArgsSources(msgspec.Struct, frozen=True, kw_only=True):
-    """The sources of arguments: `flags` by their names in `FLAGS`, None: not given; `dynamic`: the remaining flags."""
-
-    flags: Mapping[str, Any] = {}
-    extra: Path | None = None
-    override: str | None = None
-    dynamic: tuple[str, ...] = ()
-
-
-def load_engine_args(sources: EngineArgsSources, circumstances: Circumstances) -> EngineArgs:
+def load_engine_args(options: EngineOptions) -> EngineArgs:
     """Return the effective arguments; every replacement of one layer by another, and every warning, is logged.
 
     Raises:
         EngineArgsInvalid: with the first source that cannot be read, or else with every invalid argument.
     """
-    circumstances = msgspec.structs.replace(circumstances, engine_version=installed_version())
-    args = effective_args(_layers(sources, circumstances), circumstances)
-    for replacement in args.replaced:
-        _log_replacement(replacement)
+    options = msgspec.structs.replace(options, engine_version=installed_version())
+    args = effective_args(_layers(options), options)
+    for old, new in args.replaced:
+        is_overruled = new.layer == "forced" and old.layer != "default"
+        (_log.warning if is_overruled else _log.info)(
+            "engine_argument_replaced",
+            argument=old.name,
+            old=old.shown,
+            new=new.shown,
+            old_layer=old.origin,
+            new_layer=new.origin,
+        )
     for warning in args.warnings:
         _log.warning("engine_argument_doubtful", argument=".".join(warning.path), says=str(warning))
     return args
@@ -103,19 +100,16 @@ def check_files(args: EngineArgs) -> None:
     Raises:
         EngineArgsInvalid: the model is neither, or there is no such file.
     """
-    model, balancer = str(args.value("model")), args.value(*_BALANCER)
-    if problem := _model_problem(model):
-        raise _refusal(
-            args, ("model",), model, problem, "a directory with config.json, or a name on the hub (org/name)"
-        )
-    if isinstance(balancer, str) and not Path(balancer).is_file():
-        raise _refusal(args, _BALANCER, balancer, "which is no file here", "a file")
-
-
-def _refusal(args: EngineArgs, path: ArgumentPath, value: str, problem: str, expected: str) -> EngineArgsInvalid:
-    origin, what = args.origin(*path), f"{shortened(value)!r}, {problem}"
-    place = "" if origin is None else origin.place
-    return EngineArgsInvalid([ArgumentFinding(severity="error", place=place, path=path, found=what, expected=expected)])
+    balancer = args.value(*_BALANCER)
+    is_missing = isinstance(balancer, str) and not Path(balancer).is_file()
+    for path, problem, expected in (
+        (("model",), _model_problem(str(args.value("model"))), _MODEL),
+        (_BALANCER, "which is no file here" if is_missing else "", "a file"),
+    ):
+        given = args.first(*path)
+        if problem and given is not None:
+            what = f"{shortened(str(given.value))!r}, {problem}"
+            raise EngineArgsInvalid([_problem(given.place, what, expected, path)])
 
 
 def _model_problem(model: str) -> str:
@@ -128,32 +122,14 @@ def _model_problem(model: str) -> str:
     return "" if _HUB_NAME.fullmatch(model) else "a path that does not exist"
 
 
-def _layers(sources: EngineArgsSources, circumstances: Circumstances) -> list[Values]:
-    if sources.override is not None and sources.dynamic:
+def _layers(options: EngineOptions) -> list[Values]:
+    if options.override is not None and options.dynamic:
         raise _invalid(_OVERRIDE, f"both {_OVERRIDE} and {FLAG_PREFIX}* flags", "one of them")
-    layers = [flag_layer(sources.flags, circumstances)]
-    if sources.extra is not None:
-        layers.append(read_file(sources.extra))
-    if sources.override is not None:
-        layers.append(read_json(sources.override))
-    if sources.dynamic:
-        layers.append(read_flags(sources.dynamic))
+    layers = [flag_layer(options)]
+    if options.extra is not None:
+        layers.append(read_file(Path(options.extra)))
+    layers.append(read_flags(options.dynamic) if options.override is None else read_json(options.override))
     return layers
-
-
-def _log_replacement(replacement: Replacement) -> None:
-    """Log the replacement: a warning if a forced value replaces a user's, else information."""
-    old, new = replacement.old, replacement.new
-    is_overruled = new.origin.layer == "forced" and old.origin.layer != "default"
-    log = _log.warning if is_overruled else _log.info
-    log(
-        "engine_argument_replaced",
-        argument=old.name,
-        old=shown(old.path, old.value),
-        new=shown(new.path, new.value),
-        old_layer=str(old.origin),
-        new_layer=str(new.origin),
-    )
 
 
 # ---------------------------------------------------------------- texts
@@ -164,19 +140,14 @@ def read_file(file: Path) -> Values:
         EngineArgsInvalid: the file cannot be read.
     """
     try:
-        loader = _Loader(file.read_bytes().decode())
-        root = loader.get_single_node()
-        lines = _lines(root)
-        values = None if root is None else loader.construct_document(root)
+        text = file.read_bytes().decode()
+        values = load_yaml(text)
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise _invalid(str(file), why, "a readable file in UTF-8") from error
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        place = str(file) if mark is None else f"{file}:{mark.line + 1}"
-        raise _invalid(place, error.problem or "something else", "YAML") from error
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise _invalid(str(file), str(error).partition("\n")[0], "YAML") from error
+    except yaml.YAMLError as error:
+        raise _invalid(str(file), str(error).removeprefix("found "), "YAML") from error
+    lines = _lines(yaml.compose(text, yaml.SafeLoader))
     return _named("file", values or {}, str(file), {path: f"{file}:{line}" for path, line in lines.items()})
 
 
@@ -238,22 +209,11 @@ def typed(text: str) -> Any:  # noqa: ANN401 - one of the types above
     return text
 
 
-class _Loader(yaml.SafeLoader):
-    """Constructs texts, numbers, booleans, null, lists and mappings alone."""
-
-
-_Loader.yaml_constructors = {
-    tag: construct for tag, construct in yaml.SafeLoader.yaml_constructors.items() if tag is None or tag[18:] in _KINDS
-}
-
-
 def _lines(node: yaml.Node | None, above: ArgumentPath = ()) -> dict[ArgumentPath, int]:
-    """Return the line of every name in the document; raise `MarkedYAMLError` where one is twice in a mapping."""
+    """Return the line of every name in the document."""
     lines: dict[ArgumentPath, int] = {}
     for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
         path = (*above, str(key.value))
-        if path in lines and key.tag != _MERGE:
-            raise yaml.MarkedYAMLError(problem=f"{key.value!r} twice", problem_mark=key.start_mark)
         lines |= {path: key.start_mark.line + 1, **_lines(value, path)}
     return lines
 
@@ -276,8 +236,8 @@ def _pairs(arguments: Sequence[str], problems: list[ArgumentFinding]) -> Iterato
                 yield flag, value
 
 
-def _problem(place: str, what: str, expected: str) -> ArgumentFinding:
-    return ArgumentFinding(severity="error", place=place, found=what, expected=expected)
+def _problem(place: str, what: str, expected: str, path: ArgumentPath = ()) -> ArgumentFinding:
+    return ArgumentFinding(severity="error", place=place, path=path, found=what, expected=expected)
 
 
 def _invalid(place: str, what: str, expected: str) -> EngineArgsInvalid:

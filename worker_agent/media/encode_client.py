@@ -1,4 +1,4 @@
-"""What an encode worker is asked (`POST /v1/encode`) and answers, its client, and which of several is asked.
+"""Request and answer of `POST /v1/encode`, the client of encode workers, and which of several it asks.
 
 The request is JSON. Media have the client's URLs: the encode worker loads them, by its own rules. `prompt` is the
 complete prompt, because some models' handles depend on it; it has one placeholder for each item.
@@ -213,10 +213,6 @@ class _Error(msgspec.Struct, frozen=True):
     code: str | None = None
 
 
-class _ErrorBody(msgspec.Struct, frozen=True):
-    error: _Error
-
-
 class EncodeClient:
     """A client of encode workers. Each question has a connection of its own."""
 
@@ -285,8 +281,8 @@ def _read(data: bytes, form: Form, parts: Sequence[MediaPart]) -> EncodedMedia:
 
 def _refusal(response: aiohttp.ClientResponse, data: bytes) -> MediaRefused | EncoderUnavailable:
     try:
-        reported = msgspec.json.decode(data, type=_ErrorBody).error
-    except msgspec.DecodeError:
+        reported = msgspec.json.decode(data, type=dict[str, _Error])["error"]
+    except (msgspec.DecodeError, KeyError):
         reported = _Error()
     reason = next((each for each in get_args(MediaReason) if each == reported.code), None)
     if response.status == _REFUSED and reason is not None:  # `<field>: found <found>, allowed <allowed>`

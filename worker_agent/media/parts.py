@@ -21,7 +21,7 @@ Source of the part's shape: OpenAI API reference, "Create chat completion", imag
 
 from collections.abc import Mapping, Sequence
 from posixpath import splitext
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 import msgspec
@@ -71,7 +71,7 @@ class MediaPart(msgspec.Struct, frozen=True, kw_only=True):
         return f"MediaPart({self.field}, {self.kind}, {shown_url(self.url)})"
 
 
-class MediaChat(msgspec.Struct, frozen=True, kw_only=True):
+class MediaChat(NamedTuple):
     """A chat with only text, with a placeholder in place of each of the `parts`, in their order."""
 
     messages: list[dict[str, Any]]
@@ -107,7 +107,7 @@ def split_chat(messages: Sequence[Mapping[str, Any]], rules: MediaSection, place
         elif isinstance(content, str):
             _check_text(where, content, placeholder)
         split.append({**message, "content": content} if "content" in message else dict(message))
-    return MediaChat(messages=split, parts=tuple(parts))
+    return MediaChat(split, tuple(parts))
 
 
 def media_part(field: str, url: str, rules: MediaSection) -> MediaPart:
@@ -177,11 +177,6 @@ def _split_part(where: str, part: object, parts: list[MediaPart], rules: MediaSe
         raise MediaRefused("part_kind", f"{where}.type", kind[:_FOUND_CHARACTERS_MAX], allowed)
     if len(parts) >= PARTS_MAX:
         raise MediaRefused("parts_count", where, f"more than {PARTS_MAX}", f"at most {PARTS_MAX} media")
-    parts.append(_media_part(where, part, rules))
-    return {"type": "text", "text": placeholder}
-
-
-def _media_part(where: str, part: Mapping[str, Any], rules: MediaSection) -> MediaPart:
     image, field = part.get("image_url"), f"{where}.image_url.url"
     if part.keys() != {"type", "image_url"} or not isinstance(image, Mapping) or not image.keys() <= {"url", "detail"}:
         raise MediaRefused("part_form", where, "other keys", "type, image_url {url, detail}")
@@ -190,7 +185,8 @@ def _media_part(where: str, part: Mapping[str, Any], rules: MediaSection) -> Med
     url = image.get("url")
     if not isinstance(url, str) or not url:
         raise MediaRefused("part_form", field, type(url).__name__, "a URL")
-    return media_part(field, url, rules)
+    parts.append(media_part(field, url, rules))
+    return {"type": "text", "text": placeholder}
 
 
 def _kind_of(field: str, url: str) -> MediaKind:

@@ -50,20 +50,20 @@ def read_tensor(data: bytes, field: str) -> Tensor:
     entries = _entries(data[_PREFIX_BYTES:start], field)
     if len(entries) != 1:
         raise _refused(field, f"{len(entries)} tensors", "one")
-    ((name, entry),) = entries.items()
+    (entry,) = entries.values()
     needed = prod(entry.shape) * DTYPE_BYTES[entry.dtype]
     if entry.data_offsets != (0, needed):
         raise _refused(field, "other offsets", f"[0, {needed}], by shape and dtype")
     if len(data) - start != needed:
         raise _refused(field, f"{len(data)} bytes", f"{start + needed}, where the tensor ends")
-    return Tensor(name=name, dtype=entry.dtype, shape=entry.shape, begin=start, end=len(data))
+    return Tensor(dtype=entry.dtype, shape=entry.shape, begin=start, end=len(data))
 
 
-def written_tensor(name: str, dtype: str, shape: tuple[int, ...], data: bytes) -> bytes:
+def written_tensor(dtype: str, shape: tuple[int, ...], data: bytes) -> bytes:
     """Return the file of one tensor, which `read_tensor` takes; `data` are its bytes, row-major, little-endian."""
     assert len(data) == prod(shape) * DTYPE_BYTES[dtype]
     entry = {"dtype": dtype, "shape": shape, "data_offsets": (0, len(data))}
-    header = msgspec.json.encode({name: entry})
+    header = msgspec.json.encode({"embeddings": entry})
     header += b" " * (-len(header) % _ALIGNED_BYTES)
     return len(header).to_bytes(_PREFIX_BYTES, "little") + header + data
 

@@ -24,7 +24,6 @@ Features of further layers (deepstack, Qwen3-VL) have no key: they stand in the 
 
 Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/disaggregated_params.py` and `tensorrt_llm/serve/openai_protocol.py` (class
 `DisaggregatedParams`, `to_disaggregated_params`, `to_llm_disaggregated_params`); `docs/SOURCES.md` D4.2;
-ids: `tensorrt_llm/llmapi/disagg_utils.py`, `get_global_disagg_request_id` (`MIN_GLOBAL_ID`, 2**42, and above);
 positions: `tensorrt_llm/llmapi/llm.py`, `_preprocess` (both handles or none, read in all three phases).
 """
 
@@ -46,7 +45,6 @@ OTHERS_MAX = 32
 """Most unknown keys of a handoff."""
 OTHER_NAME_MAX = 64
 HASH_WORDS = 8
-LIFE_BITS, _COUNTER_BITS = 30, 32
 
 _Tokens = Annotated[tuple[int, ...], msgspec.Meta(max_length=FIRST_TOKENS_MAX)]
 _Words = Annotated[tuple[int, ...], msgspec.Meta(min_length=HASH_WORDS, max_length=HASH_WORDS)]
@@ -183,23 +181,6 @@ def params_of(handoff: Handoff, request_type: str, *, with_media: bool) -> dict[
             for alternatives in handoff.first_gen_log_probs
         ]
     return {**handoff.others, **keys, "request_type": request_type}
-
-
-class TransferIds:
-    """Transfer ids of one prefill worker's life, unique in the fleet with nothing configured: 63 bits, positive.
-
-    The highest bit is set: no id that an engine counts itself has it. 30 random bits are `life`, 32 count: two
-    of 1,000 workers draw the same with a probability of 0.0005, and then collide only where their counts meet.
-    """
-
-    def __init__(self, life: int) -> None:
-        self._life = (1 << LIFE_BITS | life) << _COUNTER_BITS
-        self._count = 0
-
-    def next(self) -> int:
-        """Return an id."""
-        self._count = (self._count + 1) % (1 << _COUNTER_BITS)
-        return self._life | self._count
 
 
 def _newer_fields(params: object) -> Iterator[tuple[str, Any]]:

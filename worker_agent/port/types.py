@@ -13,7 +13,8 @@ and whether it is met.
 Source: `docs/SOURCES.md` D4.2; NVIDIA/TensorRT-LLM, `tensorrt_llm/disaggregated_params.py`.
 """
 
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any, Literal, Protocol, get_args
 
 import msgspec
@@ -36,7 +37,6 @@ POLL_S = 0.05
 class Tensor(msgspec.Struct, frozen=True, kw_only=True):
     """One tensor of a file: its bytes are `data[begin:end]`, counted from the file's first byte."""
 
-    name: str
     dtype: str
     shape: tuple[int, ...]
     begin: int
@@ -144,6 +144,18 @@ class EngineOutput(msgspec.Struct, frozen=True, kw_only=True):
     prompt: tuple[int, ...] = ()
 
 
+class KvFetches:
+    """An engine's fetches of KV since its start: by outcome, and the bytes and engine seconds of complete ones.
+
+    The bytes and seconds are those that the engine measured.
+    """
+
+    def __init__(self, *outcomes: str) -> None:
+        self.by_outcome = dict.fromkeys(outcomes, 0)
+        self.fetched_bytes = 0
+        self.seconds = 0.0
+
+
 class EngineError(Exception):
     """The engine failed an operation."""
 
@@ -227,6 +239,13 @@ def limits(request: EngineRequest, engine: EngineDescription, *, id_in_use: bool
     blocks, pool = -(-computed_tokens_max(request) // engine.block_size), engine.total_kv_blocks
     allowed = f"at most the pool's {pool} blocks"
     yield "max_tokens", f"{total} = {blocks} blocks", allowed, not pool or blocks <= pool
+
+
+def refuse_unmet(*tables: Iterable[Rule]) -> None:
+    """Raise `RequestRefused` for the first rule that is not met."""
+    for field, found, allowed, is_met in chain.from_iterable(tables):
+        if not is_met:
+            raise RequestRefused(field, found, allowed)
 
 
 def takes_transfer(request: EngineRequest, role: Role) -> bool:

@@ -22,8 +22,7 @@ from tests.system.integration.fleet_events import fleet_events
 from worker_agent.commands.engine_choice import chosen_engine
 from worker_agent.commands.serve import run_served
 from worker_agent.config import AgentSettings
-from worker_agent.engine_args.arguments import Circumstances
-from worker_agent.engine_args.sources import EngineArgsSources
+from worker_agent.engine_args.arguments import EngineOptions
 
 WORKER = "trtllm-0"
 
@@ -88,8 +87,8 @@ async def serving_here(nats_url: str, *assignments: str) -> AsyncIterator[Callab
     """Be where a worker is served by tasks of this process; what is yielded asks it to stop."""
     own = ("engine.kind=trtllm", "engine.served_names=[sim-8b]", "engine.text=byte", f"worker.id={WORKER}")
     settings = load_settings(AgentSettings, assignments=[*own, f"nats.url={nats_url}", *assignments])
-    sources = EngineArgsSources(override='{"model": "none", "max_seq_len": 512}')
-    chosen = chosen_engine(settings, sources, Circumstances(publishes_kv_events=True))
+    override = '{"model": "none", "max_seq_len": 512}'
+    chosen = chosen_engine(settings, EngineOptions(override=override, publishes_kv_events=True))
     switch_s, stop = sys.getswitchinterval(), asyncio.Event()
     try:
         async with asyncio.TaskGroup() as group:

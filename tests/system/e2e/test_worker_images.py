@@ -18,8 +18,7 @@ from tests.contract.workers import Ground, Worker, comes, ground
 from tests.support.image_model import write_image_model
 from tests.system.integration.agent_http import CHAT
 from tests.unit.worker_agent.media_samples import GIF, PNG, data_url, image_part
-from worker_agent.engine_args.arguments import Circumstances
-from worker_agent.engine_args.sources import EngineArgsSources
+from worker_agent.engine_args.arguments import EngineOptions
 
 __all__ = ["ground"]
 
@@ -41,12 +40,12 @@ class Illustrated:
         own = ["engine.kind=trtllm", f"engine.served_names=[{model}]", f"engine.text={self.path}"]
         own += [f"images.tokens_per_image={TOKENS_PER_IMAGE}", "trtllm.transfer_s=0.2"]
         settings = served_settings(ground, ground.name("sees"), role, [*own, *assignments])
-        sources = EngineArgsSources(override=json.dumps({"model": "none", **trtllm_arguments(role)}))
-        around = Circumstances(publishes_kv_events=role != "encode", is_multimodal=role != "encode")
+        override, is_multimodal = json.dumps({"model": "none", **trtllm_arguments(role)}), role != "encode"
+        options = EngineOptions(override=override, publishes_kv_events=is_multimodal, is_multimodal=is_multimodal)
         with small_model(ground):
             control = ground.fake.control
             control.model = replace(control.model, vocab_size=self._vocab_size, image_token_id=self._image_token)
-            async with served(ground, settings, sources, around, model, executors.kill) as worker:
+            async with served(ground, settings, options, model, executors.kill) as worker:
                 yield worker
 
 

@@ -16,8 +16,8 @@ from tests.contract.engines import trtllm_engine
 from tests.support.trtllm import Fake
 from tests.system.integration.agent_http import CHAT, COMPLETIONS, HELLO, Agent, Answered, serving
 from tests.system.integration.broker import eventually
+from worker_agent.engines.trtllm.calls import OwnMetrics
 from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
-from worker_agent.engines.trtllm.own_metrics import OwnMetrics
 from worker_agent.engines.trtllm.settings import TrtllmSettings
 
 LETTERS = 128

@@ -36,7 +36,7 @@ from tests.unit.worker_agent.test_encode_workers import encoder, followed
 from worker_agent.api.bodies import engine_refusal
 from worker_agent.api.encode_endpoint import EncodeApi
 from worker_agent.api.prompts import EnginePrompts
-from worker_agent.commands.served_media import encode_families, media_families
+from worker_agent.commands.served_media import media_families
 from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
 from worker_agent.media.config import MediaSection
 from worker_agent.media.encode_client import ANSWER_BYTES_MAX, PATH, EncodeClient, EncodeWorkers, Form
@@ -119,7 +119,7 @@ async def test_embeddings_are_computed_once_and_sent_each_time(model: Model) -> 
             assert [each.tensor and each.tensor.shape for each in prompt.media] == [(TOKENS_PER_IMAGE, 8)] * len(parts)
         cache = made.api.cache
         assert (cache.misses_total, cache.hits_total) == (2, 2)
-        families = [*encode_families("w", made.api), *media_families("w", made.loader)]
+        families = media_families("w", made.loader, None, made.api)
         told = {(each.name, *each.labels.values()): each.value for family in families for each in family.samples}
         assert told["kvrouter_embedding_cache_bytes", "w"] == cache.size_bytes > 0
         assert told["kvrouter_embedding_lookups_total", "w", "hit"] == 2
@@ -156,7 +156,7 @@ async def test_a_refusal_of_media_is_the_client_s_own_with_its_field_and_reason(
             assert refused(caught) == reason
             assert caught.value.field == "messages[0].content[1].image_url.url"
             assert str(caught.value).count("allowed") == 1
-        refused_total = list(media_families("w", made.loader))[-1].samples
+        refused_total = list(media_families("w", made.loader, None, None))[-1].samples
         reasons = {each.labels["reason"]: each.value for each in refused_total}
         assert reasons == {"url_scheme": 1, "content": 1, "path_outside": 1}
         assert made.api.in_flight.requests_total["refused"] == 3

@@ -15,7 +15,7 @@ from kv_runtime.clock import SystemClock
 from tests.contract.engines import DESCRIPTION, PROMPT, failure, outputs, request, tokens_of
 from tests.system.integration.broker import eventually
 from worker_agent.engines.simulated.engine import SimulatedEngine
-from worker_agent.engines.simulated.handovers import TransferRules, TransferStatistics, state_of
+from worker_agent.engines.simulated.handovers import HeldContexts, TransferRules, state_of
 from worker_agent.engines.simulated.live_transfer import PATH, LiveTransfers, TransferFailed
 from worker_agent.engines.simulated.scheduler import Simulator
 from worker_agent.media.config import TransferSection
@@ -37,8 +37,9 @@ class Worker:
         assert self.engine.transfers is not None
         return self.engine.transfers
 
-    def statistics(self) -> TransferStatistics:
-        return self.engine.transfer_statistics()
+    @property
+    def contexts(self) -> HeldContexts:
+        return self.engine.contexts
 
 
 def made(role: Role, port: int = 0, **fields: Any) -> Worker:
@@ -70,12 +71,12 @@ async def test_ids_sizes_and_completion_pass_and_both_ends_count_them() -> None:
     async with worker("prefill") as prefill, worker("decode", token_bytes=1000) as decode:
         handoff = await handed_over(prefill)
         assert handoff.ctx_info_endpoint == prefill.transfers.endpoint
-        assert prefill.statistics().held_tokens == len(PROMPT)
+        assert prefill.contexts.tokens == len(PROMPT)
         assert len(tokens_of(await outputs(decode.engine, request(handoff=handoff)))) == 4
-    sent, got = prefill.statistics(), decode.statistics()
-    assert (sent.held, sent.handed_over_total, sent.expired_total) == (0, 1, 0)
-    assert (got.fetches_total["done"], got.fetched_bytes_total) == (1, len(PROMPT) * 1000)
-    assert got.fetch_seconds_total > 0
+    sent, got = prefill.contexts, decode.engine.fetches
+    assert (len(sent), sent.handed_over_total, sent.expired_total) == (0, 1, 0)
+    assert (got.by_outcome["done"], got.fetched_bytes) == (1, len(PROMPT) * 1000)
+    assert got.seconds > 0
 
 
 @pytest.mark.parametrize(
@@ -98,7 +99,7 @@ async def test_kv_is_fetched_only_from_addresses_of_the_configured_networks(endp
     async with worker("decode") as decode:
         with pytest.raises(RequestRefused, match=r"^disaggregated_params\.ctx_info_endpoint: found .*, allowed "):
             await outputs(decode.engine, request(handoff=handoff))
-        assert decode.statistics().fetching == 0
+        assert decode.engine.fetching == 0
 
 
 async def test_a_prefill_worker_that_dies_during_the_transfer_fails_the_request() -> None:
@@ -107,10 +108,10 @@ async def test_a_prefill_worker_that_dies_during_the_transfer_fails_the_request(
         handoff = await handed_over(prefill)
         async with asyncio.TaskGroup() as group:
             waiting = group.create_task(failure(outputs(decode.engine, request(handoff=handoff))))
-            await eventually(lambda: decode.statistics().fetching == 1)
+            await eventually(lambda: decode.engine.fetching == 1)
             await prefills.aclose()
         assert isinstance(waiting.result(), TransferFailed)
-        assert decode.statistics().fetches_total["lost"] == 1
+        assert decode.engine.fetches.by_outcome["lost"] == 1
 
 
 async def test_a_decode_worker_that_goes_leaves_the_context() -> None:
@@ -118,9 +119,9 @@ async def test_a_decode_worker_that_goes_leaves_the_context() -> None:
         handoff = await handed_over(prefill)
         async with worker("decode", latency_s=3000.0) as decode, asyncio.TaskGroup() as group:
             group.create_task(failure(outputs(decode.engine, request(handoff=handoff))))
-            await eventually(lambda: decode.statistics().fetching == 1)
+            await eventually(lambda: decode.engine.fetching == 1)
             await decode.engine.stop(0.0)
-        assert (prefill.statistics().held, prefill.statistics().handed_over_total) == (1, 0)
+        assert (len(prefill.contexts), prefill.contexts.handed_over_total) == (1, 0)
 
 
 @pytest.mark.parametrize("runs", [True, False])

@@ -175,7 +175,7 @@ async def test_media_are_placed_while_others_are_served_and_a_stop_waits_for_non
 
 # ------------------------------------------------------------------------------------------- embeddings
 def embeddings(fill: float = 1.0) -> Media:
-    data = written_tensor("x", "F32", (3, 2), bytes(memoryview(bytearray(24))) if not fill else SAFETENSORS[-24:])
+    data = written_tensor("F32", (3, 2), bytes(memoryview(bytearray(24))) if not fill else SAFETENSORS[-24:])
     return embeddings_media("f", data)
 
 

@@ -293,6 +293,7 @@ async def test_a_log_probability_of_minus_infinity_can_be_handed_over(trtllm: Fa
         assert answer.handoff is not None
         handoff = handoff_of_json(handoff_json(answer.handoff))
         told = await outputs(decode, request(handoff=handoff, **fields))
+    assert (handoff.disagg_request_id or 0) >> 62 == 1  # an id that no engine counts itself
     assert handoff.first_gen_log_probs is not None
     (place,) = handoff.first_gen_log_probs
     assert isinstance(place, tuple)
@@ -324,10 +325,10 @@ async def test_a_request_that_ends_before_its_transferred_kv_came_is_a_failed_tr
         answer = await handed_over(prefill)
         trtllm.control.fail_request("KV cache transfer timed out")
         assert isinstance(await failure(outputs(decode, request(handoff=answer.handoff))), RequestRefused)
-        assert decode.transfers.failed == 1
+        assert decode.fetches.by_outcome["failed"] == 1
         trtllm.control.fail_request("nothing to do with transfers")
         await failure(outputs(prefill, request("b")))
-    assert (prefill.transfers.failed, decode.transfers.failed) == (0, 1)
+    assert [each.fetches.by_outcome["failed"] for each in (prefill, decode)] == [0, 1]
 
 
 @pytest.mark.usefixtures("trtllm")

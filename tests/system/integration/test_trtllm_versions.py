@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from kv_runtime.clock import SystemClock
 from tests.contract.engines import outputs, request
 from tests.support.trtllm import Fake
-from worker_agent.engine_args.arguments import Circumstances, effective_args, flag_layer
+from worker_agent.engine_args.arguments import EngineOptions, effective_args, flag_layer
 from worker_agent.engine_args.layers import layer
 from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
 from worker_agent.engines.trtllm.settings import TrtllmSettings
@@ -20,9 +20,9 @@ QUICK = TrtllmSettings(transfer_s=0.1)
 
 
 def engine(values: dict[str, Any] | None = None, **circumstances: Any) -> TensorRTLLMEngine:
-    around = Circumstances(**circumstances)
+    around = EngineOptions(**circumstances)
     file = layer("file", [((), {"max_seq_len": 200, **(values or {})}, "engine.yaml")])
-    args = effective_args([flag_layer({}, around), file], around)
+    args = effective_args([flag_layer(around), file], around)
     return TensorRTLLMEngine(args, SystemClock(), model="m", settings=QUICK)
 
 

@@ -4,7 +4,6 @@ import json
 import math
 from collections import Counter
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from bench.routing.virtual_fleet import RequestFigures, VirtualFleet, VirtualFle
 from kv_protocol.events import Tier
 from router.decision.policy import Policy
 from tests.unit.bench.traces import random_trace, request
-from worker_agent.engines.simulated.blocks import rank_pool
 from worker_agent.engines.simulated.timing import H200_8B, IterationWork
 
 SHAPE = VirtualFleetShape(workers=3, kv_tokens=24 * 512)
@@ -46,16 +44,16 @@ def test_in_the_end_the_index_holds_what_the_engines_hold(block_size: int) -> No
     fleet, _ = played(random_trace(4), SHAPE._replace(block_size=block_size))
     for engine in fleet.engines:
         held = {block.sequence_hash for block in fleet.index.held(engine.rank)}
-        assert held == engine.simulator.held_hashes(0)
+        assert held == engine.simulator.pool().held_hashes()
         assert held
 
 
 def test_the_index_holds_every_tier() -> None:
-    fleet, _ = played(random_trace(4, requests=80), SHAPE._replace(new_pool=partial(rank_pool, host_blocks=12)))
+    fleet, _ = played(random_trace(4, requests=80), SHAPE._replace(host_blocks=12))
     for engine in fleet.engines:
         for tier in (Tier.GPU, Tier.HOST):
             held = {block.sequence_hash for block in fleet.index.held(engine.rank) if tier in block.tiers}
-            assert held == engine.simulator.held_hashes(0, tier)
+            assert held == engine.simulator.pool().held_hashes(tier)
             assert held
 
 

@@ -1,7 +1,6 @@
 from array import array
 from collections.abc import Sequence
 
-import msgspec
 import pytest
 
 from kv_protocol.digest import BUCKETS, SetDigest, TierDigest, bucket_table, differing_buckets, is_in_buckets
@@ -19,7 +18,6 @@ from kv_protocol.hashing import (
     unpack_tokens,
 )
 from kv_protocol.splitmix import choice_index, splitmix64
-from worker_agent.engines.simulated.identity import EngineNamespace, trtllm_hash
 
 IMAGE = 7
 
@@ -76,12 +74,6 @@ def test_signed_and_unsigned_keep_the_same_bits() -> None:
     for value in (0, 1, 2**63 - 1, 2**63, 2**64 - 1, 2**64, -1, -(2**63)):
         assert -(2**63) <= to_i64(value) < 2**63
         assert to_u64(to_i64(value)) == to_u64(value) == value % 2**64
-
-
-def test_an_engine_id_of_0_is_an_id() -> None:
-    for option in ("lora_task_id", "cache_salt_id"):
-        zero = msgspec.structs.replace(EngineNamespace(), **{option: 0})
-        assert trtllm_hash([1, 2], 0, zero) != trtllm_hash([1, 2], 0, EngineNamespace())
 
 
 HASHES = [0, 1, 2**56 - 1, 2**56, 2**63, 2**64 - 1]

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from worker_agent.engine_args.arguments import Circumstances, EngineArgs, effective_args, flag_layer
+from worker_agent.engine_args.arguments import EngineArgs, EngineOptions, effective_args, flag_layer
 from worker_agent.engine_args.layers import EngineArgsInvalid, layer
 
 
@@ -14,13 +14,13 @@ def effective(
     flags: dict[str, Any] | None = None,
     **circumstances: Any,
 ) -> EngineArgs:
-    around = Circumstances(**circumstances)
+    options = EngineOptions(flags=flags or {}, **circumstances)
     layers = [
-        flag_layer(flags or {}, around),
+        flag_layer(options),
         layer("file", [((), file or {}, "engine.yaml")]),
         layer("override", [((), override or {}, "--override-engine-args")]),
     ]
-    return effective_args(layers, around)
+    return effective_args(layers, options)
 
 
 def refused(file: dict[str, Any] | None = None, **rest: Any) -> list[str]:

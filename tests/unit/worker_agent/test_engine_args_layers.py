@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker_agent.engine_args.layers import LayerName, ValueOrigin, Values, dotted, layer, merge, nested
+from worker_agent.engine_args.layers import LayerName, Values, dotted, layer, merge, nested
 
 NAMES = st.sampled_from(["a", "a", "a", "b", "a.b", ""])  # few, so that layers meet
 VALUES: st.SearchStrategy[Any] = st.one_of(
@@ -65,22 +65,21 @@ def test_exactly_the_lower_values_that_are_gone_are_replaced(low: dict[str, Any]
         path for path, old in lower.items() if repr(whole[path].value if path in whole else "gone") != repr(old.value)
     }
     filled = {path for path in gone if lower[path].value == {} and any(each[: len(path)] == path for each in whole)}
-    assert {each.old.path for each in replaced} - filled == gone - filled
-    assert {each.origin.layer for each in whole.values() if each.path in gone} <= {"override"}
+    assert {old.path for old, _ in replaced} - filled == gone - filled
+    assert {each.layer for each in whole.values() if each.path in gone} <= {"override"}
 
 
 def test_a_replacement_has_both_values_with_their_origins() -> None:
     lower = layer("file", [(("kv",), {"dtype": "fp8", "reuse": True}, "e.yaml:3")])
-    _, (told,) = merge(lower, of("override", {"kv": {"dtype": "auto", "reuse": True}}))
-    assert (told.old.name, told.old.value, told.new.value) == ("kv.dtype", "fp8", "auto")
-    assert (str(told.old.origin), str(told.new.origin)) == ("file (e.yaml:3)", "override")
-    assert told.new.origin == ValueOrigin("override", "override")
+    _, ((old, new),) = merge(lower, of("override", {"kv": {"dtype": "auto", "reuse": True}}))
+    assert (old.name, old.value, new.value) == ("kv.dtype", "fp8", "auto")
+    assert (old.origin, new.origin) == ("file (e.yaml:3)", "override")
 
 
 @pytest.mark.parametrize(("old", "new"), [(True, 1), (1, 1.0), (0, False), (None, {}), ({}, None)])
 def test_another_type_is_another_value(old: Any, new: Any) -> None:
     _, replaced = merge(of("file", {"x": old}), of("override", {"x": new}))
-    assert [told.old.path for told in replaced] == [("x",)]
+    assert [told.path for told, _ in replaced] == [("x",)]
 
 
 def test_a_name_with_a_dot_stands_in_quotes() -> None:

@@ -39,7 +39,7 @@ def test_every_value_of_a_file_knows_its_line(yaml: Yaml, tmp_path: Path) -> Non
         "# comment\nmax_batch_size: 4\nkv_cache_config:\n  dtype: fp8\n  max_attention_window: [1,\n    2]\n"
     )()
     file = tmp_path / "engine.yaml"
-    assert [(each.name, each.value, str(each.origin)) for each in layer.values()] == [
+    assert [(each.name, each.value, each.origin) for each in layer.values()] == [
         ("max_batch_size", 4, f"file ({file}:2)"),
         ("kv_cache_config.dtype", "fp8", f"file ({file}:4)"),
         ("kv_cache_config.max_attention_window", [1, 2], f"file ({file}:5)"),
@@ -55,25 +55,27 @@ def test_aliases_and_merged_mappings_mean_what_they_mean_in_yaml(yaml: Yaml) -> 
 
 
 @pytest.mark.parametrize(
-    ("text", "place", "words"),
+    ("text", "words"),
     [
-        ("a: [1, 2\nb: 3\n", ":2", "expected YAML, found expected ',' or ']'"),
-        ("a: 1\n---\nb: 2\n", ":2", "expected YAML, found but found another document"),
-        ("- a\n- b\n", "", "expected a mapping, whose names are texts, found ['a', 'b'] (a list)"),
-        ("max_batch_size: 1\nmax_batch_size: 2\n", ":2", "found 'max_batch_size' twice"),
-        ("a:\n  b: 1\n  b: 2\n", ":3", "found 'b' twice"),
-        ("a: 2024-01-01\n", ":1", "could not determine a constructor for the tag 'tag:yaml.org,2002:timestamp'"),
-        ("a: !!python/object:os.system x\n", ":1", "could not determine a constructor"),
-        ("[1]: 2\n", ":1", "found unhashable key"),
-        ("1: 2\n", "", "expected a mapping, whose names are texts"),
-        ("a: \0\n", "", "expected YAML, found unacceptable character"),
-        ("a: " + "[" * 5000, "", "expected YAML, found maximum recursion depth"),
-        ("a: " + "9" * 5000, "", "expected YAML, found Exceeds the limit"),
+        (
+            "a: [1, 2\nb: 3\n",
+            "expected YAML, found line 2, column 2: while parsing a flow sequence",
+        ),
+        ("a: 1\n---\nb: 2\n", "expected YAML, found line 2, column 1: expected a single document"),
+        ("- a\n- b\n", "expected a mapping, whose names are texts, found ['a', 'b'] (a list)"),
+        ("max_batch_size: 1\nmax_batch_size: 2\n", "max_batch_size: found in lines 1 and 2, allowed once"),
+        ("a:\n  b: 1\n  b: 2\n", "a.b: found in lines 2 and 3, allowed once"),
+        ("a: !!python/object:os.system x\n", "line 1, column 4: could not determine a constructor"),
+        ("[1]: 2\n", "line 1, column 1: while constructing a mapping, found unhashable key"),
+        ("1: 2\n", "expected a mapping, whose names are texts"),
+        ("a: \0\n", "expected YAML, found character #x0000"),
+        ("a: " + "[" * 5000, "expected YAML, found nested too deeply"),
+        ("a: " + "9" * 5000, "line 1, column 4: found a value that its type does not allow"),
     ],
 )
-def test_what_a_file_may_not_say_is_told(yaml: Yaml, tmp_path: Path, text: str, place: str, words: str) -> None:
+def test_what_a_file_may_not_say_is_told(yaml: Yaml, tmp_path: Path, text: str, words: str) -> None:
     (problem,) = told(yaml(text))
-    assert problem.startswith(f"{tmp_path / 'engine.yaml'}{place}: ")
+    assert problem.startswith(f"{tmp_path / 'engine.yaml'}: ")
     assert words in problem
 
 
@@ -94,7 +96,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 def test_an_object_is_the_override_layer() -> None:
     layer = read_json('{"kv_cache_config": {"dtype": "fp8"}}')
     assert plain(layer) == {"kv_cache_config": {"dtype": "fp8"}}
-    assert str(layer["kv_cache_config", "dtype"].origin) == "override (--override-engine-args)"
+    assert layer["kv_cache_config", "dtype"].origin == "override (--override-engine-args)"
 
 
 @pytest.mark.parametrize(
@@ -136,7 +138,7 @@ def test_a_flag_s_value_has_the_type_that_it_looks_like(text: str, value: Any) -
 def test_flags_make_nested_values_each_with_its_own_place() -> None:
     layer = read_flags(["--trtllm.a.b.c", "-1", "--trtllm.a.b.d=x=y", "--trtllm.e", "none"])
     assert plain(layer) == {"a": {"b": {"c": -1, "d": "x=y"}}, "e": None}
-    assert str(layer["a", "b", "d"].origin) == "override (--trtllm.a.b.d)"
+    assert layer["a", "b", "d"].origin == "override (--trtllm.a.b.d)"
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ import yaml
 from kv_protocol.fleet import Role
 from tests.support.paths import ROOT
 from tests.support.trtllm import Fake, trtllm
-from worker_agent.engine_args.arguments import Circumstances, EngineArgs
+from worker_agent.engine_args.arguments import EngineArgs, EngineOptions
 from worker_agent.engine_args.layers import EngineArgsInvalid
-from worker_agent.engine_args.sources import EngineArgsSources, check_files, load_engine_args
+from worker_agent.engine_args.sources import check_files, load_engine_args
 
 __all__ = ["trtllm"]
 ENGINES = ROOT / "configs" / "engines"
@@ -64,13 +64,15 @@ PAIRS = [(name, name.replace("prefill", "decode")) for name, facts in FILES.item
 
 def loaded(name: str, **flags: Any) -> EngineArgs:
     facts = FILES[name]
-    around = Circumstances(
+    options = EngineOptions(
+        flags=flags,
+        extra=str(ENGINES / name),
         role=facts.role,
         publishes_kv_events=facts.role != "encode",
         is_multimodal=facts.is_multimodal,
         gpu_count=facts.gpus,
     )
-    return load_engine_args(EngineArgsSources(flags=flags, extra=ENGINES / name), around)
+    return load_engine_args(options)
 
 
 def test_the_table_has_every_file() -> None:
@@ -132,4 +134,4 @@ def test_the_load_balancer_is_there_and_fits(name: str, monkeypatch: pytest.Monk
 def test_a_load_balancer_within_the_arguments_is_no_file(tmp_path: Path) -> None:
     file = tmp_path / "engine.yaml"
     file.write_text("moe_config: {load_balancer: {num_slots: 288}}\n")
-    check_files(load_engine_args(EngineArgsSources(extra=file), Circumstances()))
+    check_files(load_engine_args(EngineOptions(extra=str(file))))

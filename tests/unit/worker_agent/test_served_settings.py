@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from kv_runtime.config.loading import ConfigurationError, load_settings
@@ -11,10 +12,11 @@ from kv_runtime.text.chat_messages import TextError
 from kv_runtime.text.loading import load_text
 from kv_runtime.text.model import Text
 from worker_agent.commands.engine_choice import EngineChoice, chosen_engine, engine_text
+from worker_agent.commands.print_engine_args import DYNAMIC_FLAGS, engine_args_options
 from worker_agent.config import AgentSettings
-from worker_agent.engine_args.arguments import Circumstances
+from worker_agent.engine_args.arguments import EngineOptions
 from worker_agent.engine_args.layers import EngineArgsInvalid
-from worker_agent.engine_args.sources import EngineArgsSources, installed_version
+from worker_agent.engine_args.sources import installed_version
 
 TRTLLM = "engine.kind=trtllm"
 
@@ -23,8 +25,8 @@ def loaded(*assignments: str) -> AgentSettings:
     return load_settings(AgentSettings, assignments=assignments)
 
 
-def chosen(*assignments: str, sources: Any = None, **circumstances: Any) -> EngineChoice:
-    return chosen_engine(loaded(*assignments), sources or EngineArgsSources(), Circumstances(**circumstances))
+def chosen(*assignments: str, **options: Any) -> EngineChoice:
+    return chosen_engine(loaded(*assignments), EngineOptions(**options))
 
 
 @pytest.mark.parametrize(
@@ -80,30 +82,32 @@ def test_the_simulated_engine_is_the_default_and_takes_no_engine_arguments() -> 
     assert chosen() == EngineChoice(
         None, ("sim-8b",), "byte", polls_events=True, has_statistics=True, event_buffer=100_000
     )
-    cases: list[tuple[EngineArgsSources, dict[str, Any], str]] = [
-        (EngineArgsSources(flags={"tensor-parallel-size": 2}), {}, "--tensor-parallel-size"),
-        (EngineArgsSources(extra=Path("x")), {}, "--extra-engine-args"),
-        (EngineArgsSources(override="{}"), {}, "--override-engine-args"),
-        (EngineArgsSources(dynamic=("--trtllm.a=1",)), {}, "--trtllm.a"),
-        (EngineArgsSources(dynamic=("--workerid", "-1")), {}, "--workerid"),
-        (EngineArgsSources(dynamic=("stray",)), {}, "stray"),
-        (EngineArgsSources(), {"publishes_kv_events": True}, "--publish-kv-events"),
-        (EngineArgsSources(), {"is_multimodal": True}, "--modality"),
-        (EngineArgsSources(), {"gpu_count": 0}, "--gpu-count"),
-    ]
-    for sources, circumstances, place in cases:
-        with pytest.raises(EngineArgsInvalid, match=f"{place}: expected options of this command; TensorRT-LLM's"):
-            chosen(sources=sources, **circumstances)
+    given: list[EngineOptions] = []
+
+    def noted(options: EngineOptions) -> None:
+        given.append(options)
+
+    command = click.command(context_settings=DYNAMIC_FLAGS)(engine_args_options(noted))
+    for words, places in (
+        ("--gpu-count 0 --modality text --publish-kv-events", ["--publish-kv-events", "--gpu-count"]),
+        ("--tensor-parallel-size 2 --override-engine-args {}", ["--tensor-parallel-size", "--override-engine-args"]),
+        ("--trtllm.a=1 --workerid -1", ["--trtllm.a", "--workerid"]),
+        ("stray", ["stray"]),
+    ):
+        command.main(words.split(), standalone_mode=False)
+        with pytest.raises(EngineArgsInvalid) as refused:
+            chosen_engine(loaded(), given.pop())
+        assert [each.place for each in refused.value.findings] == places
+        assert "expected options of this command; TensorRT-LLM's" in str(refused.value)
 
 
 def test_the_role_the_model_and_logits_processors_of_the_settings_decide_the_engine_s_arguments() -> None:
-    sources = EngineArgsSources(override='{"max_num_tokens": 64}')
     made = chosen(
         TRTLLM,
         "engine.model=models/x",
         "worker.role=decode",
         "trtllm.logits_processors={p: a.b:c}",
-        sources=sources,
+        override='{"max_num_tokens": 64}',
         publishes_kv_events=True,
     )
     assert made.args is not None
@@ -154,20 +158,20 @@ def test_an_installed_engine_of_another_version_is_refused_before_it_is_imported
 
 
 def test_what_is_polled_follows_from_arguments_and_role() -> None:
-    statistics = EngineArgsSources(flags={"publish-metrics": True})
-    aggregated = chosen(TRTLLM, sources=statistics, publishes_kv_events=True)
-    encoder = chosen(TRTLLM, "worker.role=encode", sources=statistics, publishes_kv_events=True)
+    statistics = {"publish-metrics": True}
+    aggregated = chosen(TRTLLM, flags=statistics, publishes_kv_events=True)
+    encoder = chosen(TRTLLM, "worker.role=encode", flags=statistics, publishes_kv_events=True)
     assert (aggregated.polls_events, aggregated.has_statistics) == (True, True)
     assert (encoder.polls_events, encoder.has_statistics, encoder.event_buffer) == (False, False, 0)
 
 
 def test_adapters_need_their_weights_and_an_engine_that_loads_them(tmp_path: Path) -> None:
-    loads = EngineArgsSources(override='{"enable_lora": true}')
+    loads = '{"enable_lora": true}'
     with pytest.raises(ConfigurationError, match="found law, allowed with the engine argument enable_lora true"):
         chosen(TRTLLM, f"trtllm.loras={{law: {tmp_path}}}")
     with pytest.raises(ConfigurationError, match=r"trtllm\.loras\.law: found '/nowhere', allowed a directory that"):
-        chosen(TRTLLM, "trtllm.loras={law: /nowhere}", sources=loads)
-    assert chosen(TRTLLM, f"trtllm.loras={{law: {tmp_path}}}", sources=loads).args is not None
+        chosen(TRTLLM, "trtllm.loras={law: /nowhere}", override=loads)
+    assert chosen(TRTLLM, f"trtllm.loras={{law: {tmp_path}}}", override=loads).args is not None
 
 
 def test_the_first_served_name_is_the_model_s_in_the_fleet() -> None:

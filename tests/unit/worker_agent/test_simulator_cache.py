@@ -5,23 +5,18 @@ That it tells what it holds, and reuses what it tells, is a property: `tests/uni
 
 from typing import Any
 
-import msgspec
-
 from kv_protocol.events import Tier
-from worker_agent.engines.simulated.blocks import BlockPool, HostTier
-from worker_agent.engines.simulated.events import RankEventLog
-from worker_agent.engines.simulated.identity import EngineNamespace
+from kv_protocol.hashing import Namespace
+from worker_agent.engines.simulated.blocks import BlockPool, RankEvents
 
-PLAIN = EngineNamespace()
+PLAIN = Namespace()
 
 
 class Cache:
     """A pool of four 4-token blocks, with three more on the host if that is wanted, and what it told."""
 
     def __init__(self, host_blocks: int = 0) -> None:
-        self.log = RankEventLog(512)
-        self.log.created(4)
-        self.pool = BlockPool(4, 4, self.log, host=HostTier(host_blocks, self.log) if host_blocks else None)
+        self.pool = BlockPool(4, 4, RankEvents(512), host_blocks=host_blocks)
         self.told()
 
     def hold(self, prompt: range) -> None:
@@ -33,7 +28,7 @@ class Cache:
         return [len(self.pool.match(prompt, PLAIN)) for prompt in prompts]
 
     def told(self) -> list[dict[str, Any]]:
-        return [msgspec.to_builtins(event)["data"] for event in self.log.take()]
+        return [event["data"] for event in self.pool.events.take()]
 
 
 def test_the_oldest_leaf_goes_first_and_no_child_is_orphaned() -> None:

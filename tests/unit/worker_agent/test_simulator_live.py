@@ -97,7 +97,6 @@ async def test_events_are_visible_with_the_outputs_of_their_iteration() -> None:
         async with aclosing(engine.generate(request())) as outputs:
             await anext(outputs)
             assert [event["data"]["type"] for event in engine.kv_events(0)] == ["stored"]
-            assert len(engine.held_hashes(0)) == 2
 
 
 async def test_requests_are_batched() -> None:

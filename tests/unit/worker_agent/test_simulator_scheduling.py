@@ -7,12 +7,10 @@ from tests.support.amount import examples
 from tests.support.engine_description import described
 from tests.unit.worker_agent.test_simulator_scheduler import run_out, text
 from worker_agent.engines.simulated.scheduler import Simulator
-from worker_agent.engines.simulated.scheduling import SGLANG, TRTLLM, VLLM, AnswerEstimate, Scheduling
+from worker_agent.engines.simulated.scheduling import SGLANG, TRTLLM, VLLM, Scheduling
 from worker_agent.port.types import EngineRequest
 
 ENGINE = described(max_num_batched_tokens=16)
-AHEAD = Scheduling(plans_ahead=True)
-AT_ONCE = Scheduling(shares_at_once=True)
 
 
 def request(name: str, prompt: int, max_tokens: int = 8) -> EngineRequest:
@@ -33,7 +31,7 @@ def begun(scheduling: Scheduling) -> tuple[Simulator, float]:
 
 
 def test_planning_ahead_a_request_that_comes_during_an_iteration_waits_for_the_next_but_one() -> None:
-    engine, end_s = begun(AHEAD)
+    engine, end_s = begun(VLLM)
     engine.submit(request("b", 8), end_s / 2)
     second_s, second = computed(engine, end_s)
     assert (second, computed(engine, second_s)[1]) == (["a"], ["a", "b"])
@@ -46,7 +44,7 @@ def test_otherwise_it_waits_for_the_next() -> None:
 
 
 def test_planning_ahead_an_engine_without_running_sequences_takes_a_request_at_once() -> None:
-    engine = Simulator(ENGINE, scheduling=AHEAD)
+    engine = Simulator(ENGINE, scheduling=VLLM)
     engine.submit(request("a", 8, max_tokens=1), 0.0)
     end_s, _ = computed(engine, 0.0)
     engine.submit(request("b", 8), end_s / 2)
@@ -54,7 +52,7 @@ def test_planning_ahead_an_engine_without_running_sequences_takes_a_request_at_o
 
 
 def test_planning_ahead_serves_all_that_queue_in_order() -> None:
-    engine, now_s = begun(AHEAD)
+    engine, now_s = begun(VLLM)
     for name in ("b", "c", "d"):
         engine.submit(request(name, 12), now_s)
     firsts: list[str] = []
@@ -73,17 +71,14 @@ def cached(scheduling: Scheduling, first: int, second: int) -> int:
 
 
 def test_prompts_of_one_batch_share_blocks_at_once() -> None:
-    assert (cached(AT_ONCE, 10, 14), cached(TRTLLM, 10, 14)) == (8, 0)
+    assert (cached(VLLM, 10, 14), cached(TRTLLM, 10, 14)) == (8, 0)
 
 
 def test_chunks_are_shared_before_their_context_ends() -> None:
-    engine = Simulator(ENGINE, scheduling=AT_ONCE)
+    engine = Simulator(ENGINE, scheduling=VLLM)
     engine.submit(request("a", 40), 0.0)
     engine.step(0.0)
-    assert len(engine.held_hashes(0)) == 3  # 16 tokens are computed, and the last block of what is known is not shared
-
-
-PREEMPTS = Scheduling(admits="prompt")
+    assert len(engine.pool().held_hashes()) == 3  # of 16 computed tokens; the last one's block is not shared
 
 
 def two(scheduling: Scheduling, blocks: int = 6) -> Simulator:
@@ -103,29 +98,26 @@ def rounds(engine: Simulator) -> list[list[str]]:
 
 
 def test_a_request_is_admitted_when_the_blocks_of_its_prompt_are_there() -> None:
-    assert (two(PREEMPTS).step(0.0).outputs[-1][0], two(TRTLLM).step(0.0).outputs[-1][0]) == ("b", "a")
+    assert (two(VLLM).step(0.0).outputs[-1][0], two(TRTLLM).step(0.0).outputs[-1][0]) == ("b", "a")
 
 
 def test_the_request_admitted_last_is_preempted_when_no_block_is_left() -> None:
-    found = rounds(two(PREEMPTS))
+    found = rounds(two(VLLM))
     assert found[:5] == [["a", "b"]] * 5
     assert found[5:10] == [["a"]] * 4 + [["b"]]
 
 
 def test_a_request_in_its_context_phase_is_preempted_before_those_that_decode() -> None:
-    engine = Simulator(msgspec.structs.replace(ENGINE, total_kv_blocks=9), scheduling=PREEMPTS)
+    engine = Simulator(msgspec.structs.replace(ENGINE, total_kv_blocks=9), scheduling=VLLM)
     engine.submit(request("a", 8, max_tokens=9), 0.0)
     engine.submit(EngineRequest(request_id="long", prompt=tuple(range(100, 128)), max_tokens=1), 0.0)
     assert rounds(engine) == [["a"]] * 9 + [[], ["long"]]
 
 
 def test_a_preempted_request_goes_before_those_that_wait() -> None:
-    engine = two(PREEMPTS)
+    engine = two(VLLM)
     engine.submit(EngineRequest(request_id="c", prompt=tuple(range(200, 208)), max_tokens=1), 0.0)
     assert list(dict.fromkeys(name for names in rounds(engine)[5:] for name in names)) == ["a", "b", "c"]
-
-
-ESTIMATES = Scheduling(prefills_first=True, admits="estimate")
 
 
 def tokens_of(engine: Simulator, now_s: float = 0.0) -> tuple[int, int]:
@@ -135,7 +127,7 @@ def tokens_of(engine: Simulator, now_s: float = 0.0) -> tuple[int, int]:
 
 
 def test_where_prompts_come_first_nothing_decodes_while_one_is_computed() -> None:
-    engine = Simulator(ENGINE, scheduling=ESTIMATES)
+    engine = Simulator(ENGINE, scheduling=SGLANG)
     engine.submit(request("a", 8), 0.0)
     assert [tokens_of(engine), tokens_of(engine)] == [(8, 0), (0, 1)]
     engine.submit(EngineRequest(request_id="long", prompt=tuple(range(100, 130)), max_tokens=4), 0.0)
@@ -145,7 +137,7 @@ def test_where_prompts_come_first_nothing_decodes_while_one_is_computed() -> Non
 def test_a_request_is_admitted_when_there_is_room_for_its_answer_and_the_estimated_rest_of_the_running_ones() -> None:
     def begins_after(blocks: int) -> int:
         """How many answers' tokens there are when a prompt of 8 tokens begins, whose answer has 8."""
-        engine = Simulator(msgspec.structs.replace(ENGINE, total_kv_blocks=blocks), scheduling=ESTIMATES)
+        engine = Simulator(msgspec.structs.replace(ENGINE, total_kv_blocks=blocks), scheduling=SGLANG)
         engine.submit(EngineRequest(request_id="a", prompt=tuple(range(8)), max_tokens=20), 0.0)
         engine.step(0.0)
         engine.submit(EngineRequest(request_id="b", prompt=tuple(range(100, 108)), max_tokens=8), 0.0)
@@ -157,7 +149,7 @@ def test_a_request_is_admitted_when_there_is_room_for_its_answer_and_the_estimat
 
 
 def test_the_request_with_the_shortest_answer_is_retracted_to_the_end_of_the_queue() -> None:
-    engine = Simulator(msgspec.structs.replace(ENGINE, total_kv_blocks=250, max_seq_len=900), scheduling=ESTIMATES)
+    engine = Simulator(msgspec.structs.replace(ENGINE, total_kv_blocks=250, max_seq_len=900), scheduling=SGLANG)
     engine.submit(EngineRequest(request_id="a", prompt=tuple(range(8)), max_tokens=800), 0.0)
     for _ in range(700):  # so few of a's tokens are expected still that b finds room
         engine.step(0.0)
@@ -168,19 +160,6 @@ def test_the_request_with_the_shortest_answer_is_retracted_to_the_end_of_the_que
     retracted = decoding.index(["a"], both)
     assert set(map(tuple, decoding[both:retracted])) == {("a", "b")}
     assert list(dict.fromkeys(name for names in decoding[retracted:] for name in names)) == ["a", "c", "b"]
-
-
-def test_the_estimated_share_falls_with_decoding_and_is_set_by_a_retraction() -> None:
-    estimate = AnswerEstimate()
-    first = estimate.share
-    estimate.decoded(300)
-    assert (first, estimate.share) == (0.7, 0.7 - 0.301)
-    estimate.decoded(9999)
-    assert estimate.share == AnswerEstimate.LEAST
-    estimate.retracted(())
-    assert estimate.share == AnswerEstimate.LEAST
-    estimate.begin()
-    assert estimate.share == 0.7
 
 
 @pytest.mark.parametrize("scheduling", [VLLM, SGLANG])
@@ -198,7 +177,7 @@ def test_however_few_blocks_there_are_every_answer_is_the_one_it_would_be_with_m
         for number, (prompt, max_tokens) in enumerate(sizes):
             engine.submit(request(f"r{number}", prompt, max_tokens), 0.0)
         found = {name: text(outputs) for name, outputs in run_out(engine).items()}
-        assert engine.pool_statistics().used_blocks == engine.pool_statistics().reserved_blocks == 0
+        assert engine.pool().used_blocks == engine.pool().reserved_blocks == 0
         return found
 
     assert played(blocks, scheduling) == played(500, TRTLLM)

@@ -45,13 +45,13 @@ def test_a_duration_is_latency_and_bytes_over_bandwidth() -> None:
 # ----------------------------------------------------------------------------------------------------- contexts
 def test_a_context_is_held_until_it_is_fetched_with_its_state() -> None:
     simulator, handoff = prefilled(transfer_id=5)
-    assert simulator.pool_statistics().used_blocks == 3
+    assert simulator.pool().used_blocks == 3
     for name, state in ((6, handoff.opaque_state), (5, b"another")):
         assert not simulator.hand_over(name, state or b"")
     assert simulator.hand_over(5, handoff.opaque_state or b"")
     assert not simulator.hand_over(5, handoff.opaque_state or b"")
-    assert (simulator.pool_statistics().used_blocks, simulator.pool_statistics().cached_blocks) == (0, 3)
-    assert simulator.transfer_counts.handed_over_total == 1
+    assert (simulator.pool().used_blocks, simulator.pool().cached_blocks) == (0, 3)
+    assert simulator.contexts.handed_over_total == 1
 
 
 def test_an_unfetched_context_expires_after_the_timeout_and_is_counted() -> None:
@@ -59,8 +59,8 @@ def test_an_unfetched_context_expires_after_the_timeout_and_is_counted() -> None
     simulator.expire(9.99)
     assert (len(simulator.contexts), simulator.contexts.next_expiry_s) == (1, 10.0)
     simulator.expire(10.0)
-    assert (len(simulator.contexts), simulator.transfer_counts.expired_total) == (0, 1)
-    assert simulator.pool_statistics().used_blocks == 0
+    assert (len(simulator.contexts), simulator.contexts.expired_total) == (0, 1)
+    assert simulator.pool().used_blocks == 0
     assert not simulator.hand_over(5, handoff.opaque_state or b"")
 
 
@@ -73,7 +73,7 @@ def test_what_the_decode_engine_has_cached_is_not_fetched_again() -> None:
     assert simulator.uncached_tokens(asked) == 2
     second = decoded(simulator, request("b", handoff=handoff))
     assert ({each.cached_tokens for each in first}, {each.cached_tokens for each in second}) == ({0}, {8})
-    assert simulator.pool_statistics().used_blocks == 0
+    assert simulator.pool().used_blocks == 0
 
 
 def test_requests_whose_kv_has_come_and_others_begin_in_the_order_of_arrival() -> None:

@@ -16,7 +16,6 @@ from worker_agent.port.handoff import (
     STATE_BYTES_MAX,
     Handoff,
     HandoffInvalid,
-    TransferIds,
     handoff_json,
     handoff_keys,
     handoff_of,
@@ -179,10 +178,3 @@ def test_a_known_key_cannot_hide_among_the_others() -> None:
 def test_what_cannot_be_handed_over_is_an_error_of_ours() -> None:
     with pytest.raises(HandoffInvalid, match="of the engine"):
         handoff_of(SimpleNamespace(opaque_state="text"))
-
-
-def test_ids_of_two_workers_differ_and_are_none_of_an_engine_s_own_count() -> None:
-    one, other = TransferIds(0), TransferIds((1 << 30) - 1)
-    ids = [each.next() for each in (one, other) for _ in range(2000)]
-    assert len(set(ids)) == 4000
-    assert all(1 << 62 <= each < 1 << 63 for each in ids)

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker_agent.engines.trtllm.outputs import MeasuredTransfers, Outputs, finish_reason
+from worker_agent.engines.trtllm.outputs import Outputs, finish_reason
 from worker_agent.port.sampling import TokenLogprob, TokenLogprobs
-from worker_agent.port.types import FinishReason
+from worker_agent.port.types import FinishReason, KvFetches
 
 PROMPT = (1, 2, 3, 4)
 LONGEST = 100
@@ -133,11 +133,11 @@ def test_a_measured_transfer_is_counted_once(moved: int) -> None:
     timing = SimpleNamespace(
         kv_cache_size=moved, kv_cache_transfer_start=timedelta(seconds=2), kv_cache_transfer_end=timedelta(seconds=2.25)
     )
-    perf, transfers = SimpleNamespace(timing_metrics=timing), MeasuredTransfers()
+    perf, transfers = SimpleNamespace(timing_metrics=timing), KvFetches("done")
     outputs = Outputs(PROMPT, max_tokens=LONGEST, transfers=transfers)
     for count in (1, 2):
         outputs.new(Result([Said(token_ids=[7] * count, request_perf_metrics=perf)]))
-    assert (transfers.count, transfers.transferred_bytes, transfers.seconds) == (
+    assert (transfers.by_outcome["done"], transfers.fetched_bytes, transfers.seconds) == (
         (1, 4096, 0.25) if moved else (0, 0, 0.0)
     )
 

@@ -29,7 +29,7 @@ ENGINE = described(event_source="trtllm", total_kv_blocks=0, max_seq_len=100)
 STATE = Handoff(opaque_state=b"\xff", first_gen_tokens=(5,), multimodal_hashes=((1, 2, 3, 4, 5, 6, 7, 8),))
 MEDIA = Handoff(multimodal_embedding_handles=({"k": 1},), multimodal_hashes=((1, 2, 3, 4, 5, 6, 7, 8),))
 IMAGE = Media(field="f", kind="image", media_type="image/png", data=b"\x89", digest="0" * 64)
-FILE = embeddings_media("f", written_tensor("x", "F16", (2, 3), bytes(12)))
+FILE = embeddings_media("f", written_tensor("F16", (2, 3), bytes(12)))
 TOKENS = st.lists(st.integers(0, 5), max_size=4)
 
 
@@ -169,7 +169,7 @@ def test_embeddings_have_a_salt_of_their_own_and_images_do_not() -> None:
 
     assert salt(media=(IMAGE,)) is None
     assert salt(media=(IMAGE,), cache_salt="s") == "s"
-    other = embeddings_media("f", written_tensor("x", "F16", (2, 3), bytes(11) + b"1"))
+    other = embeddings_media("f", written_tensor("F16", (2, 3), bytes(11) + b"1"))
     salts: list[dict[str, Any]] = [
         {"media": (FILE,)},
         {"media": (other,)},

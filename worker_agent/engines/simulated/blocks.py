@@ -1,4 +1,4 @@
-"""The paged block pool of one rank, with prefix reuse.
+"""The paged block pool of one rank, with prefix reuse, and its KV events.
 
     used     = blocks of running sequences: their own, not yet in the tree, and those of the tree on their paths
     cached   = blocks of the tree on the GPU that no sequence has
@@ -22,56 +22,126 @@ The host tier takes full blocks that are evicted from the GPU. A block is on the
 its oldest block for good. No block outlives its parent there either: the parent comes to the host after all its
 children, and is dropped after them. The blocks of a prefix on the GPU come first, those on the host follow.
 
-Source: `docs/SOURCES.md` E1.1, E1.3, E3.3.
+Events have TensorRT-LLM's JSON shape and numbering:
+
+    event_id    from 0, incremented for each event of the rank, without holes; a hole at a reader is an event lost later
+    created     the first event: how many blocks the pool has on GPU and on host
+    stored      new blocks in chain order; `parent_hash` is the block before the first of them
+    removed     removals in a row, up to another event or the end of the iteration, are one event
+    updated     a block that stays in the tree has moved between GPU (0) and host (1)
+
+Source: `docs/SOURCES.md` E1.1, E1.3 to E1.5, E3.3.
 """
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
+from xxhash import xxh3_64_intdigest
 
 from kv_protocol.events import Tier
-from worker_agent.engines.simulated.events import RankEventLog, stored_block
-from worker_agent.engines.simulated.identity import Block, BlockHash, BlockKey, EngineNamespace, trtllm_hash
-from worker_agent.port.types import EngineDescription
+from kv_protocol.hashing import Namespace
+
+_PRIORITY = 35
+"""Of every block: the engine's default retention priority. Source: `docs/SOURCES.md` E1.3."""
+BlockHash = Callable[[Sequence[int], int, Namespace], int]
+"""Hashes a block: its tokens, the hash of the block before it (0: none) and its namespace in, a u64 out."""
+EngineEvent = dict[str, Any]
+"""One event, as the engine's JSON has it."""
 
 
-class HostTier:
-    """A tier of `total_blocks`, 1 or more. `moved_blocks` counts copies between GPU and host, since the start."""
+def named_block(tokens: Sequence[int], parent: int, namespace: Namespace) -> int:
+    """Return a block's engine hash, full or partial. Readers of events cannot compute it: engines differ in theirs."""
+    return xxh3_64_intdigest(msgspec.msgpack.encode((tokens, parent, namespace)))
 
-    def __init__(self, total_blocks: int, events: RankEventLog) -> None:
-        self._total_blocks = total_blocks
-        self._events = events
-        self._blocks: OrderedDict[Block, None] = OrderedDict()
-        self.moved_blocks = 0
 
-    def __len__(self) -> int:
-        return len(self._blocks)
+class BlockKey(NamedTuple):
+    """The key of a block under its parent. In `namespace` an absent text is None, never empty."""
 
-    def __contains__(self, block: Block) -> bool:
-        return block in self._blocks
+    parent: "Block | None"
+    tokens: tuple[int, ...]
+    namespace: Namespace
 
-    def offload(self, block: Block) -> list[Block]:
-        """Take a block that leaves the GPU; return the blocks that are dropped, which the tree must remove."""
-        dropped: list[Block] = []
-        if len(self._blocks) == self._total_blocks:
-            oldest, _ = self._blocks.popitem(last=False)
-            self._events.removed(oldest.engine_hash)
-            dropped.append(oldest)
-        self._blocks[block] = None
-        self._move(block, on_gpu=False)
-        return dropped
 
-    def onboard(self, block: Block) -> None:
-        """Bring a block that is only on the host back to the GPU."""
-        del self._blocks[block]
-        self._move(block, on_gpu=True)
+class Block:
+    """One block of the reuse tree, full or partial: whether it lies on the GPU, how many running sequences have it."""
 
-    def _move(self, block: Block, *, on_gpu: bool) -> None:
-        block.on_gpu = on_gpu
-        self.moved_blocks += 1
-        tiers = (Tier.HOST, Tier.GPU) if on_gpu else (Tier.GPU, Tier.HOST)
-        self._events.moved(block.engine_hash, *tiers)
+    __slots__ = ("engine_hash", "key", "on_gpu", "sequences")
+
+    def __init__(self, key: BlockKey, engine_hash: int) -> None:
+        self.key = key
+        self.engine_hash = engine_hash
+        self.on_gpu = True
+        self.sequences = 1
+
+
+class RankEvents:
+    """Numbers the events of one rank's pool, and keeps them until they are taken, once per iteration.
+
+    Events of an engine with one rank do not name it: `attention_dp_rank` is None.
+    """
+
+    def __init__(self, window_size: int, attention_dp_rank: int | None = None) -> None:
+        self._common: EngineEvent = {"window_size": window_size}
+        if attention_dp_rank is not None:
+            self._common["attention_dp_rank"] = attention_dp_rank
+        self._next_id = 0
+        self._events: list[EngineEvent] = []
+        self._removed: list[int] = []
+
+    def created(self, gpu_blocks: int, host_blocks: int) -> None:
+        """Record the new pool."""
+        self._append("created", num_blocks_per_cache_level=[gpu_blocks, host_blocks])
+
+    def stored(self, blocks: Sequence[Block]) -> None:
+        """Record new blocks on the GPU."""
+        self._close_removal()
+        parent = blocks[0].key.parent
+        self._append(
+            "stored",
+            parent_hash=None if parent is None else parent.engine_hash,
+            blocks=[
+                {
+                    "type": "stored_block",
+                    "block_hash": block.engine_hash,
+                    "tokens": [
+                        {"type": "unique_token", "token_id": token, "token_extra_id": 0} for token in block.key.tokens
+                    ],
+                    "cache_level": Tier.GPU.value,
+                    "priority": _PRIORITY,
+                    "mm_keys": [],
+                    "cache_salt": block.key.namespace.cache_salt,
+                }
+                for block in blocks
+            ],
+        )
+
+    def removed(self, block: Block) -> None:
+        """Record a removal, in one event with those in a row with it."""
+        self._removed.append(block.engine_hash)
+
+    def moved(self, block: Block, old: Tier, new: Tier) -> None:
+        """Record that a block lies on another tier."""
+        self._close_removal()
+        level = {"type": "event_diff", "new_value": new.value, "old_value": old.value}
+        self._append("updated", block_hash=block.engine_hash, cache_level=level, priority=None)
+
+    def take(self) -> list[EngineEvent]:
+        """Return the events since the last call."""
+        self._close_removal()
+        taken, self._events = self._events, []
+        return taken
+
+    def _append(self, kind: str, **data: Any) -> None:  # noqa: ANN401 - JSON
+        self._events.append({"event_id": self._next_id, "data": {"type": kind, **data}, **self._common})
+        self._next_id += 1
+
+    def _close_removal(self) -> None:
+        """Let the next removal begin a new event."""
+        if self._removed:
+            removed, self._removed = self._removed, []
+            self._append("removed", block_hashes=removed)
 
 
 class BlockTable:
@@ -79,7 +149,7 @@ class BlockTable:
 
     __slots__ = ("namespace", "own_blocks", "path", "reserved_blocks", "reused_blocks")
 
-    def __init__(self, namespace: EngineNamespace, path: list[Block], reserved_blocks: int) -> None:
+    def __init__(self, namespace: Namespace, path: list[Block], reserved_blocks: int) -> None:
         self.namespace = namespace
         self.path = path
         self.reused_blocks = len(path)
@@ -87,47 +157,42 @@ class BlockTable:
         self.reserved_blocks = reserved_blocks
 
 
-class PoolStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Blocks now, by state."""
-
-    used_blocks: int
-    cached_blocks: int
-    free_blocks: int
-    reserved_blocks: int
-    host_blocks: int
-
-
 class BlockPool:
-    """The blocks of one rank; `events` records changes of the tree, `host` holds evicted blocks."""
+    """The blocks of one rank, and `events`, the changes of its tree; `host_blocks` 0: there is no host tier."""
 
     def __init__(
         self,
         total_blocks: int,
         block_size: int,
-        events: RankEventLog,
-        block_hash: BlockHash = trtllm_hash,
-        host: HostTier | None = None,
+        events: RankEvents,
+        block_hash: BlockHash = named_block,
+        *,
+        host_blocks: int = 0,
     ) -> None:
         self._block_size = block_size
         self._block_hash = block_hash
-        self._events = events
-        self._host = host
+        self.events = events
         self._tree: dict[BlockKey, Block] = {}
         self._cached: OrderedDict[Block, None] = OrderedDict()
-        self._free = total_blocks
-        self._used = 0
-        self._reserved = 0
+        self._host_blocks_max = host_blocks
+        self._on_host: OrderedDict[Block, None] = OrderedDict()
+        self.free_blocks = total_blocks
+        self.used_blocks = 0
+        self.reserved_blocks = 0
+        self.moved_blocks = 0
+        """How many blocks were copied between GPU and host since the start."""
+        events.created(total_blocks, host_blocks)
 
     @property
-    def moved_blocks(self) -> int:
-        """How many blocks were copied between GPU and host since the start."""
-        return 0 if self._host is None else self._host.moved_blocks
+    def cached_blocks(self) -> int:
+        """How many blocks of the GPU are cached."""
+        return len(self._cached)
 
     def blocks_of(self, tokens: int) -> int:
         """Return how many blocks hold that many tokens."""
         return -(-tokens // self._block_size)
 
-    def match(self, prompt: Sequence[int], namespace: EngineNamespace) -> list[Block]:
+    def match(self, prompt: Sequence[int], namespace: Namespace) -> list[Block]:
         """Return the full blocks that a sequence with this prompt would reuse, of all tokens but the last."""
         path: list[Block] = []
         for at in range(0, len(prompt) - self._block_size, self._block_size):
@@ -138,7 +203,7 @@ class BlockPool:
         return path
 
     def admit(
-        self, prompt: Sequence[int], tokens_max: int, namespace: EngineNamespace, *, spare_blocks: int = 0
+        self, prompt: Sequence[int], tokens_max: int, namespace: Namespace, *, spare_blocks: int = 0
     ) -> BlockTable | None:
         """Return a table with the prompt's blocks and the rest of `tokens_max` reserved.
 
@@ -148,13 +213,16 @@ class BlockPool:
         own_blocks = self.blocks_of(len(prompt)) - len(path)
         reserved_blocks = self.blocks_of(tokens_max) - len(path)
         revived_blocks = sum(not block.sequences for block in path)
-        if reserved_blocks + revived_blocks + spare_blocks > self._free + len(self._cached) - self._reserved:
+        if (
+            reserved_blocks + revived_blocks + spare_blocks
+            > self.free_blocks + self.cached_blocks - self.reserved_blocks
+        ):
             return None
         onboarded_blocks = sum([self._have(block) for block in path])
         for _ in range(onboarded_blocks):  # after all are the sequence's: an eviction may drop what lies on the host
             self._claim()
         table = BlockTable(namespace, path, reserved_blocks)
-        self._reserved += reserved_blocks
+        self.reserved_blocks += reserved_blocks
         for _ in range(own_blocks):
             self._allocate(table)
         return table
@@ -168,10 +236,10 @@ class BlockPool:
         """Reserve a block if `table` needs one more for its first `tokens` tokens; return False if none is left."""
         if len(table.path) + table.own_blocks + table.reserved_blocks >= self.blocks_of(tokens):
             return True
-        if self._free + len(self._cached) <= self._reserved:
+        if self.free_blocks + self.cached_blocks <= self.reserved_blocks:
             return False
         table.reserved_blocks += 1
-        self._reserved += 1
+        self.reserved_blocks += 1
         return True
 
     def store_context(self, table: BlockTable, prompt: Sequence[int]) -> None:
@@ -181,71 +249,70 @@ class BlockPool:
     def release(self, table: BlockTable, computed: Sequence[int]) -> None:
         """Cache the computed tokens, free everything else; `table` is invalid afterwards."""
         self._store(table, computed)
-        self._free += table.own_blocks
-        self._used -= table.own_blocks
-        self._reserved -= table.reserved_blocks
+        self.free_blocks += table.own_blocks
+        self.used_blocks -= table.own_blocks
+        self.reserved_blocks -= table.reserved_blocks
         for block in reversed(table.path):
             block.sequences -= 1
             if not block.sequences:
                 self._cached[block] = None
-                self._used -= 1
+                self.used_blocks -= 1
 
     def held_hashes(self, tier: Tier = Tier.GPU) -> frozenset[int]:
         """Return the engine hashes of all full blocks of the tree that lie on `tier`, GPU or host."""
-        full = [block for block in self._tree.values() if len(block.key.tokens) == self._block_size]
-        if tier is Tier.GPU:
-            return frozenset(block.engine_hash for block in full if block.on_gpu)
-        return frozenset(block.engine_hash for block in full if self._host is not None and block in self._host)
-
-    def statistics(self) -> PoolStatistics:
-        """Return the counts of blocks."""
-        return PoolStatistics(
-            used_blocks=self._used,
-            cached_blocks=len(self._cached),
-            free_blocks=self._free,
-            reserved_blocks=self._reserved,
-            host_blocks=0 if self._host is None else len(self._host),
+        return frozenset(
+            block.engine_hash
+            for block in self._tree.values()
+            if len(block.key.tokens) == self._block_size and block.on_gpu == (tier is Tier.GPU)
         )
 
-    def _key(self, path: list[Block], tokens: Sequence[int], at: int, namespace: EngineNamespace) -> BlockKey:
-        block_tokens = tuple(tokens[at : at + self._block_size])
-        return BlockKey(path[-1] if path else None, block_tokens, namespace.lora_name, namespace.cache_salt)
+    def _key(self, path: list[Block], tokens: Sequence[int], at: int, namespace: Namespace) -> BlockKey:
+        return BlockKey(path[-1] if path else None, tuple(tokens[at : at + self._block_size]), namespace)
 
     def _have(self, block: Block) -> bool:
         """Let one more sequence use the block; return whether it must be copied from the host to the GPU."""
         is_onboarded = not block.on_gpu
-        if not block.sequences:
-            self._used += 1
-            if self._host is not None and is_onboarded:
-                self._host.onboard(block)
-            else:
-                del self._cached[block]
+        if is_onboarded:
+            del self._on_host[block]
+            self._move(block, Tier.HOST, Tier.GPU)
+        elif not block.sequences:
+            del self._cached[block]
+        self.used_blocks += not block.sequences
         block.sequences += 1
         return is_onboarded
 
     def _allocate(self, table: BlockTable) -> None:
         assert table.reserved_blocks, "a sequence outgrew its reservation"
         self._claim()
-        self._used += 1
-        self._reserved -= 1
+        self.used_blocks += 1
+        self.reserved_blocks -= 1
         table.reserved_blocks -= 1
         table.own_blocks += 1
 
     def _claim(self) -> None:
         """Take a block of the GPU away from those that are free, or else cached."""
-        if self._free:
-            self._free -= 1
+        if self.free_blocks:
+            self.free_blocks -= 1
         else:
             self._evict(self._cached.popitem(last=False)[0])
 
     def _evict(self, block: Block) -> None:
-        if self._host is not None and len(block.key.tokens) == self._block_size:
-            gone = self._host.offload(block)
-        else:
-            self._events.removed(block.engine_hash)
-            gone = [block]
-        for each in gone:
-            del self._tree[each.key]
+        if not self._host_blocks_max or len(block.key.tokens) < self._block_size:
+            self._drop(block)
+            return
+        if len(self._on_host) == self._host_blocks_max:
+            self._drop(self._on_host.popitem(last=False)[0])
+        self._on_host[block] = None
+        self._move(block, Tier.GPU, Tier.HOST)
+
+    def _drop(self, block: Block) -> None:
+        del self._tree[block.key]
+        self.events.removed(block)
+
+    def _move(self, block: Block, old: Tier, new: Tier) -> None:
+        block.on_gpu = new is Tier.GPU
+        self.moved_blocks += 1
+        self.events.moved(block, old, new)
 
     def _store(self, table: BlockTable, tokens: Sequence[int]) -> None:
         new: list[Block] = []
@@ -253,31 +320,14 @@ class BlockPool:
             key = self._key(table.path, tokens, at, table.namespace)
             block = self._tree.get(key)
             if block is None:
-                block = self._insert(key, table)
+                parent = 0 if key.parent is None else key.parent.engine_hash
+                block = self._tree[key] = Block(key, self._block_hash(key.tokens, parent, key.namespace))
                 new.append(block)
             else:
-                self._used -= 1
+                self.used_blocks -= 1
                 if not self._have(block):
-                    self._free += 1
+                    self.free_blocks += 1
             table.path.append(block)
             table.own_blocks -= 1
         if new:
-            self._events.stored(new[0].parent_hash, list(map(stored_block, new)))
-
-    def _insert(self, key: BlockKey, table: BlockTable) -> Block:
-        engine_hash = self._block_hash(key.tokens, key.parent.engine_hash if key.parent else 0, table.namespace)
-        block = self._tree[key] = Block(key, engine_hash)
-        block.sequences = 1
-        return block
-
-
-def rank_pool(
-    engine: EngineDescription, events: RankEventLog, block_hash: BlockHash, *, host_blocks: int = 0
-) -> BlockPool:
-    """Return one rank's pool, whose changes go to `events`; `host_blocks`: of its host tier, 0: it has none."""
-    events.created(engine.total_kv_blocks, host_blocks)
-    host = HostTier(host_blocks, events) if host_blocks else None
-    return BlockPool(engine.total_kv_blocks, engine.block_size, events, block_hash, host)
-
-
-NewPool = Callable[[EngineDescription, RankEventLog, BlockHash], BlockPool]
+            self.events.stored(new)

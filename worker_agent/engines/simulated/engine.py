@@ -7,7 +7,7 @@ So a late wake-up shortens the next wait. A delay of more than one iteration is 
     aggregated   both phases of a request: prefill and decode
     prefill      one token and a handoff; `stop` also waits until the KV of each handoff is fetched, or has expired
     decode       fetches the handoff's KV, then generates; both phases for a request with `is_context_and_generation`.
-                 A request that is cancelled before its KV came is fetched unseen: else the prefill engine would hold it
+                 A fetch goes on when its request is cancelled: else the prefill engine would keep the blocks
     encode       images only, by `encode` and `embeddings`
 
 Source of the fetch after a cancellation: `docs/SOURCES.md` D4.1 (5).
@@ -17,16 +17,15 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from kv_runtime.clock import Clock
 from kv_runtime.supervise import TaskSet, until
-from worker_agent.engines.simulated.handovers import TransferStatistics
+from worker_agent.engines.simulated.handovers import OUTCOMES
 from worker_agent.engines.simulated.live_transfer import LiveTransfers, TransferFailed
-from worker_agent.engines.simulated.scheduler import Simulator, Step
-from worker_agent.engines.trtllm.tensors import EMBEDDINGS
+from worker_agent.engines.simulated.scheduler import Simulator
 from worker_agent.media.config import TransferSection
 from worker_agent.media.inputs import digest_words, of_kind
 from worker_agent.media.safetensors import written_tensor
@@ -36,19 +35,13 @@ from worker_agent.port.types import (
     EngineOutput,
     EngineRequest,
     EngineStopped,
+    KvFetches,
     Media,
     RequestRefused,
     takes_transfer,
 )
 
 STATISTICS_MAX = 10_000
-
-
-class _ChoiceQueue(NamedTuple):
-    """The output queue of one choice of a generation."""
-
-    outputs: "asyncio.Queue[EngineOutput | None]"
-    choice: int
 
 
 class SimulatedEngine:
@@ -66,22 +59,21 @@ class SimulatedEngine:
         speed: float = 1.0,
         transfer: TransferSection | None = None,
     ) -> None:
-        self._simulator = simulator
-        self.held_hashes = simulator.held_hashes
-        self._clock = clock
+        self._simulator, self._clock = simulator, clock
+        self.contexts = simulator.contexts
         self.speed = speed
         """Engine seconds per second of the clock; a test may change it."""
-        self._transfer = transfer
+        self._work, self._ended = asyncio.Event(), asyncio.Event()
+        self.fetches = KvFetches(*OUTCOMES)
         self.transfers: LiveTransfers | None = None
-        """Of an engine that has started with a `transfer` section."""
-        self._streams: dict[str, _ChoiceQueue] = {}
-        self._to_fetch: deque[tuple[EngineRequest, _ChoiceQueue]] = deque()
-        self._fetching = 0
-        self._fetches_max = len(simulator.description.dp_ranks) * simulator.description.max_num_seqs
+        """None without a `transfer` section."""
+        if transfer is not None:
+            self.transfers = LiveTransfers(transfer, simulator, clock, speed, self.fetches, self._work.set)
+        self._streams: dict[str, asyncio.Queue[EngineOutput | None]] = {}
+        self._fetching = set[asyncio.Task[bool | None]]()
+        self._fetch_slots = asyncio.Semaphore(len(simulator.description.dp_ranks) * simulator.description.max_num_seqs)
         self._accepting = False
         self._running = False
-        self._work = asyncio.Event()
-        self._ended = asyncio.Event()
         self._stop_at_s: float | None = None
         self._deadline_s = 0.0
         self._changed = threading.Condition()  # guards the simulator's visible events and `_statistics`
@@ -93,22 +85,20 @@ class SimulatedEngine:
 
     async def start(self) -> None:
         """Accept requests; `run` computes them, and answers other engines' KV fetches."""
-        if self._transfer is not None:
-            transfers = LiveTransfers(self._transfer, self._simulator, self._clock, self.speed, self._work.set)
-            await transfers.start()
-            self.transfers = transfers
+        if self.transfers is not None:
+            await self.transfers.start()
         self._accepting = True
 
     async def run(self) -> None:
         """Step the simulator until `stop`, waiting without polling while there is nothing to do."""
         self._running = True
         try:
-            async with TaskSet(1 + 2 * self._fetches_max) as tasks:  # twice: tasks of ended fetches may remain
+            async with TaskSet(1) as tasks:
                 if self.transfers is not None:
                     tasks.spawn(self.transfers.run(self._ended), name="kv transfers")
                 try:
                     while not self._is_over():
-                        await self._step_or_wait(tasks)
+                        await self._step_or_wait()
                 finally:
                     self._end()
         finally:
@@ -130,22 +120,25 @@ class SimulatedEngine:
         names = [request.request_id, *(f"{request.request_id}#{n}" for n in range(1, request.sampling.choices))]
         self._check(request, names)
         outputs: asyncio.Queue[EngineOutput | None] = asyncio.Queue()
-        self._streams |= {name: _ChoiceQueue(outputs, choice) for choice, name in enumerate(names)}
+        self._streams |= dict.fromkeys(names, outputs)
+        stopped = EngineStopped(f"{request.request_id}: the engine stopped before the answer's end")
         try:
             if takes_transfer(request, self._simulator.role):
-                self._to_fetch.append((request, self._streams[request.request_id]))
-            else:
-                for choice, name in enumerate(names):
-                    named = msgspec.structs.replace(request, request_id=name)
-                    self._simulator.submit(named, self._clock.now() * self.speed, choice)
+                fetch = asyncio.create_task(self._fetch(request), name="kv fetch")
+                self._fetching.add(fetch)
+                fetch.add_done_callback(self._on_fetched)
+                if not (has_come := await asyncio.shield(fetch)):
+                    failed = TransferFailed(f"{request.request_id}: its KV was not fetched from the prefill worker")
+                    raise stopped if has_come is None else failed
+            for choice, name in enumerate(names):
+                named = msgspec.structs.replace(request, request_id=name)
+                self._simulator.submit(named, self._clock.now() * self.speed, choice)
             self._work.set()
             running = len(names)
             while running:
                 output = await outputs.get()
                 if output is None:
-                    raise EngineStopped(f"{request.request_id}: the engine stopped before the answer's end")
-                if output.finish_reason == "error":
-                    raise TransferFailed(f"{request.request_id}: its KV was not fetched from the prefill worker")
+                    raise stopped
                 running -= output.finish_reason is not None
                 yield output
         finally:
@@ -175,18 +168,16 @@ class SimulatedEngine:
         await self.encode(text, media)
         return embedding_files(media)
 
-    def transfer_statistics(self) -> TransferStatistics:
-        """Return the statistics of transfers."""
-        contexts, counts = self._simulator.contexts, self._simulator.transfer_counts
-        fetching = len(self._to_fetch) + self._fetching
-        return msgspec.structs.replace(counts, held=len(contexts), held_tokens=contexts.tokens, fetching=fetching)
+    @property
+    def fetching(self) -> int:
+        """How many requests wait for their KV, or did when they were cancelled."""
+        return len(self._fetching)
 
     def kv_events(self, timeout_s: float) -> list[dict[str, Any]]:
         """Return all visible events since the last call; see `Engine`."""
         with self._changed:
             self._changed.wait_for(lambda: self._simulator.has_events, timeout_s)
-            events = self._simulator.drain_events()
-        return [msgspec.to_builtins(event) for event in events]
+            return self._simulator.drain_events()
 
     def iteration_stats(self, timeout_s: float) -> list[dict[str, Any]]:
         """Return the rows of all iterations since the last call; see `Engine`."""
@@ -221,16 +212,13 @@ class SimulatedEngine:
             return False
         if self._is_overdue:
             self._end_streams()
-        elif self._to_fetch or self._fetching or self._simulator.has_requests or self._simulator.has_work:
+        elif self._fetching or self._simulator.has_requests or self._simulator.has_work:
             return False
         return self._simulator.contexts.next_expiry_s is None
 
-    async def _step_or_wait(self, tasks: TaskSet) -> None:
+    async def _step_or_wait(self) -> None:
         """Compute one iteration, or wait until there is something to do."""
         self._simulator.expire(self._clock.now() * self.speed)
-        while self._to_fetch and self._fetching < self._fetches_max:
-            self._fetching += 1
-            tasks.spawn(self._fetch(*self._to_fetch.popleft()), name="kv fetch")
         if self._simulator.has_work and not self._is_overdue:
             await self._iterate()
             return
@@ -248,18 +236,16 @@ class SimulatedEngine:
             times_s.append(self._stop_at_s)
         return min(times_s, default=None)
 
-    async def _fetch(self, request: EngineRequest, stream: _ChoiceQueue) -> None:
-        """Submit a request whose KV has come, unless it was cancelled meanwhile; let it fail otherwise."""
+    async def _fetch(self, request: EngineRequest) -> bool | None:
+        """Return whether a request's KV has come; None: the engine ended before. It goes on if its request leaves."""
         assert self.transfers is not None
         assert request.handoff is not None
-        tokens = self._simulator.uncached_tokens(request)
-        has_come = await until(self._ended, self.transfers.fetch(request.handoff, tokens))
-        self._fetching -= 1
-        if stream is self._streams.get(request.request_id):
-            if has_come:
-                self._simulator.submit(request, self._clock.now() * self.speed)
-            else:
-                stream.outputs.put_nowait(EngineOutput(token_ids=(), cached_tokens=0, finish_reason="error"))
+        async with self._fetch_slots:
+            tokens = self._simulator.uncached_tokens(request)
+            return await until(self._ended, self.transfers.fetch(request.handoff, tokens))
+
+    def _on_fetched(self, fetch: asyncio.Task[bool | None]) -> None:
+        self._fetching.discard(fetch)
         self._simulator.report()
         self._work.set()
 
@@ -271,24 +257,22 @@ class SimulatedEngine:
         began_s = self._deadline_s if now_s - self._deadline_s <= duration_s else now_s
         self._deadline_s = began_s + duration_s
         await self._clock.sleep(max(0.0, self._deadline_s - self._clock.now()))
-        self._publish(step)
-        for stream, (_, output) in zip(streams, step.outputs, strict=True):
-            numbered = msgspec.structs.replace(output, choice=stream.choice) if stream.choice else output
-            stream.outputs.put_nowait(numbered)
-
-    def _publish(self, step: Step) -> None:
         with self._changed:
             self._simulator.flush_events()
             self._statistics.extend(step.statistics)
             self._changed.notify_all()
+        for stream, (_, output) in zip(streams, step.outputs, strict=True):
+            stream.put_nowait(output)
 
     def _end_streams(self) -> None:
         for stream in self._streams.values():
-            stream.outputs.put_nowait(None)
+            stream.put_nowait(None)
 
     async def _end_all(self) -> None:
         """End all requests and transfers, also if the transfers' task never ran."""
         self._end()
+        if self._fetching:
+            await asyncio.wait(self._fetching)
         if self.transfers is not None:
             await self.transfers.run(self._ended)
 
@@ -321,8 +305,9 @@ def encoded(media: Sequence[Media]) -> Handoff:
 
 def embedding_files(media: Sequence[Media]) -> tuple[bytes, ...]:
     """Return a `.safetensors` file for each image, in order; raise `RequestRefused` as `encoded` does."""
-    digests = [bytes.fromhex(each["storage_handle"]) for each in encoded(media).multimodal_embedding_handles or ()]
-    return tuple(written_tensor(EMBEDDINGS, "F16", (2, len(digest) // 2), digest * 2) for digest in digests)
+    encoded(media)
+    digests = [bytes.fromhex(each.digest) for each in media]
+    return tuple(written_tensor("F16", (2, len(digest) // 2), digest * 2) for digest in digests)
 
 
 def _handle(digest: str) -> dict[str, Any]:

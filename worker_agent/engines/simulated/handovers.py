@@ -21,7 +21,7 @@ import msgspec
 from blake3 import blake3
 
 from worker_agent.engines.simulated.blocks import BlockTable
-from worker_agent.engines.simulated.scheduling import RunningRequest
+from worker_agent.engines.simulated.scheduling import Generation
 from worker_agent.port.handoff import Handoff
 from worker_agent.port.sampling import TokenLogprobs
 
@@ -52,22 +52,6 @@ NETWORK = TransferRules()
 """The default network."""
 
 
-class TransferStatistics(msgspec.Struct, kw_only=True):
-    """An engine's transfers: contexts held for others, requests that wait for KV, and counts since its start.
-
-    `expired_total`: contexts not fetched in time. `fetches_total`: by outcome. Seconds are the engine's.
-    """
-
-    held: int = 0
-    held_tokens: int = 0
-    fetching: int = 0
-    handed_over_total: int = 0
-    expired_total: int = 0
-    fetches_total: dict[TransferOutcome, int] = msgspec.field(default_factory=lambda: dict.fromkeys(OUTCOMES, 0))
-    fetched_bytes_total: int = 0
-    fetch_seconds_total: float = 0.0
-
-
 def state_of(prompt: Sequence[int], transfer_id: int) -> bytes:
     """Return the state in a context's handoff, which identifies its prompt and its transfer."""
     encoded = msgspec.msgpack.encode((transfer_id, tuple(prompt)))
@@ -75,9 +59,9 @@ def state_of(prompt: Sequence[int], transfer_id: int) -> bytes:
 
 
 class HeldContext(NamedTuple):
-    """A computed prompt, its blocks at a rank, and the state that a fetch must present."""
+    """A computed prompt, its blocks at a rank (None: of one), and the state that a fetch must present."""
 
-    dp_rank: int
+    dp_rank: int | None
     table: BlockTable
     prompt: tuple[int, ...]
     state: bytes
@@ -91,6 +75,7 @@ class HeldContexts:
         self._timeout_s = timeout_s
         self._held: dict[int, HeldContext] = {}
         self._number = 0
+        self.handed_over_total = self.expired_total = 0
         self.endpoint: str | None = None
         """The address to fetch them from, which handoffs name once it is known."""
 
@@ -107,57 +92,54 @@ class HeldContexts:
         """When the next one expires, in engine seconds; None if none is held."""
         return min((each.until_s for each in self._held.values()), default=None)
 
-    def count_at(self, dp_rank: int) -> int:
+    def count_at(self, dp_rank: int | None) -> int:
         """Return how many a rank holds."""
         return sum(each.dp_rank == dp_rank for each in self._held.values())
 
     def hold(
-        self, dp_rank: int, table: BlockTable, prompt: tuple[int, ...], now_s: float, transfer_id: int | None
-    ) -> tuple[int, bytes]:
-        """Return the context's name, not in use before, and its state."""
-        while transfer_id is None or transfer_id in self._held:
+        self,
+        running: Generation,
+        logprobs: tuple[TokenLogprobs | None, ...],
+        now_s: float,
+        dp_rank: int | None,
+    ) -> Handoff:
+        """Hold a computed prompt's blocks under a name that is not in use; return its handoff, with the next token."""
+        request = running.request
+        name = request.transfer_id
+        while name is None or name in self._held:
             self._number += 1
-            transfer_id = self._number
-        state = state_of(prompt, transfer_id)
-        self._held[transfer_id] = HeldContext(dp_rank, table, prompt, state, now_s + self._timeout_s)
-        return transfer_id, state
+            name = self._number
+        state = state_of(request.prompt, name)
+        self._held[name] = HeldContext(dp_rank, running.table, request.prompt, state, now_s + self._timeout_s)
+        top_logprobs = [each.top or (each.chosen,) for each in logprobs if each is not None]
+        return Handoff(
+            request_type="context_only",
+            first_gen_tokens=running.unreported,
+            first_gen_log_probs=tuple(top_logprobs) or None,
+            ctx_request_id=name,
+            disagg_request_id=request.transfer_id,
+            opaque_state=state,
+            ctx_dp_rank=dp_rank,
+            ctx_info_endpoint=self.endpoint,
+        )
 
-    def fetched(self, transfer_id: int, state: bytes) -> HeldContext | None:
+    def fetched(self, name: int, state: bytes) -> HeldContext | None:
         """Remove and return the context, whose blocks the caller releases; None if none with this state is held."""
-        held = self._held.get(transfer_id)
-        return self._held.pop(transfer_id) if held is not None and held.state == state else None
+        held = self._held.get(name)
+        if held is None or held.state != state:
+            return None
+        self.handed_over_total += 1
+        return self._held.pop(name)
 
     def expired(self, now_s: float) -> list[HeldContext]:
         """Remove and return the contexts that were not fetched in time, likewise."""
         late = [name for name, each in self._held.items() if each.until_s <= now_s]
+        self.expired_total += len(late)
         return [self._held.pop(name) for name in late]
 
 
-def context_handoff(
-    running: RunningRequest, logprobs: tuple[TokenLogprobs | None, ...], name: int, state: bytes
-) -> Handoff:
-    """Return the handoff of a computed prompt, held as context `name`, with the token after it."""
-    top_logprobs = [each.top or (each.chosen,) for each in logprobs if each is not None]
-    return Handoff(
-        request_type="context_only",
-        first_gen_tokens=running.unreported,
-        first_gen_log_probs=tuple(top_logprobs) or None,
-        ctx_request_id=name,
-        disagg_request_id=running.request.transfer_id,
-        opaque_state=state,
-    )
-
-
-def resume_after_first_tokens(running: RunningRequest) -> None:
-    """Continue a request from the handoff's first tokens, which are not reported yet."""
-    handoff = running.request.handoff
-    running.unreported = (handoff and handoff.first_gen_tokens) or ()
-    running.tokens += running.unreported
-    running.prefix_state = running.source.fold(running.unreported, running.prefix_state)
-
-
-def first_logprobs(running: RunningRequest) -> tuple[TokenLogprobs | None, ...]:
-    """Return the log probabilities of the handoff's first tokens, which are not reported yet."""
+def first_logprobs(running: Generation) -> tuple[TokenLogprobs | None, ...]:
+    """Return the log probabilities of the handoff's first token, which is not reported yet."""
     top, handoff = running.request.sampling.logprobs, running.request.handoff
     if top is None or handoff is None or not running.unreported:
         return ()

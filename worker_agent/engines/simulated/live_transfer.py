@@ -26,7 +26,7 @@ from worker_agent.engines.simulated.handovers import TransferOutcome
 from worker_agent.engines.simulated.scheduler import Simulator
 from worker_agent.media.config import TransferSection, parsed_networks
 from worker_agent.port.handoff import Handoff
-from worker_agent.port.types import EngineError, RequestRefused
+from worker_agent.port.types import EngineError, KvFetches, RequestRefused
 
 PATH = "/v1/kv_transfers/"
 _BODY_BYTES_MAX = 4096
@@ -44,10 +44,17 @@ class LiveTransfers:
     """One engine's transfers; `changed` is called whenever the simulator may have work again."""
 
     def __init__(
-        self, section: TransferSection, simulator: Simulator, clock: Clock, speed: float, changed: Callable[[], None]
+        self,
+        section: TransferSection,
+        simulator: Simulator,
+        clock: Clock,
+        speed: float,
+        fetches: KvFetches,
+        changed: Callable[[], None],
     ) -> None:
         self._section, self._networks = section, parsed_networks(section.networks)
-        self._simulator, self._clock, self._speed, self._changed = simulator, clock, speed, changed
+        self._simulator, self._clock, self._speed = simulator, clock, speed
+        self._fetches, self._changed = fetches, changed
         app = web.Application(middlewares=[openai_errors, require_token("")], client_max_size=_BODY_BYTES_MAX)
         app.add_routes([web.post(PATH + "{name:[0-9]{1,19}}", self._answer)])
         self._server = HttpServer(app, section.host, section.port, drain_s=_DRAIN_S, handler_cancellation=True)
@@ -78,7 +85,7 @@ class LiveTransfers:
 
     async def fetch(self, handoff: Handoff, tokens: int) -> bool:
         """Let the time of so many tokens pass, and tell the prefill engine; return whether they have come."""
-        rules, counts, began_s = self._simulator.transfers, self._simulator.transfer_counts, self._clock.now()
+        rules, began_s = self._simulator.transfers, self._clock.now()
         outcome: TransferOutcome = "timeout"
         try:
             async with asyncio.timeout(rules.timeout_s / self._speed):
@@ -86,10 +93,10 @@ class LiveTransfers:
                 outcome = await _told(handoff)
         except TimeoutError:
             pass
-        counts.fetches_total[outcome] += 1
+        self._fetches.by_outcome[outcome] += 1
         if outcome == "done":
-            counts.fetched_bytes_total += tokens * rules.token_bytes
-            counts.fetch_seconds_total += (self._clock.now() - began_s) * self._speed
+            self._fetches.fetched_bytes += tokens * rules.token_bytes
+            self._fetches.seconds += (self._clock.now() - began_s) * self._speed
         return outcome == "done"
 
     async def _answer(self, http: web.Request) -> web.StreamResponse:

@@ -5,9 +5,9 @@
     3. waiting requests are admitted in the order of arrival while budget, sequences and blocks last; the first that
        does not fit blocks all others
 
-With `Scheduling.prefills_first` 2 and 3 come alone, and 1 only where they find nothing. What room a request needs to be
-admitted is `Scheduling.admits`. The iteration that completes a prompt emits the first token. The last token is only
-emitted, never computed; a stop token is the last one.
+`scheduling.py` says where engines differ; `sglang` computes 2 and 3 alone, and 1 only where they find nothing. The
+iteration that completes a prompt emits the first token. The last token is only emitted, never computed; a stop token is
+the last one.
 
     prefill    one token, which is the last; unless it is a stop token, the request keeps its blocks until its KV is
                fetched, or expires
@@ -17,39 +17,29 @@ emitted, never computed; a stop token is the last one.
 import math
 from collections import OrderedDict
 from itertools import chain, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from kv_protocol.fleet import Role
-from worker_agent.engines.simulated.blocks import BlockTable, NewPool, rank_pool
-from worker_agent.engines.simulated.events import RankEventLog
-from worker_agent.engines.simulated.handovers import (
-    HeldContexts,
-    context_handoff,
-    first_logprobs,
-    resume_after_first_tokens,
-)
-from worker_agent.engines.simulated.identity import BlockHash, trtllm_hash
-from worker_agent.engines.simulated.scheduling import (
-    TRTLLM,
-    AnswerEstimate,
-    Chunk,
-    RunningRequest,
-    Scheduling,
-    WaitingRequest,
-    ending,
-    work_of,
-)
+from worker_agent.engines.simulated.blocks import BlockHash, BlockPool, BlockTable, RankEvents
+from worker_agent.engines.simulated.handovers import HeldContexts, first_logprobs
+from worker_agent.engines.simulated.scheduling import SGLANG, TRTLLM, VLLM, Chunk, Generation, Scheduling, work_of
 from worker_agent.engines.simulated.timing import IterationWork
 from worker_agent.engines.simulated.tokens import TokenSource
-from worker_agent.port.handoff import Handoff
 from worker_agent.port.sampling import TokenLogprobs
 from worker_agent.port.types import EngineDescription, EngineOutput, EngineRequest, computed_tokens_max, takes_transfer
 
+_SHARE_FIRST, _SHARE_LEAST, _SHARE_FALL = 0.7, 0.7 * 0.14, 0.7 * 0.86 / 600
+"""Of SGLang: the share of the tokens that running answers may still have for which admission leaves blocks. It begins
+with the first on an idle engine, falls by the last with each iteration that decodes, and is never less than the second.
+A retraction computes it anew from the requests that decode on."""
+_AFTER_RETRACTION_TOKENS = 20
+"""Tokens of each running answer for which a retraction leaves blocks."""
 
-class RankStep(msgspec.Struct, frozen=True, kw_only=True):
-    """The work of one rank in one iteration."""
+
+class RankStep(NamedTuple):
+    """The work of one rank in one iteration, outputs by request id, and its row of statistics."""
 
     work: IterationWork
     outputs: tuple[tuple[str, EngineOutput], ...]
@@ -63,29 +53,28 @@ class Rank:
         self,
         engine: EngineDescription,
         token_source: TokenSource,
-        attention_dp_rank: int | msgspec.UnsetType,
-        block_hash: BlockHash = trtllm_hash,
-        scheduling: Scheduling = TRTLLM,
-        new_pool: NewPool = rank_pool,
+        attention_dp_rank: int | None,
+        block_hash: BlockHash,
+        scheduling: Scheduling,
         *,
+        host_blocks: int,
         role: Role,
         contexts: HeldContexts,
     ) -> None:
+        assert role == "aggregated" or scheduling == TRTLLM, "a transferred context cannot be computed anew"
         self._attention_dp_rank = attention_dp_rank
-        self._dp_rank = 0 if attention_dp_rank is msgspec.UNSET else attention_dp_rank
-        assert role == "aggregated" or scheduling.admits == "answer", "a transferred context cannot be computed anew"
         self._scheduling, self._role, self._contexts = scheduling, role, contexts
         self._began_s = self._planned_s = 0.0
         self._engine = engine
         self._token_source = token_source
-        self.events = RankEventLog(engine.max_seq_len, attention_dp_rank)
-        self.pool = new_pool(engine, self.events, block_hash)
+        events = RankEvents(engine.max_seq_len, attention_dp_rank)
+        self.pool = BlockPool(engine.total_kv_blocks, engine.block_size, events, block_hash, host_blocks=host_blocks)
         self._moved_blocks = 0
-        self._waiting: OrderedDict[str, WaitingRequest] = OrderedDict()
+        self._waiting: OrderedDict[str, Generation] = OrderedDict()
         self._waiting_tokens = 0
-        self._context: dict[str, RunningRequest] = {}
-        self._decoding: dict[str, RunningRequest] = {}
-        self._estimate = AnswerEstimate()
+        self._context: dict[str, Generation] = {}
+        self._decoding: dict[str, Generation] = {}
+        self._share = _SHARE_FIRST
         self._is_blocked = False
 
     @property
@@ -107,8 +96,8 @@ class Rank:
     def submit(self, request: EngineRequest, now_s: float, choice: int = 0) -> None:
         """Queue a request, which the rank can serve and whose id is not in use."""
         if not self.request_count:
-            self._estimate.begin()
-        self._waiting[request.request_id] = WaitingRequest(request, now_s, self._token_source.of_choice(choice))
+            self._share = _SHARE_FIRST
+        self._waiting[request.request_id] = Generation(request, now_s, self._token_source, choice)
         self._waiting_tokens += len(request.prompt)
         self._is_blocked = False
 
@@ -127,13 +116,15 @@ class Rank:
 
     def step(self, now_s: float) -> RankStep:
         """Compute one iteration that begins at `now_s`; afterwards the state is the one at its end."""
-        self._plan(now_s)
+        planned_before = self._scheduling != TRTLLM and (self._context or self._decoding)
+        self._planned_s = self._began_s if planned_before else now_s
+        self._began_s = now_s
         resumed = self._resume()
-        ended = [self._output(each, first_logprobs(each)) for each in resumed if ending(each)]
+        ended = [self._output(each, first_logprobs(each)) for each in resumed if each.ending]
         budget = self._engine.max_num_batched_tokens
-        chunks = self._chunks(budget) if self._scheduling.prefills_first else []
+        chunks = self._chunks(budget) if self._scheduling == SGLANG else []
         decoding = [] if chunks else self._decode_batch(budget)
-        if not self._scheduling.prefills_first:
+        if self._scheduling != SGLANG:
             chunks = self._chunks(budget - len(decoding))
         work = work_of(decoding, chunks)
         outputs = (
@@ -141,68 +132,65 @@ class Rank:
             *map(self._decode, decoding),
             *filter(None, map(self._compute, chunks)),
         )
-        if moved_blocks := self.pool.moved_blocks - self._moved_blocks:
-            self._moved_blocks += moved_blocks
-            work = msgspec.structs.replace(work, host_tokens=moved_blocks * self._engine.block_size)
-        did = self._did(work, chunks, len(resumed) + sum(chunk.is_first for chunk in chunks))
-        return RankStep(work=work, outputs=outputs, did=did)
+        moved_blocks, self._moved_blocks = self.pool.moved_blocks - self._moved_blocks, self.pool.moved_blocks
+        work = msgspec.structs.replace(work, host_tokens=moved_blocks * self._engine.block_size)
+        new_requests = len(resumed) + sum(chunk.past_tokens == chunk.running.reused_tokens for chunk in chunks)
+        return RankStep(work, outputs, self._did(work, chunks, new_requests))
 
-    def _plan(self, now_s: float) -> None:
-        """Note when this iteration's batch was fixed: with the iteration before, if that continues into this one."""
-        planned_before = self._scheduling.plans_ahead and (self._context or self._decoding)
-        self._planned_s = self._began_s if planned_before else now_s
-        self._began_s = now_s
-
-    def _decode_batch(self, budget: int) -> list[RunningRequest]:
+    def _decode_batch(self, budget: int) -> list[Generation]:
         """Return what decodes, at most `budget` requests, after those for which no block is left have given way.
 
         None of them is admitted again in this iteration: it needs more blocks than it freed, and some are taken.
         """
         was_retracted = False
-        for running in tuple(self._decoding.values()) if self._scheduling.admits != "answer" else ():
+        for running in tuple(self._decoding.values()) if self._scheduling != TRTLLM else ():
             while running.request.request_id in self._decoding and not self.pool.reserve(
                 running.table, running.computed_tokens + 1
             ):
                 was_retracted = True
                 self._put_back()
         if was_retracted:
-            self._estimate.retracted(self._decoding.values())
+            kept = sum(each.answer_tokens + _AFTER_RETRACTION_TOKENS for each in self._decoding.values())
+            longest = 1 + sum(each.request.max_tokens for each in self._decoding.values())
+            self._share = max(_SHARE_LEAST, min(1.0, kept / longest))
         elif self._decoding:
-            self._estimate.decoded(1)
+            self._share = max(_SHARE_LEAST, self._share - _SHARE_FALL)
         return list(islice(self._decoding.values(), budget))
 
     def _put_back(self) -> None:
-        """Let one request give way: free its blocks, and let it wait before all others, or if retracted after them."""
-        retracts = self._scheduling.admits == "estimate"
-        if retracts:
+        """Let one request give way: free its blocks, and let it wait before all others, of SGLang after them."""
+        if self._scheduling == SGLANG:
             running = min(self._decoding.values(), key=lambda each: (each.answer_tokens, -len(each.request.prompt)))
             del self._decoding[running.request.request_id]
         else:
             running = (self._context or self._decoding).popitem()[1]
         self._release(running)
         request_id = running.request.request_id
-        self._waiting[request_id] = WaitingRequest(running.request, running.arrived_s, running.source, running)
-        self._waiting.move_to_end(request_id, last=retracts)
+        self._waiting[request_id] = running
+        self._waiting.move_to_end(request_id, last=self._scheduling == SGLANG)
         self._waiting_tokens += len(running.tokens)
 
     def _chunks(self, budget: int) -> list[Chunk]:
         chunks: list[Chunk] = []
         candidates = chain(tuple(self._context.values()), iter(self._admit, None))
         while budget and (running := next(candidates, None)):
-            new_tokens = min(budget, running.context_tokens - running.computed_tokens)
-            chunks.append(Chunk(running, running.computed_tokens, new_tokens))
-            budget -= new_tokens
-            if self._scheduling.shares_at_once:
-                self.pool.store_context(running.table, running.tokens[: chunks[-1].end_tokens])
+            chunk = Chunk(
+                running, running.computed_tokens, min(budget, running.context_tokens - running.computed_tokens)
+            )
+            chunks.append(chunk)
+            budget -= chunk.new_tokens
+            if self._scheduling == VLLM:
+                self.pool.store_context(running.table, running.tokens[: chunk.past_tokens + chunk.new_tokens])
         return chunks
 
-    def _resume(self) -> list[RunningRequest]:
+    def _resume(self) -> list[Generation]:
         """Let requests decode whose KV has come, in the order of arrival, up to the first that computes its prompt."""
         resumed = []
         while self._next_has_kv and (running := self._admit_next()) is not None:
             running.computed_tokens = len(running.request.prompt)
             self.pool.store_context(running.table, running.request.prompt)
-            resume_after_first_tokens(running)
+            assert running.request.handoff is not None
+            running.add(running.request.handoff.first_gen_tokens or ())
             self._decoding[running.request.request_id] = running
             resumed.append(running)
         return resumed
@@ -211,51 +199,45 @@ class Rank:
     def _next_has_kv(self) -> bool:
         return bool(self._waiting) and takes_transfer(next(iter(self._waiting.values())).request, self._role)
 
-    def _admit(self) -> RunningRequest | None:
+    def _admit(self) -> Generation | None:
         """Return the next request, which has a prompt to compute."""
         if self._next_has_kv or (running := self._admit_next()) is None:
             return None
         self._context[running.request.request_id] = running
         return running
 
-    def _admit_next(self) -> RunningRequest | None:
+    def _admit_next(self) -> Generation | None:
         if not self._waiting or self._running_count >= self._engine.max_num_seqs:
             self._is_blocked = True
             return None
         waiting = next(iter(self._waiting.values()))
         if waiting.arrived_s > self._planned_s:
             return None
-        request, tokens, admits = waiting.request, waiting.tokens, self._scheduling.admits
-        tokens_max = computed_tokens_max(request) if admits == "answer" else len(tokens)
-        spare_blocks = self._answers_blocks(waiting) if admits == "estimate" else 0
-        table = self.pool.admit(tokens, tokens_max, waiting.namespace, spare_blocks=spare_blocks)
+        tokens_max = computed_tokens_max(waiting.request) if self._scheduling == TRTLLM else len(waiting.tokens)
+        spare_blocks = self._answers_blocks(waiting) if self._scheduling == SGLANG else 0
+        table = self.pool.admit(waiting.tokens, tokens_max, waiting.namespace, spare_blocks=spare_blocks)
         if table is None:
             self._is_blocked = True
             return None
-        del self._waiting[request.request_id]
-        self._waiting_tokens -= len(tokens)
-        cached_tokens = table.reused_blocks * self._engine.block_size
-        if waiting.preempted is None:
-            return RunningRequest(waiting, table, cached_tokens, waiting.source.fold(request.prompt))
-        waiting.preempted.begin_context(table, cached_tokens)
-        return waiting.preempted
+        del self._waiting[waiting.request.request_id]
+        self._waiting_tokens -= len(waiting.tokens)
+        waiting.admit(table, table.reused_blocks * self._engine.block_size)
+        return waiting
 
-    def _answers_blocks(self, waiting: WaitingRequest) -> int:
+    def _answers_blocks(self, waiting: Generation) -> int:
         """Return the blocks for a request's answer and the estimated rest of the running ones; 0 if it would be alone.
 
-        Source: `SGLANG`; a page more for the request, and for each whose prompt is not computed yet.
+        A page more for the request, and for each whose prompt is not computed yet.
         """
         if not self._running_count:
             return 0
-        block_size, share = self._engine.block_size, self._estimate.share
-        tokens = computed_tokens_max(waiting.request) - len(waiting.tokens) + 1.0 + block_size
-        for each in self._context.values():
-            tokens += computed_tokens_max(each.request) - len(each.tokens) + 1.0 + block_size
-        for each in self._decoding.values():
-            tokens += (computed_tokens_max(each.request) - len(each.tokens) + 1.0) * share
-        return math.ceil(tokens / block_size)
+        whole = [waiting, *self._context.values()]
+        tokens = sum(each.tokens_left + self._engine.block_size for each in whole) + self._share * sum(
+            each.tokens_left for each in self._decoding.values()
+        )
+        return math.ceil(tokens / self._engine.block_size)
 
-    def _decode(self, running: RunningRequest) -> tuple[str, EngineOutput]:
+    def _decode(self, running: Generation) -> tuple[str, EngineOutput]:
         running.computed_tokens += 1
         self.pool.extend(running.table, running.computed_tokens)
         return self._emit(running)
@@ -270,55 +252,35 @@ class Rank:
         self._decoding[request_id] = self._context.pop(request_id)
         return self._emit(running)
 
-    def _emit(self, running: RunningRequest) -> tuple[str, EngineOutput]:
-        top = running.request.sampling.logprobs
-        if top is None:
-            logprobs: tuple[TokenLogprobs | None, ...] = ()
-        else:
+    def _emit(self, running: Generation) -> tuple[str, EngineOutput]:
+        top, logprobs = running.request.sampling.logprobs, tuple[TokenLogprobs | None, ...]()
+        if top is not None:
             logprobs = (*first_logprobs(running), running.source.logprobs(running.prefix_state, top))
-        running.unreported += (self._generate_token(running),)
+        running.add((running.source.next_token(running.prefix_state),))
         return self._output(running, logprobs)
 
-    def _output(self, running: RunningRequest, logprobs: tuple[TokenLogprobs | None, ...]) -> tuple[str, EngineOutput]:
-        request_id, finish_reason = running.request.request_id, ending(running)
-        tokens, cached_tokens = running.unreported, running.cached_tokens
-        if finish_reason is None:
-            running.unreported = ()
-            return request_id, EngineOutput(token_ids=tokens, cached_tokens=cached_tokens, logprobs=logprobs)
-        del self._decoding[request_id]
-        handoff = None
-        if self._role == "prefill" and finish_reason == "length":
-            handoff = self._hold(running, logprobs)
-        else:
-            self._release(running)
+    def _output(self, running: Generation, logprobs: tuple[TokenLogprobs | None, ...]) -> tuple[str, EngineOutput]:
+        request_id, finish_reason, handoff = running.request.request_id, running.ending, None
+        if finish_reason is not None:
+            del self._decoding[request_id]
+            if self._role == "prefill" and finish_reason == "length":
+                handoff = self._contexts.hold(running, logprobs, self._began_s, self._attention_dp_rank)
+            else:
+                self._release(running)
+        tokens, running.unreported = running.unreported, ()
         return request_id, EngineOutput(
             token_ids=tokens,
-            cached_tokens=cached_tokens,
+            cached_tokens=running.cached_tokens or 0,
             finish_reason=finish_reason,
+            choice=running.choice,
             logprobs=logprobs,
             handoff=handoff,
         )
 
-    def _hold(self, running: RunningRequest, logprobs: tuple[TokenLogprobs | None, ...]) -> Handoff:
-        """Hold the blocks of a computed prompt for a fetch; return the handoff."""
-        request = running.request
-        name, state = self._contexts.hold(
-            self._dp_rank, running.table, request.prompt, self._began_s, request.transfer_id
-        )
-        handoff = context_handoff(running, logprobs, name, state)
-        dp_rank = None if self._attention_dp_rank is msgspec.UNSET else self._attention_dp_rank
-        return msgspec.structs.replace(handoff, ctx_dp_rank=dp_rank, ctx_info_endpoint=self._contexts.endpoint)
-
-    def _release(self, running: RunningRequest) -> None:
+    def _release(self, running: Generation) -> None:
         """Free a request's blocks; its computed tokens stay cached, and waiting requests may get blocks."""
         self._is_blocked = False
         self.pool.release(running.table, running.tokens[: running.computed_tokens])
-
-    def _generate_token(self, running: RunningRequest) -> int:
-        token = running.source.next_token(running.prefix_state)
-        running.prefix_state = running.source.fold((token,), running.prefix_state)
-        running.tokens.append(token)
-        return token
 
     def _did(self, work: IterationWork, chunks: list[Chunk], new_requests: int) -> dict[str, Any]:
         """Return the row of statistics in TensorRT-LLM's JSON shape, as far as it is read.
@@ -327,14 +289,14 @@ class Rank:
         load. With several ranks every row is its own rank's, block counts and queue included, where TensorRT-LLM copies
         the base row's. Source: `docs/SOURCES.md` E1.7.
         """
-        rank = {} if self._attention_dp_rank is msgspec.UNSET else {"attentionDpRank": self._attention_dp_rank}
+        rank = {} if self._attention_dp_rank is None else {"attentionDpRank": self._attention_dp_rank}
         return {
             "numNewActiveRequests": new_requests,
-            "numActiveRequests": self._running_count + self._contexts.count_at(self._dp_rank),
+            "numActiveRequests": self._running_count + self._contexts.count_at(self._attention_dp_rank),
             "numQueuedRequests": len(self._waiting),
             "kvCacheStats": {
                 "maxNumBlocks": self._engine.total_kv_blocks,
-                "usedNumBlocks": self.pool.statistics().used_blocks,
+                "usedNumBlocks": self.pool.used_blocks,
                 "tokensPerBlock": self._engine.block_size,
             },
             "inflightBatchingStats": {

@@ -12,28 +12,25 @@ A decode engine's request is submitted once its KV has come. A prefill engine ho
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import msgspec
 
-from kv_protocol.events import Tier
 from kv_protocol.fleet import Role
-from worker_agent.engines.simulated.blocks import NewPool, PoolStatistics, rank_pool
-from worker_agent.engines.simulated.events import EngineEvent
-from worker_agent.engines.simulated.handovers import NETWORK, HeldContexts, TransferRules, TransferStatistics, state_of
-from worker_agent.engines.simulated.identity import BlockHash, EngineNamespace, trtllm_hash
+from worker_agent.engines.simulated.blocks import BlockHash, BlockPool, EngineEvent, named_block
+from worker_agent.engines.simulated.handovers import NETWORK, HeldContext, HeldContexts, TransferRules, state_of
 from worker_agent.engines.simulated.rank import Rank
-from worker_agent.engines.simulated.scheduling import TRTLLM, Scheduling
+from worker_agent.engines.simulated.scheduling import TRTLLM, Scheduling, namespace_of
 from worker_agent.engines.simulated.timing import H200_8B, EngineTiming
 from worker_agent.engines.simulated.tokens import TokenSource
 from worker_agent.port.types import (
     EngineDescription,
     EngineOutput,
     EngineRequest,
-    RequestRefused,
     Rule,
     limits,
+    refuse_unmet,
     role_rules,
     takes_transfer,
 )
@@ -41,7 +38,7 @@ from worker_agent.port.types import (
 EVENT_BUFFER_MAX_SIZE = 100_000
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True):
+class Step(NamedTuple):
     """One iteration: its length in engine seconds, (request id, output) pairs at its end, one row for each rank."""
 
     duration_s: float
@@ -52,8 +49,9 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 class Simulator:
     """An engine of one or more ranks. Same calls, same order: same outputs, events and durations.
 
-    The event buffer holds `event_buffer_max_size` events per rank, one buffer for all ranks; the oldest are dropped,
-    which leaves a hole in the ids. Source: `docs/SOURCES.md` E1.5.
+    A rank has `host_blocks` in host memory beside those of its GPU. The event buffer holds `event_buffer_max_size`
+    events per rank, one buffer for all ranks; the oldest are dropped, which leaves a hole in the ids. Source:
+    `docs/SOURCES.md` E1.5.
     """
 
     def __init__(
@@ -63,8 +61,8 @@ class Simulator:
         timing: EngineTiming = H200_8B,
         scheduling: Scheduling = TRTLLM,
         token_source: TokenSource | None = None,
-        block_hash: BlockHash = trtllm_hash,
-        new_pool: NewPool = rank_pool,
+        block_hash: BlockHash = named_block,
+        host_blocks: int = 0,
         event_buffer_max_size: int = EVENT_BUFFER_MAX_SIZE,
         role: Role = "aggregated",
         transfers: TransferRules = NETWORK,
@@ -73,16 +71,15 @@ class Simulator:
         self.contexts = HeldContexts(transfers.timeout_s)
         """The contexts that are held for other engines."""
         self._timing = timing
-        several = len(description.dp_ranks) > 1
         source = token_source or TokenSource()
         self._ranks = {
             dp_rank: Rank(
                 description,
                 source,
-                dp_rank if several else msgspec.UNSET,
+                dp_rank if len(description.dp_ranks) > 1 else None,
                 block_hash,
                 scheduling,
-                new_pool,
+                host_blocks=host_blocks,
                 role=role,
                 contexts=self.contexts,
             )
@@ -91,7 +88,6 @@ class Simulator:
         self._rank_of: dict[str, int] = {}
         self._iteration = 0
         self._has_unreported = False
-        self.transfer_counts = TransferStatistics()
         self._visible: deque[EngineEvent] = deque(maxlen=event_buffer_max_size * len(self._ranks))
         self.flush_events()
 
@@ -127,16 +123,15 @@ class Simulator:
 
     def check(self, request: EngineRequest) -> None:
         """Raise `RequestRefused` for a request that `submit` would refuse."""
-        id_in_use = request.request_id in self._rank_of
-        for field, found, allowed, is_allowed in _rules(request, self.description, self.role, id_in_use=id_in_use):
-            if not is_allowed:
-                raise RequestRefused(field, found, allowed)
+        is_in_use = request.request_id in self._rank_of
+        refuse_unmet(role_rules(request, self.role), limits(request, self.description, id_in_use=is_in_use))
+        if takes_transfer(request, self.role):
+            refuse_unmet(_handoff_rules(request))
 
     def uncached_tokens(self, request: EngineRequest) -> int:
         """Return how many of a prompt's tokens its rank would have to compute, or fetch, if the request began now."""
-        namespace = EngineNamespace.of(request.lora_name, request.cache_salt)
-        reused_blocks = self.reused_blocks(self._chosen_rank(request), request.prompt, namespace)
-        return len(request.prompt) - reused_blocks * self.description.block_size
+        reused = self.pool(self._chosen_rank(request)).match(request.prompt, namespace_of(request))
+        return len(request.prompt) - len(reused) * self.description.block_size
 
     def _chosen_rank(self, request: EngineRequest) -> int:
         if request.dp_rank is not None:
@@ -157,22 +152,21 @@ class Simulator:
         """Let one more iteration report the state, even without work."""
         self._has_unreported = True
 
-    def hand_over(self, transfer_id: int, state: bytes) -> bool:
+    def hand_over(self, name: int, state: bytes) -> bool:
         """Free the blocks of a fetched context; return whether it was still held, with this state."""
-        held = self.contexts.fetched(transfer_id, state)
-        if held is None:
-            return False
-        self.transfer_counts.handed_over_total += 1
-        self._ranks[held.dp_rank].give_back(held.table, held.prompt)
-        self._has_unreported = True
-        return True
+        held = self.contexts.fetched(name, state)
+        if held is not None:
+            self._give_back(held)
+        return held is not None
 
     def expire(self, now_s: float) -> None:
         """Free the blocks of contexts that were not fetched in time."""
         for held in self.contexts.expired(now_s):
-            self.transfer_counts.expired_total += 1
-            self._ranks[held.dp_rank].give_back(held.table, held.prompt)
-            self._has_unreported = True
+            self._give_back(held)
+
+    def _give_back(self, held: HeldContext) -> None:
+        self._ranks[held.dp_rank or 0].give_back(held.table, held.prompt)
+        self._has_unreported = True
 
     def step(self, now_s: float, neighbours: int = 0) -> Step:
         """Compute the iteration that begins at `now_s`, in engine seconds.
@@ -189,12 +183,12 @@ class Simulator:
         both = {"iter": self._iteration, "iterLatencyMS": duration_s * 1e3}
         statistics = tuple(both | step.did for step in steps.values())
         self._iteration += 1
-        return Step(duration_s=duration_s, outputs=outputs, statistics=statistics)
+        return Step(duration_s, outputs, statistics)
 
     def flush_events(self) -> None:
         """Make visible what happened since the last call; the end of an iteration."""
         for rank in self._ranks.values():
-            self._visible.extend(rank.events.take())
+            self._visible.extend(rank.pool.events.take())
 
     def drain_events(self) -> list[EngineEvent]:
         """Return all visible events since the last call, in order per rank."""
@@ -202,25 +196,9 @@ class Simulator:
         self._visible.clear()
         return drained
 
-    def pool_statistics(self, dp_rank: int = 0) -> PoolStatistics:
-        """Return the figures of a rank's blocks."""
-        return self._ranks[dp_rank].pool.statistics()
-
-    def reused_blocks(self, dp_rank: int, prompt: Sequence[int], namespace: EngineNamespace) -> int:
-        """Return how many blocks of the GPU a request would reuse if it began now."""
-        return len(self._ranks[dp_rank].pool.match(prompt, namespace))
-
-    def held_hashes(self, dp_rank: int, tier: Tier = Tier.GPU) -> frozenset[int]:
-        """Return the engine hashes of the full blocks that a rank holds on `tier`, and would reuse."""
-        return self._ranks[dp_rank].pool.held_hashes(tier)
-
-
-def _rules(request: EngineRequest, engine: EngineDescription, role: Role, *, id_in_use: bool) -> Iterator[Rule]:
-    """Yield the rules for a request that an empty rank can serve."""
-    yield from role_rules(request, role)
-    yield from limits(request, engine, id_in_use=id_in_use)
-    if takes_transfer(request, role):
-        yield from _handoff_rules(request)
+    def pool(self, dp_rank: int = 0) -> BlockPool:
+        """Return a rank's blocks, to be read."""
+        return self._ranks[dp_rank].pool
 
 
 def _handoff_rules(request: EngineRequest) -> Iterator[Rule]:

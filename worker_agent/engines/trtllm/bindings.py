@@ -15,9 +15,10 @@ Everything is imported on use, because it takes seconds and needs a GPU. Names a
 
 import asyncio
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any
 
 import structlog
 from pydantic import ValidationError
@@ -26,7 +27,7 @@ from kv_protocol.errors import shortened
 from kv_runtime.config.words import allowed
 from kv_runtime.extras import DISTRIBUTION, install_command
 from worker_agent.engine_args.arguments import EngineArgs
-from worker_agent.engine_args.layers import Path, ValueOrigin, dotted, found, shown
+from worker_agent.engine_args.layers import dotted, found, shown
 from worker_agent.engines.trtllm.logits import LogitsAdapter
 from worker_agent.engines.trtllm.requests import (
     Abilities,
@@ -46,14 +47,6 @@ EXTRA = "trtllm"
 _LOGGED_MAX = 64
 """Dropped handoff keys, and messages of mismatches, that are logged, each once."""
 _log = structlog.get_logger("trtllm")
-
-
-class Call(NamedTuple):
-    """The arguments of `generate_async`: the prompt, `SamplingParams`, and what else is set, by name."""
-
-    inputs: Any
-    sampling: Any
-    others: dict[str, Any]
 
 
 _MESSAGE_CHARACTERS_MAX = 300
@@ -128,8 +121,10 @@ class Bindings:
             named = named_in(args, error) if isinstance(error, ValueError) else ""
             raise EngineError(f"the engine cannot be loaded: {type(error).__name__}: {error}{named}") from error
 
-    def call(self, request: EngineRequest, abilities: Abilities, adapters: list[LogitsAdapter]) -> Call:
-        """Return the call that `generate` submits. Media are decoded and placed here: then call it on a thread.
+    def call(self, request: EngineRequest, abilities: Abilities, adapters: list[LogitsAdapter]) -> Callable[[], Any]:
+        """Return the call that submits one request and returns its result object at once.
+
+        Media are decoded and placed here: call this on a thread then.
 
         `request` has passed `check_request`.
 
@@ -159,14 +154,11 @@ class Bindings:
         if conversation is not None:
             named = _named("conversation_params", "ConversationParams")
             others["conversation_params"] = named(conversation_id=conversation)
-        return Call(inputs, sampling, {name: each for name, each in others.items() if each is not None})
+        given = {name: each for name, each in others.items() if each is not None}
+        return partial(self.llm.generate_async, inputs, sampling, **given)
 
-    def generate(self, call: Call) -> Any:  # noqa: ANN401 - the library has no types here
-        """Submit one request and return its result object at once; raise what the library raises."""
-        return self.llm.generate_async(call.inputs, call.sampling, **call.others)
-
-    def to_encode(self, text: str, media: Sequence[Media]) -> Any:  # noqa: ANN401 - as above
-        """Return the inputs of `encode`: images decoded and placed in the prompt. Call it on a thread.
+    def to_encode(self, text: str, media: Sequence[Media]) -> Any:  # noqa: ANN401 - the library has no types here
+        """Return the inputs of an encoder's `generate_async`. Call it on a thread: it decodes and places images.
 
         Raises:
             RequestRefused: an image cannot be decoded.
@@ -174,10 +166,6 @@ class Bindings:
         """
         images = [image_of(each) for each in media]
         return self.llm.preprocess({"prompt": text, "multi_modal_data": {"image": images}, "mm_processor_kwargs": {}})
-
-    def encode(self, prepared: Any) -> Any:  # noqa: ANN401 - as above
-        """Submit inputs to the encoder and return its result object at once."""
-        return self.llm.generate_async(prepared)
 
     @staticmethod
     def embeddings(handle: Mapping[str, Any]) -> bytes:
@@ -291,8 +279,9 @@ def refusals(args: EngineArgs, error: ValidationError) -> Iterator[str]:
     """Yield each argument that the installed version refused, with its place."""
     for each in error.errors(include_url=False):
         path = tuple(str(part) for part in each["loc"])
-        origin = _origin(args, path)
-        place = "" if origin is None else f"{origin.place}: "
+        nearest = (args.first(*path[:size]) for size in range(len(path), 0, -1))  # parts may be pydantic's own
+        given = next((each for each in nearest if each is not None), None)
+        place = "" if given is None else f"{given.place}: "
         name = f"{dotted(path)}: " if path else ""
         yield f"{place}{name}found {found(shown(path, each['input']))}, {allowed(each)}"
 
@@ -300,14 +289,5 @@ def refusals(args: EngineArgs, error: ValidationError) -> Iterator[str]:
 def named_in(args: EngineArgs, error: Exception) -> str:
     """Return, as a message's ending, where the arguments that the error names were given."""
     words = set(_WORD.findall(str(error)))
-    given = [setting for setting in args.settings if setting.path[0] in words and setting.origin.layer != "default"]
+    given = [setting for setting in args.settings if setting.path[0] in words and setting.layer != "default"]
     return "".join(f"; {setting.name}: {setting.origin}" for setting in given)
-
-
-def _origin(args: EngineArgs, path: Path) -> ValueOrigin | None:
-    """Return the origin of the first value at the longest part of the path that has one.
-
-    Parts of a path may be pydantic's own: the number of a list's item, the tag of a union.
-    """
-    origins = (args.origin(*path[:size]) for size in range(len(path), 0, -1))
-    return next((origin for origin in origins if origin is not None), None)

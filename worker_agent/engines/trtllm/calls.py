@@ -1,19 +1,23 @@
-"""Calls of the loaded library: the stream of a request, polls, and what an encoder makes of a prompt's images.
+"""Calls of the loaded library: a request's stream, polls, what an encoder makes of a prompt's images, its own metrics.
 
 A poll fetches with timeout 0 and pauses after an empty fetch: with a timeout the RPC worker sleeps 100 ms after each,
 however soon rows come; and immediate empty answers, for whatever reason, do not cause busy polling.
 
 Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/executor/rpc_worker_mixin.py` (`fetch_kv_cache_events_wait_async`,
 `fetch_stats_wait_async`: 100 ms) and `tensorrt_llm/executor/executor.py` (`get_stats` answers at once before the first
-request).
+request); metrics: `tensorrt_llm/metrics/collector.py` @ 050f80de, `tensorrt_llm/serve/openai_server.py`,
+`_extract_metrics`.
 """
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import structlog
+from prometheus_client import REGISTRY
+from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client.metrics_core import Metric
 
 from worker_agent.engines.trtllm.bindings import Bindings
 from worker_agent.engines.trtllm.outputs import Outputs
@@ -32,21 +36,21 @@ class Stream:
     def __init__(self, request_id: str, result: Any, outputs: Outputs, *, takes_transfer: bool) -> None:  # noqa: ANN401
         self.request_id, self.result, self.outputs = request_id, result, outputs
         self.takes_transfer = takes_transfer
-        self._patience: asyncio.Timeout | None = None
+        self._wait: asyncio.Timeout | None = None
 
     async def step(self) -> list[EngineOutput]:
         """Return the new outputs of the engine's next response; raise TimeoutError once cut, or the engine's error."""
         try:
-            async with asyncio.timeout(None) as self._patience:
+            async with asyncio.timeout(None) as self._wait:
                 await anext(self.result)
         finally:
-            self._patience = None
+            self._wait = None
         return self.outputs.new(self.result)
 
     def cut(self) -> None:
         """End the wait for the next response."""
-        if self._patience is not None:
-            self._patience.reschedule(asyncio.get_running_loop().time())
+        if self._wait is not None:
+            self._wait.reschedule(asyncio.get_running_loop().time())
 
     def abort(self) -> None:
         """Cancel the request in the engine, if that still computes it."""
@@ -73,7 +77,7 @@ async def handles_of(bindings: Bindings, text: str, media: Sequence[Media]) -> H
     """
     async with bindings.placing:
         prepared = await asyncio.to_thread(bindings.to_encode, text, media)
-    handoff = handoff_of((await bindings.encode(prepared)).disaggregated_params)
+    handoff = handoff_of((await bindings.llm.generate_async(prepared)).disaggregated_params)
     handles = len(handoff.multimodal_embedding_handles or ())
     if handles != len(media):
         raise RequestRefused("media", f"{handles} embeddings of {len(media)} images", "as many")
@@ -90,3 +94,44 @@ async def files_of(bindings: Bindings, text: str, media: Sequence[Media]) -> tup
         raise RequestRefused("form", "embeddings", "handles: this model's positions go with the prompt")
     handles = handoff.multimodal_embedding_handles or ()
     return tuple([await asyncio.to_thread(bindings.embeddings, handle) for handle in handles])
+
+
+class OwnMetrics:
+    """The engine's own metrics of its requests and iterations, `trtllm_*`, as its server has them. Any thread may call.
+
+    The library's `MetricsCollector` counts. It gets what the library's server gives it: the measurements of finished
+    requests, and the rows of iterations. It registers its metrics in the registry of the process; they are taken out of
+    there, and the agent shows them beside its own. The engine measures only with `return_perf_metrics`, which
+    `--publish-metrics` sets.
+    """
+
+    def __init__(self, collector: Any) -> None:  # noqa: ANN401 - the library has no types here
+        """`collector` is a new `MetricsCollector`."""
+        self._collector = collector
+        self._metrics = [each for each in vars(collector).values() if isinstance(each, MetricWrapperBase)]
+        for each in self._metrics:
+            REGISTRY.unregister(each)
+        self._has_failed = False
+
+    def finished(self, result: Any) -> None:  # noqa: ANN401 - as above
+        """Count a finished request."""
+        of_choices = getattr(result, "candidate_metrics", None) or [result.metrics_dict]  # one of each choice, from 1.4
+        for each in of_choices:
+            self._count(self._collector.log_request_metrics_dict, each)
+
+    def iterated(self, row: Mapping[str, Any]) -> None:
+        """Count an iteration."""
+        self._count(self._collector.log_iteration_stats, row)
+
+    def families(self) -> Iterator[Metric]:
+        """Yield what was counted, under the engine's names."""
+        for each in self._metrics:
+            yield from each.collect()
+
+    def _count(self, count: Callable[[Any], None], counted: Any) -> None:  # noqa: ANN401 - as above
+        try:
+            count(counted)
+        except Exception as error:  # noqa: BLE001 - no request fails because it cannot be counted
+            if not self._has_failed:
+                self._has_failed = True
+                _log.warning("engine_metrics_lost", reason=f"{type(error).__name__}: {error}")

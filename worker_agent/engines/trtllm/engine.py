@@ -23,8 +23,8 @@ import asyncio
 import secrets
 import threading
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any, cast
 
@@ -35,30 +35,35 @@ from kv_runtime.clock import Clock
 from kv_runtime.main_thread import ThreadCall
 from kv_runtime.supervise import TaskSet, TaskSetFull
 from worker_agent.engine_args.arguments import EngineArgs
-from worker_agent.engines.trtllm.bindings import Bindings, Call
-from worker_agent.engines.trtllm.calls import Stream, files_of, handles_of, polled
+from worker_agent.engines.trtllm.bindings import Bindings
+from worker_agent.engines.trtllm.calls import OwnMetrics, Stream, files_of, handles_of, polled
 from worker_agent.engines.trtllm.loading import load_engine
 from worker_agent.engines.trtllm.logits import LogitsAdapter, factory_at
-from worker_agent.engines.trtllm.outputs import MeasuredTransfers, Outputs
-from worker_agent.engines.trtllm.own_metrics import OwnMetrics
+from worker_agent.engines.trtllm.outputs import Outputs
 from worker_agent.engines.trtllm.requests import Abilities, check_request
 from worker_agent.engines.trtllm.settings import TrtllmSettings
 from worker_agent.media.inputs import has_media
-from worker_agent.port.handoff import LIFE_BITS, Handoff, TransferIds
+from worker_agent.port.handoff import Handoff
 from worker_agent.port.types import (
     EngineDescription,
     EngineError,
     EngineOutput,
     EngineRequest,
     EngineStopped,
+    KvFetches,
     Media,
     RequestRefused,
     takes_transfer,
 )
 
 _ABORTS_MAX = 10_000
-_FAREWELL_S = 1.0
+_CUT_S = 1.0
+"""How long streams that were cut may take to end before the engine is shut down."""
 _EVENTS_PAUSE_S, _STATISTICS_PAUSE_S = 0.02, 0.1
+_OURS, _RANDOM_BITS = 1 << 62, 62
+"""Ids of transfers have the highest of 63 bits set, unlike the ids that an engine counts itself. The other bits are
+random, so that ids differ in the fleet. Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/llmapi/disagg_utils.py`,
+`get_global_disagg_request_id` (`MIN_GLOBAL_ID`, 2**42, and above)."""
 _REST_S = 0.2
 """An engine without statistics for so long is idle."""
 _log = structlog.get_logger("trtllm")
@@ -78,7 +83,6 @@ class TensorRTLLMEngine:
     ) -> None:
         self._args, self._clock, self._model, self._on_its_thread = args, clock, model, call
         self._settings = settings or TrtllmSettings()
-        self._transfer_ids = TransferIds(secrets.randbits(LIFE_BITS)) if args.role == "prefill" else None
         processors = self._settings.logits_processors
         for name, specification in processors.items():
             factory_at(name, specification)
@@ -96,11 +100,11 @@ class TensorRTLLMEngine:
         self.own_metrics: OwnMetrics | None = None
         self._bindings: Bindings | None = None
         self._description: EngineDescription | None = None
-        self._streams: dict[str, Stream] = {}
-        self._aborting: set[Stream] = set()
+        self._streams = set[Stream]()
+        """Those that a client reads, and those that are aborted after their transfer."""
         self._aborts: TaskSet | None = None
-        self._encoding = 0
-        self._preparing: set[str] = set()
+        self._working = set[object]()
+        """What a stop waits for: ids of requests, streams that are aborted after their transfer, and encodings."""
         self._idle, self._ended, self._over = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._idle.set()
         self._closing = asyncio.Lock()
@@ -112,7 +116,7 @@ class TensorRTLLMEngine:
         self._last_handoff_s: float | None = None
         self.load_s: float | None = None
         self.failed_requests_total = 0
-        self.transfers = MeasuredTransfers()
+        self.fetches = KvFetches("done", "failed")
 
     @property
     def fault(self) -> str | None:
@@ -157,7 +161,7 @@ class TensorRTLLMEngine:
                 while not self._ended.is_set():
                     await self._clock.wait(self._ended, self._settings.watch_s)
                     await self._check_health()
-                await self._clock.wait(self._idle, _FAREWELL_S)
+                await self._clock.wait(self._idle, _CUT_S)
                 self._cut(self._stopped_because)
         finally:
             self._aborts = None
@@ -179,19 +183,19 @@ class TensorRTLLMEngine:
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineOutput, None]:
         """Yield each choice's new tokens as they come; see `Engine`."""
-        stream = await self._submitted(request)
-        self._streams[request.request_id] = stream
-        self._idle.clear()
-        try:
-            while not stream.outputs.is_over:
-                for output in await self._next(stream):
-                    yield output
-        finally:
-            del self._streams[request.request_id]
-            if self.own_metrics is not None and stream.result.finished:
-                self.own_metrics.finished(stream.result)
-            self._let_go(stream)
-            self._note_idle()
+        bindings, is_in_use = self._loaded(request.request_id), request.request_id in self._working
+        check_request(request, self.describe(), self._abilities, id_in_use=is_in_use)
+        with self._work(request.request_id):
+            stream = await self._submitted(bindings, request)
+            self._streams.add(stream)
+            try:
+                while not stream.outputs.is_over:
+                    for output in await self._next(stream):
+                        yield output
+            finally:
+                if self.own_metrics is not None and stream.result.finished:
+                    self.own_metrics.finished(stream.result)
+                self._let_go(stream)
 
     async def encode(self, text: str, media: Sequence[Media]) -> Handoff:
         """Return the handles of a prompt's images, one placeholder each in `text`, and their digests as hashes.
@@ -214,17 +218,25 @@ class TensorRTLLMEngine:
         if self._args.role != "encode":
             raise RequestRefused("role", self._args.role, "encode")
         bindings = self._loaded("encode")
-        self._encoding += 1
+        with self._work(object()):
+            try:
+                yield bindings
+            except EngineError:
+                raise
+            except Exception as error:
+                raise self._meaning(error, "encode") from error
+
+    @contextmanager
+    def _work(self, name: object) -> Iterator[None]:
+        """Let a stop wait for the block."""
+        self._working.add(name)
         self._idle.clear()
         try:
-            yield bindings
-        except EngineError:
-            raise
-        except Exception as error:
-            raise self._meaning(error, "encode") from error
+            yield
         finally:
-            self._encoding -= 1
-            self._note_idle()
+            self._working.discard(name)
+            if not self._working:
+                self._idle.set()
 
     def kv_events(self, timeout_s: float) -> list[dict[str, Any]]:
         """Return all KV events since the last call; see `Engine`."""
@@ -243,12 +255,9 @@ class TensorRTLLMEngine:
         return rows
 
     # --------------------------------------------------------------------------------------------- requests
-    async def _submitted(self, request: EngineRequest) -> Stream:
-        bindings = self._loaded(request.request_id)
-        in_use = request.request_id in self._streams or request.request_id in self._preparing
-        check_request(request, self.describe(), self._abilities, id_in_use=in_use)
+    async def _submitted(self, bindings: Bindings, request: EngineRequest) -> Stream:
         try:
-            result = bindings.generate(await self._call(bindings, self._with_transfer_id(request)))
+            result = (await self._call(bindings, request))()
             self._has_submitted = True
         except EngineError:
             raise
@@ -262,32 +271,23 @@ class TensorRTLLMEngine:
             logprobs=request.sampling.logprobs,
             hands_over=self._args.role == "prefill",
             reports_prompt=expands,
-            transfers=self.transfers if fetches else None,
+            transfers=self.fetches if fetches else None,
         )
         _log.debug("request_begun", request_id=request.request_id, engine_id=getattr(result, "request_id", None))
         return Stream(request.request_id, result, outputs, takes_transfer=fetches)
 
-    async def _call(self, bindings: Bindings, request: EngineRequest) -> Call:
-        """Return the call to submit: at once, but media are decoded and placed on a thread."""
+    async def _call(self, bindings: Bindings, request: EngineRequest) -> Callable[[], Any]:
+        """Return the call that submits the request: at once, but media are decoded and placed on a thread."""
+        if self._args.role == "prefill" and request.transfer_id is None:
+            request = msgspec.structs.replace(request, transfer_id=_OURS | secrets.randbits(_RANDOM_BITS))
         specifications, errors = self._settings.logits_processors, self.logits_errors_total
         adapters = [LogitsAdapter(name, specifications[name], errors) for name in request.logits_processors]
         if not has_media(request):
             return bindings.call(request, self._abilities, adapters)
-        self._preparing.add(request.request_id)
-        self._idle.clear()
-        try:
-            async with bindings.placing:
-                call = await asyncio.to_thread(bindings.call, request, self._abilities, adapters)
-        finally:
-            self._preparing.remove(request.request_id)
-            self._note_idle()
+        async with bindings.placing:
+            call = await asyncio.to_thread(bindings.call, request, self._abilities, adapters)
         self._loaded(request.request_id)  # the engine may have stopped meanwhile
         return call
-
-    def _with_transfer_id(self, request: EngineRequest) -> EngineRequest:
-        if self._transfer_ids is None or request.transfer_id is not None:
-            return request
-        return msgspec.structs.replace(request, transfer_id=self._transfer_ids.next())
 
     async def _next(self, stream: Stream) -> list[EngineOutput]:
         if self._over.is_set():
@@ -296,26 +296,20 @@ class TensorRTLLMEngine:
         try:
             new = await stream.step()
         except StopAsyncIteration:
-            self.transfers.failed += waits_for_transfer
-            return stream.outputs.failed()
-        except Exception as error:  # noqa: BLE001  what it means is said below
-            return self._failed(stream, error)
-        self.transfers.failed += waits_for_transfer and (
-            stream.outputs.is_cancelled or any(each.finish_reason == "error" for each in new)
-        )
+            new = stream.outputs.failed()
+        except Exception as error:
+            meaning = self._meaning(error, stream.request_id, is_new=False)
+            if isinstance(meaning, EngineStopped) or not stream.outputs.has_begun:
+                self.fetches.by_outcome["failed"] += waits_for_transfer and not isinstance(meaning, EngineStopped)
+                raise meaning from error
+            _log.warning("request_failed", request_id=stream.request_id, reason=str(error))
+            new = stream.outputs.failed()
         if stream.outputs.is_cancelled:
             raise EngineStopped(f"{stream.request_id}: the engine cancelled it")
+        self.fetches.by_outcome["failed"] += waits_for_transfer and any(each.finish_reason == "error" for each in new)
         if any(output.handoff is not None for output in new):
             self._last_handoff_s = self._clock.now()
         return new
-
-    def _failed(self, stream: Stream, error: Exception) -> list[EngineOutput]:
-        meaning = self._meaning(error, stream.request_id, is_new=False)
-        if isinstance(meaning, EngineStopped) or not stream.outputs.has_begun:
-            self.transfers.failed += stream.takes_transfer and not isinstance(meaning, EngineStopped)
-            raise meaning from error
-        _log.warning("request_failed", request_id=stream.request_id, reason=str(error))
-        return stream.outputs.failed()
 
     def _meaning(self, error: Exception, request_id: str, *, is_new: bool = True) -> EngineError:
         """Return the error of a request for an error of the library; note the engine's death."""
@@ -330,9 +324,9 @@ class TensorRTLLMEngine:
         return EngineStopped(f"{request_id}: {self._stopped_because}")
 
     def _let_go(self, stream: Stream) -> None:
-        if stream.result.finished or stream.outputs.is_over:
-            return
-        if stream.takes_transfer and not stream.outputs.has_begun and self._aborts is not None:
+        """Abort what a client left before its end: at once, or once its KV has come."""
+        is_over = stream.result.finished or stream.outputs.is_over
+        if not is_over and stream.takes_transfer and not stream.outputs.has_begun and self._aborts is not None:
             work = self._abort_after_first(stream)
             try:
                 self._aborts.spawn(work, name="abort after transfer")
@@ -340,24 +334,22 @@ class TensorRTLLMEngine:
                 work.close()
                 _log.warning("aborted_before_transfer", request_id=stream.request_id, reason=str(error))
             else:
-                self._aborting.add(stream)
+                self._working.add(stream)
                 return
-        stream.abort()
+        self._streams.discard(stream)
+        if not is_over:
+            stream.abort()
 
     async def _abort_after_first(self, stream: Stream) -> None:
-        try:
-            while not stream.outputs.has_begun and not stream.result.finished and not self._over.is_set():
-                await stream.step()
-        except Exception as error:  # noqa: BLE001  no caller waits for this request any more
-            _log.debug("aborted_request_failed", request_id=stream.request_id, reason=str(error))
-        finally:
-            self._aborting.discard(stream)
-            stream.abort()
-            self._note_idle()
-
-    def _note_idle(self) -> None:
-        if not (self._streams or self._aborting or self._encoding or self._preparing):
-            self._idle.set()
+        with self._work(stream):
+            try:
+                while not stream.outputs.has_begun and not stream.result.finished and not self._over.is_set():
+                    await stream.step()
+            except Exception as error:  # noqa: BLE001  no caller waits for this request any more
+                _log.debug("aborted_request_failed", request_id=stream.request_id, reason=str(error))
+            finally:
+                self._streams.discard(stream)
+                stream.abort()
 
     def _loaded(self, request_id: str) -> Bindings:
         if self._bindings is None or not self._is_accepting:
@@ -390,7 +382,7 @@ class TensorRTLLMEngine:
         if not self._over.is_set():
             self._stopped_because = because
             self._over.set()
-        for stream in (*self._streams.values(), *self._aborting):
+        for stream in self._streams:
             stream.cut()
 
     async def _await_transfers(self, last_handoff_s: float) -> None:

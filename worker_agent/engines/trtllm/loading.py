@@ -1,6 +1,6 @@
 """Loads TensorRT-LLM's engine and describes it.
 
-Computes the longest sequence of a TensorRT-LLM engine (PyTorch backend) before the engine is loaded.
+The longest sequence of an engine (PyTorch backend) is computed before the engine is loaded:
 
     the model           `max_position_embeddings`, times `rope_scaling.factor` (rounded up) unless the kind of scaling
                         is one of `_COUNTED`: there the positions are scaled already
@@ -15,7 +15,7 @@ Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/_torch/models/modeling_utils.py` (`in
 `tensorrt_llm/_torch/pyexecutor/model_engine.py` (`_init_max_seq_len`), `tensorrt_llm/executor/base_worker.py`
 (`setup_engine`).
 
-Finds the data type of a TensorRT-LLM engine's KV cache (PyTorch backend), which the engine does not report.
+The data type of an engine's KV cache (PyTorch backend), which the engine does not report, is found in:
 
     `kv_cache_config.dtype`      fp8, nvfp4: that one; `auto`: the checkpoint's
     `hf_quant_config.json`       `quantization.kv_cache_quant_algo`: FP8, NVFP4, ..
@@ -57,9 +57,10 @@ def load_engine(
     Raises:
         EngineError: the model does not fit the engine, cannot be loaded, or cannot be described.
     """
-    if args.role == "encode":
-        check_encoder(str(args.value("model")))
-    longest = seq_len_before(args)
+    try:
+        longest = _checked_seq_len(args)
+    except TextError as error:
+        raise EngineError(str(error)) from error
     bindings = Bindings(settings)
     bindings.load(args)
     try:
@@ -73,38 +74,25 @@ def load_engine(
     return bindings, description
 
 
-def check_encoder(model_path: str) -> None:
-    """Check that the model in a directory has a standalone encoder; other models cannot be checked.
-
-    Raises:
-        EngineError: it has none, or its configuration cannot be read.
-    """
-    try:
-        found = model_type(model_config(model_path))
-    except TextError as error:
-        raise EngineError(str(error)) from error
-    if found in NO_STANDALONE_ENCODER:
-        allowed = f"a model_type with an encoder of its own, which {', '.join(sorted(NO_STANDALONE_ENCODER))} has not"
-        raise EngineError(f"role encode: found {found!r}, allowed {allowed}")
-
-
-def seq_len_before(args: EngineArgs) -> int | None:
+def _checked_seq_len(args: EngineArgs) -> int | None:
     """Return the longest sequence, if it is known before loading; an encoder's is 1: it generates nothing.
 
     Raises:
-        EngineError: it is unknown, and the engine will not report it either.
+        EngineError: it is unknown, and the engine will not report it either; or an encoder's model has none of its own.
+        TextError: the model's configuration cannot be read.
     """
-    if args.role == "encode":
-        return 1
     requested, model = args.value("max_seq_len"), str(args.value("model"))
-    if args.value("backend") == "_autodeploy":
+    if args.role != "encode" and args.value("backend") == "_autodeploy":
         return int(requested) if requested else None
-    try:
-        config = {**model_config(model), **(args.value("model_kwargs") or {})}
+    config = model_config(model)
+    if args.role != "encode":
         longer = os.environ.get(_ALLOW_LONGER, "0").lower() in _YES
-    except TextError as error:
-        raise EngineError(str(error)) from error
-    return engine_seq_len(requested, config, model=model, allows_longer=longer)
+        config = {**config, **(args.value("model_kwargs") or {})}
+        return engine_seq_len(requested, config, model=model, allows_longer=longer)
+    if (found := model_type(config)) in NO_STANDALONE_ENCODER:
+        allowed = f"a model_type with an encoder of its own, which {', '.join(sorted(NO_STANDALONE_ENCODER))} has not"
+        raise EngineError(f"role encode: found {found!r}, allowed {allowed}")
+    return 1
 
 
 def described(args: EngineArgs, bindings: Bindings, model: str, longest: int | None) -> EngineDescription:

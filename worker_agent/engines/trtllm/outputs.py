@@ -24,18 +24,10 @@ from typing import Any
 
 from worker_agent.port.handoff import Handoff, handoff_of
 from worker_agent.port.sampling import TokenLogprob, TokenLogprobs
-from worker_agent.port.types import EngineOutput, FinishReason
+from worker_agent.port.types import EngineOutput, FinishReason, KvFetches
 
 _FINISH_REASONS: Mapping[str, FinishReason] = {"stop": "stop", "length": "length", "not_finished": "length"}
 CANCELLED = "cancelled"
-
-
-class MeasuredTransfers:
-    """The transfers of KV to an engine: those that it has measured, summed, and those that failed."""
-
-    def __init__(self) -> None:
-        self.count = self.failed = self.transferred_bytes = 0
-        self.seconds = 0.0
 
 
 class Outputs:
@@ -55,7 +47,7 @@ class Outputs:
         logprobs: int | None = None,
         hands_over: bool = False,
         reports_prompt: bool = False,
-        transfers: MeasuredTransfers | None = None,
+        transfers: KvFetches | None = None,
     ) -> None:
         self._prompt, self._max_tokens = prompt, max_tokens
         self._logprobs = logprobs
@@ -134,8 +126,8 @@ class Outputs:
         moved = getattr(timing, "kv_cache_size", 0)
         if self._transfers is not None and timing is not None and moved:
             took = timing.kv_cache_transfer_end - timing.kv_cache_transfer_start
-            self._transfers.count += 1
-            self._transfers.transferred_bytes += int(moved)
+            self._transfers.by_outcome["done"] += 1
+            self._transfers.fetched_bytes += int(moved)
             self._transfers.seconds += max(0.0, took.total_seconds())
             self._transfers = None
 

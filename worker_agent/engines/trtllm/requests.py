@@ -39,13 +39,13 @@ import msgspec
 from kv_protocol.fleet import Role
 from worker_agent.media.inputs import has_media, media_rules
 from worker_agent.port.handoff import params_of
-from worker_agent.port.sampling import Guide, Sampling
+from worker_agent.port.sampling import Guide
 from worker_agent.port.types import (
     EngineDescription,
     EngineRequest,
-    RequestRefused,
     Rule,
     limits,
+    refuse_unmet,
     role_rules,
     takes_transfer,
 )
@@ -78,24 +78,20 @@ def check_request(
     Raises:
         RequestRefused: it never can, in this role and with its loaded features.
     """
-    for rules in (
+    refuse_unmet(
         role_rules(request, abilities.role),
         media_rules(request, takes_transfer=takes_transfer(request, abilities.role)),
         limits(request, engine, id_in_use=id_in_use),
         _prompt_rules(request, engine, abilities.role),
-        _sampling_rules(request.sampling, abilities),
-        _named_rules(request, abilities),
-    ):
-        for field, found, allowed, is_allowed in rules:
-            if not is_allowed:
-                raise RequestRefused(field, found, allowed)
+        _sampling_rules(request, abilities),
+    )
 
 
 def rank_and_conversation(request: EngineRequest, abilities: Abilities) -> tuple[int | None, str | None]:
     """Return the rank that is required of the engine, and the conversation that it keeps on one rank."""
-    conversation_id = request.conversation_id if abilities.conversations else None
-    requires_rank = abilities.attention_dp and conversation_id is None
-    return request.dp_rank if requires_rank else None, conversation_id
+    if abilities.conversations and request.conversation_id is not None:
+        return None, request.conversation_id
+    return request.dp_rank if abilities.attention_dp else None, None
 
 
 def sampling_fields(request: EngineRequest, role: Role, end_ids: Sequence[int]) -> dict[str, Any]:
@@ -164,17 +160,14 @@ def _prompt_rules(request: EngineRequest, engine: EngineDescription, role: Role)
     yield "prompt", f"{tokens} tokens", f"at most {most}: max_num_tokens, without chunked prefill", is_allowed
 
 
-def _sampling_rules(sampling: Sampling, abilities: Abilities) -> Iterator[Rule]:
+def _sampling_rules(request: EngineRequest, abilities: Abilities) -> Iterator[Rule]:
     """Yield the rules for what not every engine can do: the API has checked the values themselves."""
-    guide, by = sampling.guide, abilities.guided_by
+    guide, by = request.sampling.guide, abilities.guided_by
     allowed = "none: the engine was loaded without guided_decoding_backend"
     yield "guided_decoding", "a guide", allowed, guide is None or by is not None
     is_tag = guide is not None and guide.kind == "structural_tag"
     allowed = f"another guide: {by} has none, xgrammar has"
     yield "guided_decoding", "a structural tag", allowed, not is_tag or by == "xgrammar"
-
-
-def _named_rules(request: EngineRequest, abilities: Abilities) -> Iterator[Rule]:
     allowed = ", ".join(sorted(abilities.logits_processors)) or "none: the engine was loaded without any"
     for name in request.logits_processors:
         yield "logits_processors", name, allowed, name in abilities.logits_processors

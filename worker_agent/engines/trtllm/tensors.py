@@ -21,8 +21,6 @@ from worker_agent.media.safetensors import DTYPE_BYTES, written_tensor
 from worker_agent.port.types import Media, RequestRefused
 
 _TORCH_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-EMBEDDINGS = "embeddings"
-"""The tensor's name in files that are written here."""
 
 
 def image_of(media: Media) -> Any:  # noqa: ANN401 - Pillow's
@@ -54,7 +52,7 @@ def file_of(tensor: Any) -> bytes:  # noqa: ANN401 - torch's
     if dtype is None:
         raise RequestRefused("embeddings", str(tensor.dtype), ", ".join(DTYPE_BYTES))
     plain = tensor.detach().cpu().contiguous()
-    return written_tensor(EMBEDDINGS, dtype, tuple(plain.shape), plain.view(torch.uint8).numpy().tobytes())
+    return written_tensor(dtype, tuple(plain.shape), plain.view(torch.uint8).numpy().tobytes())
 
 
 def bias_of(logit_bias: Sequence[tuple[int, float]], vocab_size: int) -> Any:  # noqa: ANN401 - torch's
