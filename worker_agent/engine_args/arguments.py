@@ -2,16 +2,12 @@
 
     default < flag < file < override < forced    `layers.py`: merged, each value with its origin
     each layer                                   types of what the agent reads: `_READ`
-    merged                                       forced values: `forced_layer`; conflicting arguments: `conflicts`
+    merged                                       forced values: `forced_layer`; what the engine does not take: `pruned`;
+                                                 conflicting arguments: `conflicts`
 
-    left out                                                         reason
-    arguments that the backend lacks           each with a warning   the engine refuses it
-    num_postprocess_workers                    with a warning        the agent does that work itself
-    all but `ENCODE` of an encode worker       each with a warning   `MultimodalEncoder` takes nothing else
-
-The engine gets only a user's arguments and these: every other argument has the engine's own default, which a model's
-defaults may replace only while the argument is unset. An encode worker, which has neither a KV cache nor our tokenizer,
-gets no forced arguments.
+The engine gets only the arguments that a user set and the engine takes, and forced ones: every other argument has the
+engine's own default, which a model's defaults may replace only while the argument is unset. An encode worker, which has
+neither a KV cache nor our tokenizer, gets no forced arguments.
 
 All other names and values are checked by the engine's own pydantic model, which differs between versions: it refuses
 them before the model is loaded, and `worker_agent/engines/trtllm/bindings.py` names layer and place.

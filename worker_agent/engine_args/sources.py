@@ -168,9 +168,9 @@ def _named(name: LayerName, values: object, place: str, places: Mapping[Argument
     if not isinstance(values, dict) or not all(isinstance(each, str) for each in values):
         raise _invalid(place, found(values), "a mapping, whose names are texts")
     whole = layer(name, [((), values, place)])
-    for path in whole:
+    for path, each in whole.items():
         named = [places[path[:size]] for size in range(1, len(path) + 1) if path[:size] in places]
-        whole |= layer(name, [(path, whole[path].value, named[-1])]) if named else {}
+        whole[path] = each._replace(place=[place, *named][-1])
     return whole
 
 

@@ -38,7 +38,6 @@ _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _HEADERS = {hdrs.ACCEPT_ENCODING: "identity", hdrs.USER_AGENT: "kv-router"}
 _CHUNK_BYTES = 64 << 10
 _LINE_BYTES_MAX = 8190
-_FOUND_CHARACTERS_MAX = 40
 
 
 class MediaFetch:
@@ -104,7 +103,7 @@ async def _body(response: aiohttp.ClientResponse, target: URL, field: str, bytes
     encoding = response.headers.get(hdrs.CONTENT_ENCODING, "identity").strip().lower()
     if encoding != "identity":
         allowed = "a body as it is: a few bytes may unpack to any number"
-        raise MediaRefused("encoding", field, encoding[:_FOUND_CHARACTERS_MAX], allowed)
+        raise MediaRefused("encoding", field, encoding, allowed)
     allowed = f"at most {bytes_max} bytes"
     if response.content_length is not None and response.content_length > bytes_max:
         raise MediaRefused("too_large", field, f"{response.content_length} bytes, by Content-Length", allowed)

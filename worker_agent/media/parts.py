@@ -43,7 +43,6 @@ _UNKNOWN_TYPES = frozenset({"", "application/octet-stream", "binary/octet-stream
 _TYPE_OF_ALIAS = {"image/jpg": "image/jpeg"}
 """Common content types that are not registered."""
 _DETAILS = (None, "auto", "low", "high")
-_FOUND_CHARACTERS_MAX = 80
 PARTS_MAX = 16
 """Media of a request."""
 REQUEST_BYTES_MAX = 128 << 20
@@ -174,7 +173,7 @@ def _split_part(where: str, part: object, parts: list[MediaPart], rules: MediaSe
         return part
     if kind != "image_url":
         allowed = "text, image_url: this worker takes no video and no audio"
-        raise MediaRefused("part_kind", f"{where}.type", kind[:_FOUND_CHARACTERS_MAX], allowed)
+        raise MediaRefused("part_kind", f"{where}.type", kind, allowed)
     if len(parts) >= PARTS_MAX:
         raise MediaRefused("parts_count", where, f"more than {PARTS_MAX}", f"at most {PARTS_MAX} media")
     image, field = part.get("image_url"), f"{where}.image_url.url"
@@ -206,4 +205,4 @@ def _check_text(field: str, text: str, placeholder: str) -> None:
 
 
 def _refused(reason: MediaReason, part: MediaPart, found: str, allowed: str) -> MediaRefused:
-    return MediaRefused(reason, part.field, f"{found[:_FOUND_CHARACTERS_MAX]} ({shown_url(part.url)})", allowed)
+    return MediaRefused(reason, part.field, f"{found} ({shown_url(part.url)})", allowed)

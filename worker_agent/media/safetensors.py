@@ -28,7 +28,6 @@ _PREFIX_BYTES = 8
 _HEADER_BYTES_MAX = 64 << 10
 _ALIGNED_BYTES = 8
 """Writers pad the header so that the data begin at a multiple of it."""
-_FOUND_CHARACTERS_MAX = 120
 _Dimension = Annotated[int, msgspec.Meta(ge=1, le=1 << 31)]
 
 
@@ -77,9 +76,8 @@ def _entries(header: bytes, field: str) -> dict[str, _Entry]:
         msgspec.convert(entries.pop("__metadata__", {}), dict[str, str])
         return msgspec.convert(entries, dict[str, _Entry])
     except (ValueError, RecursionError, msgspec.ValidationError) as error:
-        found = f"a header that cannot be read ({error})"[:_FOUND_CHARACTERS_MAX]
         allowed = f"JSON as the format has it, of a tensor of two dimensions and {' or '.join(DTYPE_BYTES)}"
-        raise _refused(field, found, allowed) from error
+        raise _refused(field, f"a header that cannot be read ({error})", allowed) from error
 
 
 def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -97,9 +97,9 @@ class HandoffInvalid(Exception):
     """A handoff is invalid; the message names the field, what was found, what is allowed."""
 
 
-_COPIED = tuple(name for name in _KnownKeys.__struct_fields__ if name != "first_gen_log_probs")
+_KNOWN = _KnownKeys.__struct_fields__
 _MEDIA_PREFIX = "multimodal_"
-_MEDIA = tuple(name for name in _COPIED if name.startswith(_MEDIA_PREFIX))
+_MEDIA = tuple(name for name in _KNOWN if name.startswith(_MEDIA_PREFIX))
 _DROPPED = {"first_gen_logits", "return_prompt_token_ids_b64", "resolved_thinking", "conversation_id"}
 _KEYS = _DROPPED.union(_KnownKeys.__struct_encode_fields__)
 _keys = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -131,7 +131,7 @@ def read_handoff(part: msgspec.Raw) -> Handoff | None:
     if len(unknown) > OTHERS_MAX:
         raise RequestInvalid(_FIELD, f"{len(unknown)} unknown keys", f"{OTHERS_MAX} at most")
     for name in unknown:
-        if len(name) > OTHER_NAME_MAX or not name.isidentifier() or name in _KnownKeys.__struct_fields__:
+        if len(name) > OTHER_NAME_MAX or not name.isidentifier() or name in _KNOWN:
             allowed = f"identifiers of at most {OTHER_NAME_MAX} characters, not opaque_state"
             raise RequestInvalid(_FIELD, shortened(name), allowed)
     others = {name: msgspec.json.decode(raw) for name, raw in unknown.items()}
@@ -152,12 +152,11 @@ def handoff_of(params: object) -> Handoff:
     Raises:
         HandoffInvalid: a field cannot be handed over.
     """
-    values: dict[str, Any] = {name: getattr(params, name, None) for name in _COPIED}
-    style = values.pop("schedule_style")
-    logprobs = getattr(params, "first_gen_log_probs", None)
-    if logprobs is not None:
-        logprobs = [_listed(alternatives) for alternatives in logprobs]
-    values |= {"first_gen_log_probs": logprobs, "schedule_style": None if style is None else int(style)}
+    values: dict[str, Any] = {name: getattr(params, name, None) for name in _KNOWN}
+    if (logprobs := values["first_gen_log_probs"]) is not None:
+        values["first_gen_log_probs"] = list(map(_listed, logprobs))
+    if (style := values["schedule_style"]) is not None:
+        values["schedule_style"] = int(style)
     values["encoded_opaque_state"] = values.pop("opaque_state")
     values["others"] = dict(_newer_fields(params))
     try:
@@ -174,12 +173,7 @@ def params_of(handoff: Handoff, request_type: str, *, with_media: bool) -> dict[
     """
     if not with_media:
         handoff = without_media(handoff)
-    keys = {name: _plain(value) for name in _COPIED if (value := getattr(handoff, name)) is not None}
-    if handoff.first_gen_log_probs is not None:
-        keys["first_gen_log_probs"] = [
-            alternatives if isinstance(alternatives, float) else {each.token_id: each for each in alternatives}
-            for alternatives in handoff.first_gen_log_probs
-        ]
+    keys = {name: _plain(value) for name in _KNOWN if (value := getattr(handoff, name)) is not None}
     return {**handoff.others, **keys, "request_type": request_type}
 
 
@@ -189,7 +183,7 @@ def _newer_fields(params: object) -> Iterator[tuple[str, Any]]:
         return
     for field in fields(params):
         value = getattr(params, field.name, None)
-        if field.name not in _DROPPED.union(_KnownKeys.__struct_fields__) and value is not None and _is_json(value):
+        if field.name not in _DROPPED.union(_KNOWN) and value is not None and _is_json(value):
             yield field.name, value
 
 

@@ -20,9 +20,9 @@ def report_no_reuse() -> None:
     """Let the engine report no cached tokens."""
     emit = inside(Rank, "_output")
 
-    def output(self: Rank, running: Any, logprobs: Any) -> Any:
+    def output(self: Rank, running: Any, *generated: Any) -> Any:
         running.cached_tokens = 0
-        return emit(self, running, logprobs)
+        return emit(self, running, *generated)
 
     plant(Rank, "_output", output)
 

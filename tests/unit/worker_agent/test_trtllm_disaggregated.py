@@ -138,7 +138,7 @@ def test_the_engine_s_own_parameters_become_data_and_come_back() -> None:
     assert params_of(handoff, "generation_only", with_media=False) == {
         "request_type": "generation_only",
         "first_gen_tokens": [4],
-        "first_gen_log_probs": [{4: LOGPROB}, -0.25],
+        "first_gen_log_probs": [[LOGPROB], -0.25],
         "opaque_state": b"\xff",
         "schedule_style": 1,
     }

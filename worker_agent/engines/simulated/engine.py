@@ -192,13 +192,10 @@ class SimulatedEngine:
             raise EngineStopped(f"{request.request_id}: the engine takes no requests")
         if any(name in self._streams for name in names):
             raise RequestRefused("request_id", request.request_id, "an id that is not in use")
-        if (
-            self._simulator.role in ("prefill", "decode")
-            and not request.is_context_and_generation
-            and self.transfers is None
-        ):
-            raise RequestRefused("role", self._simulator.role, "a role without KV transfer: it transfers no KV")
-        if takes_transfer(request, self._simulator.role):
+        role, fetches = self._simulator.role, takes_transfer(request, self._simulator.role)
+        if self.transfers is None and (fetches or role == "prefill"):
+            raise RequestRefused("role", role, "a role without KV transfer: it transfers no KV")
+        if fetches:
             self._simulator.check(request)
             if self.transfers is not None and request.handoff is not None:
                 self.transfers.check(request.handoff.ctx_info_endpoint or "")

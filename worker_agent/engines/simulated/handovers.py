@@ -114,7 +114,7 @@ class HeldContexts:
         top_logprobs = [each.top or (each.chosen,) for each in logprobs if each is not None]
         return Handoff(
             request_type="context_only",
-            first_gen_tokens=running.unreported,
+            first_gen_tokens=(running.tokens[-1],),
             first_gen_log_probs=tuple(top_logprobs) or None,
             ctx_request_id=name,
             disagg_request_id=request.transfer_id,
@@ -138,12 +138,18 @@ class HeldContexts:
         return [self._held.pop(name) for name in late]
 
 
+def handed_over(running: Generation) -> tuple[int, ...]:
+    """Return the first token of the answer, which the prefill engine generated."""
+    handoff = running.request.handoff
+    return (handoff and handoff.first_gen_tokens) or ()
+
+
 def first_logprobs(running: Generation) -> tuple[TokenLogprobs | None, ...]:
-    """Return the log probabilities of the handoff's first token, which is not reported yet."""
+    """Return the log probabilities of the token that was handed over."""
     top, handoff = running.request.sampling.logprobs, running.request.handoff
-    if top is None or handoff is None or not running.unreported:
+    if top is None or handoff is None:
         return ()
-    (token,), reported = running.unreported, handoff.first_gen_log_probs
+    (token,), reported = handed_over(running), handoff.first_gen_log_probs
     alternatives = reported[0] if reported and isinstance(reported[0], tuple) else ()
     chosen = next((each for each in alternatives if each.token_id == token), None)
     return (None if chosen is None else TokenLogprobs(chosen=chosen, top=alternatives[:top]),)

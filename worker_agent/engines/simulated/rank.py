@@ -16,6 +16,7 @@ the last one.
 
 import math
 from collections import OrderedDict
+from collections.abc import Sequence
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ import msgspec
 
 from kv_protocol.fleet import Role
 from worker_agent.engines.simulated.blocks import BlockHash, BlockPool, BlockTable, RankEvents
-from worker_agent.engines.simulated.handovers import HeldContexts, first_logprobs
+from worker_agent.engines.simulated.handovers import HeldContexts, first_logprobs, handed_over
 from worker_agent.engines.simulated.scheduling import SGLANG, TRTLLM, VLLM, Chunk, Generation, Scheduling, work_of
 from worker_agent.engines.simulated.timing import IterationWork
 from worker_agent.engines.simulated.tokens import TokenSource
@@ -109,10 +110,10 @@ class Rank:
         elif running := self._context.pop(request_id, None) or self._decoding.pop(request_id, None):
             self._release(running)
 
-    def give_back(self, table: BlockTable, prompt: tuple[int, ...]) -> None:
-        """Free the blocks of a held context; it stays cached."""
+    def give_back(self, table: BlockTable, computed: Sequence[int]) -> None:
+        """Free blocks; the tokens that were computed in them stay cached, and waiting requests may get blocks."""
         self._is_blocked = False
-        self.pool.release(table, prompt)
+        self.pool.release(table, computed)
 
     def step(self, now_s: float) -> RankStep:
         """Compute one iteration that begins at `now_s`; afterwards the state is the one at its end."""
@@ -120,7 +121,7 @@ class Rank:
         self._planned_s = self._began_s if planned_before else now_s
         self._began_s = now_s
         resumed = self._resume()
-        ended = [self._output(each, first_logprobs(each)) for each in resumed if each.ending]
+        first = [self._output(each, handed_over(each), first_logprobs(each)) for each in resumed]
         budget = self._engine.max_num_batched_tokens
         chunks = self._chunks(budget) if self._scheduling == SGLANG else []
         decoding = [] if chunks else self._decode_batch(budget)
@@ -128,7 +129,7 @@ class Rank:
             chunks = self._chunks(budget - len(decoding))
         work = work_of(decoding, chunks)
         outputs = (
-            *ended,
+            *first,
             *map(self._decode, decoding),
             *filter(None, map(self._compute, chunks)),
         )
@@ -189,8 +190,7 @@ class Rank:
         while self._next_has_kv and (running := self._admit_next()) is not None:
             running.computed_tokens = len(running.request.prompt)
             self.pool.store_context(running.table, running.request.prompt)
-            assert running.request.handoff is not None
-            running.add(running.request.handoff.first_gen_tokens or ())
+            running.add(handed_over(running))
             self._decoding[running.request.request_id] = running
             resumed.append(running)
         return resumed
@@ -253,13 +253,14 @@ class Rank:
         return self._emit(running)
 
     def _emit(self, running: Generation) -> tuple[str, EngineOutput]:
-        top, logprobs = running.request.sampling.logprobs, tuple[TokenLogprobs | None, ...]()
-        if top is not None:
-            logprobs = (*first_logprobs(running), running.source.logprobs(running.prefix_state, top))
-        running.add((running.source.next_token(running.prefix_state),))
-        return self._output(running, logprobs)
+        state, top = running.prefix_state, running.request.sampling.logprobs
+        tokens = (running.source.next_token(state),)
+        running.add(tokens)
+        return self._output(running, tokens, () if top is None else (running.source.logprobs(state, top),))
 
-    def _output(self, running: Generation, logprobs: tuple[TokenLogprobs | None, ...]) -> tuple[str, EngineOutput]:
+    def _output(
+        self, running: Generation, tokens: tuple[int, ...], logprobs: tuple[TokenLogprobs | None, ...]
+    ) -> tuple[str, EngineOutput]:
         request_id, finish_reason, handoff = running.request.request_id, running.ending, None
         if finish_reason is not None:
             del self._decoding[request_id]
@@ -267,7 +268,6 @@ class Rank:
                 handoff = self._contexts.hold(running, logprobs, self._began_s, self._attention_dp_rank)
             else:
                 self._release(running)
-        tokens, running.unreported = running.unreported, ()
         return request_id, EngineOutput(
             token_ids=tokens,
             cached_tokens=running.cached_tokens or 0,
@@ -278,9 +278,7 @@ class Rank:
         )
 
     def _release(self, running: Generation) -> None:
-        """Free a request's blocks; its computed tokens stay cached, and waiting requests may get blocks."""
-        self._is_blocked = False
-        self.pool.release(running.table, running.tokens[: running.computed_tokens])
+        self.give_back(running.table, running.tokens[: running.computed_tokens])
 
     def _did(self, work: IterationWork, chunks: list[Chunk], new_requests: int) -> dict[str, Any]:
         """Return the row of statistics in TensorRT-LLM's JSON shape, as far as it is read.

@@ -44,7 +44,7 @@ SGLANG: Scheduling = "sglang"
 
 
 class Generation:
-    """One request at a rank, waiting or running: its tokens so far, how many are computed, which are not reported.
+    """One request at a rank, waiting or running: its tokens so far, and how many of them are computed.
 
     It has no `table` while it waits. In its context phase, `context_tokens` are computed, beginning after
     `reused_tokens`; both are of its last admission, `cached_tokens` of its first.
@@ -52,7 +52,7 @@ class Generation:
 
     __slots__ = (
         "arrived_s", "cached_tokens", "choice", "computed_tokens", "context_tokens", "namespace", "prefix_state",
-        "request", "reused_tokens", "source", "table", "tokens", "unreported",
+        "request", "reused_tokens", "source", "table", "tokens",
     )  # fmt: skip
     table: BlockTable
 
@@ -61,7 +61,6 @@ class Generation:
         self.namespace = namespace_of(request)
         self.tokens = list(request.prompt)
         self.prefix_state = self.source.fold(request.prompt)
-        self.unreported: tuple[int, ...] = ()
         self.cached_tokens: int | None = None
         self.computed_tokens = self.reused_tokens = self.context_tokens = 0
 
@@ -74,8 +73,7 @@ class Generation:
             self.cached_tokens = reused_tokens
 
     def add(self, tokens: tuple[int, ...]) -> None:
-        """Continue the answer by these tokens, which are not reported yet."""
-        self.unreported += tokens
+        """Continue the answer by these tokens."""
         self.tokens += tokens
         self.prefix_state = self.source.fold(tokens, self.prefix_state)
 

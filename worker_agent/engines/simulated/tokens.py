@@ -1,6 +1,6 @@
 """The next token is a pure, seeded function of all tokens before it.
 
-    state = mixed seed;  state' = state * M + token + 1 mod 2^64;  next token = vocabulary[mixed state * its length]
+    state = mixed seed;  state' = state * M + token + 1 mod 2^64;  next token = letter[mixed state * their number]
 
 So a stream that is cut anywhere, and sent again as prompt + tokens so far, continues with the tokens of an uncut one.
 
@@ -19,14 +19,13 @@ from worker_agent.port.sampling import TokenLogprob, TokenLogprobs
 
 _MULTIPLIER = 0x5851_F42D_4C95_7F2D  # Source: Knuth's MMIX generator, TAOCP volume 2, 3.3.4
 LETTERS_AND_SPACES = tuple(b"abcdefghijklmnopqrstuvwxyz     ")
-"""Ids of the byte tokenizer: words of about five letters."""
+"""Ids of the byte tokenizer: words of about five letters. A space stands here five times, so it is drawn as often."""
 
 
 class TokenSource(msgspec.Struct, frozen=True):
-    """The simulated model. A token that `vocabulary` names more than once is drawn as much more often."""
+    """The simulated model, which generates `LETTERS_AND_SPACES`."""
 
     seed: int = 0
-    vocabulary: tuple[int, ...] = LETTERS_AND_SPACES
 
     def fold(self, tokens: Iterable[int], state: int | None = None) -> int:
         """Return the state after `tokens`, which follow those of `state` (None: begin); O(1) per token."""
@@ -37,7 +36,7 @@ class TokenSource(msgspec.Struct, frozen=True):
 
     def next_token(self, state: int) -> int:
         """Return the token that follows the prefix of `state`."""
-        return self.vocabulary[choice_index(state, len(self.vocabulary))]
+        return LETTERS_AND_SPACES[choice_index(state, len(LETTERS_AND_SPACES))]
 
     def of_choice(self, choice: int) -> "TokenSource":
         """Return the model of one of several choices, counted from 0."""
@@ -46,8 +45,8 @@ class TokenSource(msgspec.Struct, frozen=True):
     def logprobs(self, state: int, top: int) -> TokenLogprobs:
         """Return the log probabilities of the token after the prefix of `state`, and of the `top` likeliest there."""
         token, left = self.next_token(state), (1 + unit_interval(splitmix64(state))) / 4
-        others = [each for each in dict.fromkeys(self.vocabulary) if each != token]
-        first = choice_index(splitmix64(state), len(others)) if others else 0
+        others = [each for each in dict.fromkeys(LETTERS_AND_SPACES) if each != token]
+        first = choice_index(splitmix64(state), len(others))
         ranked = [TokenLogprob(token_id=token, logprob=log(1 - left), rank=1)]
         for place in range(min(top - 1, len(others))):
             left /= 2

@@ -40,7 +40,6 @@ from worker_agent.engines.trtllm.settings import TrtllmSettings
 from worker_agent.engines.trtllm.tensors import bias_of, file_of, image_of, tensor_of
 from worker_agent.media.inputs import cache_salt_of, has_media, of_kind
 from worker_agent.port.handoff import HandoffInvalid
-from worker_agent.port.sampling import TokenLogprob
 from worker_agent.port.types import EngineError, EngineRequest, Media, RequestRefused
 
 EXTRA = "trtllm"
@@ -124,9 +123,8 @@ class Bindings:
     def call(self, request: EngineRequest, abilities: Abilities, adapters: list[LogitsAdapter]) -> Callable[[], Any]:
         """Return the call that submits one request and returns its result object at once.
 
-        Media are decoded and placed here: call this on a thread then.
-
-        `request` has passed `check_request`.
+        `request` has passed `check_request`. One with media takes long here, so call this on a thread then: images are
+        decoded, and placed in the prompt.
 
         Raises:
             RequestRefused: an image cannot be decoded.
@@ -211,10 +209,11 @@ class Bindings:
             style = _named("disaggregated_params", "DisaggScheduleStyle")
             accepted["schedule_style"] = style(accepted["schedule_style"])
         if "first_gen_log_probs" in accepted:
+            logprob = _named("executor.result", "Logprob")
             accepted["first_gen_log_probs"] = [
                 alternatives
                 if isinstance(alternatives, float)
-                else {token: _logprob(each) for token, each in alternatives.items()}
+                else {each.token_id: logprob(logprob=each.logprob, rank=each.rank) for each in alternatives}
                 for alternatives in accepted["first_gen_log_probs"]
             ]
         return params(**accepted)
@@ -266,10 +265,6 @@ def _with_media(llm: Any, request: EngineRequest) -> dict[str, Any]:  # noqa: AN
 
 def _takes_tokens(llm: Any) -> bool:  # noqa: ANN401 - as above
     return bool(getattr(getattr(llm, "input_processor", None), "supports_token_id_mm_expansion", False))
-
-
-def _logprob(token: TokenLogprob) -> Any:  # noqa: ANN401 - the library's `Logprob`
-    return _named("executor.result", "Logprob")(logprob=token.logprob, rank=token.rank)
 
 
 _WORD = re.compile(r"\w+")

@@ -59,6 +59,8 @@ from worker_agent.port.types import (
 _ABORTS_MAX = 10_000
 _CUT_S = 1.0
 """How long streams that were cut may take to end before the engine is shut down."""
+_HEALTH_S = 30.0
+"""An engine whose health check takes longer, which is longer than any iteration, is dead."""
 _EVENTS_PAUSE_S, _STATISTICS_PAUSE_S = 0.02, 0.1
 _OURS, _RANDOM_BITS = 1 << 62, 62
 """Ids of transfers have the highest of 63 bits set, unlike the ids that an engine counts itself. The other bits are
@@ -361,7 +363,7 @@ class TensorRTLLMEngine:
         if self._ended.is_set() or self._bindings is None:
             return
         try:
-            async with asyncio.timeout(self._settings.answer_s):
+            async with asyncio.timeout(_HEALTH_S):
                 fault = await asyncio.to_thread(self._bindings.fault)
         except TimeoutError as error:
             error.add_note("the engine's health check did not return")

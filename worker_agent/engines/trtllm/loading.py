@@ -103,6 +103,7 @@ def described(args: EngineArgs, bindings: Bindings, model: str, longest: int | N
     """
     llm, capacity = bindings.llm, bindings.capacity() if args.role != "encode" else {}
     own = getattr(llm, "args", None)
+    iteration_tokens = args.value("max_num_tokens") or getattr(own, "max_num_tokens", None) or 0
     longest = longest or getattr(own, "max_seq_len", None)
     if longest is None:
         raise EngineError("max_seq_len: found none, allowed an engine argument")
@@ -113,9 +114,9 @@ def described(args: EngineArgs, bindings: Bindings, model: str, longest: int | N
         block_size=_block_size(args, capacity),
         total_kv_blocks=capacity.get("maxNumBlocks") or 0,
         max_num_seqs=args.value("max_batch_size") or getattr(own, "max_batch_size", None) or 0,
-        max_num_batched_tokens=args.value("max_num_tokens") or getattr(own, "max_num_tokens", None) or 0,
+        max_num_batched_tokens=iteration_tokens,
         max_seq_len=longest,
-        max_prompt_tokens=_max_prompt_tokens(args, own, longest),
+        max_prompt_tokens=_max_prompt_tokens(args, iteration_tokens, longest),
         dp_ranks=tuple(range(args.attention_dp_size)),
         kv_cache_dtype=_kv_cache_dtype(args, llm, own),
         skills=ALL_SKILLS - (set() if args.value("guided_decoding_backend") == "xgrammar" else {"structural_tags"}),
@@ -145,7 +146,7 @@ def _block_size(args: EngineArgs, capacity: Mapping[str, Any]) -> int:
     return stated
 
 
-def _max_prompt_tokens(args: EngineArgs, own: Any, max_seq_len: int) -> int:  # noqa: ANN401 - the library's
+def _max_prompt_tokens(args: EngineArgs, iteration_tokens: int, max_seq_len: int) -> int:
     """Return the longest prompt that the library accepts; 0 if it follows from `max_seq_len`.
 
     Without chunked prefill one iteration must compute the prompt. Source: NVIDIA/TensorRT-LLM,
@@ -153,8 +154,7 @@ def _max_prompt_tokens(args: EngineArgs, own: Any, max_seq_len: int) -> int:  # 
     """
     if args.role == "encode" or args.value("backend") == "_autodeploy" or args.value("enable_chunked_prefill"):
         return 0
-    tokens = args.value("max_num_tokens") or getattr(own, "max_num_tokens", None) or 0
-    tokens *= args.value("context_parallel_size") or 1
+    tokens: int = iteration_tokens * (args.value("context_parallel_size") or 1)
     return tokens if tokens < max_seq_len - 1 else 0
 
 

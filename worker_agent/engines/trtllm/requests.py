@@ -38,7 +38,7 @@ import msgspec
 
 from kv_protocol.fleet import Role
 from worker_agent.media.inputs import has_media, media_rules
-from worker_agent.port.handoff import params_of
+from worker_agent.port.handoff import Handoff, params_of
 from worker_agent.port.sampling import Guide
 from worker_agent.port.types import (
     EngineDescription,
@@ -142,16 +142,13 @@ def _stop_fields(stop_ids: Sequence[int], end_ids: Sequence[int], *, ignore_eos:
 def disaggregated_fields(request: EngineRequest, role: Role) -> dict[str, Any] | None:
     """Return the keywords of `DisaggregatedParams`; None: the request has none."""
     if role == "prefill":
-        fields = {"request_type": "context_only"}
-        if request.handoff is not None:
-            fields = params_of(request.handoff, "context_only", with_media=True)
+        fields = params_of(request.handoff or Handoff(), "context_only", with_media=True)
         return fields if request.transfer_id is None else {**fields, "disagg_request_id": request.transfer_id}
-    if not takes_transfer(request, role):
-        if request.handoff is None:
-            return None
-        return params_of(request.handoff, "context_and_generation", with_media=True)
-    assert request.handoff is not None
-    return params_of(request.handoff, "generation_only", with_media=False)
+    if request.handoff is None:
+        return None
+    if takes_transfer(request, role):
+        return params_of(request.handoff, "generation_only", with_media=False)
+    return params_of(request.handoff, "context_and_generation", with_media=True)
 
 
 def _prompt_rules(request: EngineRequest, engine: EngineDescription, role: Role) -> Iterator[Rule]:

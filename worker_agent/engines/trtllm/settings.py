@@ -42,11 +42,10 @@ class TrtllmSettings(TrtllmSection):
 
     `end_ids` are the model's end tokens: with `ignore_eos` they do not stop. `vocab_size` is the model's, in tokens:
     without it no request may have a `logit_bias`. `watch_s` is the time between two health checks, which cost the
-    engine nothing while it lives; one that takes longer than `answer_s`, or than any iteration, says that it is dead.
+    engine nothing while it lives.
     """
 
     end_ids: tuple[int, ...] = ()
     vocab_size: int | None = None
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     watch_s: float = 0.5
-    answer_s: float = 30.0
