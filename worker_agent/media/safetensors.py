@@ -55,7 +55,7 @@ def read_tensor(data: bytes, field: str) -> Tensor:
         raise _refused(field, "other offsets", f"[0, {needed}], by shape and dtype")
     if len(data) - start != needed:
         raise _refused(field, f"{len(data)} bytes", f"{start + needed}, where the tensor ends")
-    return Tensor(dtype=entry.dtype, shape=entry.shape, begin=start, end=len(data))
+    return Tensor(dtype=entry.dtype, shape=entry.shape, begin=start)
 
 
 def written_tensor(dtype: str, shape: tuple[int, ...], data: bytes) -> bytes:

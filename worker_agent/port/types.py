@@ -35,12 +35,11 @@ POLL_S = 0.05
 
 
 class Tensor(msgspec.Struct, frozen=True, kw_only=True):
-    """One tensor of a file: its bytes are `data[begin:end]`, counted from the file's first byte."""
+    """The one tensor of a file: its bytes are all from `begin` on."""
 
     dtype: str
     shape: tuple[int, ...]
     begin: int
-    end: int
 
 
 class Media(msgspec.Struct, frozen=True, kw_only=True):

@@ -40,7 +40,7 @@ def tensor_of(media: Media) -> Any:  # noqa: ANN401 - torch's
     """Return the embeddings' one tensor, on the CPU, in memory of its own."""
     torch, tensor = import_module("torch"), media.tensor
     assert tensor is not None
-    data = bytearray(memoryview(media.data)[tensor.begin : tensor.end])
+    data = bytearray(memoryview(media.data)[tensor.begin :])
     flat = torch.frombuffer(data, dtype=getattr(torch, _TORCH_NAMES[tensor.dtype]), count=prod(tensor.shape))
     return flat.reshape(tensor.shape)
 
