@@ -60,8 +60,8 @@ def load_engine_args(options: EngineOptions) -> EngineArgs:
     options = msgspec.structs.replace(options, engine_version=installed_version())
     args = effective_args(_layers(options), options)
     for old, new in args.replaced:
-        is_overruled = new.layer == "forced" and old.layer != "default"
-        (_log.warning if is_overruled else _log.info)(
+        log = _log.warning if new.layer == "forced" and old.layer != "default" else _log.info
+        log(
             "engine_argument_replaced",
             argument=old.name,
             old=old.shown,
