@@ -13,7 +13,7 @@ from typing import Annotated, NamedTuple
 from urllib.parse import urlsplit
 
 from aiohttp import web
-from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
+from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from kv_protocol.body_limits import BodyLimits
 from kv_protocol.ids import WORKER_ID_PATTERN
@@ -42,8 +42,7 @@ from router.http.sites import Sites
 from router.journal.log import JournalSection
 from router.planner.service import PlannerSection
 from router.prompt.prompts import PromptLimits
-from router.queue.tenants import SECRET_HEADERS
-from router.queue.waiting import QueueLimits, QueuePolicy
+from router.queue.config import QueueSection
 from router.shadows.service import ShadowSection
 
 OPTIONS = ("engine", "kv-events", "replay-endpoint", "id")
@@ -53,9 +52,8 @@ _ALLOWED = "http(s)://host:port"
 DNS = "dns://"
 """Begins the place of a list that is a name's addresses."""
 FALLBACKS_MAX = 8
-_HTTP, _QUEUE = HttpLimits(), QueueLimits()
+_HTTP = HttpLimits()
 _BREAKERS, _PROMPTS = BreakerLimits(), PromptLimits()
-Weight = Annotated[float, Field(ge=0.001, le=1000, allow_inf_nan=False)]
 PassedPath = Annotated[str, Field(pattern=r"^/[!-~]*$", max_length=64)]
 
 
@@ -219,53 +217,6 @@ class LedgerSection(Section):
         default=True,
         description="exchange bookings with the other routers of the fleet; without, their load is what engines report",
     )
-
-
-class QueueSection(Section):
-    """Admission."""
-
-    inflight_requests_max: int = Field(8192, ge=1, le=1_000_000, description="beyond it requests are refused with 503")
-    threshold: float | None = Field(
-        None,
-        ge=0,
-        le=1000,
-        description="requests wait while every rank that may take them has more uncached tokens queued than this x"
-        " max_num_batched_tokens; none: no request waits; smaller leaves the choice of a rank open for longer",
-    )
-    policy: QueuePolicy = Field(
-        _QUEUE.policy, description="which request of a tenant goes first: the first come, the shortest, the most urgent"
-    )
-    wait_s: float = Field(
-        _QUEUE.wait_s, gt=0, le=3600, description="how long a request may wait; then it is refused with 503"
-    )
-    requests_max: int = Field(
-        _QUEUE.requests_max, ge=1, le=1_000_000, description="requests that wait; beyond it 503; memory"
-    )
-    tenant_requests_max: int = Field(
-        _QUEUE.tenant_requests_max,
-        ge=0,
-        le=1_000_000,
-        description="requests of one tenant that wait; beyond it 429; 0: no bound of its own",
-    )
-    fair_share_by: str = Field(
-        "none",
-        pattern=r"^[a-z0-9_-]{1,64}$",
-        description="what tells tenants apart: none, api_key (a keyed hash of it), or the name of a header",
-    )
-    fair_share_weights: dict[str, Weight] = Field(
-        {}, description="by header value: tenants that have another share of a round than 1, 0.001..1000"
-    )
-
-    @field_validator("fair_share_by")
-    @classmethod
-    def _is_no_secret(cls, by: str) -> str:
-        if by in SECRET_HEADERS:
-            raise ValueError(f"found {by}, its values are secrets; allowed any other, or api_key")
-        return by
-
-    def limits(self) -> QueueLimits:
-        """Return the limits of the queue."""
-        return picked(self, QueueLimits)
 
 
 class FailuresSection(Section):

@@ -33,8 +33,8 @@ from router.decision.routing import Lease, Routing
 from router.decision.state import RouterState, StateSettings
 from router.decision.verdict import Verdict
 from router.fleet.registry import TextDigests
+from router.queue.config import QueuePolicy, QueueSection
 from router.queue.gate import Admission, FleetHeadroom
-from router.queue.waiting import QueueLimits, QueuePolicy
 from worker_agent.engines.simulated.blocks import BlockHash, EngineEvent
 from worker_agent.engines.simulated.scheduler import Simulator
 from worker_agent.engines.simulated.scheduling import TRTLLM, Scheduling
@@ -271,6 +271,12 @@ class VirtualQueue(NamedTuple):
 NO_QUEUE = VirtualQueue()
 
 
+class _Unbounded(QueueSection):
+    """A queue without a bound, which no setting can be."""
+
+    tokens_max = 1 << 62
+
+
 class VirtualRouter:
     """One life of a router, which begins now: it knows the fleet and the index, and of no request."""
 
@@ -293,7 +299,7 @@ class VirtualRouter:
         for rank, description in zip(ranks, descriptions, strict=True):
             self._routing.apply(FleetApplied(now_s=clock.now_s, event=registered(rank, description)))
         self._beat_s = clock.now_s - HEARTBEAT_PERIOD_S
-        limits = QueueLimits(policy=queue.policy, wait_s=math.inf, requests_max=1 << 62, tokens_max=1 << 62)
+        limits = _Unbounded.model_construct(policy=queue.policy, wait_s=math.inf, requests_max=1 << 62)
         self._admission = Admission(clock, FleetHeadroom(self._routing, queue.threshold), limits)
 
     def admit(self, request: RouteRequest, admitted: Callable[[], None]) -> None:

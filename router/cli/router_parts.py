@@ -144,7 +144,7 @@ class RouterParts:
         self._rates = RatesStore(settings.state.dir, self._routing, self._clock)
         self._feeds = RouterFeeds(self._routing, log, self._clock, gate)
         headroom = FleetHeadroom(self._routing, settings.queue.threshold)
-        self._admission = Admission(self._clock, headroom, settings.queue.limits())
+        self._admission = Admission(self._clock, headroom, settings.queue)
         self._recent = RecentPrompts()
         self._kept = KeptPrompts(text.decode) if settings.control.keep_text else None
         serving = self._serving_of(text, instance, tuple(policies.modes))
@@ -273,7 +273,7 @@ class RouterParts:
         if (journal := self._journal) is not None:
             families.append(lambda: journal_families(journal))
         if (replicas := self._replicas) is not None:
-            families.append(lambda: replica_families(replicas))
+            families.append(lambda: replica_families(replicas.replication))
         for each in families:
             Projection(self.registry, each)
 

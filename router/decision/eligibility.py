@@ -30,8 +30,6 @@ import math
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 
-import numpy as np
-
 from kv_protocol.decided import RouteRequest
 from kv_protocol.decision import Exclusion
 from kv_protocol.errors import shortened
@@ -39,7 +37,7 @@ from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.ids import WorkerRank
 from kv_protocol.openai.endpoints import DEFAULT_ENDPOINTS, stated_words
 from router.decision.policy import Policy
-from router.decision.view import Floats, Ints, ModelView
+from router.decision.view import ModelView
 
 
 class NoEligibleWorker(Exception):
@@ -234,37 +232,16 @@ BATCHED_TOKENS_DEFAULT = 8192
 """For a worker that does not state its max_num_batched_tokens."""
 
 
-class Headroom:
-    """Whether the fleet has headroom for a request: some eligible rank is at its threshold or below.
+def is_below(threshold: float, ranks: ModelView, queued_tokens: Sequence[int], request: RouteRequest) -> bool:
+    """Return whether some eligible rank is at its threshold or below: O(ranks); true also if no rank is eligible.
 
-    over its threshold    queued uncached tokens > threshold x max_num_batched_tokens of its worker
-
-    Every rank is over its threshold only after all free tokens (`spare_tokens`) were routed, to whichever rank. So a
-    result is valid for that many tokens, without another check. A threshold of 0 is the most sensitive: a rank with any
-    queued prefill is over it. If no rank is eligible, the request is admitted, and the decision reports the reasons.
+    A rank is over its threshold while more uncached tokens are queued there than `threshold` x max_num_batched_tokens
+    of its worker. A threshold of 0 is the most sensitive: a rank with any queued prefill is over it.
     """
-
-    def __init__(self, threshold: float) -> None:
-        self._threshold = threshold
-        self._registrations: tuple[WorkerRegistered, ...] = ()
-        self._tokens: Floats = np.zeros(0)
-
-    def spare_tokens(self, ranks: ModelView, queued_tokens: Ints, request: RouteRequest) -> float:
-        """Return the free tokens below the thresholds of the eligible ranks; O(ranks).
-
-        Less than 0: all are over their thresholds. Inf: no rank is eligible.
-        """
-        slack = self._tokens_of(ranks.registrations) - queued_tokens
-        why = exclusions(ranks, request)
-        if any(why):
-            slack = slack[[place for place, reason in enumerate(why) if not reason]]
-        if not len(slack):
-            return math.inf
-        below = slack[slack >= 0]
-        return float(below.sum()) if len(below) else -1.0
-
-    def _tokens_of(self, registrations: tuple[WorkerRegistered, ...]) -> Floats:
-        if registrations is not self._registrations:
-            stated = [each.max_num_batched_tokens or BATCHED_TOKENS_DEFAULT for each in registrations]
-            self._registrations, self._tokens = registrations, self._threshold * np.array(stated, dtype=np.float64)
-        return self._tokens
+    rows = zip(exclusions(ranks, request), ranks.registrations, queued_tokens, strict=True)
+    fits = [
+        queued <= threshold * (each.max_num_batched_tokens or BATCHED_TOKENS_DEFAULT)
+        for reason, each, queued in rows
+        if not reason
+    ]
+    return any(fits) or not fits

@@ -11,100 +11,56 @@ A request that is admitted, at once or later, is decided, and its work promised 
 next one is looked at: its headroom depends on it. So a queued request is placed by the index and the load at the time
 of its admission.
 
-Headroom is what the threshold leaves (`Headroom`), and, if the policy's `unmet` is `queue`, a rank that is predicted
-to meet the request's targets.
+Headroom is a rank that is not over the threshold (`eligibility.is_below`), and, if the policy's `unmet` is `queue`, a
+rank that is predicted to meet the request's targets.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Iterator
 
-import msgspec
-import numpy as np
 import structlog
 
 from kv_protocol.decided import RouteRequest
 from kv_runtime.clock import Clock
 from kv_runtime.supervise import until
-from router.decision.eligibility import Headroom, NoEligibleWorker, WorkerNotNamed, constrains
+from router.decision.eligibility import NoEligibleWorker, WorkerNotNamed, is_below
 from router.decision.policy import Policy
 from router.decision.routing import Routing
 from router.decision.verdict import Verdict
 from router.http.refusals import Refusal
-from router.queue.waiting import Place, QueueLimits, RequestQueue
+from router.queue.config import QueueSection
+from router.queue.waiting import Place, RequestQueue, Told
 
 _log = structlog.get_logger("router")
 
-Told = Callable[[Refusal | None], None]
-"""Called once: None admits the request."""
 LOOK_S = 0.05
 """Largest delay of a timeout, and longest time for which free capacity stays unnoticed."""
-_SIGHTS_MAX = 64
-
-
-class _Sight(msgspec.Struct):
-    """Cached spare tokens of a model's ranks, for requests without constraints."""
-
-    spare_tokens: float
-    until_s: float
-    seq_len_min: int
-    fleet_changes: int
-    breaker_changes: int
 
 
 class FleetHeadroom:
     """The headroom of the workers behind a `Routing`; unlimited if no threshold is set."""
 
     def __init__(self, routing: Routing, threshold: float | None) -> None:
-        self._routing = routing
-        self._headroom = None if threshold is None else Headroom(threshold)
-        self._sights: dict[tuple[str, str], _Sight] = {}
-        """By model and OpenAI endpoint."""
+        self._routing, self._threshold = routing, threshold
 
     def is_bounded(self, policy: Policy) -> bool:
         """Return whether a threshold is set, or requests wait for a rank that meets their targets."""
-        return self._headroom is not None or policy.unmet == "queue"
+        return self._threshold is not None or policy.unmet == "queue"
 
     def has_headroom(self, request: RouteRequest) -> bool:
         """Return whether the request may be admitted; true also if no rank is eligible."""
-        if self._headroom is not None and not self._is_below(self._headroom, request):
+        if self._threshold is not None and not self._is_below(self._threshold, request):
             return False
         if self._routing.state.policy.unmet != "queue":
             return True
         verdict = self._verdict(request)
         return verdict is None or verdict.action != "queue"
 
-    def _is_below(self, headroom: Headroom, request: RouteRequest) -> bool:
-        state, now_s = self._routing.state, self._routing.clock.now()
-        sight = self._sights.get((request.model, request.endpoint))
-        if (
-            sight is not None
-            and now_s < sight.until_s
-            and request.isl_tokens <= sight.spare_tokens
-            and sight.breaker_changes == state.breakers.changes
-            and sight.fleet_changes == state.fleet.changes
-            and not constrains(request, sight.seq_len_min)
-        ):
-            sight.spare_tokens -= request.isl_tokens
-            return True
-        return self._look(headroom, request, now_s)
-
-    def _look(self, headroom: Headroom, request: RouteRequest, now_s: float) -> bool:
+    def _is_below(self, threshold: float, request: RouteRequest) -> bool:
         state = self._routing.state
-        model_view = state.model_view(request.model, request.block_size, request.hash_scheme, now_s)
-        queued_tokens = np.array(state.core.queued_tokens(model_view.standing), np.int64)
-        spare_tokens = headroom.spare_tokens(model_view, queued_tokens, request)
-        self._sights.pop((request.model, request.endpoint), None)
-        if spare_tokens >= request.isl_tokens and not constrains(request, model_view.seq_len_min):
-            if len(self._sights) >= _SIGHTS_MAX:
-                self._sights.clear()
-            self._sights[request.model, request.endpoint] = _Sight(
-                spare_tokens - request.isl_tokens,
-                min(now_s + LOOK_S, model_view.valid_until_s),
-                model_view.seq_len_min,
-                state.fleet.changes,
-                state.breakers.changes,
-            )
-        return spare_tokens >= 0
+        now_s = self._routing.clock.now()
+        view = state.model_view(request.model, request.block_size, request.hash_scheme, now_s)
+        return is_below(threshold, view, state.core.queued_tokens(view.standing), request)
 
     def uncached_tokens(self, request: RouteRequest) -> int:
         """Return the prompt's tokens without the longest prefix that a candidate holds; all without a candidate."""
@@ -127,12 +83,12 @@ class FleetHeadroom:
 class Admission:
     """Admits, queues and refuses requests."""
 
-    def __init__(self, clock: Clock, headroom: FleetHeadroom, limits: QueueLimits | None = None) -> None:
+    def __init__(self, clock: Clock, headroom: FleetHeadroom, limits: QueueSection) -> None:
         self._clock, self._headroom = clock, headroom
         self.queue = RequestQueue(limits)
         self.is_bounded = headroom.is_bounded
-        self.waiting: dict[int, Told] = {}
-        """The callbacks of the requests that wait, by their arrivals; while there are none, `poke` does nothing."""
+        self.waiting = self.queue.waiting
+        """The requests that wait; while there are none, `poke` does nothing."""
         self._has_waiting = asyncio.Event()
         self._is_poked = self._is_admitting = self._is_stopped = False
 
@@ -143,11 +99,10 @@ class Admission:
     def wait(self, request: RouteRequest, told: Told) -> Place | None:
         """Return the place of a waiting request; None if `told` was called already."""
         is_first = not self.queue.is_waited_for(request)
-        placed = self.queue.offer(request, self._headroom.uncached_tokens(request), self._clock.now())
+        placed = self.queue.offer(request, self._headroom.uncached_tokens(request), self._clock.now(), told)
         if isinstance(placed, Refusal):
             told(placed)
             return None
-        self.waiting[placed.arrival] = told
         self._has_waiting.set()
         if self._is_stopped:
             self._refuse(self.queue.stop(self._clock.now()))
@@ -158,7 +113,6 @@ class Admission:
     def cancel(self, place: Place) -> None:
         """The client left: the callback is not called any more. No effect after it, or a second time."""
         self.queue.cancel(place)
-        self.waiting.pop(place.arrival, None)
 
     def poke(self) -> None:
         """Admit all waiting requests that fit now; within a callback, after it has returned."""
@@ -173,7 +127,7 @@ class Admission:
                 self._is_poked = False
                 for model in self.queue.models():
                     while place := self.queue.take(model, self._headroom.has_headroom, self._clock.now()):
-                        self.waiting.pop(place.arrival)(None)
+                        place.told(None)
         finally:
             self._is_admitting = False
 
@@ -194,8 +148,6 @@ class Admission:
             self._refuse(self.queue.tick(self._clock.now()))
             self.poke()
 
-    def _refuse(self, dismissed: list[tuple[Place, Refusal]]) -> None:
+    def _refuse(self, dismissed: Iterator[tuple[Place, Refusal]]) -> None:
         for place, why in dismissed:
-            told = self.waiting.pop(place.arrival, None)
-            if told is not None:
-                told(why)
+            place.told(why)

@@ -123,6 +123,7 @@ class FleetRecords(Destination[RankAttempt]):
             if request.place is not None:
                 self._admission.cancel(request.place)
                 self.left_queue(request, request.place.arrived_s)
+                request.place = None  # it refers to the request, by its callback
             self._count_detours(request)
             self.request_log.ended(request, outcome, refusal, e2e_s)
         trace = request.trace

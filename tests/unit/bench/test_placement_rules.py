@@ -21,7 +21,7 @@ from kv_protocol.codec import pack_u64
 from router.decision.policies import Candidates
 from router.decision.policy import Policy
 from router.decision.verdict import Verdict
-from router.queue.waiting import QueuePolicy
+from router.queue.config import QueuePolicy
 from tests.support.decide import decide
 from tests.support.watched_routing import Told, WatchedRouting
 from tests.unit.bench.traces import request

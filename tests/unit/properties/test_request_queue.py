@@ -1,30 +1,29 @@
 """Whatever comes, leaves and is taken: nothing is lost or doubled, bounds hold, and no tenant starves.
 
-A queue is compared with plain lists of what waits, and fair shares with the bound of deficit round robin.
+A queue is compared with plain lists of what waits, and fair shares with the bounds of self-clocked fair queuing.
 """
 
-import math
 from typing import NamedTuple
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
-from router.queue.waiting import FairShare, Place, QueueLimits, QueuePolicy, RequestQueue
+from router.queue.config import QueuePolicy, QueueSection
+from router.queue.waiting import Place, RequestQueue
 from tests.support.amount import examples
 from tests.unit.router.samples import route
 
 TENANTS = ("a", "b", "c")
-QUANTUM = 10
-LIMITS = QueueLimits(
-    wait_s=8.0,
-    requests_max=12,
-    tokens_max=120,
-    tenant_requests_max=8,
-    tenants_max=3,
-    quantum_tokens=QUANTUM,
-    fair_share_weights={"b": 2.0, "c": 0.5},
-)
+
+
+class Small(QueueSection):
+    """Bounds that a script of steps reaches."""
+
+    tokens_max = 120
+    tenants_max = 3
+
+
+LIMITS = Small(wait_s=8.0, requests_max=12, tenant_requests_max=8, fair_share_weights={"b": 2.0, "c": 0.5})
 
 
 class Come(NamedTuple):
@@ -129,7 +128,7 @@ class Lists:
             ttft_target_s=step.ttft_target_s,
             lora=step.lora,
         )
-        found = self.queue.offer(request, step.tokens, self.now_s)
+        found = self.queue.offer(request, step.tokens, self.now_s, lambda _: None)
         mine = [place for place in self.waits if place.tenant == step.tenant]
         if len(mine) >= LIMITS.tenant_requests_max:
             assert not isinstance(found, Place)
@@ -177,7 +176,7 @@ def full(waits: list[Place], cost_tokens: int, requests_max: int, tokens_max: in
 def test_a_queue_holds_what_plain_lists_hold_in_their_order(
     policy: QueuePolicy, script: list[tuple[float, Come | Take | Leave | Tick]]
 ) -> None:
-    lists = Lists(RequestQueue(replace(LIMITS, policy=policy)), policy)
+    lists = Lists(RequestQueue(LIMITS.model_copy(update={"policy": policy})), policy)
     for pause_s, step in script:
         lists.now_s += pause_s
         lists.step(step)
@@ -195,42 +194,42 @@ costs = st.lists(st.integers(1, 60), min_size=1, max_size=30)
 backlogs = st.lists(costs, min_size=2, max_size=4)
 
 
+def served(waiting: dict[str, list[int]], weights: dict[str, float]) -> list[tuple[str, int]]:
+    """Return the requests, as tenant and tokens, in the order in which they are taken."""
+    queue = RequestQueue(QueueSection(fair_share_weights=weights))
+    for tenant, tokens in waiting.items():
+        for each in tokens:
+            queue.offer(route(tenant=tenant), each, 0.0, lambda _: None)
+    places = iter(lambda: queue.take("m", lambda _: True, 0.0), None)
+    return [(place.tenant, place.cost_tokens) for place in places]
+
+
 @given(backlogs)
-def test_no_head_waits_for_more_of_others_than_its_rounds_allow(waiting: list[list[int]]) -> None:
-    names = [str(number) for number in range(len(waiting))]
-    shares = FairShare(QUANTUM, dict(zip(names, WEIGHTS, strict=False)))
-    left = {name: list(each) for name, each in zip(names, waiting, strict=True)}
-    quanta = {name: QUANTUM * weight for name, weight in zip(names, WEIGHTS, strict=False)}
+def test_no_first_request_waits_for_more_of_another_tenant_than_its_cost_by_weight_and_one(
+    waiting: list[list[int]],
+) -> None:
+    left = {str(number): list(each) for number, each in enumerate(waiting)}
+    weights = dict(zip(left, WEIGHTS, strict=False))
+    others = {name: dict.fromkeys(left, 0) for name in left}  # tokens served since its first request is the first
+    order = served(left, weights)
+    assert sorted(order) == sorted((name, cost) for name, each in left.items() for cost in each)
     largest = {name: max(each) for name, each in left.items()}
-    others = {name: dict.fromkeys(names, 0) for name in names}  # tokens served since the head came first
-    for name in names:
-        shares.waits(name)
-    for _ in range(sum(map(len, waiting))):
-        turn = shares.take_turn(lambda name: left[name][0])
-        assert turn is not None
-        cost = left[turn].pop(0)
-        if not left[turn]:
-            shares.waits_no_more(turn)
-        others[turn] = dict.fromkeys(names, 0)
-        for name in names:
-            others[name][turn] += cost if name != turn else 0
+    for turn, cost in order:
+        assert left[turn].pop(0) == cost
+        others[turn] = dict.fromkeys(left, 0)
+        for name in left.keys() - {turn}:
+            others[name][turn] += cost
             if left[name]:
-                rounds = math.ceil(left[name][0] / quanta[name]) + 1
-                for other in names:
-                    assert others[name][other] <= rounds * quanta[other] + largest[other]
-    assert all(not each for each in left.values())
-    assert len(shares) == 0
+                allowed = left[name][0] * weights[turn] / weights[name] + largest[turn]
+                assert others[name][turn] <= allowed + 1e-6
 
 
 @given(st.integers(1, 8), st.integers(1, 40), st.integers(1, 40))
 def test_tokens_are_served_in_the_ratio_of_the_weights(ratio: int, cost: int, other_cost: int) -> None:
-    shares = FairShare(QUANTUM, {"heavy": float(ratio)})
-    cost_of, served = {"heavy": cost, "light": other_cost}, {"heavy": 0, "light": 0}
-    for name in cost_of:
-        shares.waits(name)
-    for _ in range(2000):
-        turn = shares.take_turn(cost_of.__getitem__)
-        assert turn is not None
-        served[turn] += cost_of[turn]
-        difference = served["heavy"] / ratio - served["light"]
-        assert abs(difference) <= 2 * (QUANTUM + max(cost / ratio, other_cost))
+    left, sums = {"heavy": [cost] * 500, "light": [other_cost] * 500}, {"heavy": 0, "light": 0}
+    for turn, each in served(left, {"heavy": float(ratio)}):
+        sums[turn] += each
+        left[turn].pop()
+        if not all(left.values()):
+            break
+        assert abs(sums["heavy"] / ratio - sums["light"]) <= cost / ratio + other_cost + 1e-6

@@ -92,7 +92,7 @@ class Plane:
         self.registry = new_registry()
         number = itertools.count(1)
         room = FleetHeadroom(self.routing, settings.queue.threshold)
-        self.admission = Admission(self.clock, room, settings.queue.limits())
+        self.admission = Admission(self.clock, room, settings.queue)
         self.prompts = ModelPrompts(TEXT)
         self.serving = Serving(
             self.routing,

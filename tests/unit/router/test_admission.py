@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from kv_protocol.decided import RouteRequest
-from kv_protocol.journal import AttemptEnded
 from router.decision.policy import Policy
 from router.http.refusals import Refusal
+from router.queue.config import QueueSection
 from router.queue.gate import LOOK_S, Admission, FleetHeadroom
-from router.queue.waiting import Place, QueueLimits
+from router.queue.waiting import Place
 from tests.support.manual_clock import ManualClock
-from tests.unit.router.samples import rank, registered, route
+from tests.unit.router.samples import registered, route
 from tests.unit.router.test_routing import Bench
 
 
@@ -48,7 +48,7 @@ class Door:
 
     def __init__(self, free: int, **limits: Any) -> None:
         self.seats, self.clock = Seats(free), ManualClock()
-        self.admission = Admission(self.clock, self.seats, QueueLimits(**limits))
+        self.admission = Admission(self.clock, self.seats, QueueSection(**limits))
         self.admitted: list[str] = []
         self.refused: dict[str, Refusal] = {}
 
@@ -247,7 +247,7 @@ def test_a_request_that_waited_is_placed_by_the_load_at_its_admission() -> None:
     bench, room = fleet()
     give(bench, "w0")
     running = bench.take(route(65, decision_id="r", pinned_worker="w1"))
-    admission = Admission(bench.clock, room)
+    admission = Admission(bench.clock, room, QueueSection())
     winners: list[str] = []
 
     def admitted() -> None:
@@ -262,28 +262,3 @@ def test_a_request_that_waited_is_placed_by_the_load_at_its_admission() -> None:
     running.end("ok")
     admission.poke()
     assert winners == ["w1"]
-
-
-def test_what_a_look_found_holds_for_the_tokens_that_were_spare_and_no_more() -> None:
-    bench, room = fleet(threshold=4.0)  # 256 tokens a rank, 512 in all
-    for number in range(5):
-        assert room.has_headroom(route(100))
-        give(bench, f"w{number % 2}", isl_tokens=100)
-    assert bench.state.load_of(rank("w0")).prefill_tokens_queued == 300
-    assert room.has_headroom(route(100))  # w1 has 200
-    give(bench, "w1", isl_tokens=100)
-    assert not room.has_headroom(route(100))
-
-
-def test_a_look_does_not_outlast_a_change_of_the_fleet_nor_its_time() -> None:
-    bench, room = fleet(threshold=4.0)
-    give(bench, "w1", isl_tokens=400)
-    assert [room.has_headroom(route(20)) for _ in range(2)] == [True, True]
-    bench.state.apply(AttemptEnded(now_s=100.0, worker_id="w0", dp_rank=0, outcome="failed", phase="connect"))
-    assert not room.has_headroom(route(20))
-    bench, room = fleet(threshold=4.0)
-    assert room.has_headroom(route(20))
-    give(bench, "w0", "w1", isl_tokens=400)
-    assert room.has_headroom(route(20))
-    asyncio.run(bench.clock.advance(LOOK_S))
-    assert not room.has_headroom(route(20))

@@ -10,7 +10,6 @@ from router.decision.policy import CostParameters, PhaseOverrides, Policy
 from router.decision.policy_config import PolicySection
 from router.decision.state import AffinityLimits, ApproximateLimits
 from router.fleet.breakers import BreakerLimits
-from router.queue.waiting import QueueLimits
 
 
 def test_every_setting_comes_to_the_policy_or_to_the_approximate_index() -> None:
@@ -47,16 +46,12 @@ def test_a_phase_has_the_ranges_of_the_policy() -> None:
 def test_the_defaults_are_the_cores_and_no_request_waits() -> None:
     assert PolicySection().policy() == Policy()
     assert PolicySection().approximate() == ApproximateLimits()
-    assert QueueSection().limits() == QueueLimits()
     assert FailuresSection().breakers() == BreakerLimits()
     assert PolicySection().affinity_limits() == AffinityLimits()
     assert QueueSection().threshold is None
 
 
-def test_every_setting_of_queue_breakers_and_sessions_comes_to_them() -> None:
-    given: dict[str, Any] = {"policy": "wspt", "wait_s": 1.0, "requests_max": 3, "tenant_requests_max": 5}
-    settings = QueueSection(**given, fair_share_weights={"a": 9.0})
-    assert settings.limits() == QueueLimits(**given, fair_share_weights={"a": 9.0})
+def test_every_setting_of_breakers_and_sessions_comes_to_them() -> None:
     failures = FailuresSection(breaker_failures=1, breaker_open_s=3.0)
     assert failures.breakers() == BreakerLimits(failures=1, open_s=3.0)
     assert PolicySection(affinity_idle_s=6.0).affinity_limits() == AffinityLimits(idle_s=6.0)

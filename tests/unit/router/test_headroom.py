@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from router.decision.eligibility import BATCHED_TOKENS_DEFAULT, Headroom
+from router.decision.eligibility import BATCHED_TOKENS_DEFAULT, is_below
 from tests.unit.router.samples import registered, route, row, view
 
 
@@ -15,7 +15,7 @@ def has_headroom(threshold: float, *queued: int, request: Any = None, stated: in
     ]
     told = tuple(registered(f"w{place}", max_num_batched_tokens=stated) for place in range(len(queued)))
     moment = view(*rows)._replace(registrations=told)
-    return Headroom(threshold).spare_tokens(moment, moment.queued_tokens, request or route()) >= 0
+    return is_below(threshold, moment, moment.queued_tokens.tolist(), request or route())
 
 
 @pytest.mark.parametrize(
@@ -40,23 +40,3 @@ def test_there_is_room_while_a_rank_that_may_take_the_request_is_at_its_threshol
     threshold: float, queued: tuple[int, ...], changed: dict[str, Any], *, expected: bool
 ) -> None:
     assert has_headroom(threshold, *queued, **changed) is expected
-
-
-def test_another_fleet_is_looked_at_anew() -> None:
-    headroom = Headroom(1.0)
-    small = view(row(prefill_tokens_queued=150))._replace(registrations=(registered(max_num_batched_tokens=100),))
-    large = view(row(prefill_tokens_queued=150))._replace(registrations=(registered(max_num_batched_tokens=200),))
-    found = [headroom.spare_tokens(each, each.queued_tokens, route()) for each in (small, large, small)]
-    assert found == [-1.0, 50.0, -1.0]
-
-
-def test_what_is_spare_is_what_is_missing_to_the_thresholds_of_those_that_may_take_it() -> None:
-    moment = view(*(row(f"w{place}", prefill_tokens_queued=tokens) for place, tokens in enumerate((90, 130, 40))))
-    moment = moment._replace(
-        registrations=tuple(registered(f"w{place}", max_num_batched_tokens=100) for place in range(3))
-    )
-    found = [
-        Headroom(1.0).spare_tokens(moment, moment.queued_tokens, route(pinned_worker=pin))
-        for pin in (None, "w0", "w1", "x")
-    ]
-    assert found == [70.0, 10.0, -1.0, float("inf")]

@@ -42,6 +42,7 @@ from router.metrics import (
 )
 from router.native import built
 from router.prompt.chains import block_count
+from router.queue.config import QueueSection
 from router.queue.waiting import RequestQueue
 from tests.unit.router.samples import MODEL, FakeIndex, answer, registered, route
 from tests.unit.router.test_routing import Bench
@@ -359,7 +360,7 @@ def test_what_was_routed_is_counted_and_what_of_it_went() -> None:
 def test_the_ledgers_difference_is_of_ranks_that_report() -> None:
     told = counted(registered(), registered("w1"))
     feeds = RouterFeeds(told.bench.routing, cast("Any", None), told.bench.clock, FleetGate())
-    Projection(told.registry, lambda: state_families(told.bench.state, feeds, RequestQueue()))
+    Projection(told.registry, lambda: state_families(told.bench.state, feeds, RequestQueue(QueueSection())))
     reconciled = Reconciled(worker_id="w0", dp_rank=0, running_requests=2, waiting_requests=1, used_blocks=9)
     told.bench.state.apply(LedgerApplied(now_s=100.0, event=reconciled))
     assert told.series("ledger_difference_requests") == {("w0", "0"): 3}

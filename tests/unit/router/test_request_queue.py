@@ -6,22 +6,24 @@ import pytest
 
 from kv_protocol.decided import RouteRequest
 from router.http.refusals import Refusal
-from router.queue.waiting import KINDS_MAX, OTHERS, Place, QueueLimits, RequestQueue
+from router.queue.config import QueueSection
+from router.queue.waiting import KINDS_MAX, OTHERS, Place, RequestQueue
 from tests.unit.router.samples import route
 
 
-def asked(name: str, tokens: int = 10, **fields: Any) -> tuple[RouteRequest, int]:
-    return route(request_id=name, **fields), tokens
+def limits(**bounds: int) -> QueueSection:
+    """Return a section with other bounds than those that no setting changes."""
+    return type("Bounded", (QueueSection,), bounds)()
 
 
 def placed(queue: RequestQueue, name: str, tokens: int = 10, now_s: float = 0.0, **fields: Any) -> Place:
-    place = queue.offer(*asked(name, tokens, **fields), now_s)
+    place = queue.offer(route(request_id=name, **fields), tokens, now_s, lambda _: None)
     assert isinstance(place, Place)
     return place
 
 
 def refused(queue: RequestQueue, name: str, tokens: int = 10, now_s: float = 0.0, **fields: Any) -> Refusal:
-    refusal = queue.offer(*asked(name, tokens, **fields), now_s)
+    refusal = queue.offer(route(request_id=name, **fields), tokens, now_s, lambda _: None)
     assert isinstance(refusal, Refusal)
     return refusal
 
@@ -42,7 +44,7 @@ def taken(queue: RequestQueue, model: str = "m", now_s: float = 0.0) -> list[str
 
 
 def test_edf_takes_the_most_urgent_first() -> None:
-    queue = RequestQueue(QueueLimits(policy="edf", ttft_default_s=10.0))
+    queue = RequestQueue(QueueSection(policy="edf"))
     placed(queue, "default", now_s=0.0)
     placed(queue, "patient", now_s=0.0, ttft_target_s=60.0)
     placed(queue, "late", now_s=8.0, ttft_target_s=1.5)
@@ -51,15 +53,32 @@ def test_edf_takes_the_most_urgent_first() -> None:
 
 
 def test_no_tenant_starves_another_by_strict_priority() -> None:
-    queue = RequestQueue(QueueLimits(quantum_tokens=10))
+    queue = RequestQueue(QueueSection())
     for number in range(4):
         placed(queue, f"loud{number}", tenant="loud", strict_priority=9)
     placed(queue, "meek", tenant="meek")
     assert taken(queue)[:2] == ["loud0", "meek"]
 
 
+def test_a_tenant_that_comes_anew_or_could_not_go_brings_nothing_along() -> None:
+    queue = RequestQueue(QueueSection())
+    for number in range(20):
+        placed(queue, "a", tenant="a")
+        placed(queue, "b", tenant="b", lora="x")
+        if number < 5:
+            placed(queue, "c", tenant="c")
+
+    def has_headroom(request: RouteRequest) -> bool:
+        return not request.lora
+
+    first = [queue.take("m", has_headroom, 0.0) for _ in range(15)]
+    assert [place.tenant for place in first if place] == [*"acacacacac", *"aaaaa"]
+    placed(queue, "d", tenant="d")
+    assert taken(queue)[:8] == [*"babdabab"]
+
+
 def test_models_queue_apart() -> None:
-    queue = RequestQueue()
+    queue = RequestQueue(QueueSection())
     placed(queue, "a")
     placed(queue, "b", model="other")
     assert queue.models() == ("m", "other")
@@ -72,7 +91,7 @@ def test_models_queue_apart() -> None:
 
 
 def test_of_one_tenant_so_many_kinds_are_looked_at_and_no_more() -> None:
-    queue, looks = RequestQueue(), list[str]()
+    queue, looks = RequestQueue(QueueSection()), list[str]()
     for number in range(3 * KINDS_MAX):
         placed(queue, str(number), lora=str(number))
 
@@ -86,7 +105,7 @@ def test_of_one_tenant_so_many_kinds_are_looked_at_and_no_more() -> None:
 
 
 def test_room_is_looked_for_once_a_turn_for_each_kind_of_constraints() -> None:
-    queue = RequestQueue()
+    queue = RequestQueue(QueueSection())
     for tenant in "abcdef":
         placed(queue, tenant, tenant=tenant, lora="x" if tenant in "ace" else "")
     looks: list[str] = []
@@ -103,7 +122,7 @@ def test_room_is_looked_for_once_a_turn_for_each_kind_of_constraints() -> None:
 
 
 def test_beyond_the_bound_of_requests_the_fleet_is_said_to_be_full() -> None:
-    queue = RequestQueue(QueueLimits(requests_max=2))
+    queue = RequestQueue(QueueSection(requests_max=2))
     placed(queue, "a", tenant="x")
     placed(queue, "b", tenant="y")
     refusal = refused(queue, "c", tenant="z")
@@ -114,7 +133,7 @@ def test_beyond_the_bound_of_requests_the_fleet_is_said_to_be_full() -> None:
 
 
 def test_beyond_the_bound_of_tokens_too_but_for_one_that_waits_alone() -> None:
-    queue = RequestQueue(QueueLimits(tokens_max=100))
+    queue = RequestQueue(limits(tokens_max=100))
     placed(queue, "huge", tokens=1000)
     assert refused(queue, "more", tokens=1).code == "queue_full"
     assert taken(queue) == ["huge"]
@@ -124,13 +143,13 @@ def test_beyond_the_bound_of_tokens_too_but_for_one_that_waits_alone() -> None:
 
 
 def test_beyond_the_bound_of_tenants_the_others_are_one() -> None:
-    queue = RequestQueue(QueueLimits(tenants_max=2))
+    queue = RequestQueue(limits(tenants_max=2))
     tenants = [placed(queue, tenant, tenant=tenant).tenant for tenant in "abcdb"]
     assert tenants == ["a", "b", OTHERS, OTHERS, "b"]
 
 
 def test_retry_after_is_what_waits_at_the_rate_that_went_of_late() -> None:
-    queue = RequestQueue(QueueLimits(requests_max=10))
+    queue = RequestQueue(QueueSection(requests_max=10))
     for _ in range(200):  # 100 tokens every 0.1 s
         placed(queue, "a", tokens=100, now_s=0.1 * _)
         queue.take("m", is_room, 0.1 * _)
@@ -141,7 +160,7 @@ def test_retry_after_is_what_waits_at_the_rate_that_went_of_late() -> None:
 
 @pytest.mark.parametrize(("wait_s", "most_s"), [(5.0, 5.0), (30.0, 30.0), (600.0, 60.0)])
 def test_while_nothing_goes_retry_after_is_the_wait_itself_or_a_minute(wait_s: float, most_s: float) -> None:
-    queue = RequestQueue(QueueLimits(requests_max=1, wait_s=wait_s))
+    queue = RequestQueue(QueueSection(requests_max=1, wait_s=wait_s))
     placed(queue, "a", tokens=1)
     assert refused(queue, "b").retry_after_s == most_s
     queue.take("m", is_room, 0.0)
@@ -155,10 +174,10 @@ def test_while_nothing_goes_retry_after_is_the_wait_itself_or_a_minute(wait_s: f
 
 
 def test_a_request_that_waits_too_long_is_refused() -> None:
-    queue = RequestQueue(QueueLimits(wait_s=5.0))
+    queue = RequestQueue(QueueSection(wait_s=5.0))
     placed(queue, "old", now_s=0.0)
     placed(queue, "young", now_s=0.5)
-    assert queue.tick(4.9) == []
+    assert list(queue.tick(4.9)) == []
     ((place, refusal),) = queue.tick(5.0)
     assert (place.request.request_id, refusal.status, refusal.code) == ("old", 503, "timeout")
     assert refusal.message == "queue.wait_s: no worker had room for the request within 5 s"
@@ -166,14 +185,14 @@ def test_a_request_that_waits_too_long_is_refused() -> None:
 
 
 def test_a_cancelled_request_waits_no_more_and_is_cancelled_once() -> None:
-    queue = RequestQueue()
+    queue = RequestQueue(QueueSection())
     places = [placed(queue, name) for name in "abc"]
     assert [queue.cancel(places[1]), queue.cancel(places[1])] == [True, False]
     assert taken(queue) == ["a", "c"]
 
 
 def test_all_waiting_requests_are_refused_at_the_end() -> None:
-    queue = RequestQueue()
+    queue = RequestQueue(QueueSection())
     placed(queue, "a")
     placed(queue, "b", model="other")
     assert [refusal.code for _, refusal in queue.stop(1.0)] == ["stopping", "stopping"]
