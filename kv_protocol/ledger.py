@@ -8,7 +8,7 @@ msgpack on core NATS, not stored.
     LedgerAsked   a router that missed a message requests the open leases of another
     LedgerOpen    the answer: one part of all leases that were open at `seq`
 
-Told and Beat go to all routers (`subjects.ledger`), Asked and Open to one (`subjects.ledger_of`). `life` is the start
+Told and Beat go to all routers (`subjects.LEDGER`), Asked and Open to one (`subjects.ledger_of`). `life` is the start
 time of the router's run, in ns; the later of two counts.
 """
 

@@ -21,7 +21,7 @@ FLEET_ALL = "kv.v1.fleet.>"
 JOURNAL_ALL = "kv.v1.journal.>"
 HEARTBEAT_ALL = "kv.v1.heartbeat.>"
 LOAD_ALL = "kv.v1.load.>"
-LEDGER_ALL = "kv.v1.ledger.*"
+LEDGER = "kv.v1.ledger.all"
 """Messages of routers to all others about promised work."""
 
 _SLUG_CHARACTERS_MAX = 48
@@ -69,14 +69,9 @@ def journal(router_id: str) -> str:
     return f"kv.v1.journal.{checked_worker_id(router_id)}"
 
 
-def ledger(slug: str) -> str:
-    """Return the subject on which routers tell each other of the work they promised for the model with this slug."""
-    return f"kv.v1.ledger.{slug}"
-
-
-def ledger_of(slug: str, router_id: str) -> str:
-    """Return the subject for one router's questions and answers about that work; `*` as slug: of all models."""
-    return f"kv.v1.ledger.{slug}.{checked_worker_id(router_id)}"
+def ledger_of(router_id: str) -> str:
+    """Return the subject for questions and answers about promised work to one router."""
+    return f"{LEDGER}.{checked_worker_id(router_id)}"
 
 
 def pattern(kind: str, *, slug: str = "", worker_id: str = "", dp_rank: int | None = None) -> str:

@@ -167,7 +167,9 @@ class Peer:
             return []
         is_next = message.seq == self.seq + 1
         if self.is_in_doubt or not is_next:
-            self._keep(message)
+            self._buffered[message.seq] = message.events
+            if len(self._buffered) > BUFFERED_MAX:
+                del self._buffered[next(iter(self._buffered))]
         self.latest_seq = max(self.latest_seq, message.seq)
         if not is_next:
             return []
@@ -183,11 +185,6 @@ class Peer:
             self._is_asking = False
             self._buffered.clear()
             self._parts.clear()
-
-    def _keep(self, message: LedgerTold) -> None:
-        self._buffered[message.seq] = message.events
-        if len(self._buffered) > BUFFERED_MAX:
-            del self._buffered[next(iter(self._buffered))]
 
     def _folded(self, seq: int, events: tuple[LeaseEvent, ...]) -> list[LeaseEvent]:
         self.seq = seq

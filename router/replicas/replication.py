@@ -1,4 +1,4 @@
-"""The state machine of replication: leases exchanged between routers, for one model, without a network.
+"""The state machine of replication: leases exchanged between routers, without a network.
 
     own event        sent with the next message (`flush`), in its order
     no peers         only the beat is sent. A router that joins receives the beat and asks, and is discovered by its
@@ -31,7 +31,7 @@ from kv_protocol.ledger import (
     ReplicaMessage,
     Routed,
 )
-from router.replicas.peer import OpenLeases, Peer, Skew, announced_event, parts_of, split
+from router.replicas.peer import OpenLeases, Peer, announced_event, parts_of, split
 
 SILENT_S = 5.0
 ANSWER_S = 0.1
@@ -54,12 +54,12 @@ class Apply(NamedTuple):
 
 
 Effect = Say | Apply
-Counted = Literal["sent", "heard", "refused", "gap", "difference", "silence", "asked", "taken", "given"]
+Counted = Literal["sent", "unsent", "heard", "refused", "gap", "difference", "silence", "asked", "taken", "given"]
 """What is counted: messages, by outcome; doubts, by cause; requests for all leases, and answers to them."""
 
 
 class Replication:
-    """One router's part in replication, for one model. `life` is the time at which it began, in ns."""
+    """One router's part in replication. `life` is the time at which it began, in ns."""
 
     def __init__(self, router: str, life: int) -> None:
         self._router, self._life = router, life
@@ -77,17 +77,19 @@ class Replication:
     # ------------------------------------------------------------ our own leases
 
     def on_lease_event(self, event: LeaseEvent) -> None:
-        """Queue an event of a lease of this router for sending."""
+        """Queue an event of a lease of this router for sending.
+
+        The own ledger may also end (`Expired`) a lease of another router. That is told to nobody: if that router still
+        has the lease, a later answer restores it.
+        """
+        owner = self.owners.pop(event.lease_id, None) if isinstance(event, Expired) else None
+        if owner is not None:
+            self.peers[owner].open.fold(event)
+            return
         self._pending.append(event)
         if len(self._pending) > PENDING_MAX:
             self._fold_pending()
             self._seq += 1  # a message that is never sent: peers will detect that
-
-    def ended(self, lease_id: str) -> None:
-        """The own ledger ended a lease of another router; if that router still has it, a later answer restores it."""
-        owner = self.owners.pop(lease_id, None)
-        if owner is not None:
-            self.peers[owner].open.fold(Expired(lease_id=lease_id))
 
     def _fold_pending(self) -> list[LeaseEvent]:
         events = [event for event in map(announced_event, self._pending) if self._own.fold(event)]
@@ -235,7 +237,3 @@ class Replication:
             effects.append(Say(part, message.router))
         self.counts["sent"] += len(parts)
         return effects
-
-    def skew(self) -> dict[str, Skew]:
-        """Return by how much each router's stated sums differ from those known of it, at its newest beat."""
-        return {name: peer.skew for name, peer in self.peers.items()}

@@ -155,7 +155,7 @@ async def eventually_in(session: aiohttp.ClientSession, url: str, pattern: str) 
 
 EVENTS, FLEET, BEAT = subjects.events(MODEL, RANK), subjects.fleet(MODEL, "w0"), subjects.heartbeat(MODEL, RANK)
 LOAD, RECOVER, JOURNAL = subjects.load(MODEL, RANK), subjects.recover(MODEL, RANK), subjects.journal("r0")
-LEDGER, SNAPSHOT, ANSWER = subjects.ledger(subjects.model_slug(MODEL)), "$O.KV_SNAPSHOTS.M.x", "_INBOX.of.another"
+LEDGER, SNAPSHOT, ANSWER = subjects.LEDGER, "$O.KV_SNAPSHOTS.M.x", "_INBOX.of.another"
 DELETE, PURGE = "$JS.API.STREAM.DELETE.KV_FLEET", "$JS.API.STREAM.PURGE.KV_FLEET"
 EVERYTHING = {EVENTS, FLEET, BEAT, LOAD, RECOVER, JOURNAL, LEDGER, SNAPSHOT, ANSWER, DELETE, PURGE}
 MAY_PUBLISH = {

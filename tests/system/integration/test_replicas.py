@@ -41,7 +41,7 @@ class Router:
         for event in events:
             apply(self.state, event, SystemClock().now())
             if not isinstance(event, Reconciled):
-                self.replicas.tell(event)
+                self.replicas.replication.on_lease_event(event)
 
     def takes(self, decision_id: str) -> Lease:
         return self.routing.take(self.state.decide(route(10, decision_id=decision_id, pinned_worker="w0"), ask, 0.0, 0))
@@ -81,7 +81,7 @@ async def agreed(one: Router, other: Router, leases: int) -> None:
 async def test_what_either_promises_both_count_until_it_ends(broker: Broker) -> None:
     async with router(broker.url, "r1") as one, router(broker.url, "r2") as other:
         registry = new_registry()
-        Projection(registry, lambda: replica_families(other.replicas))
+        Projection(registry, lambda: replica_families(other.replicas.replication))
         one.does(routed("a"), routed("b", 50), routed("c", at=W1), FirstToken(lease_id="a"))
         other.does(routed("d", 20), FirstToken(lease_id="d"))
         await agreed(one, other, 4)
@@ -111,7 +111,7 @@ async def test_a_router_that_comes_later_learns_of_all_that_runs(broker: Broker)
         one.does(*(routed(f"l{number}", number % 100) for number in range(5000)))
         async with router(broker.url, "r2") as other:
             await agreed(one, other, 5000)
-            assert one.replicas.counts()["given"] >= 1
+            assert one.replicas.replication.counts["given"] >= 1
 
 
 async def test_what_happened_while_the_log_was_away_is_known_once_it_is_back(broker: Broker) -> None:
@@ -122,6 +122,6 @@ async def test_what_happened_while_the_log_was_away_is_known_once_it_is_back(bro
         await eventually(lambda: not one.log.is_connected and not other.log.is_connected)
         one.does(Finished(lease_id="a"), FirstToken(lease_id="b"), routed("c", 30))
         other.does(routed("d", 60, W1))
-        await eventually(lambda: one.replicas.unsent_total > 0)
+        await eventually(lambda: one.replicas.replication.counts["unsent"] > 0)
         await broker.start()
         await agreed(one, other, 3)

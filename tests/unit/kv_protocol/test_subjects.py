@@ -87,7 +87,7 @@ def test_a_rank_that_would_break_a_subject_is_refused(subject: Subject) -> None:
 
 
 def test_a_worker_or_router_that_would_break_a_subject_is_refused() -> None:
-    for subject in (partial(subjects.fleet, "m"), subjects.journal, partial(subjects.ledger_of, "slug")):
+    for subject in (partial(subjects.fleet, "m"), subjects.journal, subjects.ledger_of):
         with pytest.raises(LimitExceeded, match=r"^worker_id: "):
             subject("a.b")
 
@@ -133,13 +133,6 @@ def test_a_pattern_is_of_all_or_of_whom_is_named() -> None:
     assert subjects.pattern("events", worker_id="w-1", dp_rank=0) == "kv.v1.events.*.w-1.0"
     assert subjects.pattern("fleet", slug=slug, worker_id="w-1", dp_rank=2) == subjects.fleet("m", "w-1")
     assert subjects.pattern("fleet") == "kv.v1.fleet.*.*"
-
-
-def test_routers_tell_all_of_a_model_and_ask_one_of_them() -> None:
-    slug = subjects.model_slug("org/m")
-    assert subjects.ledger(slug) == f"kv.v1.ledger.{slug}"
-    assert subjects.ledger_of(slug, "r-1") == f"kv.v1.ledger.{slug}.r-1"
-    assert subjects.slug_of(subjects.ledger_of(slug, "r-1")) == slug
 
 
 def test_a_worker_id_of_lower_case_digits_and_dashes_may_stand_in_a_subject() -> None:

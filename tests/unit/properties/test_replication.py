@@ -63,7 +63,7 @@ def test_of_a_router_that_is_silent_nothing_is_left(seed: int) -> None:
     network.busy(3)
     network.quiet(SILENT_S + AGREED_S)
     assert_alike(network, seed)
-    assert all(len(router.replication.skew()) == 1 for router in network.alive())
+    assert all(len(router.replication.peers) == 1 for router in network.alive())
 
 
 @given(SEEDS)
@@ -85,7 +85,7 @@ def expire_one(network: Network) -> bool:
             if other is not router and other.own:
                 found, lease_id = True, next(iter(other.own))
                 apply(router.state, Expired(lease_id=lease_id), network.now_s)
-                router.replication.ended(lease_id)
+                router.replication.on_lease_event(Expired(lease_id=lease_id))
                 break
     return found
 
@@ -115,4 +115,4 @@ def test_where_messages_are_lost_they_were_asked_for_and_the_skew_is_0_again() -
     network = agree(6)
     assert all((+router.replication.counts).keys() >= {"gap", "taken"} for router in network.alive())
     network.quiet(AGREED_S)
-    assert {skew for router in network.alive() for skew in router.replication.skew().values()} == {(0, 0, 0)}
+    assert {peer.skew for router in network.alive() for peer in router.replication.peers.values()} == {(0, 0, 0)}

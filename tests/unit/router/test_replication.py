@@ -103,7 +103,7 @@ def test_as_many_leases_that_are_others_are_found_out_by_their_digest() -> None:
     made = replication(told(1, routed("l"), routed("m")))
     made.on_message(beat(1, OpenLease(routed("l"), is_prefilled=True), OpenLease(routed("m"), is_prefilled=False)), 0.0)
     assert asked(made.tick(0.0)) == [1]
-    assert (made.counts["difference"], made.skew()["other"].queued_tokens) == (1, 7)
+    assert (made.counts["difference"], made.peers["other"].skew.queued_tokens) == (1, 7)
 
 
 def test_a_prefill_that_is_not_over_after_all_is_taken_back() -> None:
@@ -199,7 +199,7 @@ def test_there_are_so_many_routers_and_no_more() -> None:
     made = Replication("me", 1)
     for number in range(PEERS_MAX + 3):
         made.on_message(told(1, routed(f"l{number}"), router=f"r{number}"), 0.0)
-    assert (len(made.skew()), made.counts["refused"]) == (PEERS_MAX, 3)
+    assert (len(made.peers), made.counts["refused"]) == (PEERS_MAX, 3)
 
 
 def test_of_messages_that_came_too_early_the_newest_are_kept() -> None:
