@@ -35,7 +35,6 @@ from router.decision.policy_store import PolicyStore
 from router.decision.routing import Routing
 from router.decision.state import LEASE_S, RouterState, StateSettings
 from router.drain.handover import Handover
-from router.drain.warming import Warming
 from router.engine_attacher import EngineAttacher
 from router.feeds.feeds import RatesStore, RouterFeeds
 from router.feeds.watch import EventOrigins, FleetWatch
@@ -166,9 +165,7 @@ class RouterParts:
         self.data = HttpPlane(replies, data.limits(), posts=replies.posts, sites=data.sites(), credentials=credentials)
         self.drain_s = data.drain_s + 2 * self.data.limits.linger_s + 1
         self.picker = self._picker_of(serving, replies) if settings.picker.enabled else None
-        self._handover = Handover(
-            serving, self._recent, Warming(serving, self.data.upstreams), settings.handover.tokens
-        )
+        self._handover = Handover(serving, self._recent, self.data.upstreams, settings.handover.tokens)
         self.policies = policies
         queued = None if process else lambda: len(self._admission.queue)
         self._live = Live(self._routing, self._index, queued=queued)

@@ -20,7 +20,6 @@ A router knows only its own clients' prompts: each router may be asked to drain 
 import asyncio
 from collections import Counter, deque
 from collections.abc import Iterator
-from itertools import islice
 from typing import Literal
 
 import msgspec
@@ -33,7 +32,8 @@ from kv_runtime.supervise import TaskSet, TaskSetFull
 from kv_runtime.telemetry import Family, by_name, counter, gauge
 from router.decision.state import RouterState
 from router.decision.verdict import Verdict
-from router.drain.warming import HotPrefix, PromptHolding, Warming, hot_prefixes
+from router.drain.warming import HotPrefix, PromptHolding, WarmingOutcome, compute, decided, hot_prefixes
+from router.http.upstreams import Upstreams
 from router.prompt.chains import EncodedPrompt, RecentPrompt, RecentPrompts
 from router.request.serving import Serving
 
@@ -41,7 +41,6 @@ SHOWN_MAX = 32
 """Prefixes of a list that are shown."""
 
 State = Literal["looking", "warming", "waiting", "over"]
-WarmingOutcome = Literal["warmed", "failed", "skipped"]
 OUTCOMES: tuple[WarmingOutcome, ...] = ("warmed", "failed", "skipped")
 HANDOVERS_MAX = 16
 """Hand-overs at the same time, each of one worker."""
@@ -59,21 +58,6 @@ _PHASES: dict[str, RequestPhase] = {"aggregated": "whole", "prefill": "prefill"}
 _log = structlog.get_logger("router")
 
 
-class PrefixStatus(msgspec.Struct):
-    """A prefix of the list, and its outcome, empty until it is known; `reason` says why it was not warmed."""
-
-    model: str
-    tokens: int
-    blocks: int
-    new_blocks: int
-    heat: float
-    held_blocks: int
-    elsewhere_blocks: int
-    outcome: WarmingOutcome | Literal[""] = ""
-    worker: str = ""
-    reason: str = ""
-
-
 class HandoverStatus(msgspec.Struct, kw_only=True):
     """The status of a hand-over. `prompts`: prompts in the last pass; `reason`: why nothing is handed over."""
 
@@ -88,12 +72,14 @@ class HandoverStatus(msgspec.Struct, kw_only=True):
     spent_tokens: int = 0
     within_s: float
     seconds: float = 0.0
-    prefixes: list[PrefixStatus] = []
+    prefixes: list[HotPrefix] = []
     """The first `SHOWN_MAX`."""
 
 
 class HandoverRun:
-    """One worker's running hand-over; `Handover` writes it."""
+    """One worker's hand-over; `Handover` writes it."""
+
+    task: asyncio.Task[None]
 
     def __init__(self, registration: WorkerRegistered, budget_tokens: int, within_s: float, now_s: float) -> None:
         self.registration, self.began_s = registration, now_s
@@ -110,28 +96,22 @@ class HandoverRun:
         blocks = enumerate(memoryview(chain).cast("Q"), 1) if self.warmed else ()
         return max((count for count, block in blocks if block in self.warmed), default=0)
 
-    def status_at(self, now_s: float) -> HandoverStatus:
-        """Return the present status."""
-        if self.status.state != "over":
-            self.status.seconds = now_s - self.began_s
-        return msgspec.structs.replace(self.status, prefixes=[*self.status.prefixes])
-
 
 class Handover:
     """The hand-overs of one router; a part of its process."""
 
     def __init__(
-        self, serving: Serving, recent: RecentPrompts, warming: Warming, tokens: int, *, warmers: int = WARMERS
+        self, serving: Serving, recent: RecentPrompts, upstreams: Upstreams, tokens: int, *, warmers: int = WARMERS
     ) -> None:
         """`tokens` are computed for a draining worker, if the request to drain does not say how many."""
-        self._serving, self._recent, self._warming = serving, recent, warming
+        self._serving, self._recent, self._upstreams = serving, recent, upstreams
         self._warmers = warmers
         self.defaults = (tokens, WITHIN_S)
         """Tokens and seconds of a hand-over, if the request to drain does not say."""
         self._clock = serving.routing.clock
         self._tasks: TaskSet | None = None
-        self._running: dict[HandoverRun, asyncio.Task[None]] = {}
         self._runs: dict[str, HandoverRun] = {}
+        """The last hand-over of each worker."""
         self._outcomes: Counter[WarmingOutcome] = Counter()
         self._spent_tokens, self._seconds = 0, 0.0
 
@@ -141,8 +121,8 @@ class Handover:
             self._tasks = tasks
             await stop.wait()
             self._tasks = None
-            for task in self._running.values():
-                task.cancel()
+            for run in self._runs.values():
+                run.task.cancel()
 
     def begin(self, registration: WorkerRegistered, budget_tokens: int, within_s: float) -> None:
         """Start handing over what only this draining worker holds; do nothing if that runs already.
@@ -151,30 +131,34 @@ class Handover:
             TaskSetFull: too many hand-overs are running.
         """
         known = self._runs.get(registration.worker_id)
-        if known in self._running and known.registration.instance == registration.instance:
-            return
+        if known is not None and not known.task.done():
+            if known.registration.instance == registration.instance:
+                return
+            known.task.cancel()
         if self._tasks is None:
             raise TaskSetFull(0)
         run = HandoverRun(registration, budget_tokens, within_s, self._clock.now())
-        self._running[run] = self._tasks.spawn(self._hand_over(run), name=f"handover of {registration.worker_id}")
+        run.task = self._tasks.spawn(self._hand_over(run), name=f"handover of {registration.worker_id}")
         self._runs.pop(registration.worker_id, None)
         self._runs[registration.worker_id] = run
         if len(self._runs) > _RUNS_MAX:
             del self._runs[next(iter(self._runs))]
 
     def cancel(self, worker_id: str, reason: str) -> None:
-        """End the hand-over of a worker now, if there is one; `reason` is shown."""
-        for run, task in self._running.items():
-            if run.registration.worker_id == worker_id:
-                run.status.reason = reason
-                task.cancel()
+        """End the hand-over of a worker now, if one is running; `reason` is shown."""
+        run = self._runs.get(worker_id)
+        if run is not None and not run.task.done():
+            run.status.reason = reason
+            run.task.cancel()
 
     def status(self, worker_id: str, instance: str | None = None) -> HandoverStatus | None:
         """Return the status of a worker's hand-over, of this instance if given; None if there is none."""
         run = self._runs.get(worker_id)
         if run is None or instance not in (None, run.registration.instance):
             return None
-        return run.status_at(self._clock.now())
+        if run.status.state != "over":
+            run.status.seconds = self._clock.now() - run.began_s
+        return msgspec.structs.replace(run.status, prefixes=[*run.status.prefixes])
 
     # ------------------------------------------------------------------------------------------- on its way
 
@@ -190,10 +174,9 @@ class Handover:
             _log.exception("handover_failed", worker=run.registration.worker_id)
             run.status.reason = f"our fault: {type(error).__name__}; see the log"
         finally:
-            status = run.status_at(self._clock.now())
-            run.status.state = "over"
+            status = run.status
+            status.state, status.seconds = "over", self._clock.now() - run.began_s
             self._seconds += status.seconds
-            self._running.pop(run, None)
             figures = {
                 name: getattr(status, name) for name in ("listed", *OUTCOMES, "spent_tokens", "seconds", "reason")
             }
@@ -223,7 +206,7 @@ class Handover:
             for _ in range(self._warmers):
                 warmers.spawn(self._warm_in_turn(run, waiting))
 
-    async def _listed(self, run: HandoverRun) -> deque[tuple[HotPrefix, PrefixStatus]]:
+    async def _listed(self, run: HandoverRun) -> deque[tuple[RecentPrompt, HotPrefix]]:
         holdings, registration, status = list[PromptHolding](), run.registration, run.status
         names = {*registration.served_names, *registration.loras}
         hashing = Hashing(registration.block_size, registration.hash_scheme)
@@ -232,18 +215,20 @@ class Handover:
                 continue
             if not len(holdings) % _LOOKED_AT:
                 await self._clock.sleep(0)
-            verdict = self._warming.decide(self._route(run, recent, recent.prompt))
+            verdict = decided(self._serving, self._route(run, recent, recent.prompt))
             if verdict is not None:
                 holdings.append(_holding(recent, verdict, run))
-        budget_tokens = status.budget_tokens - status.spent_tokens
-        found = hot_prefixes(
-            holdings, self._clock.now(), block_size=registration.block_size, budget_tokens=budget_tokens
+        found = await asyncio.to_thread(
+            hot_prefixes,
+            holdings,
+            self._clock.now(),
+            block_size=registration.block_size,
+            budget_tokens=status.budget_tokens - status.spent_tokens,
         )
         status.prompts = len(holdings)
         status.listed += len(found)
-        listed = deque((each, _status_of(each)) for each in found)
-        status.prefixes += [shown for _, shown in islice(listed, SHOWN_MAX - len(status.prefixes))]
-        return listed
+        status.prefixes += [prefix for _, prefix in found[: SHOWN_MAX - len(status.prefixes)]]
+        return deque(found)
 
     def _route(self, run: HandoverRun, recent: RecentPrompt, prompt: EncodedPrompt) -> RouteRequest:
         """Return the request to compute `prompt`, the recent one or its beginning, at another worker."""
@@ -261,33 +246,33 @@ class Handover:
             phase=_PHASES[run.registration.role],
         )
 
-    async def _warm_in_turn(self, run: HandoverRun, waiting: deque[tuple[HotPrefix, PrefixStatus]]) -> None:
+    async def _warm_in_turn(self, run: HandoverRun, waiting: deque[tuple[RecentPrompt, HotPrefix]]) -> None:
         while waiting:
-            prefix, shown = waiting.popleft()
-            outcome, shown.worker, shown.reason = await self._warmed(run, prefix)
-            shown.outcome = outcome
+            recent, prefix = waiting.popleft()
+            outcome, prefix.worker, prefix.reason = await self._warmed(run, recent, prefix.blocks)
+            prefix.outcome = outcome
             setattr(run.status, outcome, getattr(run.status, outcome) + 1)
             self._outcomes[outcome] += 1
             await self._clock.sleep(0)
 
-    async def _warmed(self, run: HandoverRun, prefix: HotPrefix) -> tuple[WarmingOutcome, str, str]:
-        """Return the outcome of a prefix, the chosen worker, and why it was not warmed."""
-        left_s, status, recent = run.left_s(self._clock.now()), run.status, prefix.holding.recent
+    async def _warmed(self, run: HandoverRun, recent: RecentPrompt, blocks: int) -> tuple[WarmingOutcome, str, str]:
+        """Return the outcome of a prompt's first blocks, the chosen worker, and why they were not warmed."""
+        left_s, status = run.left_s(self._clock.now()), run.status
         if left_s <= 0:
             return "skipped", "", "the time is over"
-        prompt = recent.prompt.beginning(prefix.blocks)
-        verdict = self._warming.decide(self._route(run, recent, prompt))
+        prompt = recent.prompt.beginning(blocks)
+        verdict = decided(self._serving, self._route(run, recent, prompt))
         if verdict is None:
             return "skipped", "", "no rank is eligible"
         worker, left_tokens = str(verdict.winner), status.budget_tokens - status.spent_tokens
-        tokens = max(0, prefix.blocks - verdict.expected_blocks) * run.registration.block_size
+        tokens = max(0, blocks - verdict.expected_blocks) * run.registration.block_size
         if not tokens:
             return "skipped", worker, "it is held there"
         if tokens > left_tokens:
             return "skipped", worker, f"{tokens} tokens, of which {left_tokens} are left"
         status.spent_tokens += tokens
         self._spent_tokens += tokens
-        if fault := await self._warming.compute(recent, prompt, verdict, left_s):
+        if fault := await compute(self._serving, self._upstreams, recent, prompt, verdict, left_s):
             return "failed", worker, fault
         run.warmed.update(memoryview(prompt.sequence_hashes).cast("Q")[-1:])
         return "warmed", worker, ""
@@ -317,10 +302,3 @@ def _holding(recent: RecentPrompt, verdict: Verdict, run: HandoverRun) -> Prompt
     others = verdict.expected[verdict.rank_indices].tolist()
     elsewhere = max((run.warmed_blocks(recent.prompt.sequence_hashes), *others))
     return PromptHolding(recent, max(own, default=0), elsewhere)
-
-
-def _status_of(prefix: HotPrefix) -> PrefixStatus:
-    holding, blocks, new_blocks, heat = prefix
-    recent, held_blocks, elsewhere_blocks = holding
-    tokens = blocks * recent.prompt.hashing.block_size
-    return PrefixStatus(recent.model, tokens, blocks, new_blocks, heat, held_blocks, elsewhere_blocks)

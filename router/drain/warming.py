@@ -11,7 +11,7 @@
 Every prompt with a block has all blocks before it, so heat never grows along a prefix: the hottest blocks (of equal
 heat, the newest prompt's first) form complete prefixes, and no other choice of blocks has more heat for its tokens.
 
-`Warming` computes a prompt only for the cache: a worker gets the request, and its answer is dropped.
+`compute` has a prompt computed only for the cache: a worker gets the request, and its answer is dropped.
 
 | the worker's role | request | then |
 |---|---|---|
@@ -24,13 +24,13 @@ plane's connections.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
-from typing import NamedTuple
+from itertools import takewhile
+from statistics import fmean
+from typing import Literal, NamedTuple
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from kv_protocol.decided import RouteRequest
 from kv_protocol.hashing import unpack_tokens
@@ -43,7 +43,7 @@ from router.http.buffered_response import BufferedResponse
 from router.http.exchange import Exchange, OutboundCall
 from router.http.refusals import Refusal, RequestRejected, unavailable
 from router.http.upstreams import Upstreams
-from router.prompt.chains import BLOCK_BYTES, EncodedPrompt, RecentPrompt, block_count
+from router.prompt.chains import EncodedPrompt, RecentPrompt
 from router.request.attempt import RankAttempt
 from router.request.destination import Destination
 from router.request.request import Request
@@ -52,9 +52,8 @@ from router.request.serving import FleetRequest, Serving
 HALF_LIFE_S = 300.0
 """A request five minutes ago counts half: users of a chat come back within minutes."""
 BLOCKS_MAX = 1 << 17
-"""Some 50 ms; with blocks of 32 tokens 4 million tokens, and budgets are a fraction of that."""
-_BlockNumbers = NDArray[np.intp]
-_HASH = np.dtype("<u8")
+"""Some 200 ms in a thread; with blocks of 32 tokens 4 million tokens, and budgets are a fraction of that."""
+WarmingOutcome = Literal["warmed", "failed", "skipped"]
 _GIVEN_UP = "local: given up: it took too long, or the router stops"
 
 
@@ -66,152 +65,133 @@ class PromptHolding(NamedTuple):
     elsewhere_blocks: int
 
     @property
-    def exclusive_blocks(self) -> int:
-        """How many blocks behind those that lie elsewhere only the worker holds."""
-        return min(self.held_blocks, block_count(self.recent.prompt.sequence_hashes)) - self.elsewhere_blocks
+    def exclusive(self) -> list[int]:
+        """The hashes of the blocks behind those that lie elsewhere, which only the worker holds."""
+        hashes = memoryview(self.recent.prompt.sequence_hashes).cast("Q")
+        return hashes[self.elsewhere_blocks : self.held_blocks].tolist()
 
 
-class HotPrefix(NamedTuple):
-    """The first `blocks` blocks of a prompt.
+class HotPrefix(msgspec.Struct, kw_only=True):
+    """The first `blocks` blocks of a prompt, to be handed over, and its outcome, empty until it is known.
 
-    `new_blocks` of them are held only by the worker, and in no prefix listed before; `heat` is theirs.
+    `new_blocks` of them are held only by the worker, and in no prefix listed before; `heat` is theirs. `worker` is the
+    chosen one; `reason` says why the prefix was not warmed.
     """
 
-    holding: PromptHolding
+    model: str
+    tokens: int
     blocks: int
     new_blocks: int
     heat: float
+    held_blocks: int
+    elsewhere_blocks: int
+    outcome: WarmingOutcome | Literal[""] = ""
+    worker: str = ""
+    reason: str = ""
 
 
 def hot_prefixes(
-    prompts: Sequence[PromptHolding],
-    now_s: float,
-    *,
-    block_size: int,
-    budget_tokens: int,
-) -> list[HotPrefix]:
+    prompts: Sequence[PromptHolding], now_s: float, *, block_size: int, budget_tokens: int
+) -> list[tuple[RecentPrompt, HotPrefix]]:
     """Return the prefixes to hand over, in this order; their new blocks cost no more than the budget."""
-    selected = _looked_at(prompts)
-    if not selected:
-        return []
-    lengths = [each.exclusive_blocks for each in selected]
-    weights = [2.0 ** -(max(0.0, now_s - each.recent.received_s) / HALF_LIFE_S) for each in selected]
-    hashes = np.concatenate([_exclusive_hashes(each) for each in selected])
-    _, first, block_numbers = np.unique(hashes, return_index=True, return_inverse=True)
-    heat = np.bincount(block_numbers, weights=np.repeat(weights, lengths)).astype(np.float64)
-    is_bought = np.zeros(len(heat), dtype=np.bool_)
-    is_bought[np.lexsort((first, -heat))[: budget_tokens // block_size]] = True
-    runs = [_leading(of_one, is_bought) for of_one in np.split(block_numbers, np.cumsum(lengths)[:-1])]
-    return [
-        HotPrefix(selected[at], selected[at].elsewhere_blocks + len(runs[at]), len(new), float(heat[new].sum()))
-        for at, new in _by_value(_longest(runs, len(heat)), heat)
-    ]
+    heat, selected, remaining = dict[int, float](), list[tuple[PromptHolding, list[int]]](), BLOCKS_MAX
+    for prompt in sorted(prompts, key=lambda each: -each.recent.received_s):
+        chain = prompt.exclusive
+        if not 0 < len(chain) <= remaining:
+            continue
+        remaining -= len(chain)
+        selected.append((prompt, chain))
+        weight = 2.0 ** -(max(0.0, now_s - prompt.recent.received_s) / HALF_LIFE_S)
+        for block in chain:
+            heat[block] = heat.get(block, 0.0) + weight
+    bought = set(sorted(heat, key=heat.__getitem__, reverse=True)[: budget_tokens // block_size])
+    runs = [list(takewhile(bought.__contains__, chain)) for _, chain in selected]
+    inner = {block for run in runs for block in run[:-1]}  # a run that ends there is part of a longer one
+    found = list[tuple[RecentPrompt, HotPrefix]]()
+    for at, new in _by_value([run if run and run[-1] not in inner else [] for run in runs], heat):
+        prompt, _ = selected[at]
+        blocks = prompt.elsewhere_blocks + len(runs[at])
+        prefix = HotPrefix(
+            model=prompt.recent.model,
+            tokens=blocks * block_size,
+            blocks=blocks,
+            new_blocks=len(new),
+            heat=sum(heat[block] for block in new),
+            held_blocks=prompt.held_blocks,
+            elsewhere_blocks=prompt.elsewhere_blocks,
+        )
+        found.append((prompt.recent, prefix))
+    return found
 
 
-def _looked_at(prompts: Sequence[PromptHolding]) -> list[PromptHolding]:
-    """Return the prompts with blocks that only the worker holds, newest first, within `BLOCKS_MAX`."""
-    selected, remaining = list[PromptHolding](), BLOCKS_MAX
-    for each in sorted(prompts, key=lambda each: -each.recent.received_s):
-        if 0 < each.exclusive_blocks <= remaining:
-            selected.append(each)
-            remaining -= each.exclusive_blocks
-    return selected
-
-
-def _exclusive_hashes(holding: PromptHolding) -> NDArray[np.uint64]:
-    hashes, offset = holding.recent.prompt.sequence_hashes, holding.elsewhere_blocks * BLOCK_BYTES
-    return np.frombuffer(hashes, dtype=_HASH, count=holding.exclusive_blocks, offset=offset)
-
-
-def _leading(block_numbers: _BlockNumbers, is_bought: NDArray[np.bool_]) -> _BlockNumbers:
-    """Return the block numbers before the first one that is not bought."""
-    bought = is_bought[block_numbers]
-    return block_numbers if bought.all() else block_numbers[: int(bought.argmin())]
-
-
-def _longest(runs: Sequence[_BlockNumbers], blocks: int) -> list[_BlockNumbers]:
-    """Return the runs, with empty ones for those that are part of another: one request computes both."""
-    goes_on = np.zeros(blocks, dtype=np.bool_)
-    for run in runs:
-        goes_on[run[:-1]] = True
-    return [run[:0] if len(run) and goes_on[run[-1]] else run for run in runs]
-
-
-def _by_value(runs: Sequence[_BlockNumbers], heat: NDArray[np.float64]) -> list[tuple[int, _BlockNumbers]]:
-    """Return runs with their new blocks, always next the one whose new blocks are hottest on average.
+def _by_value(runs: Sequence[list[int]], heat: Mapping[int, float]) -> Iterator[tuple[int, list[int]]]:
+    """Yield the index and the new blocks of a run: always next the run whose new blocks are hottest on average.
 
     Listing a run removes the first blocks of others, which are their hottest: a stored value can only be too high, so
     that only the run on top needs to be evaluated again.
     """
-    listed: list[tuple[int, _BlockNumbers]] = []
-    is_listed = np.zeros(len(heat), dtype=np.bool_)
-    waiting = [(-float(heat[run].mean()), at) for at, run in enumerate(runs) if len(run)]
+    listed = set[int]()
+    waiting = [(-fmean(heat[block] for block in run), at) for at, run in enumerate(runs) if run]
     heapify(waiting)
     while waiting:
         believed, at = heappop(waiting)
-        new = runs[at][~is_listed[runs[at]]]
-        if not len(new):
+        new = [block for block in runs[at] if block not in listed]
+        if not new:
             continue
-        value = -float(heat[new].mean())
+        value = -fmean(heat[block] for block in new)
         if value > believed:
             heappush(waiting, (value, at))
         else:
-            listed.append((at, new))
-            is_listed[new] = True
-    return listed
+            yield at, new
+            listed.update(new)
 
 
-class Warming:
-    """Has workers compute prompts."""
+def decided(serving: Serving, route: RouteRequest) -> Verdict | None:
+    """Return the decision of the policy in force; None if no rank is eligible."""
+    try:
+        return serving.routing.decide(route)
+    except (NoEligibleWorker, WorkerNotNamed):
+        return None
 
-    def __init__(self, serving: Serving, upstreams: Upstreams) -> None:
-        self._serving, self._upstreams = serving, upstreams
 
-    def decide(self, route: RouteRequest) -> Verdict | None:
-        """Return the decision of the policy in force; None if no rank is eligible."""
-        try:
-            return self._serving.routing.decide(route)
-        except (NoEligibleWorker, WorkerNotNamed):
-            return None
+async def compute(
+    serving: Serving,
+    upstreams: Upstreams,
+    recent: RecentPrompt,
+    prompt: EncodedPrompt,
+    verdict: Verdict,
+    within_s: float,
+) -> str:
+    """Send `prompt`, the beginning of a recent one, to the winner of `verdict`, and await its answer.
 
-    async def compute(self, recent: RecentPrompt, prompt: EncodedPrompt, verdict: Verdict, within_s: float) -> str:
-        """Send `prompt`, the beginning of a recent one, to the winner of `verdict`, and await its answer.
-
-        Return why it was not computed, empty if it was.
-        """
-        fields = {
-            "model": recent.model,
-            "prompt": unpack_tokens(prompt.ids),
-            "max_tokens": 1 if verdict.request.phase == "whole" else 2,
-            **({"cache_salt": recent.salt} if recent.salt else {}),
-        }
-        client = BufferedResponse(self._upstreams)
-        exchange = Exchange(client, "POST", COMPLETIONS, "", {}, msgspec.json.encode(fields), 0.0)
-        cache = _Cache(prompt, verdict, self._serving, self.decide)
-        request = Request(exchange, cache, verdict.policy)
-        request.run(request.live())
-        try:
-            async with asyncio.timeout(within_s):
-                await cache.over.wait()
-        except TimeoutError:
-            pass  # `finally` gives it up
-        finally:
-            exchange.leave()
-        return cache.fault
+    Return why it was not computed, empty if it was.
+    """
+    fields = {
+        "model": recent.model,
+        "prompt": unpack_tokens(prompt.ids),
+        "max_tokens": 1 if verdict.request.phase == "whole" else 2,
+        **({"cache_salt": recent.salt} if recent.salt else {}),
+    }
+    exchange = Exchange(BufferedResponse(upstreams), "POST", COMPLETIONS, "", {}, msgspec.json.encode(fields), 0.0)
+    cache = _Cache(prompt, verdict, serving)
+    request = Request(exchange, cache, verdict.policy)
+    request.run(request.live())
+    try:
+        async with asyncio.timeout(within_s):
+            await cache.over.wait()
+    except TimeoutError:
+        pass  # `finally` gives it up
+    finally:
+        exchange.leave()
+    return cache.fault
 
 
 class _Cache(Destination[RankAttempt]):
     """Where one prompt goes; `over` is set at its end."""
 
-    def __init__(
-        self,
-        prompt: EncodedPrompt,
-        verdict: Verdict,
-        serving: Serving,
-        decide: Callable[[RouteRequest], Verdict | None],
-    ) -> None:
-        """`verdict` is the decision for the first worker; `decide` chooses the one that fetches its KV."""
-        self._prompt, self._verdict, self._serving, self._decide = prompt, verdict, serving, decide
+    def __init__(self, prompt: EncodedPrompt, verdict: Verdict, serving: Serving) -> None:
+        """`verdict` is the decision for the first worker."""
+        self._prompt, self._verdict, self._serving = prompt, verdict, serving
         self.over = asyncio.Event()
         self.fault = _GIVEN_UP
         """Why the first worker did not compute the prompt; empty if it did."""
@@ -231,7 +211,7 @@ class _Cache(Destination[RankAttempt]):
     def choose(self, request: FleetRequest) -> RankAttempt:
         """Book the work at the first worker, or at one that fetches its KV; raise `RequestRejected`."""
         is_first = request.route is self._verdict.request
-        verdict = self._verdict if is_first else self._decide(request.route)
+        verdict = self._verdict if is_first else decided(self._serving, request.route)
         if verdict is None:
             raise RequestRejected(unavailable("no rank is eligible", "no_eligible_worker"))
         attempt = RankAttempt(verdict)

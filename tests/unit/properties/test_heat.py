@@ -81,11 +81,11 @@ def worlds(draw: st.DrawFn) -> World:
 
 def listed(world: World, **changed: Any) -> list[HotPrefix]:
     told = {"block_size": BLOCK_SIZE, "budget_tokens": world.budget_tokens} | changed
-    return hot_prefixes(world.prompts(), NOW_S, **told)
+    return [prefix for _, prefix in hot_prefixes(world.prompts(), NOW_S, **told)]
 
 
 def _path(world: World, prefix: HotPrefix) -> Path:
-    return world.asked[int(prefix.holding.recent.model)][0][: prefix.blocks]
+    return world.asked[int(prefix.model)][0][: prefix.blocks]
 
 
 def faults(world: World, found: list[HotPrefix]) -> list[str]:

@@ -17,7 +17,6 @@ from kv_runtime.supervise import TaskSetFull
 from kv_runtime.telemetry import Projection
 from router.decision.policy import Policy
 from router.drain.handover import HANDOVERS_MAX, Handover, HandoverStatus
-from router.drain.warming import Warming
 from router.prompt.chains import EncodedPrompt, RecentPrompt, RecentPrompts
 from tests.unit.router.plane import NOW_S, Plane, running_plane, until
 from tests.unit.router.role_workers import RoleWorker
@@ -42,8 +41,7 @@ class Draining:
 
     def __init__(self, plane: Plane, warmers: int) -> None:
         self.plane, self.recent = plane, RecentPrompts(1 << 20)
-        warming = Warming(plane.serving, plane.server.upstreams)
-        self.handover = Handover(plane.serving, self.recent, warming, 200_000, warmers=warmers)
+        self.handover = Handover(plane.serving, self.recent, plane.server.upstreams, 200_000, warmers=warmers)
         Projection(plane.registry, self.handover.families)
         self.upstreams: dict[str, Upstream] = {}
 
@@ -376,6 +374,6 @@ async def test_a_fault_of_ours_ends_one_hand_over_and_nothing_else(monkeypatch: 
     async with draining(answers(500), RoleWorker()) as found:
         found.recent.add(asked(1))
         with monkeypatch.context() as patched:
-            patched.setattr(Warming, "decide", broken)
+            patched.setattr(RecentPrompts, "newest_first", broken)
             assert (await found.drain()).reason == "our fault: ZeroDivisionError; see the log"
         assert (await found.drain()).warmed == 1
