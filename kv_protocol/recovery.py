@@ -65,7 +65,11 @@ class BlockColumns(msgspec.Struct, frozen=True):
     tiers: bytes
 
     def __post_init__(self) -> None:
-        _check_columns(self.parents, self.hashes, self.tiers)
+        n = len(self.tiers)
+        if len(self.hashes) != 8 * n or len(self.parents) != 8 * n:
+            raise LimitExceeded("columns", (len(self.parents), len(self.hashes), n), "8, 8 and 1 bytes a block")
+        if unknown := self.tiers.translate(None, _ROW_BITS):
+            raise LimitExceeded("tiers", unknown[0], "one of bits 0..3 or more, and bit 7")
 
     def __len__(self) -> int:
         return len(self.tiers)
@@ -76,14 +80,6 @@ class BlockColumns(msgspec.Struct, frozen=True):
             unpack_u64(self.hashes), unpack_u64(self.parents), self.tiers, strict=True
         ):
             yield HeldBlock(sequence_hash, parent if bits & _HAS_PARENT else None, bits & _TIER_BITS)
-
-
-def _check_columns(parents: bytes, hashes: bytes, tiers: bytes) -> None:
-    n = len(tiers)
-    if len(hashes) != 8 * n or len(parents) != 8 * n:
-        raise LimitExceeded("columns", (len(parents), len(hashes), n), "8, 8 and 1 bytes a block")
-    if unknown := tiers.translate(None, _ROW_BITS):
-        raise LimitExceeded("tiers", unknown[0], "one of bits 0..3 or more, and bit 7")
 
 
 _NO_BLOCKS = BlockColumns(b"", b"", b"")
@@ -154,18 +150,14 @@ class DumpChunk(msgspec.Struct, frozen=True, kw_only=True, tag="dump"):
     def __post_init__(self) -> None:
         if len(self.buckets) not in (0, BUCKET_SET_BYTES):
             raise LimitExceeded("buckets", len(self.buckets), f"0 or {BUCKET_SET_BYTES} bytes")
-        _check_columns(self.parents, self.hashes, self.tiers)
+        _ = self.columns
         if not 0 <= self.chunk < self.of <= DUMP_CHUNKS_MAX:
             raise ValueError(f"chunk {self.chunk} of {self.of}, at most {DUMP_CHUNKS_MAX} allowed")
 
     @property
     def columns(self) -> BlockColumns:
-        """The rows, parents first, as they are stored."""
+        """The rows, parents first, as they are stored; `LimitExceeded` if they are not rows."""
         return BlockColumns(self.parents, self.hashes, self.tiers)
-
-    def blocks(self) -> Iterator[HeldBlock]:
-        """Yield the rows, parents first."""
-        return self.columns.blocks()
 
 
 Answer = ReplayChunk | DumpChunk

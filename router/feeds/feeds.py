@@ -74,22 +74,19 @@ class RatesStore:
 
     def restore(self) -> None:
         """Apply the rates in the file, if there is one that can be used."""
-        models = self._read()
+        if self._path is None:
+            return
+        try:
+            models = msgspec.json.decode(self._path.read_bytes(), type=_Stored).models
+        except FileNotFoundError:
+            return
+        except (OSError, *UNDECODABLE) as error:
+            _log.warning("rates_not_restored", path=str(self._path), reason=str(error))
+            return
         if models:
             self._routing.apply(RatesRestored(now_s=self._clock.now(), models=models))
             self._written = models
             _log.info("rates_restored", path=str(self._path), models=len(models))
-
-    def _read(self) -> tuple[LearntRates, ...]:
-        if self._path is None:
-            return ()
-        try:
-            return msgspec.json.decode(self._path.read_bytes(), type=_Stored).models
-        except FileNotFoundError:
-            return ()
-        except (OSError, *UNDECODABLE) as error:
-            _log.warning("rates_not_restored", path=str(self._path), reason=str(error))
-            return ()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Write the file every `WRITE_S` until `stop` is set, and once more then. Writes do not overlap."""

@@ -53,7 +53,6 @@ class BreakerLimits(NamedTuple):
     window_s: float = 60.0
     open_s: float = 10.0
     open_s_max: float = 120.0
-    retry_after_s_max: float = RETRY_AFTER_S_MAX
 
 
 class BreakerStatistics(msgspec.Struct, array_like=True):
@@ -115,12 +114,15 @@ class Breakers:
     def __init__(self, limits: BreakerLimits | None = None) -> None:
         self._limits = limits or BreakerLimits()
         self._breakers: dict[_Key, Breaker] = {}
-        self.is_any = False
-        """Whether there is one: else all are closed without a failure, and only failed attempts change anything."""
         self._probes: dict[str, list[Breaker]] = {}
         self.statistics = BreakerStatistics()
         self.changes = 0
         """Increases with every event that may have changed the answer of `unfit`."""
+
+    @property
+    def is_any(self) -> bool:
+        """Whether there is one: else all are closed without a failure, and only failed attempts change anything."""
+        return bool(self._breakers)
 
     # ---------------------------------------------------------------- what happened
 
@@ -167,7 +169,7 @@ class Breakers:
     def forget(self, worker_id: str) -> None:
         """Drop the breakers of a worker that left or restarted."""
         for key in [key for key in self._breakers if worker_id == (key if isinstance(key, str) else key.worker_id)]:
-            breaker = self._drop(key)
+            breaker = self._breakers.pop(key)
             self._probe_over(breaker.probe)
             self.changes += 1
 
@@ -208,7 +210,6 @@ class Breakers:
     def restore(self, row: Breaker) -> None:
         """Restore a breaker, with its probe in flight."""
         self._breakers[row.key] = row
-        self.is_any = True
         if row.probe:
             self._probes.setdefault(row.probe, []).append(row)
         self.changes += 1
@@ -224,12 +225,6 @@ class Breakers:
         if breaker is None:
             worker_id, dp_rank = (key, None) if isinstance(key, str) else key
             breaker = self._breakers[key] = Breaker(worker_id, dp_rank)
-            self.is_any = True
-        return breaker
-
-    def _drop(self, key: _Key) -> Breaker:
-        breaker = self._breakers.pop(key)
-        self.is_any = bool(self._breakers)
         return breaker
 
     def _answered(self, key: _Key, now_s: float, lease_id: str) -> None:
@@ -242,7 +237,7 @@ class Breakers:
         self.statistics.closed_total += breaker.openings > 0
         self.changes += 1
         self._probe_over(breaker.probe)
-        self._drop(key)
+        del self._breakers[key]
         if now_s < breaker.busy_until_s:
             fresh = self._at(key)
             fresh.busy_until_s, fresh.busy_reason = breaker.busy_until_s, breaker.busy_reason
@@ -269,7 +264,7 @@ class Breakers:
 
     def _pressed(self, rank: WorkerRank, now_s: float, retry_after_s: float | None) -> None:
         wanted_s = RETRY_AFTER_DEFAULT_S if retry_after_s is None else max(0.0, retry_after_s)
-        wanted_s = min(wanted_s, self._limits.retry_after_s_max)
+        wanted_s = min(wanted_s, RETRY_AFTER_S_MAX)
         breaker = self._at(rank)
         if now_s + wanted_s > breaker.busy_until_s:
             breaker.busy_until_s = now_s + wanted_s

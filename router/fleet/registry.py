@@ -211,22 +211,20 @@ class Fleet:
         expected = canary(event.block_size, event.hash_scheme)
         self._ranks += len(event.dp_ranks) - (0 if known is None else len(known.registration.dp_ranks))
         if known is not None and known.registration.instance == event.instance:
-            is_by_hand = known.drained_by_hand or (event.drained and not known.draining)
-            is_put_back = event.ends_drain and is_by_hand
-            self._workers[event.worker_id] = msgspec.structs.replace(
-                known,
-                registration=event,
-                canary=expected,
-                draining=(known.draining or event.drained) and not is_put_back,
-                drained_by_hand=is_by_hand and not is_put_back,
-            )
+            before = known
         else:
             if known is not None:
                 self._forget(known)
-            drained = event.drained and not event.ends_drain
-            self._workers[event.worker_id] = Worker(
-                registration=event, canary=expected, draining=drained, drained_by_hand=drained
-            )
+            before = Worker(registration=event, canary=expected)
+        is_by_hand = before.drained_by_hand or (event.drained and not before.draining)
+        is_put_back = event.ends_drain and is_by_hand
+        self._workers[event.worker_id] = msgspec.structs.replace(
+            before,
+            registration=event,
+            canary=expected,
+            draining=(before.draining or event.drained) and not is_put_back,
+            drained_by_hand=is_by_hand and not is_put_back,
+        )
 
     def _forget(self, known: Worker) -> None:
         del self._workers[known.registration.worker_id]
@@ -365,7 +363,13 @@ class Fleet:
         if found == allowed and registration.images == images and publishes_events:
             return ()
         source = registration.event_source if not publishes_events else _PUBLISHES
-        return _differences((*found, rule_text(registration.images), source), (*allowed, rule_text(images), _PUBLISHES))
+        every = zip(
+            PARITY_FIELDS,
+            (*found, rule_text(registration.images), source),
+            (*allowed, rule_text(images), _PUBLISHES),
+            strict=True,
+        )
+        return tuple(Disparity(*each) for each in every if each[1] != each[2])
 
     def parity(self, now_s: float) -> dict[str, tuple[Disparity, ...]]:
         """Return for every worker the fields that differ, over all models that it serves."""
@@ -383,8 +387,3 @@ class Fleet:
     def _rules(self, models: Iterable[str], now_s: float) -> dict[str, _Rules]:
         found = ((model, self.hashing(model, now_s), self.images(model, now_s)) for model in models)
         return {model: (hashing, images) for model, hashing, images in found if hashing is not None}
-
-
-def _differences(found: tuple[str | int, ...], allowed: tuple[str | int, ...]) -> tuple[Disparity, ...]:
-    every = map(Disparity, PARITY_FIELDS, found, allowed)
-    return tuple(each for each in every if each.found != each.allowed)

@@ -125,34 +125,29 @@ class Move(NamedTuple):
 
 
 class _Rank:
-    """The last requests of a rank: 1 overpredicted, -1 underpredicted, 0 neither."""
+    """The last requests of a rank, and the doubt that they raised."""
 
-    __slots__ = ("doubt", "epoch", "high", "low", "newest", "since_s", "window")
+    __slots__ = ("doubt", "epoch", "newest", "since_s", "window")
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
-        self.window = deque[int]()
-        self.high = self.low = 0
+        self.window = deque[int](maxlen=WINDOW)
+        """1 overpredicted, -1 underpredicted, 0 neither."""
         self.doubt: CompareDoubt | None = None
         self.since_s = 0.0
         self.newest = ""
 
-    def add(self, error: int) -> None:
-        if len(self.window) == WINDOW:
-            oldest = self.window.popleft()
-            self.high -= oldest == 1
-            self.low -= oldest == -1
-        self.window.append(error)
-        self.high += error == 1
-        self.low += error == -1
+    def counts(self) -> tuple[int, int, int]:
+        """Return how many requests there are, and how many were overpredicted and underpredicted."""
+        return len(self.window), self.window.count(1), self.window.count(-1)
 
     def verdict(self) -> CompareDoubt | None:
-        requests = len(self.window)
+        requests, high, low = self.counts()
         if requests < ENOUGH:
             return self.doubt
-        if 2 * self.low >= requests:
+        if 2 * low >= requests:
             return "underpredicted"
-        if 2 * self.high >= requests or (self.doubt == "overpredicted" and 4 * self.high >= requests):
+        if 2 * high >= requests or (self.doubt == "overpredicted" and 4 * high >= requests):
             return "overpredicted"
         return None
 
@@ -180,7 +175,7 @@ class Calibration:
         if max(compared.possible_tokens, compared.reported_tokens) < compared.block_size:
             return moves
         known.newest = compared.decision_id
-        known.add(_error(compared))
+        known.window.append(_error(compared))
         return moves + self._set(compared.rank, known, known.verdict(), now_s)
 
     def rows(self) -> list[dict[str, Any]]:
@@ -188,9 +183,7 @@ class Calibration:
         return [
             {
                 **rank._asdict(),
-                "requests": len(known.window),
-                "overpredicted": known.high,
-                "underpredicted": known.low,
+                **dict(zip(("requests", "overpredicted", "underpredicted"), known.counts(), strict=True)),
                 "doubt": known.doubt or "",
                 "newest": known.newest,
             }
@@ -224,7 +217,8 @@ class Calibration:
         before = known.doubt
         if doubt == before:
             return []
-        moves = [_move(rank, known, each, is_over=each == before) for each in (before, doubt) if each is not None]
+        counts, newest = known.counts(), known.newest
+        moves = [Move(rank, each, each == before, *counts, newest) for each in (before, doubt) if each is not None]
         known.doubt, known.since_s = doubt, now_s
         self._merged.clear()
         if doubt is None:
@@ -234,7 +228,6 @@ class Calibration:
             self.begun_total[doubt] += 1
         if before == "underpredicted" or doubt == "underpredicted":
             known.window.clear()
-            known.high = known.low = 0
         return moves
 
 
@@ -242,7 +235,3 @@ def _error(compared: Compared) -> int:
     if compared.held_tokens - compared.reported_tokens >= compared.block_size:
         return 1
     return -1 if compared.reported_tokens - compared.possible_tokens >= compared.block_size else 0
-
-
-def _move(rank: WorkerRank, known: _Rank, doubt: CompareDoubt, *, is_over: bool) -> Move:
-    return Move(rank, doubt, is_over, len(known.window), known.high, known.low, known.newest)

@@ -29,7 +29,7 @@ Source: `docs/SOURCES.md` D5.2 and D5.3; ai-dynamo/dynamo, `components/src/dynam
 """
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -113,12 +113,10 @@ def _value(axis: Axis, selection_input: SelectionInput, defaults: Targets) -> tu
 
 
 def _cell(mapping: PoolMapping, coordinates: tuple[Coordinate, ...]) -> int:
-    at: int | PoolMapping = mapping
+    at: Any = mapping  # as deep as there are axes: validated
     for each in coordinates:
-        assert not isinstance(at, int), "validated: as deep as there are axes"
         at = at[each.index]
-    assert isinstance(at, int), "validated: as deep as there are axes"
-    return at
+    return int(at)
 
 
 def _override(overrides: tuple[Override, ...], priority: int | None) -> int | None:

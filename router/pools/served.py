@@ -166,15 +166,6 @@ class PoolService:
         return urls[first:] + urls[:first]
 
 
-class PoolQuestion(msgspec.Struct, frozen=True, kw_only=True):
-    """The input of a request's selection."""
-
-    request_id: str
-    model: str
-    asked: SelectionInput
-    isl_origin: IslOrigin
-
-
 def _count_of_ids(inbound: Inbound) -> int | None:
     """Return how many token ids a request has; None if it has text."""
     given = inbound.token_data()
@@ -220,10 +211,10 @@ class Pools(Destination[PoolAttempt]):
 
     __slots__ = ("_phase", "_question", "_routers", "_sequences", "_service")
 
-    _question: PoolQuestion
-
     def __init__(self, service: PoolService) -> None:
         self._service = service
+        self._question: dict[str, object] = {}
+        """What the pools were selected by, for people."""
         self._sequences: tuple[PoolSequence, ...] = ()
         """The pools of each phase."""
         self._phase = ""
@@ -255,9 +246,9 @@ class Pools(Destination[PoolAttempt]):
         given = (exchange.headers.get(b"x-request-priority"), inbound.priority, inbound.extension.hints.priority)
         targets = Targets(_ms(route.ttft_target_s), _ms(route.itl_target_s))
         asked = SelectionInput(isl_tokens, targets, None if given == (None, None, None) else route.priority)
-        self._question = PoolQuestion(
-            request_id=route.request_id, model=inbound.model, asked=asked, isl_origin=isl_origin
-        )
+        self._question = {
+            "request_id": route.request_id, "model": inbound.model, "asked": asked, "isl_origin": isl_origin
+        }  # fmt: skip
         self._sequences = service.plans(asked, one_token=inbound.limit_tokens == 1)
         phase: RequestPhase = "whole" if service.config.mode == "agg" else "alone"
         if len(self._sequences) > 1:
@@ -322,7 +313,7 @@ class Pools(Destination[PoolAttempt]):
         left_out = _NOT_SENT_ON | _OF_A_DECODE_WORKER if to_prefill else _NOT_SENT_ON
         given = request.exchange.headers.items()
         lines = b"".join(b"%b: %b\r\n" % (name, value) for name, value in given if name not in left_out)
-        own = b"content-type: application/json\r\nx-request-id: %b\r\n" % self._question.request_id.encode()
+        own = b"content-type: application/json\r\nx-request-id: %b\r\n" % request.route.request_id.encode()
         streamed = request.inbound.stream and not to_prefill
         attempt.lines = self._lines(request, attempt)
         limits = self._service.streamed if streamed else self._service.buffered
@@ -330,7 +321,7 @@ class Pools(Destination[PoolAttempt]):
 
     def _lines(self, request: Request[PoolAttempt], attempt: PoolAttempt) -> bytes:
         """Return the header lines that say which pools served the request."""
-        lines, pool = b"x-request-id: %b\r\n" % self._question.request_id.encode(), attempt.namespace.encode()
+        lines, pool = b"x-request-id: %b\r\n" % request.route.request_id.encode(), attempt.namespace.encode()
         if self._phase == "prefill":
             return b"%bx-prefill-pool: %b\r\n" % (lines, pool)
         if request.prefilled_by is not None:

@@ -94,7 +94,7 @@ class Answering:
 
     def _check(self, part: DumpChunk) -> None:
         """Parents come before their children, over the whole answer."""
-        for block in part.blocks():
+        for block in part.columns.blocks():
             assert block.sequence_hash not in self._told, f"{self._rank}: a block is told of after its child, or twice"
             self._told.update({block.sequence_hash} if block.parent is None else {block.sequence_hash, block.parent})
 

@@ -153,7 +153,7 @@ async def test_a_reader_without_blocks_gets_the_whole_set_in_chunks(broker: Brok
         assert [(c.request_id, c.epoch, c.last_seq, c.chunk, c.of) for c in chunks] == [
             (77, 100, 3, at, of) for at in range(of)
         ]
-        blocks = [block for chunk in chunks for block in chunk.blocks()]
+        blocks = [block for chunk in chunks for block in chunk.columns.blocks()]
         assert [block.sequence_hash for block in blocks] == hashes_of(*range(1, n))
         assert [block.parent for block in blocks] == [None, *hashes_of(*range(1, n - 1))]
         answers = agent.consolidator.answers[0]

@@ -43,7 +43,7 @@ def test_the_chunks_of_a_dump_hold_each_block_once_and_in_order(n: int, chunk_bl
     chunks = dump_chunks(5, 6, 7, rows(n), chunk_blocks=chunk_blocks)
     read = [decode_answer(encode(chunk)) for chunk in chunks]
     assert read == chunks
-    assert [block for chunk in chunks for block in chunk.blocks()] == rows(n)
+    assert [block for chunk in chunks for block in chunk.columns.blocks()] == rows(n)
     assert [chunk.chunk for chunk in chunks] == list(range(max(1, -(-n // chunk_blocks))))
     assert {(chunk.request_id, chunk.epoch, chunk.last_seq, chunk.of) for chunk in chunks} == {(5, 6, 7, len(chunks))}
     assert all(len(chunk.tiers) <= chunk_blocks for chunk in chunks)

@@ -40,7 +40,7 @@ async def _status(plane: Plane) -> int:
     return (await plane.post()).status
 
 
-LIMITS = BreakerLimits(failures=3, window_s=60.0, open_s=10.0, open_s_max=35.0, retry_after_s_max=30.0)
+LIMITS = BreakerLimits(failures=3, window_s=60.0, open_s=10.0, open_s_max=35.0)
 W0, W0_1, W1 = rank("w0/0"), rank("w0/1"), rank("w1/0")
 
 

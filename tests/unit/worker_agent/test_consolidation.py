@@ -100,7 +100,7 @@ def test_a_dump_is_the_whole_state_as_of_the_last_seq(core: Consolidation) -> No
 def test_the_dump_of_an_empty_rank_is_one_empty_chunk(core: Consolidation) -> None:
     (chunk,) = core.recover(1, RecoverRequest(5))
     assert isinstance(chunk, DumpChunk)
-    assert (chunk.epoch, chunk.last_seq, chunk.of, list(chunk.blocks())) == (1001, 0, 1, [])
+    assert (chunk.epoch, chunk.last_seq, chunk.of, list(chunk.columns.blocks())) == (1001, 0, 1, [])
 
 
 # -------------------------------------------------------------------- what cannot be read

@@ -125,7 +125,7 @@ def rows(parts: list[Answer]) -> list[HeldBlock]:
     blocks: list[HeldBlock] = []
     for part in parts:
         assert isinstance(part, DumpChunk)
-        blocks += part.blocks()
+        blocks += part.columns.blocks()
     return blocks
 
 
@@ -183,7 +183,7 @@ def test_a_reader_that_differs_gets_the_blocks_of_the_different_buckets() -> Non
     assert isinstance(part, DumpChunk)
     wanted = {CHAIN[0] >> 56, CHAIN[19] >> 56}
     assert {bucket for bucket in range(256) if is_in_buckets(bucket << 56, part.buckets)} == wanted
-    assert [row.sequence_hash for row in part.blocks()] == [each for each in CHAIN[:40] if each >> 56 in wanted]
+    assert [row.sequence_hash for row in part.columns.blocks()] == [each for each in CHAIN[:40] if each >> 56 in wanted]
     assert (part.epoch, part.last_seq, kind_of(part)) == (EPOCH, 1, "repair")
 
 
