@@ -31,7 +31,7 @@ BLOCKS_MAX = 1 << 27
 """Blocks of one rank: as many as an index allocates when ranks join. A block may be a single token."""
 TOKENS_MAX = (1 << 32) - 1
 
-# What a reader refuses; a writer's values are not checked, but those of `__post_init__`.
+# Decoding refuses other values. A struct that is made here is checked in `__post_init__` alone.
 Instance = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 """A model, a served name, an adapter."""
@@ -69,11 +69,12 @@ class WorkerRegistered(msgspec.Struct, frozen=True, tag="registered", kw_only=Tr
     `max_prompt_tokens` bounds the prompts that the worker computes itself, where that is less than `max_seq_len` - 1:
     an engine without chunked prefill takes a prompt in one iteration, or not at all. 0: no such bound.
 
-    `stream_token_ids` names the engine in whose words an attached engine tells the token ids of a stream, and continues
-    behind such ids (`kv_protocol/continuation.py`): `vllm`. Empty: it does neither, or an agent answers.
+    `stream_token_ids` is set if an attached engine streams token ids and continues behind given ones: it names the
+    engine with that API (`kv_protocol/continuation.py`), `vllm`. Empty: the engine does neither, or an agent answers.
 
-    `event_source` is whose KV events the worker's are: `trtllm`, `simulated`, another engine's name, or `none`.
-    `event_flag` is the flag with which its engine publishes events, for people; unset: none is known.
+    `event_source` names the engine that publishes the worker's KV events: `trtllm`, `simulated`, another engine's name;
+    `none`: it publishes none. `event_flag` is the flag that makes the engine publish events, for people; unset: none is
+    known.
     """
 
     worker_id: WorkerId

@@ -1,4 +1,4 @@
-"""Which trace a request belongs to, as the header `traceparent` says it; and which trace a message of KV events.
+"""The trace of a request, from its header `traceparent`; and the trace of a message of KV events, from its name.
 
     00-<trace id, 32 digits>-<span id, 16 digits>-<flags, 2 digits>      lower-case hexadecimal
 

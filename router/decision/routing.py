@@ -179,7 +179,7 @@ class Routing:
             NoEligibleWorker: no rank is eligible.
             WorkerNotNamed: the mode requires the client to name a worker, and it did not.
         """
-        ask = self._ask_doubtful if self.calibration.doubts else self._index.columns
+        ask = self._ask_doubtful if self.calibration.evidence else self._index.columns
         return self.state.decide(request, ask, self.clock.now(), self._seed)
 
     def _ask_doubtful(self, chain: bytes, ranks: tuple[WorkerRank, ...]) -> OverlapAnswer:
@@ -251,8 +251,8 @@ class Routing:
         parity = fleet.parity(self.clock.now())
         ranks = [rank for worker in fleet.workers() for rank in worker.registration.ranks]
         views = zip(ranks, self._index.overlap((), ranks), strict=True)
-        doubts = self.calibration.doubts
-        return {rank: trust_of(parity[rank.worker_id], view.stale or doubts.get(rank, "")) for rank, view in views}
+        doubt = self.calibration.doubt
+        return {rank: trust_of(parity[rank.worker_id], view.stale or doubt(rank)) for rank, view in views}
 
 
 def compared_of(verdict: Verdict, reported_tokens: int) -> Compared | None:

@@ -1,1 +1,1 @@
-"""The feeds of a router: events and heartbeats of its fleet, trust that moves, rates that were learnt before."""
+"""What a router is fed: fleet events, heartbeats and load reports, stored rates; and what it logs of the fleet."""

@@ -4,7 +4,7 @@
     heartbeat                    alive, if it is of the registered instance
     silent for `SILENT_S`        not eligible while another worker is heard (if none is, heartbeats fail, not workers)
     draining / left              takes no new work / forgotten, if it is of the registered instance
-    no capacity                  a registration beyond `WORKERS_MAX` or `RANKS_MAX` changes nothing
+    fleet full                   a registration beyond `WORKERS_MAX` or `RANKS_MAX` changes nothing
 
 A model's block size, hash scheme and rule for images are those of its eldest fit worker (of the eldest, if none is
 fit), its tokenizer and template are this router's. The events of a worker that differs cannot be compared with prompts
@@ -53,7 +53,7 @@ RANKS_MAX = 8192
 """Limits of the fleet: twice as many as one index serves. The state of a rank takes about a kilobyte."""
 RefusalCause = Literal["instance", "unregistered", "no_room"]
 REFUSAL_CAUSES: tuple[RefusalCause, ...] = get_args(RefusalCause)
-"""The event is of another instance than the registered one, or of an unregistered worker; or there is no capacity."""
+"""The event is of another instance than the registered one, or of an unregistered worker; or the fleet is full."""
 
 
 def misfit(prefill: WorkerRegistered, decode: WorkerRegistered) -> str:
@@ -245,7 +245,7 @@ class Fleet:
             self.changes += ends_silence or before != self.unfit(beating, now_s)
 
     def on_log_connection(self, *, connected: bool, now_s: float) -> None:
-        """The log was connected or lost; after a reconnection every worker gets the full time for a heartbeat."""
+        """The log was connected or lost; after a reconnection every worker has `SILENT_S` for its next heartbeat."""
         if connected and not self.is_log_connected:
             for worker_id, worker in self._workers.items():
                 if worker.heard_at_s is not None:
@@ -330,10 +330,10 @@ class Fleet:
         return ""
 
     def lost(self, worker_id: str, instance: str) -> str:
-        """Return why no answer of this instance is awaited where another worker can give it; empty if it is.
+        """Return why this instance counts as lost; empty if it does not.
 
-        It left, or others were heard for `SILENT_S` since it was last heard: where no worker is heard, heartbeats fail,
-        not workers.
+        It is lost if it left, or if other workers were heard for `SILENT_S` since it was last heard: where no worker is
+        heard, heartbeats fail, not workers. A request that another worker can serve does not wait for a lost one.
         """
         worker = self._workers.get(worker_id)
         if worker is None or worker.registration.instance != instance:

@@ -158,10 +158,8 @@ class Calibration:
     def __init__(self) -> None:
         self._ranks: dict[WorkerRank, _Rank] = {}
         self._merged: dict[tuple[tuple[WorkerRank, ...], tuple[str, ...]], tuple[str, ...]] = {}
-        self.doubts: dict[WorkerRank, CompareDoubt] = {}
-        """Of the ranks that are in doubt."""
         self.evidence: dict[WorkerRank, Move] = {}
-        """How each of these doubts began."""
+        """Of the ranks that are in doubt, how that began."""
         self.begun_total: dict[CompareDoubt, int] = dict.fromkeys(COMPARE_DOUBTS, 0)
 
     def apply(self, compared: Compared, now_s: float) -> list[Move]:
@@ -195,13 +193,17 @@ class Calibration:
         moves = list[Move]()
         for rank in [each for each in self._ranks if each not in ranks]:
             del self._ranks[rank]
-            if self.doubts.pop(rank, None) is not None:
-                del self.evidence[rank]
+            if self.evidence.pop(rank, None) is not None:
                 self._merged.clear()
         for rank, known in self._ranks.items():
             if known.doubt == "underpredicted" and now_s - known.since_s >= RETRY_S:
                 moves += self._set(rank, known, None, now_s)
         return moves
+
+    def doubt(self, rank: WorkerRank) -> str:
+        """Return the doubt about a rank; empty: there is none."""
+        move = self.evidence.get(rank)
+        return "" if move is None else move.doubt
 
     def doubts_of(self, ranks: tuple[WorkerRank, ...], of_index: tuple[str, ...]) -> tuple[str, ...]:
         """Return the doubt about each rank: the index's own, else this one; the same object while nothing changes."""
@@ -210,7 +212,7 @@ class Calibration:
             if len(self._merged) >= _MERGED_MAX:
                 self._merged.clear()
             rows = zip(ranks, of_index, strict=True)
-            found = self._merged[ranks, of_index] = tuple([own or self.doubts.get(rank, "") for rank, own in rows])
+            found = self._merged[ranks, of_index] = tuple([own or self.doubt(rank) for rank, own in rows])
         return found
 
     def _set(self, rank: WorkerRank, known: _Rank, doubt: CompareDoubt | None, now_s: float) -> list[Move]:
@@ -222,9 +224,9 @@ class Calibration:
         known.doubt, known.since_s = doubt, now_s
         self._merged.clear()
         if doubt is None:
-            del self.doubts[rank], self.evidence[rank]
+            del self.evidence[rank]
         else:
-            self.doubts[rank], self.evidence[rank] = doubt, moves[-1]
+            self.evidence[rank] = moves[-1]
             self.begun_total[doubt] += 1
         if before == "underpredicted" or doubt == "underpredicted":
             known.window.clear()

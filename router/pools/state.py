@@ -117,14 +117,13 @@ class _Window(msgspec.Struct):
 
 
 class PoolState:
-    """The state of one pool, of which `status` is always the present one. Unknown routers are a caller's defect."""
+    """The state of one pool. Its methods raise `KeyError` for a router that is not of the pool."""
 
     def __init__(self, namespace: str, limits: PoolSettings) -> None:
         self._namespace, self._limits = namespace, limits
         self._routers = {each.url: _PoolRouter() for each in limits.routers}
         self._windows = {target: _Window() for target in limits.bounds_ms}
         self._queue_long = False
-        self.status = self._present()
 
     def looked(self, url: str, look: Looked, now_s: float) -> None:
         """Fold the result of a probe in."""
@@ -140,13 +139,11 @@ class PoolState:
         for target, window in self._windows.items():
             self._add(router, target, look.attained.get(target))
             self._judge(window, now_s)
-        self.status = self._present()
 
     def attempt_failed(self, url: str, reason: str) -> None:
         """A request could not connect to a router."""
         self._failed(self._routers[url], reason, at_once=False)
         self._judge_queue()
-        self.status = self._present()
 
     def tick(self, now_s: float) -> None:
         """Apply the passing of time."""
@@ -158,7 +155,6 @@ class PoolState:
             if window.slow and now_s - window.judged_s >= self._limits.hold_s:
                 window.slow, window.ratio = False, None
                 window.within = window.total = 0.0
-        self.status = self._present()
 
     def _ready(self, router: _PoolRouter) -> None:
         router.failures = 0
@@ -221,7 +217,9 @@ class PoolState:
             return None
         return sum(queue.router for queue in queues) + max(queue.engines for queue in queues)
 
-    def _present(self) -> PoolStatus:
+    @property
+    def status(self) -> PoolStatus:
+        """The present status."""
         up = tuple(url for url, each in self._routers.items() if each.up is not False)
         why_down = "; ".join(f"{url}: {each.reason}" for url, each in self._routers.items())
         found = dict(self._strains()) if up else {"unhealthy": why_down}

@@ -13,7 +13,6 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from kv_protocol.ledger import (
-    BLOCKS_MAX,
     BYTES_MAX,
     EVENTS_MAX,
     PARTS_MAX,
@@ -45,13 +44,11 @@ Blocks have 8 bytes each: 512 MiB.
 """
 
 
-def announced_event(event: LeaseEvent) -> LeaseEvent:
-    """Return the event as it is sent to replicas: a prompt that is too long for a message is cut."""
-    if not isinstance(event, Routed) or block_count(event.blocks) <= BLOCKS_MAX:
-        return event
-    hidden = block_count(event.blocks) - BLOCKS_MAX
-    blocks = event.blocks[: BLOCKS_MAX * BLOCK_BYTES]
-    return msgspec.structs.replace(event, blocks=blocks, extra_blocks=event.extra_blocks + hidden)
+def cut(routed: Routed, blocks_max: int) -> Routed:
+    """Return the event with `blocks_max` hashes at most: further blocks are only counted."""
+    blocks = routed.blocks[: blocks_max * BLOCK_BYTES]
+    hidden = block_count(routed.blocks) - block_count(blocks)
+    return msgspec.structs.replace(routed, blocks=blocks, extra_blocks=routed.extra_blocks + hidden)
 
 
 class OpenLeases(dict[str, OpenLease]):
@@ -99,18 +96,13 @@ def parts_of(leases: Collection[OpenLease]) -> list[tuple[OpenLease, ...]]:
     """Split the leases into parts of one answer, between 1 and `PARTS_MAX`; if necessary without hashes."""
     parts = _split(leases, lambda lease: _bytes_of(lease.routed))
     if len(parts) > PARTS_MAX:
-        parts = _split(map(_without_hashes, leases), lambda lease: _bytes_of(lease.routed))[:PARTS_MAX]
+        named = (OpenLease(cut(lease.routed, 0), lease.is_prefilled) for lease in leases)
+        parts = _split(named, lambda lease: _bytes_of(lease.routed))[:PARTS_MAX]
     return parts or [()]
 
 
 def _bytes_of(routed: Routed) -> int:
     return len(routed.blocks) + 4 * len(routed.session_id)
-
-
-def _without_hashes(lease: OpenLease) -> OpenLease:
-    routed = lease.routed
-    blocks = block_count(routed.blocks) + routed.extra_blocks
-    return OpenLease(msgspec.structs.replace(routed, blocks=b"", extra_blocks=blocks), lease.is_prefilled)
 
 
 def _split(items: Iterable[T], bytes_of: Callable[[T], int]) -> list[tuple[T, ...]]:

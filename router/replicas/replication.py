@@ -21,6 +21,7 @@ from typing import Literal, NamedTuple
 
 from kv_protocol.ledger import (
     BEAT_S,
+    BLOCKS_MAX,
     ENDINGS,
     Expired,
     LeaseEvent,
@@ -31,7 +32,7 @@ from kv_protocol.ledger import (
     ReplicaMessage,
     Routed,
 )
-from router.replicas.peer import OpenLeases, Peer, announced_event, parts_of, split
+from router.replicas.peer import OpenLeases, Peer, cut, parts_of, split
 
 SILENT_S = 5.0
 ANSWER_S = 0.1
@@ -92,7 +93,8 @@ class Replication:
             self._seq += 1  # a message that is never sent: peers will detect that
 
     def _fold_pending(self) -> list[LeaseEvent]:
-        events = [event for event in map(announced_event, self._pending) if self._own.fold(event)]
+        sent = [cut(event, BLOCKS_MAX) if isinstance(event, Routed) else event for event in self._pending]
+        events = [event for event in sent if self._own.fold(event)]
         self._pending.clear()
         return events
 

@@ -101,8 +101,8 @@ def test_one_wrong_worker_in_such_a_fleet_is_doubted_and_no_other(
     def reported(verdict: Verdict, cached: int) -> int:
         return reports(cached, verdict.request.isl_tokens) if verdict.winner.worker_id == "w0" else cached
 
-    found = [judge.calibration.doubts for judge in live(3.0, 3, reported)]
-    assert found == [{WorkerRank("w0", 0): doubt}] * 2
+    found = [judge.calibration.evidence for judge in live(3.0, 3, reported)]
+    assert [{each: move.doubt for each, move in of.items()} for of in found] == [{WorkerRank("w0", 0): doubt}] * 2
 
 
 FOUND_WITHIN = 200
@@ -133,7 +133,7 @@ class Compares:
 
     @property
     def doubt(self) -> str:
-        return self.calibration.doubts.get(rank(), "")
+        return self.calibration.doubt(rank())
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_less_than_a_block_is_no_difference() -> None:
     calibration = Calibration()
     for held, reported in [(64, 64 - BLOCK_SIZE + 1), (64, 64 + BLOCK_SIZE - 1)] * WINDOW:
         calibration.apply(Compared(rank(), 1, "d", BLOCK_SIZE, held, held, reported), 0.0)
-    assert calibration.doubts == {}
+    assert calibration.evidence == {}
 
 
 def test_requests_that_show_nothing_do_not_count() -> None:
@@ -276,7 +276,7 @@ def test_where_the_index_is_in_doubt_or_not_asked_or_nothing_is_predicted_nothin
     bench = Bench(registered(), **made)
     for reported in [0, 2 * BLOCK_SIZE] * WINDOW:
         ask(bench, reported)
-    assert bench.routing.calibration.doubts == {}
+    assert bench.routing.calibration.evidence == {}
 
 
 async def test_the_passing_of_time_gives_an_underpredicted_rank_another_try() -> None:

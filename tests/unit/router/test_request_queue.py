@@ -184,13 +184,6 @@ def test_a_request_that_waits_too_long_is_refused() -> None:
     assert taken(queue) == ["young"]
 
 
-def test_a_cancelled_request_waits_no_more_and_is_cancelled_once() -> None:
-    queue = RequestQueue(QueueSection())
-    places = [placed(queue, name) for name in "abc"]
-    assert [queue.cancel(places[1]), queue.cancel(places[1])] == [True, False]
-    assert taken(queue) == ["a", "c"]
-
-
 def test_all_waiting_requests_are_refused_at_the_end() -> None:
     queue = RequestQueue(QueueSection())
     placed(queue, "a")
