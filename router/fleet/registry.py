@@ -352,24 +352,25 @@ class Fleet:
         """Return the fields in which the worker's registration differs from how prompts are hashed; empty: parity."""
         registration, text = worker.registration, self._text
         publishes_events = registration.event_source != "none"
-        found = (
+        found: tuple[str | int, ...] = (
             registration.block_size,
             registration.hash_scheme,
             registration.canary,
             registration.tokenizer_digest,
             registration.template_digest,
         )
-        allowed = (hashing.block_size, hashing.scheme, worker.canary, text.tokenizer, text.template)
+        allowed: tuple[str | int, ...] = (
+            hashing.block_size,
+            hashing.scheme,
+            worker.canary,
+            text.tokenizer,
+            text.template,
+        )
         if found == allowed and registration.images == images and publishes_events:
             return ()
-        source = registration.event_source if not publishes_events else _PUBLISHES
-        every = zip(
-            PARITY_FIELDS,
-            (*found, rule_text(registration.images), source),
-            (*allowed, rule_text(images), _PUBLISHES),
-            strict=True,
-        )
-        return tuple(Disparity(*each) for each in every if each[1] != each[2])
+        found += (rule_text(registration.images), _PUBLISHES if publishes_events else registration.event_source)
+        every = map(Disparity, PARITY_FIELDS, found, (*allowed, rule_text(images), _PUBLISHES))
+        return tuple(each for each in every if each.found != each.allowed)
 
     def parity(self, now_s: float) -> dict[str, tuple[Disparity, ...]]:
         """Return for every worker the fields that differ, over all models that it serves."""

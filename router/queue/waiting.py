@@ -43,7 +43,7 @@ Source: S. J. Golestani, "A self-clocked fair queueing scheme for broadband appl
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import Literal
 
 import msgspec
@@ -131,8 +131,12 @@ class _Tenant:
 
     def first(self, has_headroom: Callable[[Place], bool]) -> Place | None:
         """Return the first request that has headroom, among the first of each kind."""
-        firsts = sorted((each.peekitem(0) for each in self.kinds.values()), key=itemgetter(0))
-        return next((place for _, place in firsts if has_headroom(place)), None)
+        found: Place | None = None
+        for kind in self.kinds.values():
+            order, place = kind.peekitem(0)
+            if (found is None or order < found.order) and has_headroom(place):
+                found = place
+        return found
 
 
 class ModelQueue:
@@ -160,14 +164,15 @@ class ModelQueue:
 
     def next(self, has_headroom: Callable[[Place], bool]) -> Place | None:
         """Charge the tenant that is next, and return its first request with headroom; None if there is none."""
-        heads = [(tenant, place) for tenant in self.tenants.values() if (place := tenant.first(has_headroom))]
-        if not heads:
-            return None
-        finishes = [tenant.start + place.cost_tokens / tenant.weight for tenant, place in heads]
-        finish = min(finishes)
-        tenant, place = heads[finishes.index(finish)]
-        self._time = tenant.start = max(self._time, finish)
-        return place
+        least, found = math.inf, None
+        for tenant in self.tenants.values():
+            if (place := tenant.first(has_headroom)) is not None:
+                finish = tenant.start + place.cost_tokens / tenant.weight
+                if finish < least:
+                    least, found = finish, place
+        if found is not None:
+            self._time = self.tenants[found.tenant].start = max(self._time, least)
+        return found
 
 
 class _Sum(msgspec.Struct):
