@@ -1,11 +1,10 @@
 """Draining with hand-over: prefixes that only the leaving worker holds are computed elsewhere first.
 
-    looking    the newest prompts (`chains.py`), each as a decision sees it now: how much of it the worker
-               holds, and how much the best other eligible rank holds or will soon hold. Listed by heat, within the
-               budget (`warming.py`)
-    warming    in that order, `WARMERS` at a time, each at the rank that the present policy chooses (`warming.py`)
-    waiting    for requests that still run at the worker: their prompts are then looked at in a second pass
-    over       all lists are processed, or the time is over: the remaining prefixes are skipped
+    looking    decides on each recent prompt (`chains.py`): how much of it the worker holds, and how much the best other
+               eligible rank holds or will soon hold. Lists prefixes by heat, within the budget (`warming.py`)
+    warming    computes the listed prefixes, `WARMERS` at a time, each at the rank that the policy chooses
+    waiting    waits for requests that still run at the worker; then looks and warms a second time, for their prompts
+    over       all listed prefixes were tried, or the time is over: the remaining prefixes are skipped
 
 | a prefix is | if |
 |---|---|
@@ -47,7 +46,7 @@ HANDOVERS_MAX = 16
 WITHIN_S = 60.0
 """How long a hand-over may take, if the request to drain does not say."""
 WARMERS = 4
-"""Prompts that are computed for one at a time: clients' requests wait for them."""
+"""Prompts that are computed at the same time for one hand-over: few, as clients' requests wait behind them."""
 _RUNS_MAX = 256
 _LOOKED_AT = 32
 """Prompts that are looked up in one turn of the loop: a few ms."""

@@ -118,7 +118,6 @@ class RouterFeeds:
         self.gate = gate
         self._refusals = RateLimitedLog(_log, clock)
         self._fleet = routing.state.fleet
-        self._was_connected = True
         self._fleet_log: Reading | None = None
         self._logged_pairings: set[Finding] = set()
         self.refused_messages_total = 0
@@ -152,8 +151,7 @@ class RouterFeeds:
         """Apply the passing of time until `stop` is set."""
         while not stop.is_set():
             now_s, connected = self._clock.now(), self._event_log.is_connected
-            if connected != self._was_connected:
-                self._was_connected = connected
+            if connected != self._fleet.is_log_connected:
                 self._routing.apply(LogConnection(now_s=now_s, heard=connected))
             for record in self._routing.tick():
                 if isinstance(record, LedgerApplied) and isinstance(record.event, Expired):

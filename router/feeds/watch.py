@@ -12,15 +12,15 @@ Nothing is said of silence while the event log is away: heartbeats then cannot c
 its batches is not logged. A rank has one line per state and reason in 10 s; beyond 256 lines in that time the others
 share one, with their number (`suppressed`). The journal has all of them.
 
-Of a router in several processes one follows the streams, and the others see what requests show: each of these writes
-the doubts of its own requests alone.
+In a router of several processes one process follows the streams. Each of the others logs only the doubts that its own
+requests raise.
 
 `EventOrigins` finds event addresses that were swapped: the blocks of a worker's requests appear at another worker.
 
     the new blocks of a request appear    what follows
     ----------------------------------    -----------------------------------------------------------
     at the rank that got it               its events are its own: its stream is not watched any longer
-    at one other rank alone               a vote; with `VOTES` the rank is named, with the other one
+    at one other rank alone               a vote for that rank; after `VOTES` votes both ranks are named
     nowhere, for `_GIVEN_UP_S`            nothing: the prompt was not computed, or its engine is slow
 
 A request shows nothing if its rank is not EXACT, or if a rank holds all blocks of its prompt.
@@ -49,7 +49,6 @@ VOTES = 4
 _WATCHED_MAX = 64
 _LOOKED_AT_MAX = 256
 """Decisions of a busy second that are looked at: the newest."""
-_PERIOD_S = 1.0
 _AFTER_S, _GIVEN_UP_S = 2.0, 30.0
 """Between a decision and the first look for its blocks, and the last."""
 _log = structlog.get_logger("router")
@@ -89,7 +88,7 @@ class EventOrigins:
         """Look for the blocks of requests until `stop` is set."""
         while not stop.is_set():
             self.look()
-            await self._routing.clock.wait(stop, _PERIOD_S)
+            await self._routing.clock.wait(stop, LOOK_S)
 
     def look(self) -> None:
         """Look once."""

@@ -83,11 +83,10 @@ def _reason(field: str, found: object, allowed: object, prefill: WorkerRegistere
 class Pairs:
     """The pairs of a fleet that do not work. `misfits`: prefill worker id, decode worker id, reason.
 
-    Beyond `pairs_max` a pair is not stored: it is used, and the engine refuses the transfer.
+    Beyond `PAIRS_MAX` a pair is not stored: it is used, and the engine refuses the transfer.
     """
 
-    def __init__(self, pairs_max: int = PAIRS_MAX) -> None:
-        self._pairs_max = pairs_max
+    def __init__(self) -> None:
         self.misfits: Mapping[str, Mapping[str, str]] = {}
         """Never changed in place: a view may reference it."""
 
@@ -97,7 +96,7 @@ class Pairs:
         if worker.role not in ("prefill", "decode"):
             return
         found = {prefill: dict(misfits) for prefill, misfits in self.misfits.items()}
-        remaining = self._pairs_max - sum(map(len, found.values()))
+        remaining = PAIRS_MAX - sum(map(len, found.values()))
         for other in others:
             prefill, decode = (worker, other) if worker.role == "prefill" else (other, worker)
             if prefill.role != "prefill" or decode.role != "decode":

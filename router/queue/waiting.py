@@ -348,7 +348,3 @@ class RequestQueue:
     def tokens(self) -> int:
         """Uncached tokens of the requests that wait."""
         return self._all.tokens
-
-    def tenants(self) -> dict[str, int]:
-        """Return how many requests of each tenant wait."""
-        return {tenant: own.requests for tenant, own in self._tenants.items()}

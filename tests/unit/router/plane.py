@@ -16,7 +16,7 @@ from kv_protocol.fleet import WorkerLeft
 from kv_protocol.journal import FleetApplied, OutcomeKnown, WorkerHeard
 from kv_runtime.telemetry import new_registry
 from kv_runtime.text.byte_model import ByteText
-from router.config import DataSection, FailuresSection, QueueSection, RouterSettings, RouterTelemetrySection
+from router.config import DataSection, FailuresSection, RouterSettings, RouterTelemetrySection
 from router.decision.policy import Policy
 from router.decision.policy_config import DisaggregationSection
 from router.decision.routing import Routing
@@ -26,6 +26,7 @@ from router.http.limits import HttpLimits
 from router.http.plane import HttpPlane
 from router.metrics import RequestMetrics
 from router.prompt.prompts import ModelPrompts
+from router.queue.config import QueueSection
 from router.queue.gate import Admission, FleetHeadroom
 from router.queue.tenants import TenantNames
 from router.request.endpoints import endpoints

@@ -5,11 +5,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from router.config import FailuresSection, QueueSection
+from router.config import FailuresSection
 from router.decision.policy import CostParameters, PhaseOverrides, Policy
 from router.decision.policy_config import PolicySection
 from router.decision.state import AffinityLimits, ApproximateLimits
 from router.fleet.breakers import BreakerLimits
+from router.queue.config import QueueSection
 
 
 def test_every_setting_comes_to_the_policy_or_to_the_approximate_index() -> None:

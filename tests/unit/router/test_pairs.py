@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from kv_protocol.fleet import WorkerDraining, WorkerLeft, WorkerRegistered
 from router.decision.eligibility import NoEligibleWorker
 from router.decision.policy import Policy
+from router.fleet import registry
 from router.fleet.registry import Fleet, Pairs, misfit
 from tests.support.decide import decide
 from tests.unit.router.samples import TEXT, rank, registered, route, row, view
@@ -80,8 +81,9 @@ def test_whatever_came_and_went_the_misfits_are_those_of_the_fleet(told: list[An
     assert restored.pairs.misfits == expected(known)
 
 
-def test_no_more_pairs_are_remembered_than_the_bound() -> None:
-    pairs, known = Pairs(pairs_max=2), [registered("p", role="prefill", kv_cache_dtype="fp8")]
+def test_no_more_pairs_are_remembered_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "PAIRS_MAX", 2)
+    pairs, known = Pairs(), [registered("p", role="prefill", kv_cache_dtype="fp8")]
     for name in ("a", "b", "c"):
         known.append(registered(name, role="decode", kv_cache_dtype="bfloat16"))
         pairs.registered(known[-1], known)

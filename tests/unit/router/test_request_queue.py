@@ -13,7 +13,8 @@ from tests.unit.router.samples import route
 
 def limits(**bounds: int) -> QueueSection:
     """Return a section with other bounds than those that no setting changes."""
-    return type("Bounded", (QueueSection,), bounds)()
+    bounded: QueueSection = type("Bounded", (QueueSection,), bounds)()
+    return bounded
 
 
 def placed(queue: RequestQueue, name: str, tokens: int = 10, now_s: float = 0.0, **fields: Any) -> Place:
