@@ -291,7 +291,7 @@ class Handover:
 
 
 def promised_requests(state: RouterState, registration: WorkerRegistered) -> int:
-    """Return how many requests are promised to a worker and not over."""
+    """Return how many requests were sent to a worker, by all routers, and are not over."""
     return sum(state.load_of(rank).active_requests for rank in registration.ranks)
 
 

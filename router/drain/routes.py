@@ -47,7 +47,7 @@ _log = structlog.get_logger("router")
 
 
 class DrainStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The status of a worker's draining. `running_requests` are promised to it by all routers."""
+    """How far a worker is drained. `running_requests` were sent to it by all routers, and are not over."""
 
     worker_id: str
     state: Literal["serving", "draining", "drained", "left"]
@@ -115,7 +115,7 @@ class DrainRoutes:
         return unknown_worker(worker_id) if status is None else json_response(status)
 
     def _status(self, worker_id: str) -> DrainStatus | None:
-        """Return the status; None for a worker that is and was unknown."""
+        """Return the status; None for a worker that is not registered and was never drained here."""
         known = self._routing.state
         worker = known.fleet.worker(worker_id)
         instance = None if worker is None else worker.registration.instance
@@ -135,7 +135,7 @@ class DrainRoutes:
 
 
 def wish_of(body: bytes, tokens: int, within_s: float) -> tuple[int, float]:
-    """Return the tokens and the seconds that a body allows a hand-over; missing fields have the given values.
+    """Return the tokens and the seconds that a body allows a hand-over; for missing fields, the given values.
 
     Raises:
         BadParameter: a value is invalid.

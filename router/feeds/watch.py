@@ -33,7 +33,6 @@ from itertools import islice
 from typing import NamedTuple
 
 import structlog
-from msgspec.structs import replace
 
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import TrustMoved
@@ -214,7 +213,10 @@ class FleetWatch:
 
     def _moved(self, rank: WorkerRank, trust: Trust, was: Trust) -> TrustMoved:
         """Return the journal's record, with the evidence if requests made the change."""
-        record = TrustMoved(
+        move, doubt = self._evidence.get(rank), _doubt_of(trust) or _doubt_of(was)
+        shown = move.evidence() if move is not None and move.doubt == doubt else {}
+        shown.pop("doubt", None)
+        return TrustMoved(
             now_s=self._clock.now(),
             worker_id=rank.worker_id,
             dp_rank=rank.dp_rank,
@@ -222,13 +224,8 @@ class FleetWatch:
             reason=trust.reason,
             was=was.state,
             was_reason=was.reason,
+            **shown,
         )
-        move, doubt = self._evidence.get(rank), _doubt_of(trust) or _doubt_of(was)
-        if move is None or move.doubt != doubt:
-            return record
-        shown = move.evidence()
-        del shown["doubt"]
-        return replace(record, **shown)
 
     def _log_move(self, move: Move) -> None:
         shown = {"worker": move.rank.worker_id, "dp_rank": move.rank.dp_rank, **move.evidence()}

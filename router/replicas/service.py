@@ -1,12 +1,12 @@
 """Exchanges leases with the other routers of the fleet over core NATS.
 
-    news           what happened to own leases is read at each turn, and goes to all others
-    record(applied)    the end of a lease by the ledger: an own one's goes to all others, another router's is noted
-    theirs         events of another router's leases are applied here
+    news      what happened to own leases: read at each turn, and sent to all other routers
+    record    the own ledger ended a lease: the end of an own one is sent, that of another router's is only noted
+    theirs    what happened to other routers' leases: applied to the own ledger
 
 `Replication` decides (`replication.py`); this module is its network. While there are peers, news wait `FLUSH_S` for
-further ones. Without peers there is one turn per beat, and a lease that ends before the next is never looked at. While
-the log is away nothing is sent, and silence is ignored; once it is back, the next beat shows the others what they
+further ones. Without peers there is one turn per beat: a lease that begins and ends between two beats is never sent.
+While the log is away nothing is sent, and silence is ignored; once it is back, the next beat shows the others what they
 missed.
 """
 
