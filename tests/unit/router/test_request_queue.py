@@ -78,16 +78,6 @@ def test_a_tenant_that_comes_anew_or_could_not_go_brings_nothing_along() -> None
     assert taken(queue)[:8] == [*"babdabab"]
 
 
-def test_models_queue_apart() -> None:
-    queue = RequestQueue(QueueSection())
-    placed(queue, "a")
-    placed(queue, "b", model="other")
-    assert queue.models() == ("m", "other")
-    assert taken(queue, "other") == ["b"]
-    assert (queue.is_waited_for(route()), queue.is_waited_for(route(model="other")), len(queue)) == (True, False, 1)
-    assert not queue.is_waited_for(route(pinned_worker="w0"))
-
-
 # ---------------------------------------------------------------- room
 
 
@@ -183,6 +173,13 @@ def test_a_request_that_waits_too_long_is_refused() -> None:
     assert (place.request.request_id, refusal.status, refusal.code) == ("old", 503, "timeout")
     assert refusal.message == "queue.wait_s: no worker had room for the request within 5 s"
     assert taken(queue) == ["young"]
+
+
+def test_a_cancelled_request_waits_no_more_and_is_cancelled_once() -> None:
+    queue = RequestQueue(QueueSection())
+    places = [placed(queue, name) for name in "abc"]
+    assert [queue.cancel(places[1]), queue.cancel(places[1])] == [True, False]
+    assert taken(queue) == ["a", "c"]
 
 
 def test_all_waiting_requests_are_refused_at_the_end() -> None:
