@@ -1,19 +1,19 @@
 """An embedded nats-server with JetStream, a child of this process: one host, loopback only, no accounts.
 
-    start   the port is probed, then a private directory is made for the configuration (and for the store, unless one
-            is given), then the server is started; its log reports when it is ready. A failure leaves nothing behind.
-    run     a server that ends is started again, on the same port and store, after a pause; so is one whose disk was
-            full, once there is space: until a restart it stores nothing in a stream of which a write failed
-    stop    SIGTERM, SIGKILL after a budget; the private directory is removed
+    start   the port is probed, the store is made and locked, then the server is started; its log reports when it is
+            ready. A failure leaves nothing behind.
+    run     a server that ends is started again, on the same port and store, after a pause. A server whose disk was full
+            is started again once there is space: after a failed write it stores nothing more in that stream
+    stop    SIGTERM, SIGKILL after a budget; a private store is removed
 
-A killed process leaves its private directory behind; the next server that starts on the machine removes it. A directory
-in use has a lock on its `.owner`, held by its process.
+This process and the server hold one lock on the store: two servers would damage it. Without a given store the server
+gets a private one. A killed process leaves its private store behind; the next server that starts on the machine removes
+it, because no process holds its lock.
 
 The server does not outlive its parent, even if that is killed: the child asks the kernel for SIGTERM at its parent's
 death (`prctl`, Linux), then becomes nats-server by exec. It also leaves the terminal's process group, so that Ctrl-C
-does not end it before the draining parts, and locks its store, which nats-server does not: two servers would damage it.
-A short Python program does this rather than `preexec_fn`, which may deadlock in a process with threads. On other
-systems than Linux a killed parent leaves the server running.
+does not end it before the draining parts. A short Python program does this rather than `preexec_fn`, which may deadlock
+in a process with threads. On other systems than Linux a killed parent leaves the server running.
 """
 
 import asyncio
@@ -53,9 +53,8 @@ _READY = "Server is ready"
 _IN_USE = "address already in use"
 _DISK_FULL = re.compile(r"critical write error.*no space left on device", re.IGNORECASE)
 _PRIVATE, _UNLOCKED = "kv-nats-", "new-"
-"""The prefix of private directories' names, and the prefix before that until they are locked."""
-_OWNER, _STORE = ".owner", "store"
-_STORE_LOCKED = "store is locked by another server"
+"""The prefix of private stores' names, and the prefix before that until they are locked."""
+_LOCK, _CONFIG = ".lock", "nats.conf"
 
 RESTART_PAUSE_S, RESTART_PAUSE_MAX_S = 0.2, 5.0
 """Before a restart; doubled for each further one, until a server has run for `_STEADY_S`."""
@@ -66,20 +65,14 @@ _LOOK_S = 1.0
 _FREE_BYTES_MIN, _FREE_PART = 64 << 20, 20
 """A disk has space again: so many bytes, or 1 of so many of a small one."""
 
-_CHILD = f"""
-import ctypes, fcntl, os, signal, sys
-parent, store, *command = sys.argv[1:]
+_CHILD = """
+import ctypes, os, signal, sys
+parent, *command = sys.argv[1:]
 os.setpgid(0, 0)
 if sys.platform == "linux":
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
     if os.getppid() != int(parent):
         sys.exit("parent is gone")
-lock = os.open(os.path.join(store, ".lock"), os.O_CREAT | os.O_RDWR, 0o600)
-try:
-    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-except BlockingIOError:
-    sys.exit("{_STORE_LOCKED}")
-os.set_inheritable(lock, True)
 os.execv(command[0], command)
 """
 
@@ -118,12 +111,10 @@ class EmbeddedNats:
         self.is_up = False
         self.restarts_total = 0
         """How often the server was started again."""
-        self._store_dir = store_dir
-        self._limits = {"max_memory_store": _MEMORY_BYTES_MAX, "max_file_store": store_bytes_max}
-        self._start_s = start_s
-        self._stop_s = stop_s
+        self._store_dir, self._store_bytes_max = store_dir, store_bytes_max
+        self._start_s, self._stop_s = start_s, stop_s
         self._child: _Child | None = None
-        self._private: _PrivateDirectory | None = None
+        self._store: _LockedStore | None = None
 
     @property
     def url(self) -> str:
@@ -152,7 +143,7 @@ class EmbeddedNats:
             NatsServerError: no binary, a port or store in use, a server that ended or was not ready in time. No
                 process remains.
         """
-        assert self._private is None
+        assert self._store is None
         try:
             await self._launch(self._start_s)
         except BaseException:
@@ -160,14 +151,14 @@ class EmbeddedNats:
             raise
 
     async def _launch(self, ready_s: float) -> None:
-        """Start a server, which is ready afterwards; on a failure there is none, and the private directory remains."""
+        """Start a server, which is ready afterwards; on a failure there is none, and the store stays locked."""
         binary = find_binary()
         _check_port_is_free(self._port)
         try:
-            if self._private is None:
+            if self._store is None:
                 remove_abandoned()
-                self._private = _PrivateDirectory()
-            child = await self._spawn(binary, self._private.path)
+                self._store = _LockedStore(self._store_dir, self._store_bytes_max)
+            child = await self._spawn(binary, self._store)
         except OSError as error:
             raise NatsServerError(f"nats-server could not be started: {error}") from error
         await asyncio.wait((child.ready, child.ended), timeout=ready_s, return_when="FIRST_COMPLETED")
@@ -177,9 +168,9 @@ class EmbeddedNats:
             raise failure
         self._port, self.is_up = child.port, True
 
-    async def _spawn(self, binary: str, directory: Path) -> "_Child":
-        config, store = self._write_config(directory)
-        command = [sys.executable, "-I", "-S", "-c", _CHILD, str(os.getpid()), store, binary, "--config", config]
+    async def _spawn(self, binary: str, store: "_LockedStore") -> "_Child":
+        server = (binary, "--config", str(store.path / _CONFIG), "--addr", HOST, "--port", str(self._port or -1))
+        command = [sys.executable, "-I", "-S", "-c", _CHILD, str(os.getpid()), *server]
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.DEVNULL,
@@ -187,32 +178,14 @@ class EmbeddedNats:
             stderr=asyncio.subprocess.PIPE,
             limit=_LOG_LINE_BYTES_MAX,
             env=child_environment(),
+            pass_fds=(store.lock,),
         )
         self._child = _Child(process)
         return self._child
 
-    def _write_config(self, directory: Path) -> tuple[str, str]:
-        """Write the configuration; return its path and the store's, which exists."""
-        store = self._store(directory)
-        store.mkdir(mode=0o700, parents=True, exist_ok=True)
-        config = {
-            "listen": f"{HOST}:{self._port or -1}",
-            "max_payload": MAX_PAYLOAD_BYTES,
-            "logtime": False,
-            "jetstream": {"store_dir": str(store.absolute()), **self._limits},
-        }
-        path = directory / "nats.conf"
-        path.write_text(json.dumps(config, ensure_ascii=False), encoding="utf-8")
-        return str(path), str(store)
-
-    def _store(self, directory: Path) -> Path:
-        return self._store_dir or directory / _STORE
-
     def _start_failure(self, child: "_Child", ready_s: float) -> NatsServerError:
         if _IN_USE in child.log_tail():
             return _port_in_use(self._port)
-        if _STORE_LOCKED in child.log_tail():
-            return NatsServerError(f"nats-server's store {self._store_dir} is used by another embedded nats-server")
         how = "ended" if child.ended.done() else f"was not ready after {ready_s} s"
         return NatsServerError(f"nats-server {how}; its log:\n{child.log_tail()}")
 
@@ -254,25 +227,25 @@ class EmbeddedNats:
         await self._end()
 
     def _has_space(self) -> bool:
-        assert self._private is not None
+        assert self._store is not None
         try:
-            disk = os.statvfs(self._store(self._private.path))
+            disk = os.statvfs(self._store.path)
         except OSError:
             return True  # the start says what is wrong
         free_min = min(_FREE_BYTES_MIN // disk.f_frsize, disk.f_blocks // _FREE_PART)
         return disk.f_bavail >= free_min and (disk.f_favail > 0 or not disk.f_files)
 
     async def stop(self) -> None:
-        """Stop the server and remove the private directory; no effect if there is none.
+        """Stop the server and release the store, which is removed if it is private; no effect if there is none.
 
         When cancelled it kills the server at once.
         """
         try:
             await self._end()
         finally:
-            if self._private:
-                self._private.remove()
-                self._private = None
+            if self._store:
+                self._store.release()
+                self._store = None
 
     async def _end(self) -> None:
         """End the server, if there is one."""
@@ -282,32 +255,48 @@ class EmbeddedNats:
             await child.end(self._stop_s)
 
 
-class _PrivateDirectory:
-    """A directory of this process, locked until `remove`; it gets its final name once it is locked."""
+class _LockedStore:
+    """The directory of the streams, locked until `release`, with the configuration; a private one if none is given."""
 
-    def __init__(self) -> None:
-        made = Path(tempfile.mkdtemp(prefix=_UNLOCKED + _PRIVATE))
-        self._lock = os.open(made / _OWNER, os.O_CREAT | os.O_RDWR, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
-        self.path = made.rename(made.with_name(made.name.removeprefix(_UNLOCKED)))
+    def __init__(self, given: Path | None, bytes_max: int) -> None:
+        self._is_private = given is None
+        self.path = given or Path(tempfile.mkdtemp(prefix=_UNLOCKED + _PRIVATE))
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.lock = os.open(self.path / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
+        try:
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if self._is_private:
+                self.path = self.path.rename(self.path.with_name(self.path.name.removeprefix(_UNLOCKED)))
+            self._write_config(bytes_max)
+        except BlockingIOError:
+            os.close(self.lock)
+            raise NatsServerError(f"nats-server's store {given} is used by another embedded nats-server") from None
+        except OSError:
+            self.release()
+            raise
 
-    def remove(self) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
-        os.close(self._lock)
+    def _write_config(self, bytes_max: int) -> None:
+        jetstream = {
+            "store_dir": str(self.path.absolute()),
+            "max_memory_store": _MEMORY_BYTES_MAX,
+            "max_file_store": bytes_max,
+        }
+        config = {"max_payload": MAX_PAYLOAD_BYTES, "logtime": False, "jetstream": jetstream}
+        (self.path / _CONFIG).write_text(json.dumps(config, ensure_ascii=False), encoding="utf-8")
+
+    def release(self) -> None:
+        if self._is_private:
+            shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self.lock)
 
 
 def remove_abandoned() -> None:
-    """Remove private directories of this user's killed processes, unless a server still uses them."""
+    """Remove private stores of this user's killed processes, unless a server still uses them."""
     for path in Path(tempfile.gettempdir()).glob(f"{_PRIVATE}*"):
         with contextlib.suppress(OSError):
-            if path.lstat().st_uid == os.getuid() and _is_unlocked(path / _OWNER) and not _is_served(path):
+            if path.lstat().st_uid == os.getuid() and _is_unlocked(path / _LOCK):
                 shutil.rmtree(path, ignore_errors=True)
                 _log.info("abandoned_nats_directory_removed", path=str(path))
-
-
-def _is_served(path: Path) -> bool:
-    lock = path / _STORE / ".lock"
-    return lock.exists() and not _is_unlocked(lock)
 
 
 def _is_unlocked(path: Path) -> bool:
