@@ -30,8 +30,7 @@ from kv_runtime.nats_server import NatsServerError
 from kv_runtime.process import run_process
 from kv_runtime.supervise import Part, run_parts
 from kv_runtime.telemetry import Projection, configure_logs, new_registry
-from kv_runtime.tracing.exporter import span_families
-from kv_runtime.tracing.service import events_of, opened_tracing
+from kv_runtime.tracing.service import events_of, opened_tracing, span_families
 
 SERVICE = "kv-router-index"
 """`service.name`, unless the environment says another."""

@@ -1,17 +1,21 @@
 """Opens tracing as the configuration and the environment say; nothing of OpenTelemetry is imported while it is off."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
 from importlib.metadata import version
 from time import time_ns
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import Field
 
 from kv_runtime.config.loading import ConfigurationError
 from kv_runtime.config.sections import Section
 from kv_runtime.extras import DISTRIBUTION, install_command, missing
-from kv_runtime.tracing.exporter import SpanExporter
-from kv_runtime.tracing.spans import Sampling, TraceData, sampling
+from kv_runtime.telemetry import Family, by_name, counter
+from kv_runtime.tracing.spans import DROP_REASONS, Sampling, TraceData, sampling
+
+if TYPE_CHECKING:
+    from kv_runtime.tracing.otlp import SpanSender
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
@@ -19,6 +23,8 @@ _TIMEOUTS = ("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT")
 _TIMEOUT_S = 3.0
 """How long a batch may take if the environment does not say: a process that stops waits for as long."""
 _EXTRA = "tracing"
+_EXPORTERS = {"": "http", "http/protobuf": "http", "grpc": "grpc"}
+"""The SDK's package by the protocol's name."""
 
 
 class TracingSection(Section):
@@ -54,7 +60,7 @@ class Tracing(NamedTuple):
     """Which requests and KV events are traced (None: none are), and what sends their spans."""
 
     sampling: Sampling | None
-    exporter: SpanExporter
+    exporter: "SpanSender"
     events: EventTracing | None = None
 
 
@@ -87,24 +93,27 @@ def opened_tracing(
         return None
     if missing(_EXTRA):
         raise ConfigurationError([f"tracing: needs {DISTRIBUTION}[{_EXTRA}]: {install_command(_EXTRA)}"])
-    from kv_runtime.tracing import otlp  # noqa: PLC0415 - not while tracing is off
+    from kv_runtime.tracing.otlp import SpanSender  # noqa: PLC0415 - not while tracing is off
 
     variable = next((name for name in _PROTOCOLS if environ.get(name)), "")
     protocol = environ.get(variable, "").strip().lower()
-    make = {"": otlp.http_exporter, "http/protobuf": otlp.http_exporter, "grpc": otlp.grpc_exporter}.get(protocol)
-    if make is None:
+    if protocol not in _EXPORTERS:
         raise ConfigurationError([f"{variable}: found {protocol[:64]!r}, allowed http/protobuf, grpc"])
+    endpoint = settings.endpoint or None
+    if endpoint and _EXPORTERS[protocol] == "http":
+        endpoint = f"{endpoint.removesuffix('/')}/v1/traces"
     described = {
         "service.name": service,
         "service.instance.id": instance,
         "service.version": version(DISTRIBUTION),
     }
     try:
-        sender = otlp.OtlpSender(make(settings.endpoint, None if _first(environ, _TIMEOUTS) else _TIMEOUT_S), described)
+        exporters = import_module(f"opentelemetry.exporter.otlp.proto.{_EXPORTERS[protocol]}.trace_exporter")
     except ImportError as error:
         name = "opentelemetry-exporter-otlp-proto-grpc"
         raise ConfigurationError([f"{variable}: grpc needs the package {name}: {error}"]) from error
-    exporter = SpanExporter(sender)
+    timeout_s = None if _first(environ, _TIMEOUTS) else _TIMEOUT_S
+    exporter = SpanSender(exporters.OTLPSpanExporter(endpoint=endpoint, timeout=timeout_s), described)
     events = EventTracing(settings.events_ratio, exporter.put) if settings.events_ratio else None
     return Tracing(rule, exporter, events)
 
@@ -122,3 +131,11 @@ def _is_wanted(settings: TracingSection, environ: Mapping[str, str]) -> bool:
 
 def _first(environ: Mapping[str, str], names: tuple[str, ...]) -> str:
     return next((environ[name] for name in names if environ.get(name)), "")
+
+
+def span_families(exporter: "SpanSender | None") -> Iterator[Family]:
+    """Yield the metrics of spans; None: tracing is off, and all are 0."""
+    sent, dropped = (0, dict.fromkeys(DROP_REASONS, 0)) if exporter is None else (exporter.sent, exporter.dropped)
+    yield counter("spans_sent", "Spans that the collector took; 0 while tracing is off", (), [((), sent)])
+    meaning = "Spans that were to be sent and were not"
+    yield counter("spans_dropped", meaning, ("reason",), by_name((), dropped))

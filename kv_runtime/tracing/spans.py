@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
+DROP_REASONS = ("queue_full", "not_sent", "stopped")
+"""Why spans were not sent: too many waited; the collector did not take them; they waited when the process stopped."""
 TEXT_CHARACTERS_MAX = 256
 """A model's name, a request's id or a reason in a span is cut to this length."""
 

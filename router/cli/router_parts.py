@@ -23,8 +23,7 @@ from kv_runtime.process import print_lines
 from kv_runtime.supervise import Part
 from kv_runtime.telemetry import LoopLag, Projection, new_registry
 from kv_runtime.text.model import Text
-from kv_runtime.tracing.exporter import span_families
-from kv_runtime.tracing.service import events_of, opened_tracing
+from kv_runtime.tracing.service import events_of, opened_tracing, span_families
 from router.attribution.report import total
 from router.attribution.service import Savings, savings_families
 from router.config import RouterSettings

@@ -16,7 +16,7 @@ from kv_runtime.http.connection_limit import connection_families
 from kv_runtime.telemetry import PREFIX, LoopLag
 from kv_runtime.text.byte_model import BYTE_MODEL
 from kv_runtime.text.loading import load_text
-from kv_runtime.tracing.exporter import span_families
+from kv_runtime.tracing.service import span_families
 from router.cli.router_parts import RouterParts
 from router.config import RouterSettings
 from router.decision.policies import MODES

@@ -32,8 +32,7 @@ from kv_runtime.http.connection_limit import CONTROL_CONNECTIONS_MAX
 from kv_runtime.http.metrics import metrics_handler
 from kv_runtime.http.server import HttpServer
 from kv_runtime.telemetry import Family, Projection, new_registry
-from kv_runtime.tracing.exporter import span_families
-from kv_runtime.tracing.service import Tracing
+from kv_runtime.tracing.service import Tracing, span_families
 from worker_agent.api.completions import Completions
 from worker_agent.api.in_flight import Answer, InFlight, WorkerTracer
 from worker_agent.api.responses import decode_response

@@ -38,8 +38,7 @@ from kv_runtime.main_thread import ThreadCall
 from kv_runtime.supervise import Part, PartGaveUp, run_parts, until
 from kv_runtime.telemetry import LoopLag, Projection, new_registry
 from kv_runtime.text.model import Text
-from kv_runtime.tracing.exporter import span_families
-from kv_runtime.tracing.service import Tracing, events_of, opened_tracing
+from kv_runtime.tracing.service import Tracing, events_of, opened_tracing, span_families
 from worker_agent.api.app import AgentApi, streams_status
 from worker_agent.api.completions import Completions
 from worker_agent.api.in_flight import SERVICE, worker_tracer

@@ -2,15 +2,14 @@
 
 import asyncio
 import threading
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
 from kv_runtime.config.loading import ConfigurationError
-from kv_runtime.tracing import exporter as exporter_module
-from kv_runtime.tracing.exporter import SpanExporter
+from kv_runtime.tracing import otlp
+from kv_runtime.tracing.otlp import SpanSender
 from kv_runtime.tracing.service import TracingSection, opened_tracing
 from kv_runtime.tracing.spans import SpanData, TraceData
 from router.request.tracing import Tracer
@@ -26,28 +25,7 @@ SPANS = 4
 TRACE = TraceData(1, 0, (SpanData("chat m", "server", 2, 3, 4, {}),))
 
 
-class Sender:
-    """Takes batches, and does with each what the test says."""
-
-    def __init__(self, *outcomes: str | Exception) -> None:
-        self.batches: list[int] = []
-        self.is_closed = False
-        self._outcomes = list(outcomes)
-
-    def send(self, traces: Sequence[TraceData]) -> str:
-        """Note the batch."""
-        self.batches.append(len(traces))
-        outcome = self._outcomes.pop(0) if self._outcomes else ""
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
-
-    def close(self) -> None:
-        """Be closed."""
-        self.is_closed = True
-
-
-async def answered_requests(exporter: SpanExporter, count: int) -> None:
+async def answered_requests(exporter: SpanSender, count: int) -> None:
     """Have a plane answer so many requests, whose spans go to the exporter."""
     async with running_plane(tracer=Tracer(ALL, exporter.put)) as plane, Upstream(GOOD) as worker:
         plane.join("w0", worker.base_url)
@@ -63,7 +41,7 @@ async def test_spans_for_a_collector_that_is_away_are_dropped_counted_and_named_
         await flushed(exporter)
     assert (exporter.sent, exporter.dropped) == (0, {"queue_full": 0, "not_sent": 2 * SPANS, "stopped": 0})
     (line,) = [line for line in logged if line["event"] == "spans_not_sent"]
-    assert line["spans"] == SPANS
+    assert line["spans"] == 2 * SPANS
     assert line["reason"]
 
 
@@ -91,24 +69,24 @@ async def test_a_collector_that_does_not_answer_delays_no_request_and_costs_span
     assert exporter.sent == len(sink.spans) == 3 * SPANS
 
 
-def test_requests_that_wait_are_sent_together() -> None:
-    sender, stop = Sender(), threading.Event()
-    exporter = SpanExporter(sender, requests_max=2000, batch_s=60.0)
-    for _ in range(700):
-        exporter.put(TRACE)
-    stop.set()
-    exporter.work(stop)
-    assert sender.batches == [512, 188]
+def test_requests_that_wait_are_sent_in_batches() -> None:
+    with OtlpSink() as sink:
+        exporter, stop = exporter_to(sink.url, requests_max=2000), threading.Event()
+        for _ in range(200):
+            exporter.put(TRACE)
+        stop.set()
+        exporter.work(stop)
+    assert (len(sink.requests), len(sink.spans), exporter.sent) == (2, 200, 200)
 
 
 def test_what_cannot_be_sent_in_the_time_of_a_stop_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exporter_module, "LAST_S", 0.0)
-    sender, stop = Sender(), threading.Event()
-    exporter = SpanExporter(sender, requests_max=10)
-    exporter.put(TRACE)
-    stop.set()
-    exporter.work(stop)
-    assert (sender.batches, exporter.dropped["stopped"]) == ([], 1)
+    monkeypatch.setattr(otlp, "LAST_S", 0.0)
+    with OtlpSink() as sink:
+        exporter, stop = exporter_to(sink.url), threading.Event()
+        exporter.put(TRACE)
+        stop.set()
+        exporter.work(stop)
+    assert (sink.spans, exporter.dropped["stopped"]) == ([], 1)
 
 
 # ---------------------------------------------------------------- how it is opened

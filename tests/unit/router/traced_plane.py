@@ -7,8 +7,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from kv_runtime.tracing.exporter import SpanExporter
-from kv_runtime.tracing.otlp import OtlpSender, http_exporter
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+from kv_runtime.tracing.otlp import SpanSender
 from kv_runtime.tracing.spans import Sampling
 from router.request.tracing import Tracer
 from tests.support.otlp_sink import OtlpSink, Span
@@ -20,13 +21,13 @@ SERVICE = {"service.name": "kv-router", "service.instance.id": "r1"}
 TIMEOUT_S = 5.0
 
 
-def exporter_to(url: str, *, requests_max: int = 100, timeout_s: float = TIMEOUT_S) -> SpanExporter:
-    """Return an exporter whose thread does not run yet."""
-    sender = OtlpSender(http_exporter(url, timeout_s), SERVICE)
-    return SpanExporter(sender, requests_max=requests_max, batch_s=0.0)
+def exporter_to(url: str, *, requests_max: int = 100, timeout_s: float = TIMEOUT_S) -> SpanSender:
+    """Return a sender whose thread does not run yet."""
+    exporter = OTLPSpanExporter(endpoint=f"{url}/v1/traces", timeout=timeout_s)
+    return SpanSender(exporter, SERVICE, requests_max=requests_max)
 
 
-async def flushed(exporter: SpanExporter) -> None:
+async def flushed(exporter: SpanSender) -> None:
     """Send what waits, as the thread does when the process stops."""
     stop = threading.Event()
     stop.set()
@@ -39,7 +40,7 @@ class Traced:
 
     plane: Plane
     sink: OtlpSink
-    exporter: SpanExporter
+    exporter: SpanSender
 
     async def spans(self) -> list[Span]:
         """Return the spans of all requests so far, which have ended."""
