@@ -86,17 +86,14 @@ async def run_parts(parts: Iterable[Part], *, stop: asyncio.Event, drain_s: floa
         PartGaveUp: a part gave up, and the others have drained.
         Exception: raised by a part (`PartEnded` if it returned early); several errors in one ExceptionGroup.
     """
-    given_up: list[Exception] = []
+    errors: list[Exception] = []
     try:
-        overdue = await _run_stages(list(parts), stop, drain_s, clock or SystemClock(), given_up)
+        overdue = await _run_stages(list(parts), stop, drain_s, clock or SystemClock(), errors)
     except ExceptionGroup as group:
-        _raise([*given_up, *group.exceptions])
+        errors += group.exceptions
     else:
-        late = [DrainOverdue(f"cancelled after {drain_s} s of draining: {', '.join(overdue)}")] if overdue else []
-        _raise([*given_up, *late])
-
-
-def _raise(errors: list[Exception]) -> None:
+        if overdue:
+            errors.append(DrainOverdue(f"cancelled after {drain_s} s of draining: {', '.join(overdue)}"))
     if len(errors) > 1:
         raise ExceptionGroup("several parts failed", errors)
     for error in errors:

@@ -7,8 +7,9 @@ Logs are past-tense facts with fields. Metrics are made at scrape time of what t
 import asyncio
 import logging
 import sys
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from math import inf
 from typing import Any, Generic, Protocol, TypeVar
 
 import structlog
@@ -95,8 +96,8 @@ class RateLimitedLog:
     ) -> None:
         self._log, self._clock = log, clock
         self._period_s, self._keys_max = period_s, keys_max
-        self._lines: OrderedDict[Hashable, _Line] = OrderedDict()  # the line written longest ago comes first
-        self._shared = _Line()
+        self._lines: dict[Hashable, _Line] = {}  # the line written longest ago comes first
+        self._shared = _Line(-inf, 0)
 
     def info(self, event: str, *, key: Hashable = None, **fields: Any) -> None:  # noqa: ANN401 - a log takes anything
         """Log the event at level info, unless its key was logged within the period."""
@@ -111,8 +112,14 @@ class RateLimitedLog:
         self._write("error", event, key, fields)
 
     def _write(self, level: str, event: str, key: Hashable, fields: dict[str, Any]) -> None:
-        now_s = self._clock.now()
-        line = self._line_of((event, key), now_s)
+        now_s, line = self._clock.now(), self._lines.get((event, key))
+        if line is None and len(self._lines) >= self._keys_max:
+            oldest = next(iter(self._lines))
+            if now_s - self._lines[oldest].written_s < self._period_s:
+                line = self._shared
+            else:
+                self._shared.suppressed += self._lines.pop(oldest).suppressed
+        line = line or _Line(-inf, 0)
         if now_s - line.written_s < self._period_s:
             line.suppressed += 1
             return
@@ -120,28 +127,17 @@ class RateLimitedLog:
             fields["suppressed"] = line.suppressed
         line.written_s, line.suppressed = now_s, 0
         if line is not self._shared:
-            self._lines.move_to_end((event, key))
+            self._lines.pop((event, key), None)
+            self._lines[event, key] = line
         getattr(self._log, level)(event, **fields)
 
-    def _line_of(self, key: Hashable, now_s: float) -> "_Line":
-        if (line := self._lines.get(key)) is not None:
-            return line
-        if len(self._lines) >= self._keys_max:
-            oldest = next(iter(self._lines))
-            if now_s - self._lines[oldest].written_s < self._period_s:
-                return self._shared
-            self._shared.suppressed += self._lines.pop(oldest).suppressed
-        return self._lines.setdefault(key, _Line())
 
-
+@dataclass(slots=True)
 class _Line:
     """When a key was logged last, and the number of its events suppressed since."""
 
-    __slots__ = ("suppressed", "written_s")
-
-    def __init__(self) -> None:
-        self.written_s = float("-inf")
-        self.suppressed = 0
+    written_s: float
+    suppressed: int
 
 
 def new_registry() -> CollectorRegistry:

@@ -61,7 +61,7 @@ def agent_families(
     """Yield the families of events, load and requests of a served worker."""
     at = (worker,)
     yield from engine_event_families(worker, rules)
-    yield from drain_families(worker, path)
+    yield from poll_families(worker, path)
     yield from consolidator_families([path])
     yield from load_families(worker, loads.newest)
     yield from row_families(worker, loads.rows)
@@ -100,17 +100,17 @@ def engine_event_families(worker: str, rules: TrtllmRules) -> Iterator[Family]:
     yield counter("engine_events_lost", meaning, ("worker", "dp_rank"), by_name(at, rules.events_lost))
 
 
-def drain_families(worker: str, path: Consolidator) -> Iterator[Family]:
+def poll_families(worker: str, path: Consolidator) -> Iterator[Family]:
     """Yield the statistics of event polls."""
     pollers = [] if path.poller is None else [((worker, ENGINE), path.poller)]
     failed = [(at, each.poll_failures_total) for at, each in pollers]
     pressed = "Cycles in which the agent first emptied the engine's buffer: it was filling up, or had lost events"
     ratio = "Largest poll since the start, as a share of the source's buffer; 0 if the buffer's size is unknown"
     for family, name, meaning, rows in (
-        (counter, "engine_polls", "Polls for KV events", [(at, each.drain.polls_total) for at, each in pollers]),
-        (counter, "pressed_turns", pressed, [(at, each.drain.pressed_cycles_total) for at, each in pollers]),
+        (counter, "engine_polls", "Polls for KV events", [(at, each.pace.polls_total) for at, each in pollers]),
+        (counter, "pressed_turns", pressed, [(at, each.pace.pressed_cycles_total) for at, each in pollers]),
         (counter, "engine_poll_failures", "Polls for KV events that failed", failed),
-        (gauge, "engine_event_buffer_ratio", ratio, [(at, each.drain.largest_ratio) for at, each in pollers]),
+        (gauge, "engine_event_buffer_ratio", ratio, [(at, each.pace.largest_ratio) for at, each in pollers]),
     ):
         yield family(name, meaning, ("worker", "source"), rows)
 

@@ -8,7 +8,7 @@ itself, without a time limit. `run`, a part of the process, then creates missing
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import NamedTuple, Self
 
 import structlog
@@ -32,15 +32,13 @@ WINDOW_MESSAGES = 256
 CONFIRM_S = 5.0
 _CONNECT_S = 5
 _RECONNECT_WAIT_S = 1
+"""Pause between two attempts to connect, the first connection included."""
 _PING_S, _PINGS_MISSED_MAX = 1, 2
 """A frozen server counts as lost after 3 s: before the 5 s after which silent workers count as gone."""
 _LOOK_S = 1.0
 LISTEN_MESSAGES_MAX, LISTEN_BYTES_MAX = 65_536, 128 << 20
 """Pending core NATS messages of one subscription; an index has all answers of agents in one."""
 _UNAUTHORIZED = re.compile(r"authorization|authentication", re.IGNORECASE)
-
-_AWAITED_S = 1.0
-"""Pause between two looks for a server that is waited for."""
 
 _log = structlog.get_logger("event_log")
 
@@ -81,7 +79,8 @@ class EventLog(StreamClient):
         self._failure: Exception | None = None
         self._reconnects = self._dropped = 0
         self._were_credentials_refused = False
-        self._drops = RateLimitedLog(_log, SystemClock())
+        self._clock = SystemClock()
+        self._drops = RateLimitedLog(_log, self._clock)
 
     @classmethod
     async def connect(
@@ -125,41 +124,34 @@ class EventLog(StreamClient):
                     is_told = True
             else:
                 return log
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_AWAITED_S):
-                    await awaited_until.wait()
+            await log._clock.wait(awaited_until, _RECONNECT_WAIT_S)
 
     async def _connect(self, name: str, user: str, token: str) -> None:
-        with mapped(f"nats.url {self._shown_url}"), self._credentials_named():
-            await self.client.connect(
-                servers=self.url.split(","),
-                name=name,
-                user=user or None,
-                password=token if user else None,
-                token=None if user else token or None,
-                connect_timeout=_CONNECT_S,
-                reconnect_time_wait=_RECONNECT_WAIT_S,
-                max_reconnect_attempts=1,
-                ping_interval=_PING_S,
-                max_outstanding_pings=_PINGS_MISSED_MAX,
-                disconnected_cb=self._lost,
-                reconnected_cb=self._found,
-                closed_cb=self._closed,
-                error_cb=self._erred,
-            )
+        with mapped(f"nats.url {self._shown_url}"):
+            try:
+                await self.client.connect(
+                    servers=self.url.split(","),
+                    name=name,
+                    user=user or None,
+                    password=token if user else None,
+                    token=None if user else token or None,
+                    connect_timeout=_CONNECT_S,
+                    reconnect_time_wait=_RECONNECT_WAIT_S,
+                    max_reconnect_attempts=1,
+                    ping_interval=_PING_S,
+                    max_outstanding_pings=_PINGS_MISSED_MAX,
+                    disconnected_cb=self._lost,
+                    reconnected_cb=self._found,
+                    closed_cb=self._closed,
+                    error_cb=self._erred,
+                )
+            except NatsError as error:
+                if not self._were_credentials_refused:
+                    raise
+                words = "the server refused the credentials, which are nats.user and nats.credentials"
+                raise NatsError(words) from error  # the client's own error says only that there is no server
             await self._window.open()
         self.client.options["max_reconnect_attempts"] = -1
-
-    @contextmanager
-    def _credentials_named(self) -> Iterator[None]:
-        """Name refused credentials in the error; the client's own error says only that there is no server."""
-        try:
-            yield
-        except NatsError as error:
-            if self._were_credentials_refused:
-                words = "the server refused the credentials, which are nats.user and nats.credentials"
-                raise NatsError(words) from error
-            raise
 
     async def _lost(self) -> None:
         self._window.fail("the connection was lost")
@@ -225,15 +217,16 @@ class EventLog(StreamClient):
                 raise self._failure
             if self.is_connected:
                 await self._tend()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_LOOK_S):
-                    await until(stop, self._due.wait())
+            await until(stop, self._clock.wait(self._due, _LOOK_S))
 
     async def _tend(self) -> None:
         try:
             if self._streams_doubtful:
                 for config in self._ensured.values():
-                    await self._ensure_again(config)
+                    try:
+                        await self.ensure(config)
+                    except StreamUnfit as error:  # it was replaced meanwhile; it is still read
+                        _log.error("stream_unfit", reason=str(error))
                 self._streams_doubtful = False
             for reading in self._readings:
                 if reading.is_broken or reading.is_silent:
@@ -241,12 +234,6 @@ class EventLog(StreamClient):
         except BrokerUnavailable as error:
             self._streams_doubtful = True  # the stream may be gone: it is created again before the next attempt
             _log.warning("log_not_followed", reason=str(error))
-
-    async def _ensure_again(self, config: StreamConfig) -> None:
-        try:
-            await self.ensure(config)
-        except StreamUnfit as error:  # it was replaced meanwhile; it is still read
-            _log.error("stream_unfit", reason=str(error))
 
     async def ensure_stream(self, spec: StreamSpec) -> None:
         """Create or update the stream with these limits, now and after each reconnect; other settings stay.
@@ -344,16 +331,10 @@ class EventLog(StreamClient):
             )
             self._unsubscribes.append(subscription.unsubscribe)
             self._listening[subject] = readers
-            await self._flushed()
-
-    async def _flushed(self) -> None:
-        """Return once the server has read all that was sent before.
-
-        The client (nats-py 2.12 and later) writes a `PING` at once and other commands with its next flush, so the first
-        answer may come before they are read. It proves that they are written; the second, that they are read.
-        """
-        await self.client.flush()
-        await self.client.flush()
+            # nats-py 2.12 and later writes a `PING` at once, and other commands with its next flush: the first answer
+            # proves that the subscription is written, the second that the server has read it.
+            await self.client.flush()
+            await self.client.flush()
 
     def _guarded(self, on_message: OnMessage) -> OnMessage:
         async def deliver(message: LogMessage) -> None:

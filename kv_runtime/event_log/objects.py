@@ -14,14 +14,7 @@ import hashlib
 from contextlib import AbstractContextManager
 
 import msgspec
-from nats.js.api import (
-    DiscardPolicy,
-    ObjectMeta,
-    ObjectMetaOptions,
-    RetentionPolicy,
-    StorageType,
-    StreamConfig,
-)
+from nats.js.api import DiscardPolicy, ObjectMeta, ObjectMetaOptions, RetentionPolicy, StorageType, StreamConfig
 from nats.js.errors import NotFoundError
 from nats.js.object_store import ObjectStore
 
@@ -38,7 +31,7 @@ _NO_MESSAGE = 10037
 def bucket_config(bucket: str, *, replicas: int, max_bytes: int) -> StreamConfig:
     """Return the settings of a bucket's stream: on disk; a put that does not fit is refused."""
     return StreamConfig(
-        name=_stream_of(bucket),
+        name=f"OBJ_{bucket}",
         subjects=[f"$O.{bucket}.C.>", f"$O.{bucket}.M.>"],
         retention=RetentionPolicy.LIMITS,
         storage=StorageType.FILE,
@@ -50,10 +43,6 @@ def bucket_config(bucket: str, *, replicas: int, max_bytes: int) -> StreamConfig
         allow_rollup_hdrs=True,
         allow_direct=True,
     )
-
-
-def _stream_of(bucket: str) -> str:
-    return f"OBJ_{bucket}"
 
 
 class _Info(msgspec.Struct, frozen=True):
@@ -71,7 +60,7 @@ class ObjectBucket:
 
     def __init__(self, server: StreamClient, bucket: str) -> None:
         self._server, self._context, self._bucket = server, server.context, bucket
-        self._stream = _stream_of(bucket)
+        self._stream = f"OBJ_{bucket}"
         self._store = ObjectStore(bucket, self._stream, self._context)
 
     async def put(self, name: str, data: bytes) -> None:
@@ -120,9 +109,8 @@ class ObjectBucket:
         seq = 0
         for _ in range(info.chunks):
             try:
-                message = await self._context.get_msg(
-                    self._stream, seq + 1, f"$O.{self._bucket}.C.{info.nuid}", next=True
-                )
+                subject = f"$O.{self._bucket}.C.{info.nuid}"
+                message = await self._context.get_msg(self._stream, seq + 1, subject, next=True)
             except NotFoundError:
                 break
             seq = message.seq or 0

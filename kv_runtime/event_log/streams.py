@@ -194,19 +194,16 @@ class StreamClient:
             try:
                 present = (await self.context.stream_info(wanted.name)).config
             except NotFoundError:
-                await self._add(wanted)
+                try:
+                    await self.context.add_stream(wanted)
+                except BadRequestError as error:
+                    if error.err_code != _NAME_IN_USE:
+                        raise
                 present = (await self.context.stream_info(wanted.name)).config
             _check(wanted, present)
             changes = {field: getattr(wanted, field) for field in _TENDED}
             if any(getattr(present, field) != value for field, value in changes.items()):
                 await self.context.update_stream(present, **changes)
-
-    async def _add(self, wanted: StreamConfig) -> None:
-        try:
-            await self.context.add_stream(wanted)
-        except BadRequestError as error:
-            if error.err_code != _NAME_IN_USE:
-                raise
 
     async def stream_state(self, name: str) -> LogStreamState:
         """Return the state of a stream; the client's own parser of this answer omits the times."""

@@ -12,7 +12,8 @@ publishing leaves its futures pending for ever when an answer is lost with the c
 
 import asyncio
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 
 import msgspec
 from nats.aio.client import Client
@@ -44,7 +45,8 @@ class SendWindow:
         self._client = client
         self._timeout_s = timeout_s
         self._capacity = asyncio.Semaphore(limit)
-        self._unconfirmed: dict[str, _Publication] = {}
+        self._unconfirmed: dict[str, tuple[str, asyncio.Future[int]]] = {}
+        """Subject and future by the reply subject's number."""
         self._numbers = itertools.count(1)
         self._inbox = ""
         self.failures_total = 0
@@ -78,50 +80,54 @@ class SendWindow:
         """
         self._require_connection(subject)
         await self._capacity.acquire()
-        number = str(next(self._numbers))
-        publication = _Publication(subject, self._timeout_s, lambda: self._forget(number))
-        self._unconfirmed[number] = publication
+        number, loop = str(next(self._numbers)), asyncio.get_running_loop()
+        future: asyncio.Future[int] = loop.create_future()
+        timer = loop.call_later(self._timeout_s, self._fail, number, f"not confirmed within {self._timeout_s:g} s")
+        self._unconfirmed[number] = subject, future
+        future.add_done_callback(partial(self._ended, number, timer))
         try:
             self._require_connection(subject)  # the wait may have taken long
-            wanted = _headers(message_id, headers, after_seq)
             with mapped(f"publish {subject}"):
+                wanted = _headers(message_id, headers, after_seq)
                 await self._client.publish(subject, data, reply=f"{self._inbox}.{number}", headers=wanted)
         except BaseException:
-            publication.future.cancel()
+            future.cancel()
             raise
-        return publication.future
+        return future
 
     def _require_connection(self, subject: str) -> None:
         if not self._client.is_connected:
             raise BrokerUnavailable(f"publish {subject}: not connected")
 
-    def _forget(self, number: str) -> None:
-        future = self._unconfirmed.pop(number).future
+    def _ended(self, number: str, timer: asyncio.TimerHandle, future: asyncio.Future[int]) -> None:
+        timer.cancel()
+        del self._unconfirmed[number]
         self.failures_total += not future.cancelled() and future.exception() is not None
         self._capacity.release()
 
     def fail(self, why: str) -> None:
         """End all unconfirmed publications with `BrokerUnavailable`."""
-        for publication in list(self._unconfirmed.values()):
-            publication.fail(why)
+        for number in list(self._unconfirmed):
+            self._fail(number, why)
+
+    def _fail(self, number: str, why: str, kind: type[BrokerUnavailable] = BrokerUnavailable) -> None:
+        subject, future = self._unconfirmed[number]
+        if not future.done():
+            future.set_exception(kind(f"publish {subject}: {why}"))
 
     async def _on_answer(self, message: Msg) -> None:
-        publication = self._unconfirmed.get(message.subject.rpartition(".")[2])
-        if publication is None:
+        number = message.subject.rpartition(".")[2]
+        if number not in self._unconfirmed:
             return
         if message.headers and message.headers.get(Header.STATUS) == _NO_STREAM:
-            publication.fail("no stream takes this subject")
+            self._fail(number, "no stream takes this subject")
             return
-        try:
-            ack = msgspec.json.decode(message.data, type=_Ack)
-        except msgspec.DecodeError as error:
-            publication.fail(f"unreadable answer: {error}")
-            return
+        ack = msgspec.json.decode(message.data, type=_Ack)
         if ack.error is not None:
             kind = LastSequenceDiffers if ack.error.err_code in _WRONG_LAST_SEQUENCE else BrokerUnavailable
-            publication.fail(f"{ack.error.description} (code {ack.error.code}, {ack.error.err_code})", kind)
-        else:
-            publication.confirm(ack.seq)
+            self._fail(number, f"{ack.error.description} (code {ack.error.code}, {ack.error.err_code})", kind)
+        elif not (future := self._unconfirmed[number][1]).done():
+            future.set_result(ack.seq)
 
 
 def _headers(message_id: str, more: Mapping[str, str] | None, after_seq: int | None) -> dict[str, str] | None:
@@ -131,29 +137,3 @@ def _headers(message_id: str, more: Mapping[str, str] | None, after_seq: int | N
     if after_seq is not None:
         headers[Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value] = str(after_seq)
     return headers or None
-
-
-class _Publication:
-    """One unconfirmed message, and its timeout."""
-
-    __slots__ = ("_on_end", "_subject", "_timer", "future")
-
-    def __init__(self, subject: str, timeout_s: float, on_end: Callable[[], None]) -> None:
-        loop = asyncio.get_running_loop()
-        self._subject = subject
-        self._timer = loop.call_later(timeout_s, self.fail, f"not confirmed within {timeout_s:g} s")
-        self._on_end = on_end
-        self.future: asyncio.Future[int] = loop.create_future()
-        self.future.add_done_callback(self._ended)
-
-    def confirm(self, seq: int) -> None:
-        if not self.future.done():
-            self.future.set_result(seq)
-
-    def fail(self, why: str, kind: type[BrokerUnavailable] = BrokerUnavailable) -> None:
-        if not self.future.done():
-            self.future.set_exception(kind(f"publish {self._subject}: {why}"))
-
-    def _ended(self, _: asyncio.Future[int]) -> None:
-        self._timer.cancel()
-        self._on_end()

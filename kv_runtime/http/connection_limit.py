@@ -12,8 +12,8 @@ Closings and refusals at the bound are counted and logged. Every connection take
 depends on the limit of open files.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import NamedTuple, Protocol
+from collections.abc import Iterator
+from typing import Protocol
 
 import structlog
 
@@ -50,22 +50,11 @@ class Connection(Protocol):
         """Close the connection without waiting for the client."""
 
 
-class ConnectionStatistics(NamedTuple):
-    """The present connections, and what happened at the bound since the start."""
-
-    bound: int
-    in_use: int
-    """Connections on which a request is served."""
-    idle: int
-    idle_closed: int
-    refused: int
-
-
 class Connections:
     """Admits connections up to `bound`; at the bound closes an idle one for each new one."""
 
     def __init__(self, bound: int, clock: Clock) -> None:
-        self._bound = bound
+        self.bound = bound
         self._log = RateLimitedLog(_log, clock)
         self._open: set[Connection] = set()
         self._idle: dict[Connection, None] = {}
@@ -75,7 +64,7 @@ class Connections:
     def admit(self) -> bool:
         """Return whether one more connection may open; the caller counts it (`opened`) at once."""
         count = len(self._open)
-        if count >= self._bound and (count >= self._bound + CLOSING_MAX or not self._close_idle()):
+        if count >= self.bound and (count >= self.bound + CLOSING_MAX or not self._close_idle()):
             self._refused += 1
             self._note("refused")
             return False
@@ -99,11 +88,6 @@ class Connections:
         if connection in self._open:
             self._idle[connection] = None
 
-    def statistics(self) -> ConnectionStatistics:
-        """Return the present figures."""
-        idle = len(self._idle)
-        return ConnectionStatistics(self._bound, len(self._open) - idle, idle, self._idle_closed, self._refused)
-
     def _close_idle(self) -> bool:
         """Close the connection that has been idle longest; return whether there was one."""
         oldest = next(iter(self._idle), None)
@@ -116,18 +100,18 @@ class Connections:
         return True
 
     def _note(self, outcome: str) -> None:
-        self._log.warning("connections_bound_reached", key=outcome, outcome=outcome, connections_max=self._bound)
+        self._log.warning("connections_bound_reached", key=outcome, outcome=outcome, connections_max=self.bound)
 
-
-def connection_families(statistics: ConnectionStatistics, accept_failures: Mapping[str, int]) -> Iterator[Family]:
-    """Yield a server's connections, what happened at the bound, and failed accepts by the error's name."""
-    states = by_name((), {"in_use": statistics.in_use, "idle": statistics.idle})
-    meaning = "Open connections to this HTTP server: in_use while a request is served, else idle"
-    yield gauge("server_connections", meaning, ("state",), states)
-    bound = [((), statistics.bound)]
-    yield gauge("server_connections_max", "Largest number of open connections to this HTTP server", (), bound)
-    outcomes = by_name((), {"idle_closed": statistics.idle_closed, "refused": statistics.refused})
-    meaning = "Connections that came while all allowed ones were open: an idle one was closed, or refused with 503"
-    yield counter("server_connections_at_bound", meaning, ("outcome",), outcomes)
-    failures = by_name((), dict.fromkeys(ACCEPT_ERRORS, 0) | dict(accept_failures))
-    yield counter("server_accept_failures", "Connections that could not be accepted, by error", ("error",), failures)
+    def families(self, accept_failures: dict[str, int]) -> Iterator[Family]:
+        """Yield the open connections, what happened at the bound, and failed accepts by the error's name."""
+        idle = len(self._idle)
+        states = by_name((), {"in_use": len(self._open) - idle, "idle": idle})
+        meaning = "Open connections to this HTTP server: in_use while a request is served, else idle"
+        yield gauge("server_connections", meaning, ("state",), states)
+        meaning = "Largest number of open connections to this HTTP server"
+        yield gauge("server_connections_max", meaning, (), [((), self.bound)])
+        outcomes = by_name((), {"idle_closed": self._idle_closed, "refused": self._refused})
+        meaning = "Connections that came while all allowed ones were open: an idle one was closed, or refused with 503"
+        yield counter("server_connections_at_bound", meaning, ("outcome",), outcomes)
+        failures, meaning = dict.fromkeys(ACCEPT_ERRORS, 0) | accept_failures, "Connections that could not be accepted"
+        yield counter("server_accept_failures", f"{meaning}, by error", ("error",), by_name((), failures))

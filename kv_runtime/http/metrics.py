@@ -43,7 +43,8 @@ def metrics_handler(registry: CollectorRegistry, now: Callable[[], float] = time
     async def metrics(request: web.Request) -> web.Response:
         encoder, content_type = choose_encoder(request.headers.get("Accept", ""))
         parts, end, turn_ends_s = [], encoder(_Some()), now() + _METRICS_TURN_S
-        for family in chain(_server_families(request), registry.collect()):
+        of_server = request.app.get(SERVER_FAMILIES)
+        for family in chain(of_server() if of_server else (), registry.collect()):
             for number, part in enumerate(_parts(family)):
                 encoded = encoder(_Some(part)).removesuffix(end)
                 parts.append(_without_head(encoded) if number else encoded)
@@ -71,8 +72,3 @@ def _without_head(encoded: bytes) -> bytes:
     while encoded.startswith(b"# "):
         encoded = encoded.partition(b"\n")[2]
     return encoded
-
-
-def _server_families(request: web.Request) -> Iterable[Family]:
-    families = request.app.get(SERVER_FAMILIES)
-    return () if families is None else families()

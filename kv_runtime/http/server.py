@@ -13,7 +13,7 @@ from kv_runtime.clock import SystemClock
 from kv_runtime.http.acceptor import Acceptor, PortUsed
 from kv_runtime.http.access import HOST_NAMES
 from kv_runtime.http.answers import BodyTooSlow, Handler, error_body, error_response, first_line, last_response
-from kv_runtime.http.connection_limit import CONNECTIONS_MAX, Connections, connection_families, connections_bound
+from kv_runtime.http.connection_limit import CONNECTIONS_MAX, Connections, connections_bound
 from kv_runtime.http.hosts import HostNames
 from kv_runtime.http.metrics import SERVER_FAMILIES
 from kv_runtime.open_files import OpenFiles, open_files
@@ -246,7 +246,7 @@ class HttpServer:
 
     def families(self) -> Iterable[Family]:
         """Return the metrics of this server's connections."""
-        return connection_families(self._connections.statistics(), self._acceptor.failures)
+        return self._connections.families(self._acceptor.failures)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set; then refuse connections and wait up to `drain_s` for running requests."""
@@ -278,7 +278,7 @@ class HttpServer:
 
     def _refuse(self, accepted: socket.socket) -> None:
         """Send the refusal and close; a client that sends its request later may see a reset instead."""
-        message = f"{self._connections.statistics().bound} connections are open and in use; try again"
+        message = f"{self._connections.bound} connections are open and in use; try again"
         body = error_body(message, "server_error")
         with accepted:
             with suppress(OSError):

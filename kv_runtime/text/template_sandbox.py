@@ -16,7 +16,6 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from itertools import chain, islice
-from types import BuiltinMethodType
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError, nodes, pass_context
@@ -84,10 +83,6 @@ class _ChatEnvironment(ImmutableSandboxedEnvironment):
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401, N805, PYI063
         """Return the sandbox's result."""
-        if type(__obj) is BuiltinMethodType and type(__obj.__self__) is str and __obj.__name__ in _STRING_METHODS:
-            kwargs.pop("_loop_vars", None)
-            kwargs.pop("_block_vars", None)
-            return __obj(*args, **kwargs)
         if isinstance(__context, ChatContext):
             __context.look()
         return super().call(__context, __obj, *args, **kwargs)

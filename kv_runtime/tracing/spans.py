@@ -10,7 +10,6 @@ Source: OpenTelemetry specification, "Environment Variable Specification"; SDK, 
 """
 
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Literal, NamedTuple
 
 DROP_REASONS = ("queue_full", "not_sent", "stopped")
@@ -88,16 +87,11 @@ class Sampling(NamedTuple):
         """Return whether the trace is sampled at its beginning; `parent`: whether its caller, if any, sampled it."""
         if parent is not None and self.follows_parent:
             return parent
-        return trace_id & _LOW_64_BITS < _bound(self.ratio)
+        return trace_id & _LOW_64_BITS < round(self.ratio * (1 << 64))
 
     def is_kept(self, *, has_failed: bool, ttft_s: float | None) -> bool:
         """Return whether an ended request is sent although it was not sampled."""
         return has_failed or (self.ttft_target_s is not None and ttft_s is not None and ttft_s > self.ttft_target_s)
-
-
-@lru_cache(maxsize=16)
-def _bound(ratio: float) -> int:
-    return round(ratio * (1 << 64))
 
 
 def sampling(environ: Mapping[str, str], *, ratio: float | None, ttft_target_s: float | None) -> Sampling | None:

@@ -67,7 +67,7 @@ class Intake:
         rules = self._engine.rules
         if self.cursor.expected >= self._dry_sequence:
             self._relearning.on_read(dp_rank, self._lost_when_dry.get(dp_rank, 0), outbox.last_seq)
-        missing = self._relearning.missing(dp_rank, rules.events_lost.get(dp_rank, 0), outbox.published_seq)
+        missing = self._relearning.missing(dp_rank, rules.events_lost.get(dp_rank, 0), outbox.settled_seq)
         unread = "no answer to replays" if self.cursor.is_unanswered else ""
         unread = unread or ("" if self.cursor.is_settled else "messages are missing")
         return (f"{missing} events lost" if missing else "") or rules.stale(dp_rank) or unread

@@ -178,7 +178,7 @@ class Truth:
 
     def _check_log(self, rank: WorkerRank, agent: Agent) -> None:
         outbox = agent.core.outboxes[rank.dp_rank]
-        assert outbox.published_seq == outbox.last_seq, f"{rank}: published up to {outbox.published_seq}"
+        assert outbox.settled_seq == outbox.last_seq, f"{rank}: published up to {outbox.settled_seq}"
         if not outbox.dropped_batches_total and not self._world.setup.hop_b.spoil_ratio:
             missing = set(range(1, outbox.last_seq + 1)) - self._logged.get((rank, outbox.epoch), set())
             assert not missing, f"{rank}: the log never had {sorted(missing)}"

@@ -12,7 +12,7 @@ from prometheus_client.core import Metric
 
 from indexer.service.metrics import index_families, snapshot_families
 from kv_runtime.event_log import log_families
-from kv_runtime.http.connection_limit import connection_families
+from kv_runtime.http.connection_limit import Connections
 from kv_runtime.telemetry import PREFIX, LoopLag
 from kv_runtime.text.byte_model import BYTE_MODEL
 from kv_runtime.text.loading import load_text
@@ -25,16 +25,16 @@ from router.decision.policy_store import PolicyStore
 from router.metrics import http_families, prompt_families
 from router.pools.watch import PoolMetrics
 from worker_agent.attached.watch import EngineLoads
-from worker_agent.attached.worker import attach_families
+from worker_agent.attached.worker import AttachedWorker
 from worker_agent.commands.served_media import media_families
 from worker_agent.commands.served_metrics import served_families
 from worker_agent.events.metrics import consolidator_families
 from worker_agent.fleet.membership import Membership
 from worker_agent.metrics import (
     agent_families,
-    drain_families,
     engine_event_families,
     load_families,
+    poll_families,
     row_families,
     thread_family,
 )
@@ -87,31 +87,31 @@ def _loop_lag() -> Iterable[Metric]:
 
 def _router() -> Iterator[Metric]:
     settings, text = RouterSettings(), load_text(BYTE_MODEL)
-    yield from (*_of(connection_families, 2), *_loop_lag())
+    yield from (*_of(Connections.families, 2), *_loop_lag())
     yield from RouterParts(settings, text, PolicyStore("", Policy(), MODES), NOTHING).registry.collect()
 
 
 def _pools() -> Iterator[Metric]:
-    yield from (*_of(connection_families, 2), *_loop_lag(), *PoolMetrics((), NOTHING).families())
+    yield from (*_of(Connections.families, 2), *_loop_lag(), *PoolMetrics((), NOTHING).families())
     yield from (*_of(http_families), *_of(prompt_families))
 
 
 def _indexer() -> Iterator[Metric]:
-    yield from (*_of(connection_families, 2), *_of(index_families, 2), *_of(snapshot_families), *_of(log_families))
+    yield from (*_of(Connections.families, 2), *_of(index_families, 2), *_of(snapshot_families), *_of(log_families))
     yield from span_families(None)
 
 
 def _serve() -> Iterator[Metric]:
-    yield from (*_of(connection_families, 2), *_loop_lag(), *_of(log_families), *consolidator_families(()))
+    yield from (*_of(Connections.families, 2), *_loop_lag(), *_of(log_families), *consolidator_families(()))
     yield from (*_of(agent_families, 5), *_of(served_families, 3), *media_families("", NOTHING, {}, NOTHING))
     yield from (*Membership(NOTHING, NOTHING, NOTHING, NOTHING).families(), *span_families(None))
 
 
 def _attach() -> Iterator[Metric]:
-    yield from (*_of(connection_families, 2), *_of(log_families), *consolidator_families(()))
-    for make in (engine_event_families, drain_families, load_families, row_families):
+    yield from (*_of(Connections.families, 2), *_of(log_families), *consolidator_families(()))
+    for make in (engine_event_families, poll_families, load_families, row_families):
         yield from _of(make, 2)
-    yield from (thread_family("", {}), *_of(attach_families, 6), *_of(EngineLoads.families))
+    yield from (thread_family("", {}), *_of(AttachedWorker.families), *_of(EngineLoads.families))
     yield from (*Membership(NOTHING, NOTHING, NOTHING, NOTHING).families(), *span_families(None))
 
 

@@ -138,7 +138,7 @@ def streams_status(consolidators: Sequence[Consolidator]) -> dict[str, Any]:
                 "dp_rank": dp_rank,
                 "epoch": outbox.epoch,
                 "seq": outbox.last_seq,
-                "published_seq": outbox.published_seq,
+                "published_seq": outbox.settled_seq,
                 "waiting_bytes": outbox.unacked_bytes,
                 "dropped_batches": outbox.dropped_batches_total,
                 "is_refused": each.streams[dp_rank].is_refused,

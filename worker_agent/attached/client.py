@@ -21,7 +21,6 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from types import TracebackType
 from typing import Annotated, Any, Literal, Self
 
 import aiohttp
@@ -80,7 +79,7 @@ class EngineUnanswered(Exception):
 
 
 class EngineClient:
-    """A client of one engine, between entering and leaving the block. `api_key` goes with every request.
+    """A client of one engine, made in an event loop, until the block is left. `api_key` goes with every request.
 
     `kind` is a name in `SERVERS`, empty until it is known.
     """
@@ -98,23 +97,15 @@ class EngineClient:
         """The engine's address, without a slash at its end; and which engine it is."""
         self.metrics_path = metrics_path
         self._answer_s = answer_s
-        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._session: aiohttp.ClientSession | None = None
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=_CONNECTIONS), headers=headers)
         self.requests_total: Counter[tuple[Question, FetchOutcome]] = Counter()
 
     async def __aenter__(self) -> Self:
-        """Open the session."""
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=_CONNECTIONS),
-            headers=self._headers,
-        )
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Close all connections."""
-        assert self._session is not None
         await self._session.close()
 
     async def get(
@@ -147,13 +138,10 @@ class EngineClient:
         self.requests_total[what, "unreadable"] += 1
 
     async def _answer(self, path: str, bytes_max: int, answer_s: float, posted: bytes | None) -> bytes:
-        assert self._session is not None
         url, timeout = f"{self.base_url}{path}", aiohttp.ClientTimeout(total=answer_s)
+        method, headers = ("GET", {}) if posted is None else ("POST", {"Content-Type": "application/json"})
+        sent = self._session.request(method, url, data=posted, headers=headers, allow_redirects=False, timeout=timeout)
         try:
-            method, headers = ("GET", {}) if posted is None else ("POST", {"Content-Type": "application/json"})
-            sent = self._session.request(
-                method, url, data=posted, headers=headers, allow_redirects=False, timeout=timeout
-            )
             async with sent as response:
                 if response.status != _OK:
                     raise EngineUnanswered("status", f"status {response.status}")

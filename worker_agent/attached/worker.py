@@ -47,7 +47,7 @@ from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.source_poller import Source
 from worker_agent.fleet.membership import Membership
 from worker_agent.fleet.worker_id import WorkerId
-from worker_agent.metrics import drain_families, engine_event_families, event_threads, thread_family
+from worker_agent.metrics import engine_event_families, event_threads, poll_families, thread_family
 
 _STREAMS_DRAIN_S = 10.0
 _WAIT_S = 1.0
@@ -112,9 +112,12 @@ class AttachedWorker:
         self._given, self._host, self._report = settings.engine, host, report
         self._instance = uuid.uuid4().hex[:16]
         self._facts = EngineFacts()  # as the engine said them last
-        self._metrics: Callable[[], Iterator[Family]] | None = None
-        self._membership: Membership | None = None
         self._streams: Consolidator | None = None
+        self._client: EngineClient | None = None
+        self._loads: EngineLoads | None = None
+        self._forwarder: Forwarder | None = None
+        self._membership: Membership | None = None
+        self._watch: HealthWatch | None = None
 
     @property
     def worker_id(self) -> str:
@@ -136,9 +139,29 @@ class AttachedWorker:
         return [] if self._streams is None else self._streams.status()
 
     def families(self) -> Iterator[Family]:
-        """Yield the metrics, but for those of the consolidator."""
-        if self._metrics is not None:
-            yield from self._metrics()
+        """Yield the metrics of the parts that there are, but those of the streams' consolidator."""
+        if self._streams is None:
+            return
+        worker = self.worker_id
+        requests = {} if self._client is None else self._client.requests_total
+        samples = [((worker, *question), count) for question, count in requests.items()]
+        meaning = "Requests of the agent to the engine's HTTP endpoint, by outcome"
+        yield counter("engine_questions", meaning, ("worker", "what", "outcome"), samples)
+        if self._watch is not None:
+            meaning = "1 while the worker is registered because the engine is healthy"
+            yield gauge("engine_attached", meaning, ("worker",), [((worker,), self._watch.is_in)])
+        if self._loads is not None:
+            yield from self._loads.families()
+        if self._forwarder is not None:
+            outcomes = by_name((worker,), {each: self._forwarder.requests_total[each] for each in _FORWARDED})
+            meaning = "Requests forwarded to the engine, by outcome"
+            yield counter("forwarded_requests", meaning, ("worker", "outcome"), outcomes)
+            running = [((worker,), self._forwarder.running)]
+            yield gauge("forwarded_inflight_requests", "Requests being forwarded now", ("worker",), running)
+        if self._streams.poller is not None:
+            yield from engine_event_families(worker, self._streams.poller.source.rules)
+            yield from poll_families(worker, self._streams)
+            yield thread_family(worker, event_threads(self._streams))
         if self._membership is not None:
             yield from self._membership.families()
 
@@ -246,7 +269,7 @@ class AttachedWorker:
         parts = streams.parts(first_stage=2)
         async with AsyncExitStack() as until_run:
             until_run.push_async_callback(end_unrun, parts)
-            others = await self._fronted(engine, worker, worker_id, streams, cleanup)
+            others = [] if engine is None else await self._fronted(engine, worker, worker_id, cleanup)
             await streams.start()
             until_run.pop_all()  # from here on the parts own the sockets
         self._streams = streams
@@ -265,32 +288,24 @@ class AttachedWorker:
         )
 
     async def _fronted(
-        self,
-        engine: _Engine | None,
-        worker: WorkerStreams,
-        worker_id: WorkerId,
-        streams: Consolidator,
-        cleanup: AsyncExitStack,
+        self, engine: _Engine, worker: WorkerStreams, worker_id: WorkerId, cleanup: AsyncExitStack
     ) -> list[Part]:
         """Return the parts that watch and front the engine; forwarded requests are accepted from now on."""
-        if engine is None:
-            self._metrics = partial(attach_families, worker.id, streams, None, None, None, None)
-            return []
         settings, host, parts = self._settings, self._host, list[Part]()
-        base_url, forwarder, loads = engine.client.base_url, None, None
+        self._client, base_url, loads = engine.client, engine.client.base_url, None
         if settings.engine.metrics_path:
             total_blocks = engine.facts.total_kv_blocks
-            loads = EngineLoads(engine.client, host.log, host.clock, worker, total_blocks=total_blocks)
+            self._loads = loads = EngineLoads(engine.client, host.log, host.clock, worker, total_blocks=total_blocks)
             parts.append(Part("engine-loads", loads.run, 2))
         if settings.engine.is_forwarded:
             forwarder, served = _forwarder(settings, worker, base_url, host.tracing)
-            await cleanup.enter_async_context(forwarder)
+            self._forwarder = await cleanup.enter_async_context(forwarder)
             await served.start()
             base_url = url_of(settings.worker.advertised_host, served.port)
             parts.append(Part("forwarder", served.run, 1, lambda: {"requests": forwarder.running}))
         registration = attached_registration(settings, engine.facts, engine.text, worker.instance, base_url)
         membership = self._membership = Membership(registration, worker_id, host.clock, asyncio.Event())
-        watch = HealthWatch(
+        watch = self._watch = HealthWatch(
             engine.client,
             membership,
             host.clock,
@@ -299,7 +314,6 @@ class AttachedWorker:
             is_asleep=lambda: loads is not None and loads.is_asleep,
         )
         cleanup.push_async_callback(watch.leave, "stopped")
-        self._metrics = partial(attach_families, worker.id, streams, engine.client, watch, loads, forwarder)
         return [*parts, Part("health-watch", watch.run, 0), Part("worker-id", membership.watch, 0)]
 
     async def _described(
@@ -345,33 +359,3 @@ def _forwarder(
     return forwarder, HttpServer(
         app, section.host, section.port, hosts=names, drain_s=drain_s, handler_cancellation=True
     )
-
-
-def attach_families(
-    worker: str,
-    streams: Consolidator,
-    client: EngineClient | None,
-    watch: HealthWatch | None,
-    loads: EngineLoads | None,
-    forwarder: Forwarder | None,
-) -> Iterator[Family]:
-    """Yield the families of the parts that there are, but those of the streams' consolidator."""
-    requests = {} if client is None else client.requests_total
-    samples = [((worker, *question), count) for question, count in requests.items()]
-    meaning = "Requests of the agent to the engine's HTTP endpoint, by outcome"
-    yield counter("engine_questions", meaning, ("worker", "what", "outcome"), samples)
-    if watch is not None:
-        meaning = "1 while the worker is registered because the engine is healthy"
-        yield gauge("engine_attached", meaning, ("worker",), [((worker,), watch.is_in)])
-    if loads is not None:
-        yield from loads.families()
-    if forwarder is not None:
-        outcomes = by_name((worker,), {each: forwarder.requests_total[each] for each in _FORWARDED})
-        meaning = "Requests forwarded to the engine, by outcome"
-        yield counter("forwarded_requests", meaning, ("worker", "outcome"), outcomes)
-        running = [((worker,), forwarder.running)]
-        yield gauge("forwarded_inflight_requests", "Requests being forwarded now", ("worker",), running)
-    if streams.poller is not None:
-        yield from engine_event_families(worker, streams.poller.source.rules)
-        yield from drain_families(worker, streams)
-        yield thread_family(worker, event_threads(streams))

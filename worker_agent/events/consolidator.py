@@ -197,8 +197,8 @@ class Consolidator:
         if (poller := self.poller) is None:
             return []
         rules, outbox = poller.source.rules, self.core.outboxes[dp_rank]
-        self._relearning.on_read(dp_rank, poller.drained.get(dp_rank, 0), outbox.last_seq)
-        missing = self._relearning.missing(dp_rank, rules.events_lost.get(dp_rank, 0), outbox.published_seq)
+        self._relearning.on_read(dp_rank, poller.lost_before_read.get(dp_rank, 0), outbox.last_seq)
+        missing = self._relearning.missing(dp_rank, rules.events_lost.get(dp_rank, 0), outbox.settled_seq)
         reasons = (
             f"its thread failed: {poller.thread.failure}" if poller.thread.failure else "",
             f"{missing} events lost, relearning" if missing else "",

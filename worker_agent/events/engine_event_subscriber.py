@@ -181,9 +181,7 @@ class EngineEventSubscriber:
         try:
             while not stop.is_set():
                 await self._replayed(deliver, stop)
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(_POLL_S):
-                        await self._replay_due.wait()
+                await self._clock.wait(self._replay_due, _POLL_S)
                 self._replay_due.clear()
             end_s = self._clock.now() + _DRAIN_S
             while not self.cursor.is_settled and self._clock.now() < end_s:

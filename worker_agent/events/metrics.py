@@ -15,7 +15,7 @@ _OF_OUTBOX = {
     "stream_published_seq": (
         gauge,
         "Sequence number up to which the log has every batch that was not dropped",
-        "published_seq",
+        "settled_seq",
     ),
     "outbox_dropped": (counter, "Batches dropped from a full outbox", "dropped_batches_total"),
 }

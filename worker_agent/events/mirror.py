@@ -63,11 +63,6 @@ class EngineName:
         """Return whether the block can be used from `tier` by this name."""
         return bool(self.usable_bits >> tier & 1)
 
-    @property
-    def usable_tiers(self) -> list[Tier]:
-        """The tiers from which the block can be used by this name."""
-        return [tier for tier in TIERS if self.is_usable(tier)]
-
 
 class SourceNames:
     """The names of one source on one rank."""
@@ -344,7 +339,7 @@ class RankMirror:
 
     def _release(self, name: EngineName) -> list[Tier]:
         """Remove a name with all its copies; return the tiers where its block is no longer held."""
-        gone = [tier for tier in name.usable_tiers if self._let_go(name.block, tier)]
+        gone = [tier for tier in TIERS if name.is_usable(tier) and self._let_go(name.block, tier)]
         self._unname(name.block)
         return gone
 

@@ -74,7 +74,7 @@ class Outbox:
         return self._waiting_bytes + sum(len(message.payload) for message in self._in_flight.values())
 
     @property
-    def published_seq(self) -> int:
+    def settled_seq(self) -> int:
         """The seq up to which every batch is acknowledged or dropped."""
         return min(self._in_flight, default=self._given_seq + 1) - 1
 

@@ -24,7 +24,7 @@ _BUFFER_EVENTS = 100_000
 """Most events of one cycle, if the buffer's size is unknown."""
 
 
-class Drain:
+class Pace:
     """The pace. `buffer_events` is the buffer's capacity; 0: unknown, and only losses switch to the pressed pace."""
 
     def __init__(self, buffer_events: int = 0) -> None:
@@ -72,9 +72,9 @@ class Relearning:
         if lost > self._read.get(dp_rank, (0, 0))[0]:
             self._read[dp_rank] = lost, last_seq
 
-    def missing(self, dp_rank: int, lost: int, published_seq: int) -> int:
+    def missing(self, dp_rank: int, lost: int, settled_seq: int) -> int:
         """Return how many of the events lost so far belong to losses that are not over."""
         read_lost, read_seq = self._read.get(dp_rank, (0, 0))
-        if published_seq >= read_seq:
+        if settled_seq >= read_seq:
             self._over[dp_rank] = read_lost
         return lost - self._over.get(dp_rank, 0)

@@ -202,7 +202,7 @@ class RankStreamSender:
         self._retry_s = _RETRY_S
         if self.is_refused:
             self.is_refused = self._is_ahead = False
-            _log.info("published_again", rank=str(self._rank), seq=self._outbox.published_seq)
+            _log.info("published_again", rank=str(self._rank), seq=self._outbox.settled_seq)
 
     def _fail(self, message: OutMessage, error: BaseException) -> None:
         self._failure = error

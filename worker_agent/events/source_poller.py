@@ -26,7 +26,7 @@ from kv_runtime.supervise import RESTARTS, Restarts, SupervisedThread
 from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.engine_events import EngineBatch, EngineEvent, RankEvent, numbers_of
 from worker_agent.events.mirror import ENGINE
-from worker_agent.events.poll_rules import Drain
+from worker_agent.events.poll_rules import Pace
 from worker_agent.port.types import POLL_S, EngineError
 
 BATCH_NUMBERS_MAX = 1 << 20
@@ -69,8 +69,8 @@ class SourcePoller:
         """The thread that polls: a part of the process, and its failures."""
         self._sequence = 0
         self._requested: deque[asyncio.Future[None]] = deque()
-        self.drain = Drain(source.buffer_events)
-        self.drained: Mapping[int, int] = {}
+        self.pace = Pace(source.buffer_events)
+        self.lost_before_read: Mapping[int, int] = {}
         """How many events of each rank were lost before the newest time at which all of the source's were applied."""
         self.poll_failures_total = 0
         self.failure = ""
@@ -86,13 +86,13 @@ class SourcePoller:
     def _run_polls(self, stop: threading.Event) -> None:
         try:
             while not stop.is_set():
-                self._run_cycle(0 if self.drain.is_pressed else self._poll_s)
+                self._run_cycle(0 if self.pace.is_pressed else self._poll_s)
                 if self.failure:
                     stop.wait(_FAILED_S)
             self._run_cycle(0)
         except Exception:
-            self.drain.on_failure()
-            self.drain.on_cycle(is_lossy=True)
+            self.pace.on_failure()
+            self.pace.on_cycle(is_lossy=True)
             self._finish(self._lose())
             raise
 
@@ -105,20 +105,20 @@ class SourcePoller:
         if batches or requests:
             self._finish(self._apply(batches, requests))
         lost = dict(rules.events_lost)
-        if self.drain.on_cycle(is_lossy=sum(lost.values()) > lost_before):
-            self.drained = lost
+        if self.pace.on_cycle(is_lossy=sum(lost.values()) > lost_before):
+            self.lost_before_read = lost
 
     def _take(self, timeout_s: float) -> list[Any]:
         events: list[Any] = []
         try:
             polled = self.source.take(timeout_s)
-            while self.drain.on_poll(len(polled)):
+            while self.pace.on_poll(len(polled)):
                 events += polled
                 polled = self.source.take(0)
             events += polled
             self.failure = ""
         except EngineError as error:
-            self.drain.on_failure()
+            self.pace.on_failure()
             self.poll_failures_total += 1
             if not self.failure:
                 _log.warning("source_not_polled", reason=str(error))
@@ -126,7 +126,10 @@ class SourcePoller:
         return events
 
     def _batches(self, events: list[RankEvent]) -> Iterator[EngineBatch]:
-        for dp_rank, of_rank in _by_rank(events).items():
+        of_ranks: dict[int, list[EngineEvent]] = {}
+        for dp_rank, event in events:
+            of_ranks.setdefault(dp_rank, []).append(event)
+        for dp_rank, of_rank in of_ranks.items():
             for part in batches_of(of_rank):
                 yield EngineBatch(
                     sequence=self._sequence, time_s=self._wall_ns() / 1e9, dp_rank=dp_rank, events=tuple(part)
@@ -151,13 +154,6 @@ class SourcePoller:
     async def _lose(self) -> None:
         self._sequence += 1
         self._on_loss()
-
-
-def _by_rank(events: list[RankEvent]) -> dict[int, list[EngineEvent]]:
-    grouped: dict[int, list[EngineEvent]] = {}
-    for dp_rank, event in events:
-        grouped.setdefault(dp_rank, []).append(event)
-    return grouped
 
 
 def batches_of(events: Iterable[EngineEvent]) -> Iterator[list[EngineEvent]]:

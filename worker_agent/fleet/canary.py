@@ -15,6 +15,7 @@ token, one token, temperature 0, top_k 1, a salt of its own, the highest priorit
 import asyncio
 from collections import Counter
 from contextlib import aclosing
+from itertools import cycle
 from typing import Literal
 
 import structlog
@@ -58,14 +59,10 @@ class CanaryWatch:
     def __init__(self, engine: Engine, clock: Clock, *, wait_s: float, begin_id: int | None, is_decode: bool) -> None:
         self._engine, self._clock, self._wait_s, self._is_decode = engine, clock, wait_s, is_decode
         self._begin_id = BEGIN_ID if begin_id is None else begin_id
-        self._dp_ranks, self._next_rank, self._last_s = engine.describe().dp_ranks, 0, clock.now()
+        self._dp_ranks, self._last_s = cycle(engine.describe().dp_ranks), clock.now()
+        self._dp_rank = next(self._dp_ranks)  # of the next canary request
         self.is_fit = True
         self.requests_total: Counter[CanaryOutcome] = Counter(dict.fromkeys(OUTCOMES, 0))
-
-    @property
-    def dp_rank(self) -> int:
-        """The rank of the next canary request."""
-        return self._dp_ranks[self._next_rank % len(self._dp_ranks)]
 
     @property
     def due_s(self) -> float:
@@ -88,7 +85,7 @@ class CanaryWatch:
     async def _probe(self) -> tuple[CanaryOutcome, str]:
         """Send a canary request; return its outcome, and the reason of a failure."""
         number = self.requests_total.total()
-        request = canary_request(f"canary-{number}", self._begin_id, self.dp_rank, is_decode=self._is_decode)
+        request = canary_request(f"canary-{number}", self._begin_id, self._dp_rank, is_decode=self._is_decode)
         try:
             async with asyncio.timeout(self._wait_s), aclosing(self._engine.generate(request)) as outputs:
                 last = [output async for output in outputs][-1]
@@ -99,10 +96,11 @@ class CanaryWatch:
         return ("failed", "the generation failed") if last.finish_reason == "error" else ("ok", "")
 
     def _judge(self, membership: Membership, outcome: CanaryOutcome, reason: str) -> None:
-        rank, was_fit = self.dp_rank, self.is_fit
+        rank, was_fit = self._dp_rank, self.is_fit
         self.requests_total[outcome] += 1
         self.is_fit, self._last_s = outcome == "ok", self._clock.now()
-        self._next_rank += self.is_fit
+        if self.is_fit:
+            self._dp_rank = next(self._dp_ranks)
         if was_fit and not self.is_fit:
             _log.error("canary_failed", dp_rank=rank, outcome=outcome, reason=reason)
             membership.withdraw(f"canary at rank {rank}: {reason}")

@@ -126,7 +126,7 @@ class LoadReports:
                 self._polled[dp_rank] = report
                 self._loop.call_soon_threadsafe(self._fresh.set)
 
-    def _rows(self, stop: threading.Event) -> object:
+    def _rows(self, stop: threading.Event) -> list[dict[str, Any]]:
         try:
             rows = self._engine.iteration_stats(self._poll_s)
         except EngineError as error:
@@ -189,10 +189,10 @@ class LoadRows:
         requests) / requests tokens an iteration, the acceptance length.
         """
 
-    def read(self, rows: object) -> list[tuple[int, LoadReport]]:
-        """Return the reports of the rows, in their order; raise nothing for any input."""
+    def read(self, rows: Iterable[object]) -> list[tuple[int, LoadReport]]:
+        """Return the reports of the rows, in their order; raise nothing, whatever a row is."""
         reports = []
-        for row in rows if isinstance(rows, list | tuple) else (rows,):
+        for row in rows:
             try:
                 reports.append(self._report(row))
             except RowSkipped as problem:

@@ -11,7 +11,6 @@ from kv_protocol.events import TIERS, Tier
 from kv_protocol.hashing import Namespace
 from tests.golden.engine_payloads import TRTLLM_STORED
 from tests.unit.worker_agent.wire_words import stored, stored_map
-from worker_agent.events.dialects import engine_wire as hop_a
 from worker_agent.events.dialects.batches import BatchDecoder
 from worker_agent.events.dialects.engine_wire import (
     REPLAY_END,
@@ -137,12 +136,3 @@ def test_a_replayed_message_comes_with_or_without_its_topic() -> None:
     for frames in ([], [b"", sequence], [b"", b"", b"", sequence, b""], [b"x", sequence, b""], [b"", b"short", b""]):
         with pytest.raises(MalformedMessage):
             split_replay(frames)
-
-
-def test_a_payload_beyond_the_bound_is_malformed_live_or_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hop_a, "PAYLOAD_BYTES_MAX", 4)
-    assert split_frames([b"", encode_sequence(1), b"1234"]) == (1, b"1234")
-    assert split_replay([b"", encode_sequence(1), b"1234"]) == (1, b"1234")
-    for split, frames in ((split_frames, [b""]), (split_replay, [b""]), (split_replay, [b"", b""])):
-        with pytest.raises(MalformedMessage, match="payload of 5 bytes, at most 4"):
-            split([*frames, encode_sequence(1), b"12345"])

@@ -98,13 +98,6 @@ def test_a_row_or_a_section_of_another_type_is_skipped() -> None:
     assert skipped([ROW]) == {"not_a_map": 1}
 
 
-@pytest.mark.parametrize("rows", [None, 7, "rows", {}.keys()])
-def test_statistics_that_are_no_list_are_counted(rows: object) -> None:
-    reader = LoadRows("i", (0, 1))
-    assert reader.read(rows) == []
-    assert reader.skipped["not_a_map"] == 1
-
-
 # -------------------------------------------------------------------- what it can
 @pytest.mark.parametrize("row", [{**ROW, "inflightBatchingStats": None}, without("kvCacheStats", "tokensPerBlock")])
 def test_a_row_without_phases_is_a_report_without_them(row: dict[str, Any]) -> None:

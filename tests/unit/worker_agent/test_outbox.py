@@ -140,7 +140,7 @@ def test_a_drop_leaves_a_gap_in_the_seqs_that_a_reader_finds() -> None:
 def test_what_was_dropped_is_not_waited_for() -> None:
     outbox = Outbox(EPOCH, bytes_max=BATCH_BYTES)
     fill(outbox, 3)
-    assert outbox.published_seq == 2
+    assert outbox.settled_seq == 2
 
 
 def test_an_event_larger_than_the_bound_is_dropped_and_the_stream_goes_on() -> None:
@@ -236,4 +236,4 @@ def test_every_batch_is_in_the_log_once_whatever_was_lost_on_the_way(steps: list
     for message in drained(outbox):
         log.take(message)
     assert log.seqs == list(range(1, outbox.last_seq + 1))
-    assert (outbox.unacked_bytes, outbox.published_seq) == (0, outbox.last_seq)
+    assert (outbox.unacked_bytes, outbox.settled_seq) == (0, outbox.last_seq)

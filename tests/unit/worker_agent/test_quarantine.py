@@ -68,8 +68,8 @@ events = anything | st.fixed_dictionaries(
 )
 
 
-@given(st.lists(events, max_size=8) | anything)
-def test_whatever_a_poll_brings_nothing_is_raised_and_what_is_told_of_it_is_small(polled: Any) -> None:
+@given(st.lists(events, max_size=8))
+def test_whatever_a_poll_brings_nothing_is_raised_and_what_is_told_of_it_is_small(polled: list[Any]) -> None:
     rules = TrtllmRules(BLOCK_SIZE)
     published = rules.translate(polled)
     core = Consolidation((0, 1), BLOCK_SIZE, "i", lambda: 1)

@@ -183,8 +183,8 @@ async def test_when_the_source_ran_dry_it_is_said_after_which_losses() -> None:
     async with running_poller(polls.poll, rules=LosingRules(), buffer_events=100) as (poller, applied):
         await poller.until_applied()
         polls.say([RankEvent(0, REMOVAL)])
-        await eventually(lambda: applied.sizes == [1] and poller.drained == {0: 0})
+        await eventually(lambda: applied.sizes == [1] and poller.lost_before_read == {0: 0})
         polls.say([RankEvent(0, EngineCleared())], [RankEvent(0, REMOVAL), RankEvent(0, EngineCleared())])
-        await eventually(lambda: poller.drained == {0: 2})
+        await eventually(lambda: poller.lost_before_read == {0: 2})
         assert applied.sizes == [1, 1, 2]
-        assert not poller.drain.is_pressed
+        assert not poller.pace.is_pressed

@@ -14,7 +14,7 @@ from kv_protocol.errors import MalformedMessage
 
 REPLAY_END = (1 << 64) - 1
 PAYLOAD_BYTES_MAX = 16 << 20
-"""Bound on decoded payloads: 2^18 blocks of 8 tokens, ten times what an engine stores in one step."""
+"""Bound on frames, which sockets keep: 2^18 blocks of 8 tokens, ten times what an engine stores in one step."""
 _SEQUENCE_BYTES = 8
 _FRAMES = 3
 
@@ -35,17 +35,11 @@ def split_frames(frames: Sequence[bytes]) -> tuple[int, bytes]:
     """Return sequence and payload of a published message; raise `MalformedMessage` for other shapes."""
     if len(frames) != _FRAMES:
         raise MalformedMessage(0, f"{len(frames)} frames, {_FRAMES} needed: topic, sequence, payload")
-    return decode_sequence(frames[1]), _bounded(frames[2])
+    return decode_sequence(frames[1]), frames[2]
 
 
 def split_replay(frames: Sequence[bytes]) -> tuple[int, bytes]:
     """Return sequence and payload of a replayed message, with or without its topic; raise `MalformedMessage`."""
     if len(frames) not in (_FRAMES, _FRAMES + 1) or frames[0]:
         raise MalformedMessage(0, f"{len(frames)} frames, 3 or 4 needed: empty, [topic], sequence, payload")
-    return decode_sequence(frames[-2]), _bounded(frames[-1])
-
-
-def _bounded(payload: bytes) -> bytes:
-    if len(payload) > PAYLOAD_BYTES_MAX:
-        raise MalformedMessage(0, f"payload of {len(payload)} bytes, at most {PAYLOAD_BYTES_MAX} allowed")
-    return payload
+    return decode_sequence(frames[-2]), frames[-1]

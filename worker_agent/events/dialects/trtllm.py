@@ -288,10 +288,10 @@ class TrtllmRules:
         self.events_lost: dict[int, int] = {}
         """For each rank, how many events were lost, by their ids; the counts never decrease."""
 
-    def translate(self, engine_events: object) -> list[RankEvent]:
-        """Return the events to publish for these events, in their order; raise nothing for any input."""
+    def translate(self, engine_events: Iterable[object]) -> list[RankEvent]:
+        """Return the events to publish for these events, in their order; raise nothing, whatever an event is."""
         published: list[RankEvent] = []
-        for engine_event in engine_events if isinstance(engine_events, Iterable) else (engine_events,):
+        for engine_event in engine_events:
             try:
                 head = read_head(engine_event)
             except UNDECODABLE as error:
@@ -319,18 +319,17 @@ class TrtllmRules:
         rank.unplaced_seen = self._unplaced
         try:
             event = read_event(engine_event)
-        except LimitExceeded as error:
-            self.counts["refused"] += 1
-            rank.blocks.doubt = self.quarantine.add(engine_event, error, head.dp_rank)
         except UNDECODABLE as error:
-            self.counts["unreadable"] += 1
+            self.counts["refused" if isinstance(error, LimitExceeded) else "unreadable"] += 1
             rank.blocks.doubt = self.quarantine.add(engine_event, error, head.dp_rank)
         else:
             published += self._judged(rank, event)
         return published
 
     def _continues(self, head: TrtllmHead) -> bool:
-        rank = self._ranks.get(head.dp_rank) or self._new_rank(head.dp_rank)
+        if (rank := self._ranks.get(head.dp_rank)) is None:
+            blocks = RankBlocks(self._block_size, self.counts, self._withheld_max)
+            rank = self._ranks[head.dp_rank] = _RankRules(WidestWindow(self._attention_window), blocks)
         expected, rank.next_id = rank.next_id, head.event_id + 1
         if head.event_id == expected:
             return True
@@ -345,11 +344,6 @@ class TrtllmRules:
             rank.window = WidestWindow(self._attention_window)
         self._forget(rank)
         return False
-
-    def _new_rank(self, dp_rank: int) -> _RankRules:
-        blocks = RankBlocks(self._block_size, self.counts, self._withheld_max)
-        rank = self._ranks[dp_rank] = _RankRules(WidestWindow(self._attention_window), blocks)
-        return rank
 
     def _forget(self, rank: _RankRules) -> None:
         self.counts["held_back_dropped"] += len(rank.held_back)
