@@ -6,7 +6,7 @@ The contents of an extra are read from the installation's metadata. Sources with
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib import import_module, metadata
 from pathlib import Path
 from types import MappingProxyType
@@ -17,8 +17,8 @@ import click
 DISTRIBUTION = "kv-router"
 _TOOLS = Path(__file__).parent / "tools"
 """The folder of `dashboards` and, from kv-router-tools, `bench` in an installation; a checkout has both at its root."""
-_REQUIREMENT = re.compile(r"([\w.-]+)\s*(?:\[([^\]]*)\])?")
-_EXTRA = re.compile(r"""extra\s*==\s*["']([\w.-]+)["']""")
+_OF_EXTRA = re.compile(r"""([\w.-]+).*;.*\bextra\s*==\s*["']([\w.-]+)["']""")
+"""A requirement of an extra: the package, and the extra."""
 
 
 def install_command(extra: str) -> str:
@@ -27,8 +27,11 @@ def install_command(extra: str) -> str:
 
 
 def missing(extra: str) -> list[str]:
-    """Return which packages of the extra, and of the extras that it includes, are not installed."""
-    return [name for name in _packages(extra) if not _is_installed(name)]
+    """Return which packages of the extra are not installed; the extra includes no other one."""
+    if not _is_installed(DISTRIBUTION):
+        return []
+    found = [match.groups() for match in map(_OF_EXTRA.match, metadata.requires(DISTRIBUTION) or ()) if match]
+    return [name for name, of_extra in found if of_extra == extra and not _is_installed(name)]
 
 
 def require(extra: str, program: str, what: str) -> None:
@@ -135,28 +138,6 @@ def _install_hint(extra: str, program: str, name: str) -> click.Command:
     return click.Command(
         name, context_settings=anything, callback=lambda: require(extra, program, name), short_help=text
     )
-
-
-def _packages(extra: str) -> Iterator[str]:
-    for line in _requirements():
-        requirement, _, marker = line.partition(";")
-        if extra not in _EXTRA.findall(marker):
-            continue
-        if (found := _REQUIREMENT.match(requirement)) is None:
-            continue
-        name, included = found.groups(default="")
-        if name != DISTRIBUTION:
-            yield name
-        else:
-            for each in included.split(","):
-                yield from _packages(each.strip())
-
-
-def _requirements() -> list[str]:
-    try:
-        return metadata.requires(DISTRIBUTION) or []
-    except metadata.PackageNotFoundError:
-        return []
 
 
 def _is_installed(name: str) -> bool:

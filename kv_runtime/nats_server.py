@@ -56,6 +56,8 @@ _PRIVATE, _UNLOCKED = "kv-nats-", "new-"
 """The prefix of private stores' names, and the prefix before that until they are locked."""
 _LOCK, _CONFIG = ".lock", "nats.conf"
 
+START_S, STOP_S = 10.0, 5.0
+"""Time until a server is ready, which reads a large store first; and time for it to end by itself."""
 RESTART_PAUSE_S, RESTART_PAUSE_MAX_S = 0.2, 5.0
 """Before a restart; doubled for each further one, until a server has run for `_STEADY_S`."""
 _STEADY_S = 60.0
@@ -94,8 +96,6 @@ class EmbeddedNats:
         port: int = 4222,
         store_dir: Path | None = None,
         store_bytes_max: int = 4 << 30,
-        start_s: float = 10.0,
-        stop_s: float = 5.0,
     ) -> None:
         """Describe the server.
 
@@ -104,15 +104,12 @@ class EmbeddedNats:
             store_dir: directory of the streams; created if missing, not removed. None: a private one, which `stop`
                 removes.
             store_bytes_max: limit of all streams on disk; a stream whose own limit does not fit is refused.
-            start_s: time until the server is ready; it reads a large store first.
-            stop_s: time for it to end by itself.
         """
         self._port = port
         self.is_up = False
         self.restarts_total = 0
         """How often the server was started again."""
         self._store_dir, self._store_bytes_max = store_dir, store_bytes_max
-        self._start_s, self._stop_s = start_s, stop_s
         self._child: _Child | None = None
         self._store: _LockedStore | None = None
 
@@ -145,7 +142,7 @@ class EmbeddedNats:
         """
         assert self._store is None
         try:
-            await self._launch(self._start_s)
+            await self._launch(START_S)
         except BaseException:
             await self.stop()
             raise
@@ -252,7 +249,7 @@ class EmbeddedNats:
         self.is_up = False
         child, self._child = self._child, None
         if child:
-            await child.end(self._stop_s)
+            await child.end(STOP_S)
 
 
 class _LockedStore:

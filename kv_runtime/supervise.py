@@ -27,8 +27,7 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import Future as ThreadOutcome
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import structlog
 
@@ -281,9 +280,9 @@ class SupervisedThread:
             else:
                 return
 
-    def part(self, *, stage: int = 0, join_s: float = 5.0) -> Part:
+    def part(self, *, stage: int = 0) -> Part:
         """Return the thread as a part of a process."""
-        return thread_part(self._name, self.run, stage=stage, join_s=join_s)
+        return thread_part(self._name, self.run, stage=stage)
 
     def _failed(self, error: Exception) -> float | None:
         """Return the pause before the restart; None: no restart."""
@@ -309,7 +308,7 @@ async def until(stop: asyncio.Event, work: Awaitable[T]) -> T | None:
     return None if working.cancelled() and stop.is_set() else working.result()
 
 
-class TaskSet:
+class TaskSet(asyncio.TaskGroup):
     """At most `limit` short-lived tasks, owned by the task that entered it: `async with TaskSet(100) as tasks`.
 
     Leaving the block waits for them, and cancels them when the owner is cancelled or fails. A task that raises cancels
@@ -317,28 +316,19 @@ class TaskSet:
     """
 
     def __init__(self, limit: int) -> None:
+        super().__init__()
         self._limit = limit
         self._running = 0
-        self._group = asyncio.TaskGroup()
 
     def __len__(self) -> int:
         return self._running
-
-    async def __aenter__(self) -> Self:
-        await self._group.__aenter__()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self._group.__aexit__(kind, error, traceback)
 
     def spawn(self, work: Coroutine[Any, Any, None], *, name: str | None = None) -> asyncio.Task[None]:
         """Start `work` and return its task, which may be cancelled alone; raise `TaskSetFull` at the limit."""
         if self._running >= self._limit:
             work.close()
             raise TaskSetFull(self._limit)
-        task = self._group.create_task(work, name=name)
+        task = self.create_task(work, name=name)
         self._running += 1
         task.add_done_callback(self._on_ended)
         return task

@@ -78,24 +78,16 @@ def _escape(_: WrappedLogger, __: str, line: EventDict) -> EventDict:
 
 
 class RateLimitedLog:
-    """A log that writes an event of one key at most once in `period_s` seconds.
+    """A log that writes an event of one key at most once in `LOG_PERIOD_S`.
 
     The next line of that key has a field `suppressed`: the number of events left out since the last one. Two events
     have the same key if they have the same name and an equal `key`, such as a reason. Memory is bounded: once
-    `keys_max` keys were logged within the period, the events of all further keys share one line a period.
+    `LOG_KEYS_MAX` keys were logged within the period, the events of all further keys share one line a period.
     For one thread.
     """
 
-    def __init__(
-        self,
-        log: structlog.typing.FilteringBoundLogger,
-        clock: Clock,
-        *,
-        period_s: float = LOG_PERIOD_S,
-        keys_max: int = LOG_KEYS_MAX,
-    ) -> None:
+    def __init__(self, log: structlog.typing.FilteringBoundLogger, clock: Clock) -> None:
         self._log, self._clock = log, clock
-        self._period_s, self._keys_max = period_s, keys_max
         self._lines: dict[Hashable, _Line] = {}  # the line written longest ago comes first
         self._shared = _Line(-inf, 0)
 
@@ -113,14 +105,14 @@ class RateLimitedLog:
 
     def _write(self, level: str, event: str, key: Hashable, fields: dict[str, Any]) -> None:
         now_s, line = self._clock.now(), self._lines.get((event, key))
-        if line is None and len(self._lines) >= self._keys_max:
+        if line is None and len(self._lines) >= LOG_KEYS_MAX:
             oldest = next(iter(self._lines))
-            if now_s - self._lines[oldest].written_s < self._period_s:
+            if now_s - self._lines[oldest].written_s < LOG_PERIOD_S:
                 line = self._shared
             else:
                 self._shared.suppressed += self._lines.pop(oldest).suppressed
         line = line or _Line(-inf, 0)
-        if now_s - line.written_s < self._period_s:
+        if now_s - line.written_s < LOG_PERIOD_S:
             line.suppressed += 1
             return
         if line.suppressed:

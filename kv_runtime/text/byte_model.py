@@ -86,10 +86,8 @@ class ByteText(Text):
 
     def render_chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> str:
         """Return the pieces by name; marks in a user's text look the same."""
-        names, pieces = (
-            {chr(BYTE_IDS + at): name for at, name in enumerate(MARKS)},
-            self.chat_pieces(messages, **options),
-        )
+        names = {chr(BYTE_IDS + at): name for at, name in enumerate(MARKS)}
+        pieces = self.chat_pieces(messages, **options)
         return "".join([names.get(each) or each.encode("latin-1").decode() for each in pieces])
 
     def decode(self, ids: Iterable[int]) -> str:

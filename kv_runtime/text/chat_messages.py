@@ -27,8 +27,6 @@ Parts of other media (`MEDIA`) are as images of an unknown rule.
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
-from itertools import chain
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 Message = Mapping[str, Any]
@@ -48,8 +46,6 @@ _TEXT_KEYS = {
 """The key of a text part's text, by its type."""
 _REASONING = ("reasoning", "reasoning_content", "thinking")
 """Source: transformers 5.24, `utils/chat_template_utils.py` (`_alias_reasoning_fields`)."""
-_role_and_content = itemgetter("role", "content")
-_DICTS, _TWO_KEYS, _STRINGS = {dict}, {2}, {str}
 _FOUND_CHARACTERS_MAX = 200
 _DIGEST_CHARACTERS = 32
 IMAGES_MAX = 128
@@ -106,24 +102,19 @@ def prepared_messages(messages: Sequence[Message], *, keeps_parts: bool = False)
     Raises:
         TextError: names the path of what no engine takes; `HasImages` of media.
     """
-    if not keeps_parts and _are_plain(messages):
-        return [*messages]
     return [
         message
-        if not keeps_parts and _are_plain((message,))
+        if not keeps_parts and _is_plain(message)
         else _prepared(f"messages[{at}]", message, keeps_parts=keeps_parts)
         for at, message in enumerate(messages)
     ]
 
 
-def _are_plain(messages: Sequence[Message]) -> bool:
-    """Return whether each message is a role and a text, and nothing more."""
-    if {*map(type, messages)} != _DICTS or {*map(len, messages)} != _TWO_KEYS:
+def _is_plain(message: object) -> bool:
+    """Return whether the message is a role and a text, and nothing more."""
+    if type(message) is not dict or len(message) != 2:  # noqa: PLR2004 - a role and a content
         return False
-    try:
-        return {*map(type, chain.from_iterable(map(_role_and_content, messages)))} == _STRINGS
-    except KeyError:
-        return False
+    return type(message.get("role")) is str and type(message.get("content")) is str
 
 
 def blame_characters(messages: Sequence[Message]) -> None:

@@ -74,9 +74,6 @@ class ChatTemplate:
         sources: Mapping[str, str],
         special_tokens: Mapping[str, str],
         *,
-        rendered_characters_max: int = RENDERED_CHARACTERS_MAX,
-        render_s: float = RENDER_S,
-        now: Callable[[], float] = perf_counter,
         today: Callable[[], datetime] = datetime.now,
     ) -> None:
         """Compile `sources`: "default", and optionally "tool_use", which renders chats with tools.
@@ -93,7 +90,6 @@ class ChatTemplate:
         except Exception as error:  # a deep or a long expression exceeds limits of Python
             raise TextError("chat_template", f"{type(error).__name__}: {error}", "a Jinja2 template") from error
         self._base = {**environment.globals, **special_tokens, **_variables({})}
-        self._characters_max, self._render_s, self._now = rendered_characters_max, render_s, now
         self.sources = dict(sources)
         self.special_tokens = dict(special_tokens)
         self.digest = digest_of(json.dumps([self.sources, self.special_tokens], sort_keys=True).encode())
@@ -123,18 +119,18 @@ class ChatTemplate:
 
     def _written(self, template: Template, variables: dict[str, Any]) -> str:
         """Return the rendered text; raise `TextError` beyond a bound."""
-        until_s = self._now() + self._render_s
+        until_s = perf_counter() + RENDER_S
 
         def look() -> None:
-            if self._now() > until_s:
-                raise TextError("messages", "a chat that takes too long", f"at most {self._render_s} s of rendering")
+            if perf_counter() > until_s:
+                raise TextError("messages", "a chat that takes too long", f"at most {RENDER_S} s of rendering")
 
         context = ChatContext(template.environment, variables, template.name, template.blocks)
         context.look = look
         measured, pieces = tee(template.root_render_func(context))
-        too_many = next(filter(self._characters_max.__lt__, accumulate(map(len, measured))), 0)
+        too_many = next(filter(RENDERED_CHARACTERS_MAX.__lt__, accumulate(map(len, measured))), 0)
         if too_many:
-            raise TextError("messages", f"{too_many} characters, rendered", f"at most {self._characters_max}")
+            raise TextError("messages", f"{too_many} characters, rendered", f"at most {RENDERED_CHARACTERS_MAX}")
         return "".join(pieces)
 
 

@@ -33,9 +33,9 @@ Source: tokenizers 0.23, `AddedVocabulary`.
 
 import array
 import re
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator
-from itertools import filterfalse
+from itertools import pairwise
 from threading import Lock
 from typing import Any, Literal, NamedTuple
 
@@ -100,17 +100,16 @@ class Segments:
 
     def pack(self, text: str, encode: Callable[[list[str]], list[bytes]]) -> bytes:
         """Return the ids of the text; `encode` returns those of segments that are not kept."""
-        places = [0, *map(re.Match.start, self._marks.finditer(text)), len(text)]
-        segments = [*filter(None, map(text.__getitem__, map(slice, places, places[1:])))]
-        distinct, ids_of = dict.fromkeys(segments), self._ids
+        places = [0, *(match.start() for match in self._marks.finditer(text)), len(text)]
+        segments, ids_of = [text[start:end] for start, end in pairwise(places) if start < end], self._ids
         with self._lock:
-            known = [*filter(ids_of.__contains__, distinct)]
-            found = dict(zip(known, map(ids_of.__getitem__, known), strict=True))
-            deque(map(ids_of.move_to_end, known), maxlen=0)
-        new = [*filterfalse(found.__contains__, distinct)]
+            found = {each: ids_of[each] for each in segments if each in ids_of}
+            for each in found:
+                ids_of.move_to_end(each)
+        new = [each for each in dict.fromkeys(segments) if each not in found]
         made = dict(zip(new, encode(new), strict=True))
         found |= made
-        miss_bytes = sum(map(len, map(str.encode, filter(made.__contains__, segments))))
+        miss_bytes = sum(len(each.encode()) for each in segments if each in made)
         with self._lock:
             self._miss_bytes += miss_bytes
             self._hit_bytes += (len(text) if text.isascii() else len(text.encode())) - miss_bytes
@@ -120,7 +119,7 @@ class Segments:
                     self._size_bytes += _size(each, ids)
             while self._size_bytes > self._bytes_max:
                 self._size_bytes -= _size(*ids_of.popitem(last=False))
-        return b"".join(map(found.__getitem__, segments))
+        return b"".join([found[each] for each in segments])
 
     def kept(self) -> KeptSegments:
         """Return the figures."""

@@ -91,12 +91,10 @@ class EngineClient:
         api_key: str = "",
         kind: str = "",
         metrics_path: str = "/metrics",
-        answer_s: float = ANSWER_S,
     ) -> None:
         self.base_url, self.kind = base_url.rstrip("/"), kind
         """The engine's address, without a slash at its end; and which engine it is."""
         self.metrics_path = metrics_path
-        self._answer_s = answer_s
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=_CONNECTIONS), headers=headers)
         self.requests_total: Counter[tuple[Question, FetchOutcome]] = Counter()
@@ -119,13 +117,13 @@ class EngineClient:
     ) -> bytes:
         """Return the answer to a GET of `path`, or to a POST if `posted` is its body; count the outcome as of `what`.
 
-        `answer_s` 0: the client's own limit.
+        `answer_s` 0: `ANSWER_S`.
 
         Raises:
             EngineUnanswered: no usable answer came.
         """
         try:
-            answer = await self._answer(path, bytes_max, answer_s or self._answer_s, posted)
+            answer = await self._answer(path, bytes_max, answer_s or ANSWER_S, posted)
         except EngineUnanswered as error:
             self.requests_total[what, error.outcome] += 1
             raise
@@ -240,9 +238,9 @@ class PolledEvents:
     Source: TensorRT-LLM `tensorrt_llm/serve/openai_server.py`, `get_kv_cache_events`; revisions in `docs/ATTACH.md`.
     """
 
-    def __init__(self, client: EngineClient, *, answer_s: float, bytes_max: int = EVENTS_BYTES_MAX) -> None:
+    def __init__(self, client: EngineClient, *, answer_s: float) -> None:
         """The requests run in the event loop of the caller, which is that of `client`."""
-        self._client, self._answer_s, self._bytes_max = client, answer_s, bytes_max
+        self._client, self._answer_s = client, answer_s
         self._loop = asyncio.get_running_loop()
 
     def take(self, timeout_s: float) -> list[Any]:
@@ -254,7 +252,7 @@ class PolledEvents:
             EngineError: the engine gave no valid answer.
         """
         request = self._client.get(
-            "events", EVENTS_PATH, bytes_max=self._bytes_max, answer_s=self._answer_s, posted=b""
+            "events", EVENTS_PATH, bytes_max=EVENTS_BYTES_MAX, answer_s=self._answer_s, posted=b""
         )
         try:
             events = decoded(list[Any], asyncio.run_coroutine_threadsafe(request, self._loop).result(), EVENTS_PATH)

@@ -39,7 +39,7 @@ class RankAnswers:
         self.refused_total = 0
         """Questions that were unreadable, had no reply subject, or found the queue full."""
         self.dropped_total = 0
-        """Questions that were repeated, or that a later question of the same asker replaced or overtook."""
+        """Questions that were repeated or late, or that a later question of the same asker replaced."""
 
     async def listen(self) -> None:
         """Accept questions; those before `run` wait for it."""
@@ -65,7 +65,7 @@ class RankAnswers:
         outcome = self._questions.ask(question)
         if outcome == "turned_away":
             self._refuse("full", "too many wait")
-        self.dropped_total += outcome in ("repeated", "replaced", "overtaken")
+        self.dropped_total += outcome in ("replaced", "dropped")
         self._question_arrived.set()
 
     def _refuse(self, cause: RefusalCause, reason: str) -> None:

@@ -4,10 +4,9 @@ A question is a reader's recovery request. Questions wait in a queue, and are an
 
     asker            the inbox that answers go to; a new question of an asker replaces its earlier one
     first question   waits; with `QUESTIONS_MAX` askers waiting it is turned away, and the asker tries again
-    further one      while the asker's earlier question waits or is being answered: the same question is ignored as a
-                     repetition; a different one replaces the earlier one, and an answer in progress stops
-    overtaken        a question with a lower number than the one that waits or is being answered: it was sent earlier
-                     and arrived late; ignored. An asker numbers its questions upwards
+    further one      while the asker's earlier question waits or is being answered: with a higher number it replaces the
+                     earlier one, and an answer in progress stops; else it is a repetition, or was sent earlier and
+                     arrived late, and is dropped. An asker numbers its questions upwards
 
 An answer has the state at the moment when it begins, however long sending takes: the data is copied then, and split
 into chunks while it is sent. Which kind answers which question: `kv_protocol/recovery.py`.
@@ -24,7 +23,7 @@ from worker_agent.events.outbox import Outbox
 
 QUESTIONS_MAX = 256
 
-QuestionOutcome = Literal["taken", "repeated", "replaced", "overtaken", "turned_away"]
+QuestionOutcome = Literal["taken", "replaced", "dropped", "turned_away"]
 
 
 class PendingRecovery(NamedTuple):
@@ -46,10 +45,8 @@ class Questions:
         asker = question.asker
         is_current = self._current is not None and self._current.asker == asker
         present = self._waiting.get(asker) or (self._current if is_current else None)
-        if question == present:
-            return "repeated"
-        if present is not None and question.request.request_id < present.request.request_id:
-            return "overtaken"
+        if present is not None and question.request.request_id <= present.request.request_id:
+            return "dropped"
         if present is None and len(self._waiting) >= QUESTIONS_MAX:
             return "turned_away"
         self._waiting[asker] = question

@@ -36,20 +36,6 @@ BEGIN_ID = 1
 _log = structlog.get_logger("canary")
 
 
-def canary_request(request_id: str, begin_id: int, dp_rank: int, *, is_decode: bool) -> EngineRequest:
-    """Return the canary request; a decode worker computes its prompt itself, without a handoff."""
-    return EngineRequest(
-        request_id=request_id,
-        prompt=(begin_id,),
-        max_tokens=1,
-        dp_rank=dp_rank,
-        cache_salt=SALT,
-        sampling=Sampling(temperature=0.0, top_k=1),
-        queue_priority=_HIGHEST,
-        is_context_and_generation=is_decode,
-    )
-
-
 class CanaryWatch:
     """Sends canary requests to an engine that has started, and withdraws and restores the worker by their outcome.
 
@@ -84,8 +70,16 @@ class CanaryWatch:
 
     async def _probe(self) -> tuple[CanaryOutcome, str]:
         """Send a canary request; return its outcome, and the reason of a failure."""
-        number = self.requests_total.total()
-        request = canary_request(f"canary-{number}", self._begin_id, self._dp_rank, is_decode=self._is_decode)
+        request = EngineRequest(
+            request_id=f"canary-{self.requests_total.total()}",
+            prompt=(self._begin_id,),
+            max_tokens=1,
+            dp_rank=self._dp_rank,
+            cache_salt=SALT,
+            sampling=Sampling(temperature=0.0, top_k=1),
+            queue_priority=_HIGHEST,
+            is_context_and_generation=self._is_decode,  # a decode worker computes this prompt itself, without a handoff
+        )
         try:
             async with asyncio.timeout(self._wait_s), aclosing(self._engine.generate(request)) as outputs:
                 last = [output async for output in outputs][-1]

@@ -13,6 +13,7 @@ from tests.system.integration.engine_doubles import (
     TrtllmServeDouble,
     VllmDouble,
 )
+from worker_agent.attached import client as client_module
 from worker_agent.attached.client import EngineClient, EngineUnanswered, FetchOutcome
 from worker_agent.engines.servers import SERVERS
 from worker_agent.engines.servers.base import EngineFacts
@@ -27,9 +28,11 @@ FAULTS: list[tuple[FetchOutcome, Fault]] = [
 
 
 @pytest.mark.parametrize(("outcome", "fault"), FAULTS)
-async def test_an_answer_that_cannot_be_used_says_why(outcome: FetchOutcome, fault: Fault) -> None:
-    answer_s = 1.0 if outcome == "slow" else 10.0
-    async with VllmDouble().serving() as engine, EngineClient(engine.url, answer_s=answer_s) as client:
+async def test_an_answer_that_cannot_be_used_says_why(
+    monkeypatch: pytest.MonkeyPatch, outcome: FetchOutcome, fault: Fault
+) -> None:
+    monkeypatch.setattr(client_module, "ANSWER_S", 1.0 if outcome == "slow" else 10.0)
+    async with VllmDouble().serving() as engine, EngineClient(engine.url) as client:
         engine.faults["/metrics"] = fault
         with pytest.raises(EngineUnanswered) as unanswered:
             await client.get("metrics", "/metrics", bytes_max=4096)

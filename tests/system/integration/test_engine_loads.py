@@ -50,7 +50,7 @@ async def reporting(
     for dp_rank in dp_ranks:
         await log.listen(subjects.load(MODEL, WorkerRank(WORKER, dp_rank)), on_report)
     stop = asyncio.Event()
-    async with EngineClient(engine.url, kind=kind, answer_s=10.0) as client, asyncio.TaskGroup() as group:
+    async with EngineClient(engine.url, kind=kind) as client, asyncio.TaskGroup() as group:
         loads = EngineLoads(
             client,
             log,

@@ -15,6 +15,7 @@ from tests.support.parts import at_work
 from tests.system.integration.broker import Broker, eventually
 from tests.system.integration.engine_doubles import Fault, TrtllmServeDouble
 from tests.system.integration.event_path import running_index, zmq_context
+from worker_agent.attached import client as client_module
 from worker_agent.attached.client import EVENTS_PATH, EngineClient, FetchOutcome, PolledEvents
 from worker_agent.events.consolidator import Consolidator, WorkerStreams, event_path
 from worker_agent.events.dialects.trtllm import TrtllmRules
@@ -49,7 +50,7 @@ async def polling(broker: Broker, log: EventLog, *, answer_s: float = 10.0) -> A
         zmq_context() as context,
         running_index(broker.url) as index,
     ):
-        rules, polled = TrtllmRules(BLOCK), PolledEvents(client, answer_s=answer_s, bytes_max=1 << 20)
+        rules, polled = TrtllmRules(BLOCK), PolledEvents(client, answer_s=answer_s)
         source = Source(polled.take, rules)
         streams = event_path(WORKER, source, (), log, context, SystemClock(), ring_bytes_max=1 << 20)
         await streams.start()
@@ -77,8 +78,9 @@ async def test_events_that_another_client_took_clear_the_rank_and_are_counted(br
     ],
 )
 async def test_a_poll_that_fails_makes_the_ranks_stale_until_one_does_not(
-    broker: Broker, log: EventLog, outcome: FetchOutcome, fault: Fault
+    broker: Broker, log: EventLog, monkeypatch: pytest.MonkeyPatch, outcome: FetchOutcome, fault: Fault
 ) -> None:
+    monkeypatch.setattr(client_module, "EVENTS_BYTES_MAX", 1 << 20)
     async with polling(broker, log, answer_s=2.0 if outcome == "slow" else 10.0) as at:
         at.engine.create(0)
         at.engine.store(1, [5])

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from jinja2 import StrictUndefined, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from kv_runtime.text import chat_template
 from kv_runtime.text.chat_messages import digest_of
 from kv_runtime.text.chat_template import ChatTemplate, TextError
 from kv_runtime.text.loading import load_text
@@ -28,8 +29,8 @@ FIRST = "messages[0].content"
 PARTS: dict[str, Any] = {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
 
 
-def template(source: str, **bounds: Any) -> ChatTemplate:
-    return ChatTemplate({"default": source}, {"bos_token": "<s>"}, **bounds)
+def template(source: str) -> ChatTemplate:
+    return ChatTemplate({"default": source}, {"bos_token": "<s>"})
 
 
 # ---------------------------------------------------------------- what a template is given
@@ -111,17 +112,20 @@ def test_a_template_that_loops_over_parts_gets_them_and_others_one_string(source
 
 
 # ---------------------------------------------------------------- bounds
-def test_a_chat_that_becomes_too_long_is_refused() -> None:
-    source = "{% for i in range(1000) %}{{ messages[0].content }}{% endfor %}"
-    assert template(source, rendered_characters_max=2000).render([USER]) == "hi" * 1000
-    error = refused(lambda: template(source, rendered_characters_max=1999).render([USER]))
+def test_a_chat_that_becomes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    long = template("{% for i in range(1000) %}{{ messages[0].content }}{% endfor %}")
+    monkeypatch.setattr(chat_template, "RENDERED_CHARACTERS_MAX", 2000)
+    assert long.render([USER]) == "hi" * 1000
+    monkeypatch.setattr(chat_template, "RENDERED_CHARACTERS_MAX", 1999)
+    error = refused(lambda: long.render([USER]))
     assert (error.field, error.allowed) == ("messages", "at most 1999")
 
 
-def test_a_chat_that_takes_too_long_is_given_up() -> None:
+def test_a_chat_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = count()
+    monkeypatch.setattr(chat_template, "perf_counter", lambda: float(next(seconds)))
     endless = "{% for i in range(99999) %}{% for j in range(99999) %}{{ i }}{% endfor %}{% endfor %}"
-    error = refused(lambda: template(endless, render_s=5.0, now=lambda: float(next(seconds))).render([USER]))
+    error = refused(lambda: template(endless).render([USER]))
     assert error.allowed == "at most 5.0 s of rendering"
     assert next(seconds) < 10
 
@@ -137,9 +141,11 @@ def test_a_chat_that_takes_too_long_is_given_up() -> None:
         "{% for i in [[[]]] * 9 recursive %}{% if i %}{{ loop(i) }}{% else %}{{ loop([[[]]]) }}{% endif %}{% endfor %}",
     ],
 )
-def test_what_a_template_does_without_writing_is_bounded_too(endless: str) -> None:
+def test_what_a_template_does_without_writing_is_bounded_too(monkeypatch: pytest.MonkeyPatch, endless: str) -> None:
     seconds = count()
-    error = refused(lambda: template(endless, render_s=100.0, now=lambda: float(next(seconds))).render([USER]))
+    monkeypatch.setattr(chat_template, "perf_counter", lambda: float(next(seconds)))
+    monkeypatch.setattr(chat_template, "RENDER_S", 100.0)
+    error = refused(lambda: template(endless).render([USER]))
     assert error.allowed == "at most 100.0 s of rendering"
     assert next(seconds) < 110
 

@@ -84,17 +84,3 @@ async def test_the_manual_clock_stops_at_every_deadline_on_the_way() -> None:
         await clock.advance(3.5)
         assert readings == [1.0, 2.0, 3.0]
     assert (clock.now(), clock.wall_ns()) == (3.5, 3_500_000_000)
-
-
-async def test_a_manual_clock_counts_the_tasks_that_sleep() -> None:
-    clock = ManualClock()
-    async with asyncio.TaskGroup() as group:
-        cancelled = group.create_task(clock.sleep(MILLISECOND))
-        group.create_task(clock.sleep(2 * MILLISECOND))
-        await asyncio.sleep(0)
-        assert clock.sleepers == 2
-        cancelled.cancel()
-        await asyncio.sleep(0)
-        assert clock.sleepers == 1
-        await clock.advance(3 * MILLISECOND)
-        assert clock.sleepers == 0

@@ -16,6 +16,7 @@ import uvloop
 from nats.js.errors import NotFoundError
 from structlog.testing import capture_logs
 
+from kv_runtime import nats_server
 from kv_runtime.nats_server import MAX_PAYLOAD_BYTES, EmbeddedNats, NatsServerError
 from kv_runtime.supervise import Part, run_parts
 from tests.support.paths import ROOT
@@ -72,8 +73,9 @@ async def test_a_used_port_is_an_error_that_names_the_way_out() -> None:
 
 async def test_a_failed_start_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(nats_server, "START_S", 0.0)
     with pytest.raises(NatsServerError, match="was not ready after"):
-        await EmbeddedNats(port=0, start_s=0.0).start()
+        await EmbeddedNats(port=0).start()
     with pytest.raises(NatsServerError, match="could not be started"):
         await EmbeddedNats(port=0, store_dir=Path("/proc/none")).start()
     assert names_in(tmp_path) == []
@@ -191,8 +193,9 @@ async def test_watching_ends_with_stop_and_the_server_stays_up() -> None:
         assert await publish(server.url) == 1
 
 
-async def test_a_server_that_does_not_listen_is_killed() -> None:
-    async with EmbeddedNats(port=0, stop_s=0.0) as server:
+async def test_a_server_that_does_not_listen_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nats_server, "STOP_S", 0.0)
+    async with EmbeddedNats(port=0) as server:
         pid = server.pid
         os.kill(pid, signal.SIGSTOP)
     assert not exists(pid)

@@ -13,6 +13,7 @@ import structlog
 from prometheus_client import Histogram, generate_latest
 from prometheus_client.samples import Exemplar
 
+from kv_runtime import telemetry
 from kv_runtime.telemetry import (
     Exemplars,
     Family,
@@ -221,7 +222,7 @@ async def test_the_loops_lag_is_how_late_a_sleep_ends() -> None:
 async def test_a_rate_limited_event_is_logged_once_a_period_and_then_says_how_many_were_left_out() -> None:
     clock = ManualClock()
     with structlog.testing.capture_logs() as logged:
-        log = RateLimitedLog(structlog.get_logger(), clock, period_s=10.0)
+        log = RateLimitedLog(structlog.get_logger(), clock)
         for _ in range(4):
             log.warning("message_refused", key="size", reason="size")
         log.warning("message_refused", key="undecodable", reason="undecodable")
@@ -238,10 +239,11 @@ async def test_a_rate_limited_event_is_logged_once_a_period_and_then_says_how_ma
     ]
 
 
-async def test_events_of_more_keys_than_are_kept_share_one_line_a_period() -> None:
+async def test_events_of_more_keys_than_are_kept_share_one_line_a_period(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telemetry, "LOG_KEYS_MAX", 2)
     clock = ManualClock()
     with structlog.testing.capture_logs() as logged:
-        log = RateLimitedLog(structlog.get_logger(), clock, period_s=10.0, keys_max=2)
+        log = RateLimitedLog(structlog.get_logger(), clock)
         for number in range(6):
             log.error("refused", key=number, number=number)
         await clock.advance(10.0)
@@ -253,10 +255,11 @@ async def test_events_of_more_keys_than_are_kept_share_one_line_a_period() -> No
     ]  # fmt: skip
 
 
-async def test_no_event_of_a_rate_limited_log_goes_uncounted() -> None:
+async def test_no_event_of_a_rate_limited_log_goes_uncounted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telemetry, "LOG_KEYS_MAX", 3)
     clock, events = ManualClock(), 500
     with structlog.testing.capture_logs() as logged:
-        log = RateLimitedLog(structlog.get_logger(), clock, period_s=10.0, keys_max=3)
+        log = RateLimitedLog(structlog.get_logger(), clock)
         for number in range(events):
             log.warning("refused", key=number % 7)
             await clock.advance(1.0)

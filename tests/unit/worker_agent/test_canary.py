@@ -15,20 +15,13 @@ from tests.support.manual_clock import ManualClock
 from tests.unit.router.samples import registered
 from worker_agent.engines.simulated.engine import SimulatedEngine
 from worker_agent.engines.simulated.scheduler import Simulator
-from worker_agent.fleet.canary import BEGIN_ID, SALT, CanaryWatch, canary_request
+from worker_agent.fleet.canary import BEGIN_ID, SALT, CanaryWatch
 from worker_agent.fleet.membership import Membership
 from worker_agent.fleet.worker_id import WorkerId
 from worker_agent.port.types import EngineError, EngineOutput, EngineRequest
 
 WAIT_S = 10.0
 DESCRIPTION = described(total_kv_blocks=16, max_num_seqs=4, max_seq_len=64)
-
-
-def test_the_question_is_one_token_that_no_client_s_prefix_can_meet() -> None:
-    asked = canary_request("canary-0", 7, 3, is_decode=True)
-    assert (asked.prompt, asked.max_tokens, asked.dp_rank, asked.cache_salt) == ((7,), 1, 3, SALT)
-    assert (asked.sampling.temperature, asked.queue_priority, asked.is_context_and_generation) == (0.0, 1.0, True)
-    assert not canary_request("canary-0", 7, 3, is_decode=False).is_context_and_generation
 
 
 # ------------------------------------------------------------------------------------------------- the watch
@@ -110,7 +103,9 @@ async def test_an_idle_engine_is_asked_for_the_begin_token_s_successor() -> None
         await worker.run(group)
         assert worker.engine.asked == []
         await worker.after(WAIT_S)
-        assert [each.prompt for each in worker.engine.asked] == [(BEGIN_ID,)]
+        (asked,) = worker.engine.asked
+        assert (asked.prompt, asked.max_tokens, asked.dp_rank, asked.cache_salt) == ((BEGIN_ID,), 1, 0, SALT)
+        assert (asked.sampling.temperature, asked.queue_priority, asked.is_context_and_generation) == (0.0, 1.0, False)
         worker.stop.set()
     assert worker.watch.requests_total == {"ok": 1, "failed": 0, "late": 0}
     assert worker.told == ["WorkerRegistered", "WorkerDraining"]

@@ -31,10 +31,10 @@ def test_askers_are_answered_in_the_order_in_which_they_came() -> None:
 def test_a_question_repeated_while_it_waits_or_is_answered_is_dropped() -> None:
     questions = Questions()
     ask(questions, "a")
-    assert ask(questions, "a") == "repeated"
+    assert ask(questions, "a") == "dropped"
     answered = questions.next()
     assert answered is not None
-    assert ask(questions, "a") == "repeated"
+    assert ask(questions, "a") == "dropped"
     assert questions.is_current(answered)
     assert questions.next() is None
 
@@ -46,14 +46,14 @@ def test_another_question_of_the_asker_being_answered_ends_that_answer() -> None
     assert answered is not None
     assert ask(questions, "a", SECOND) == "replaced"
     assert not questions.is_current(answered)
-    assert ask(questions, "a", SECOND) == "repeated"
+    assert ask(questions, "a", SECOND) == "dropped"
     assert questions.next() == PendingRecovery("a", SECOND)
 
 
 def test_an_earlier_question_that_comes_late_does_not_replace_the_one_that_waits() -> None:
     questions = Questions()
     ask(questions, "a", SECOND)
-    assert ask(questions, "a", FIRST) == "overtaken"
+    assert ask(questions, "a", FIRST) == "dropped"
     assert [questions.next(), questions.next()] == [PendingRecovery("a", SECOND), None]
 
 

@@ -4,7 +4,6 @@ import pytest
 
 from kv_protocol.events import Tier
 from tests.unit.worker_agent.trtllm_json import (
-    BLOCK_SIZE,
     Json,
     block,
     diff,
@@ -19,6 +18,7 @@ from tests.unit.worker_agent.trtllm_json import (
     stored,
     updated,
 )
+from worker_agent.events.dialects import trtllm
 from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.engine_events import EngineCleared
 
@@ -66,8 +66,10 @@ def test_a_jump_forgets_the_rank_s_partial_blocks_for_their_removals_may_be_lost
     assert rules.translate([event(2, removed(2))]) == of_rank_0(EngineCleared(), gone(2))
 
 
-def test_beyond_a_bound_the_oldest_partial_blocks_are_forgotten() -> None:
-    rules = TrtllmRules(BLOCK_SIZE, withheld_max=2)
+def test_beyond_a_bound_the_oldest_partial_blocks_are_forgotten(
+    rules: TrtllmRules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trtllm, "WITHHELD_MAX", 2)
     partial = [stored(block(number, (5,))) for number in (1, 2, 3)]
     assert rules.translate(numbered(*partial, removed(1, 2, 3))) == of_rank_0(gone(1))
     assert rules.counts["withheld_forgotten"] == 1

@@ -237,10 +237,10 @@ def test_an_event_without_a_readable_place_is_a_jump_for_the_next() -> None:
         assert TrtllmRules(BLOCK_SIZE).translate(events) == of_rank_0(gone(1), EngineCleared(), gone(2)), bad
 
 
-def test_a_poll_result_that_is_none_is_counted() -> None:
-    for result in (None, 7, "event", {"event_id": 0}, [None], object()):
+def test_an_event_that_is_none_is_counted() -> None:
+    for event_of_none in (None, 7, "event", {"data": 0}, [None], object()):
         rules = TrtllmRules(BLOCK_SIZE)
-        assert rules.translate(result) == []
+        assert rules.translate([event_of_none]) == []
         assert rules.counts["unreadable"] >= 1
         assert rules.translate([event(0, removed(1))]) == of_rank_0(gone(1))
 

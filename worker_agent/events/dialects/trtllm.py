@@ -25,7 +25,7 @@ The blocks of the window that counts become published events by attention group:
     `removed`   goes out on the tier where the block is; blocks are on the GPU unless it was said otherwise
     `updated`   to another tier: stored there by name, then removed where it was; a new priority is counted only
 
-Withheld blocks are forgotten with their removal, and beyond `withheld_max` a group the oldest first: its removal then
+Withheld blocks are forgotten with their removal, and beyond `WITHHELD_MAX` a group the oldest first: its removal then
 goes out, and means nothing to the reader. Blocks on the host are as many as the engine's host pool has.
 Source: `docs/SOURCES.md` E1.3 to E1.5, E2.2, E7 (rows 1, 2, 20).
 """
@@ -68,10 +68,9 @@ class _Group(msgspec.Struct):
 class RankBlocks:
     """The rules' state of one rank. `doubt` is why the rank may hold more than is published; empty: no doubt."""
 
-    def __init__(self, block_size: int, counts: Counter[str], withheld_max: int) -> None:
+    def __init__(self, block_size: int, counts: Counter[str]) -> None:
         self._block_size = block_size
         self._counts = counts
-        self._withheld_max = withheld_max
         self._groups: dict[int, _Group] = {}
         self.doubt = ""
 
@@ -166,7 +165,7 @@ class RankBlocks:
         for block in blocks:
             if block.block_hash is not None:
                 group.withheld[block.block_hash] = None
-        while len(group.withheld) > self._withheld_max:
+        while len(group.withheld) > WITHHELD_MAX:
             del group.withheld[next(iter(group.withheld))]
             self._counts["withheld_forgotten"] += 1
 
@@ -273,12 +272,9 @@ class TrtllmRules:
     `translate` belongs to one thread; `stale`, `counts`, `quarantine` and `events_lost` may be read from others.
     """
 
-    def __init__(
-        self, block_size: int, *, attention_window: int | None = None, withheld_max: int = WITHHELD_MAX
-    ) -> None:
+    def __init__(self, block_size: int, *, attention_window: int | None = None) -> None:
         self._block_size = checked_block_size(block_size)
         self._attention_window = attention_window
-        self._withheld_max = withheld_max
         self._ranks: dict[int, _RankRules] = {}
         self._unplaced = 0
         self._unplaced_reason = ""
@@ -328,7 +324,7 @@ class TrtllmRules:
 
     def _continues(self, head: TrtllmHead) -> bool:
         if (rank := self._ranks.get(head.dp_rank)) is None:
-            blocks = RankBlocks(self._block_size, self.counts, self._withheld_max)
+            blocks = RankBlocks(self._block_size, self.counts)
             rank = self._ranks[head.dp_rank] = _RankRules(WidestWindow(self._attention_window), blocks)
         expected, rank.next_id = rank.next_id, head.event_id + 1
         if head.event_id == expected:
