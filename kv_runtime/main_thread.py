@@ -22,6 +22,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from queue import SimpleQueue
 from types import FrameType
 from typing import Any, Protocol, TypeVar
@@ -29,6 +30,7 @@ from typing import Any, Protocol, TypeVar
 import uvloop
 
 from kv_runtime.process import STOP_SIGNALS, exit_with_reason, prepare_process
+from kv_runtime.supervise import settle
 
 T = TypeVar("T")
 
@@ -58,14 +60,8 @@ class MainThread:
         """Run functions until `close`."""
         while (work := self._work.get()) is not None:
             function, future = work
-            if not future.set_running_or_notify_cancel():
-                continue
-            try:
-                result = function()
-            except BaseException as error:  # noqa: BLE001  raised at the caller
-                future.set_exception(error)
-            else:
-                future.set_result(result)
+            if future.set_running_or_notify_cancel():
+                settle(future, function)
 
     def close(self) -> None:
         """Let `serve` return after the functions that were called before."""
@@ -79,22 +75,19 @@ def run_beside(main: Callable[[asyncio.Event, ThreadCall], Coroutine[Any, Any, N
     """
     thread, outcome = MainThread(), Future[None]()
 
-    def loops(signals: socket.socket) -> None:
-        try:
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                runner.run(_run_main(main, signals, thread.call))
-        except BaseException as error:  # noqa: BLE001  the main thread raises it again
-            outcome.set_exception(error)
-        else:
-            outcome.set_result(None)
-        finally:
-            thread.close()
-            _end_at_a_signal(signals)
+    def run_loop(signals: socket.socket) -> None:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_run_main(main, signals, thread.call))
+
+    def beside_main(signals: socket.socket) -> None:
+        settle(outcome, partial(run_loop, signals))
+        thread.close()
+        _end_at_a_signal(signals)
 
     prepare_process()
     with exit_with_reason():
         with _stop_signals() as signals:
-            beside = threading.Thread(target=loops, args=(signals,), name="event-loop", daemon=True)
+            beside = threading.Thread(target=beside_main, args=(signals,), name="event-loop", daemon=True)
             beside.start()
             thread.serve()
         beside.join()

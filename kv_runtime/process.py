@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import click
 import uvloop
 
-from kv_runtime.open_files import raise_open_files
+from kv_runtime.files import raise_open_files
 from kv_runtime.supervise import DrainOverdue, until
 
 T = TypeVar("T")

@@ -27,6 +27,7 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import Future as ThreadOutcome
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import structlog
@@ -181,7 +182,7 @@ def thread_part(
     async def run(stop: asyncio.Event) -> None:
         stop_thread, outcome = threading.Event(), ThreadOutcome[None]()
         outcome.set_running_or_notify_cancel()  # a cancelled awaiter does not cancel it any more
-        threading.Thread(target=_settle, args=(outcome, target, stop_thread), name=name, daemon=False).start()
+        threading.Thread(target=settle, args=(outcome, partial(target, stop_thread)), name=name, daemon=False).start()
         try:
             await until(stop, asyncio.wrap_future(outcome))
             stop_thread.set()
@@ -200,13 +201,12 @@ def thread_part(
     return Part(name, run, stage)
 
 
-def _settle(outcome: ThreadOutcome[None], target: Callable[[threading.Event], None], stop: threading.Event) -> None:
+def settle(outcome: ThreadOutcome[T], function: Callable[[], T]) -> None:
+    """Call the function; its result, or its error, becomes the outcome, which another thread awaits."""
     try:
-        target(stop)
-    except BaseException as error:  # noqa: BLE001  (raised again where the part is awaited)
+        outcome.set_result(function())
+    except BaseException as error:  # noqa: BLE001  raised again where the outcome is awaited
         outcome.set_exception(error)
-    else:
-        outcome.set_result(None)
 
 
 @dataclass(frozen=True)

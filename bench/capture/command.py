@@ -50,8 +50,7 @@ from kv_protocol.errors import UNDECODABLE, LimitExceeded, MalformedMessage
 from kv_protocol.events import Cleared, Event, Stored, Tier
 from kv_protocol.hashing import sequence_hashes
 from kv_protocol.ids import BLOCK_SIZE_MAX, DP_RANK_MAX, TokenId, checked_dp_rank
-from worker_agent.events.dialects.batches import BatchDecoder
-from worker_agent.events.dialects.engine_wire import PAYLOAD_BYTES_MAX, decode_sequence
+from worker_agent.events.dialects.batches import PAYLOAD_BYTES_MAX, BatchDecoder, decode_sequence
 from worker_agent.events.engine_events import EngineBatch, EngineCleared
 from worker_agent.events.mirror import ENGINE, RankMirror
 

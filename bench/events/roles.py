@@ -27,7 +27,7 @@ from kv_runtime.event_log import LogMessage
 from kv_runtime.supervise import Part
 from worker_agent.events.consolidation import SOLE, Consolidation
 from worker_agent.events.consolidator import Consolidator, new_epoch
-from worker_agent.events.dialects.engine_wire import encode_sequence
+from worker_agent.events.dialects.batches import encode_sequence
 from worker_agent.events.engine_event_subscriber import EngineEventSubscriber, PublisherAddress
 
 _POLL_S = 0.001

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from importlib.metadata import version
 
+import aiohttp
 import msgspec
 import structlog
 from aiohttp import web
@@ -18,6 +19,7 @@ from kv_runtime.extras import DISTRIBUTION
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _MESSAGE_CHARACTERS_MAX = 200
 _PATH_CHARACTERS_MAX = 80
+_CHUNK_BYTES = 64 << 10
 _log = structlog.get_logger("http")
 
 
@@ -134,3 +136,13 @@ def _cut(request: web.Request) -> web.Response:
     if request.transport is not None:
         request.transport.abort()
     return web.Response()
+
+
+async def bounded_body(response: aiohttp.ClientResponse, bytes_max: int) -> bytes | None:
+    """Return the body of an answer to our own request; None, before its end is read, if it exceeds `bytes_max`."""
+    data = bytearray()
+    async for chunk in response.content.iter_chunked(_CHUNK_BYTES):
+        data += chunk
+        if len(data) > bytes_max:
+            return None
+    return bytes(data)

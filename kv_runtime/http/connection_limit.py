@@ -18,8 +18,8 @@ from typing import Protocol
 import structlog
 
 from kv_runtime.clock import Clock
+from kv_runtime.files import RESERVED, OpenFiles
 from kv_runtime.http.acceptor import ACCEPT_ERRORS
-from kv_runtime.open_files import RESERVED, OpenFiles
 from kv_runtime.telemetry import Family, RateLimitedLog, by_name, counter, gauge
 
 CONNECTIONS_MAX = 16_384

@@ -10,13 +10,13 @@ import structlog
 from aiohttp import HttpVersion11, web
 
 from kv_runtime.clock import SystemClock
+from kv_runtime.files import OpenFiles, open_files
 from kv_runtime.http.acceptor import Acceptor, PortUsed
 from kv_runtime.http.access import HOST_NAMES
 from kv_runtime.http.answers import BodyTooSlow, Handler, error_body, error_response, first_line, last_response
 from kv_runtime.http.connection_limit import CONNECTIONS_MAX, Connections, connections_bound
 from kv_runtime.http.hosts import HostNames
 from kv_runtime.http.metrics import SERVER_FAMILIES
-from kv_runtime.open_files import OpenFiles, open_files
 from kv_runtime.telemetry import Family
 
 HEAD_S = 30.0

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from kv_runtime.open_files import RESERVED, OpenFiles
+from kv_runtime.files import RESERVED, OpenFiles
 
 CONNECT_S = 2.0
 """How long a connection to a worker may take: one lost SYN is sent again after a second."""

@@ -18,10 +18,10 @@ from typing import cast
 
 import structlog
 
+from kv_runtime.files import OpenFiles, open_files
 from kv_runtime.http.acceptor import BACKLOG, Acceptor
 from kv_runtime.http.answers import error_body
 from kv_runtime.http.hosts import HostNames, is_loopback
-from kv_runtime.open_files import OpenFiles, open_files
 from kv_runtime.supervise import TaskSet
 from router.http.accounts import Account
 from router.http.client import ClientConnection

@@ -15,7 +15,7 @@ from tests.simulation.network import Faults, Link
 from tests.simulation.oracle import Held
 from tests.simulation.setup import NEVER_FULL, NO_FAULTS, AgentSetup
 from tests.simulation.timeline import ProcessClock, Timeline
-from worker_agent.events.dialects import engine_wire as hop_a
+from worker_agent.events.dialects import batches as hop_a
 from worker_agent.events.outbox import Outbox
 from worker_agent.events.poll_rules import Drain, Relearning
 from worker_agent.events.source_cursor import UNANSWERED_MAX, Delivery, SourceCursor

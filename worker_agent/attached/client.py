@@ -29,7 +29,7 @@ import structlog
 
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.openai.endpoints import PATHS, stated_paths
-from kv_runtime.http.answer_body import bounded_body
+from kv_runtime.http.answers import bounded_body
 from worker_agent.engines.servers import SERVERS
 from worker_agent.engines.servers.base import PATH_CHARACTERS_MAX, TOKENS_MAX, EngineFacts, Info, decoded, within
 from worker_agent.port.types import EngineError

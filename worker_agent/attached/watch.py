@@ -81,8 +81,7 @@ class HealthWatch:
         self._client, self._membership, self._describe = client, membership, describe
         self._clock, self._log_connections, self._log_seen = clock, log_connections, log_connections()
         self._is_asleep = is_asleep
-        self.is_in = self._is_current = False
-        """Whether the engine is registered; and whether that is in the present log."""
+        self._is_current = False  # registered in the present log, as the engine is described now
         self._failures, self._is_logged = 0, False
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -90,13 +89,7 @@ class HealthWatch:
         while not stop.is_set():
             await self._probe()
             await self._clock.wait(stop, PROBE_PERIOD_S)
-        if self.is_in:
-            await self._membership.drain()
-
-    async def leave(self, reason: str) -> None:
-        """Publish that the engine left, if it was registered."""
-        if self.is_in:
-            await self._membership.leave(reason)
+        await self._membership.drain()
 
     async def _probe(self) -> None:
         before, self._log_seen = self._log_seen, self._log_connections()
@@ -115,13 +108,13 @@ class HealthWatch:
             registration = await self._describe(not self._is_current)
             if registration is not None and (self._membership.renew(registration) or not self._is_current):
                 self._is_current = await self._membership.register() or self._is_current
-                self.is_in = self.is_in or self._is_current
-        elif self.is_in and is_lost and await self._membership.leave(problem if is_asleep else _UNANSWERED):
-            self.is_in = self._is_current = False
+        elif is_lost:
+            self._is_current = False
+            await self._membership.leave(problem if is_asleep else _UNANSWERED)
 
     def _log_problem(self, problem: str) -> None:
         """Log once why the engine is not registered, or is about to leave, until it answers again."""
-        is_out = bool(problem) and (not self.is_in or self._failures >= FAILURES_MAX)
+        is_out = bool(problem) and (not self._membership.is_registered or self._failures >= FAILURES_MAX)
         if is_out and not self._is_logged:
             _health_log.warning("engine_unreachable", url=f"{self._client.base_url}/health", reason=problem)
         self._is_logged = is_out

@@ -117,7 +117,6 @@ class AttachedWorker:
         self._loads: EngineLoads | None = None
         self._forwarder: Forwarder | None = None
         self._membership: Membership | None = None
-        self._watch: HealthWatch | None = None
 
     @property
     def worker_id(self) -> str:
@@ -147,9 +146,6 @@ class AttachedWorker:
         samples = [((worker, *question), count) for question, count in requests.items()]
         meaning = "Requests of the agent to the engine's HTTP endpoint, by outcome"
         yield counter("engine_questions", meaning, ("worker", "what", "outcome"), samples)
-        if self._watch is not None:
-            meaning = "1 while the worker is registered because the engine is healthy"
-            yield gauge("engine_attached", meaning, ("worker",), [((worker,), self._watch.is_in)])
         if self._loads is not None:
             yield from self._loads.families()
         if self._forwarder is not None:
@@ -163,6 +159,8 @@ class AttachedWorker:
             yield from poll_families(worker, self._streams)
             yield thread_family(worker, event_threads(self._streams))
         if self._membership is not None:
+            meaning = "1 while the worker is registered because the engine is healthy"
+            yield gauge("engine_attached", meaning, ("worker",), [((worker,), self._membership.is_registered)])
             yield from self._membership.families()
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -292,11 +290,11 @@ class AttachedWorker:
     ) -> list[Part]:
         """Return the parts that watch and front the engine; forwarded requests are accepted from now on."""
         settings, host, parts = self._settings, self._host, list[Part]()
-        self._client, base_url, loads = engine.client, engine.client.base_url, None
+        self._client, base_url = engine.client, engine.client.base_url
         if settings.engine.metrics_path:
             total_blocks = engine.facts.total_kv_blocks
-            self._loads = loads = EngineLoads(engine.client, host.log, host.clock, worker, total_blocks=total_blocks)
-            parts.append(Part("engine-loads", loads.run, 2))
+            self._loads = EngineLoads(engine.client, host.log, host.clock, worker, total_blocks=total_blocks)
+            parts.append(Part("engine-loads", self._loads.run, 2))
         if settings.engine.is_forwarded:
             forwarder, served = _forwarder(settings, worker, base_url, host.tracing)
             self._forwarder = await cleanup.enter_async_context(forwarder)
@@ -305,15 +303,15 @@ class AttachedWorker:
             parts.append(Part("forwarder", served.run, 1, lambda: {"requests": forwarder.running}))
         registration = attached_registration(settings, engine.facts, engine.text, worker.instance, base_url)
         membership = self._membership = Membership(registration, worker_id, host.clock, asyncio.Event())
-        watch = self._watch = HealthWatch(
+        watch = HealthWatch(
             engine.client,
             membership,
             host.clock,
             log_connections=lambda: host.log.statistics().reconnects_total,
             describe=partial(self._described, engine, worker, base_url),
-            is_asleep=lambda: loads is not None and loads.is_asleep,
+            is_asleep=lambda: self._loads is not None and self._loads.is_asleep,
         )
-        cleanup.push_async_callback(watch.leave, "stopped")
+        cleanup.push_async_callback(membership.leave, "stopped")
         return [*parts, Part("health-watch", watch.run, 0), Part("worker-id", membership.watch, 0)]
 
     async def _described(

@@ -27,7 +27,7 @@ from kv_runtime.clock import Clock
 from kv_runtime.supervise import Part
 from kv_runtime.telemetry import RateLimitedLog
 from worker_agent.events.consolidation import Origin
-from worker_agent.events.dialects.engine_wire import (
+from worker_agent.events.dialects.batches import (
     PAYLOAD_BYTES_MAX,
     REPLAY_END,
     encode_sequence,

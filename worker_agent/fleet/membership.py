@@ -39,7 +39,9 @@ class Membership:
         self._news = news
         self._publishing = asyncio.Lock()
         self._unfit = ""
-        self._is_registered = self._is_announced = False
+        self._is_announced = False
+        self.is_registered = False
+        """Whether the registration was the newest fleet event that this object published."""
         self.repairs_total = 0
         """How often the registration was not the newest fleet event of the id, and was published again."""
 
@@ -71,7 +73,7 @@ class Membership:
 
     async def _repair(self) -> None:
         async with self._publishing:
-            if not self._is_registered:
+            if not self.is_registered:
                 self._worker_id.changed.clear()
                 return
             try:
@@ -111,25 +113,20 @@ class Membership:
             except BrokerUnavailable as error:
                 _log.warning("fleet_event_not_published", kind="WorkerRegistered", reason=str(error))
                 return False
-            self._is_registered = True
+            self.is_registered = True
         _log.info("worker_registered", worker=self._registration.worker_id, at=self._registration.base_url)
         return True
 
     async def drain(self) -> bool:
         """Publish that the worker is draining, if it was ever announced; return False if publishing failed."""
-        if not self._is_announced:
-            return True
-        worker_id, instance = self._registration.worker_id, self._registration.instance
-        return await self._publish(WorkerDraining(worker_id=worker_id, instance=instance))
+        own = self._registration
+        return await self._publish(WorkerDraining(worker_id=own.worker_id, instance=own.instance))
 
     async def leave(self, reason: str) -> bool:
         """Publish that the worker left, once until it registers again; return False if publishing failed."""
-        if not self._is_announced:
-            return True
-        worker_id, instance = self._registration.worker_id, self._registration.instance
-        self._is_announced = not await self._publish(
-            WorkerLeft(worker_id=worker_id, instance=instance, reason=self._unfit or reason)
-        )
+        own = self._registration
+        left = WorkerLeft(worker_id=own.worker_id, instance=own.instance, reason=self._unfit or reason)
+        self._is_announced = not await self._publish(left)
         return not self._is_announced
 
     async def _publish_with_retries(self, stop: asyncio.Event) -> None:
@@ -141,8 +138,10 @@ class Membership:
             retry_s = min(2 * retry_s, _RETRY_MAX_S)
 
     async def _publish(self, event: FleetEvent) -> bool:
+        if not self._is_announced:
+            return True
         async with self._publishing:
-            self._is_registered = False
+            self.is_registered = False
             try:
                 await self._worker_id.publish_event(self._registration.model, event)
             except BrokerUnavailable as error:

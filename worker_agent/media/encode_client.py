@@ -48,7 +48,7 @@ from kv_protocol.fleet_gate import FleetEventRefused, FleetGate
 from kv_protocol.openai.parts import ABSENT
 from kv_runtime.clock import Clock
 from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage
-from kv_runtime.http.answer_body import bounded_body
+from kv_runtime.http.answers import bounded_body
 from kv_runtime.supervise import Part
 from kv_runtime.telemetry import RateLimitedLog
 from worker_agent.media.parts import MediaPart, embeddings_media

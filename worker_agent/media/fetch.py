@@ -23,7 +23,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.client_proto import ResponseHandler
 from yarl import URL
 
-from kv_runtime.http.answer_body import bounded_body
+from kv_runtime.http.answers import bounded_body
 from worker_agent.media.config import MediaSection
 from worker_agent.media.refusals import MediaRefused, shown_url
 from worker_agent.media.urls import Address, checked_addresses, http_target, redirected

@@ -29,7 +29,7 @@ from tests.system.integration.broker import eventually
 from tests.system.integration.scripted_engine import BLOCK_SIZE, ScriptedEngine, tokens_of
 from worker_agent.events.consolidation import SOLE, Consolidation
 from worker_agent.events.consolidator import Consolidator
-from worker_agent.events.dialects.engine_wire import REPLAY_END, encode_sequence
+from worker_agent.events.dialects.batches import REPLAY_END, encode_sequence
 from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.engine_event_subscriber import EngineEventSubscriber, PublisherAddress
 from worker_agent.events.engine_events import EngineStored, RankEvent

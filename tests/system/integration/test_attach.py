@@ -271,7 +271,7 @@ async def test_an_engine_is_described_again_and_leaves_while_it_sleeps_or_does_n
             await probe(failures)
             health.status = 200
             await probe(1)
-        assert (len(told), watch.is_in) == (4, True)
+        assert (len(told), membership.is_registered) == (4, True)
         health.status, connections[0] = 500, 1
         await probe(1)
         health.status = 200
@@ -280,10 +280,10 @@ async def test_an_engine_is_described_again_and_leaves_while_it_sleeps_or_does_n
         health.status = 500
         await probe(FAILURES_MAX + 1)
         await eventually(lambda: len(told) == 6 and isinstance(told[-1], WorkerLeft))
-        assert not watch.is_in
+        assert not membership.is_registered
         health.status = 200
         await probe(1)
-        await eventually(lambda: len(told) == 7 and watch.is_in)
+        await eventually(lambda: len(told) == 7 and membership.is_registered)
         stop.set()
         await running_watch
 

@@ -24,7 +24,7 @@ from tests.system.integration.event_path import (
 )
 from tests.system.integration.scripted_engine import ScriptedEngine
 from worker_agent.api.app import streams_status
-from worker_agent.events.dialects.engine_wire import encode_sequence
+from worker_agent.events.dialects.batches import encode_sequence
 from worker_agent.events.recoveries import CHUNK_BLOCKS
 
 # ---------------------------------------------------------------- the way through

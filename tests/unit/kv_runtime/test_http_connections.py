@@ -11,10 +11,10 @@ import pytest
 from aiohttp import web
 from structlog.testing import capture_logs
 
+from kv_runtime.files import RESERVED, OpenFiles
 from kv_runtime.http import server as slow_bodies
 from kv_runtime.http.connection_limit import CONNECTIONS_MAX, CONNECTIONS_MIN, connections_bound
 from kv_runtime.http.server import HttpServer
-from kv_runtime.open_files import RESERVED, OpenFiles
 from tests.support.descriptors import no_descriptors_left
 from tests.unit.kv_runtime.http_server import BODY_BYTES_MAX, SHAPE, TOKEN, Gate, Served, application, served
 

@@ -11,9 +11,9 @@ from kv_protocol.events import TIERS, Tier
 from kv_protocol.hashing import Namespace
 from tests.golden.engine_payloads import TRTLLM_STORED
 from tests.unit.worker_agent.wire_words import stored, stored_map
-from worker_agent.events.dialects.batches import BatchDecoder
-from worker_agent.events.dialects.engine_wire import (
+from worker_agent.events.dialects.batches import (
     REPLAY_END,
+    BatchDecoder,
     decode_sequence,
     encode_sequence,
     split_frames,

@@ -19,9 +19,19 @@ For every event, the first line that applies:
 Unreadable events are refused too. Ignored events have no meaning for prefixes, refused ones might have; the rest of
 the batch is processed in both cases. Hashes are u64: an integer mod 2^64; of bytes the last 8, big-endian, which is the
 integer that their engine would send. Source: `docs/SOURCES.md` E3.2, E3.3, E4.2 (ingress filter).
+
+The wire of engine events:
+
+    frames  = topic | sequence, 8 bytes big-endian, counts batches of one publisher from 0 | payload
+    payload = msgpack [ts (s since 1970), events, dp_rank]; an event is a map with the key `type`
+    replay  : to a ROUTER [empty | first sequence wanted]; per batch that is still there it answers
+              [empty | topic | sequence | payload], then the end marker: sequence 2^64 - 1, empty payload
+
+Source: `docs/SOURCES.md` E3.1, E3.2, E3.6.
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
@@ -40,6 +50,11 @@ from worker_agent.events.dialects.wire_events import (
 )
 from worker_agent.events.engine_events import EngineBatch, EngineCleared, EngineEvent, EngineRemoved, EngineStored
 
+REPLAY_END = (1 << 64) - 1
+PAYLOAD_BYTES_MAX = 16 << 20
+"""Bound on frames, which sockets keep: 2^18 blocks of 8 tokens, ten times what an engine stores in one step."""
+_SEQUENCE_BYTES = 8
+_FRAMES = 3
 TIME_S_MAX = 9e9
 """The year 2255; about the last that an i64 of nanoseconds can represent."""
 HASH_BYTES_MIN = 8
@@ -248,3 +263,29 @@ def tier_of_medium(medium: str | None) -> Tier:
         shown = str(medium)[:_SHOWN_CHARACTERS_MAX]
         raise LimitExceeded("medium", shown, ", ".join(str(known) for known in TIER_OF_MEDIUM))
     return tier
+
+
+def encode_sequence(sequence: int) -> bytes:
+    """Return the sequence frame."""
+    return sequence.to_bytes(_SEQUENCE_BYTES, "big")
+
+
+def decode_sequence(frame: bytes) -> int:
+    """Return the number in a sequence frame; raise `MalformedMessage` if it is not one."""
+    if len(frame) != _SEQUENCE_BYTES:
+        raise MalformedMessage(0, f"sequence frame of {len(frame)} bytes, {_SEQUENCE_BYTES} needed")
+    return int.from_bytes(frame, "big")
+
+
+def split_frames(frames: Sequence[bytes]) -> tuple[int, bytes]:
+    """Return sequence and payload of a published message; raise `MalformedMessage` for other shapes."""
+    if len(frames) != _FRAMES:
+        raise MalformedMessage(0, f"{len(frames)} frames, {_FRAMES} needed: topic, sequence, payload")
+    return decode_sequence(frames[1]), frames[2]
+
+
+def split_replay(frames: Sequence[bytes]) -> tuple[int, bytes]:
+    """Return sequence and payload of a replayed message, with or without its topic; raise `MalformedMessage`."""
+    if len(frames) not in (_FRAMES, _FRAMES + 1) or frames[0]:
+        raise MalformedMessage(0, f"{len(frames)} frames, 3 or 4 needed: empty, [topic], sequence, payload")
+    return decode_sequence(frames[-2]), frames[-1]

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from kv_runtime.open_files import OpenFiles
+from kv_runtime.files import OpenFiles
 from router.http.client import ClientConnection
 from router.http.credentials import Credentials
 from router.http.exchange import CallLimits, Exchange, OutboundCall, UpstreamStage

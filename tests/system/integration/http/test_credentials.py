@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kv_runtime.config.loading import ConfigurationError
-from kv_runtime.open_files import open_files
+from kv_runtime.files import open_files
 from router.http.credentials import CredentialFiles, Credentials
 from router.http.plane import REFUSED_MAX
 from tests.support.certificates import self_signed

@@ -6,7 +6,7 @@ import socket
 import pytest
 from structlog.testing import capture_logs
 
-from kv_runtime.open_files import RESERVED, OpenFiles
+from kv_runtime.files import RESERVED, OpenFiles
 from router.http.limits import CLIENTS_MIN, TooFewFiles
 from router.http.plane import REFUSED_MAX
 from tests.support.descriptors import no_descriptors_left
