@@ -41,9 +41,6 @@ _M_MMAP_THRESHOLD, _MAPPED_BYTES_MIN = -3, 1 << 20
 class Stopped(Exception):
     """A signal came before the end of a command's work."""
 
-    def __init__(self) -> None:
-        super().__init__("stopped")
-
 
 def child_environment() -> dict[str, str]:
     """Return the environment of a child process: what cannot be a secret."""
@@ -174,7 +171,7 @@ def run_to_end(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
     run_process(main)
     if not outcome:
-        raise Stopped
+        raise Stopped("stopped")
     return outcome[0]
 
 

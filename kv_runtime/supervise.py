@@ -60,9 +60,6 @@ class ThreadStuck(Exception):
 class TaskSetFull(Exception):
     """The task set is full; the task was not started."""
 
-    def __init__(self, limit: int) -> None:
-        super().__init__(f"{limit} tasks run already")
-
 
 @dataclass(frozen=True)
 class Part:
@@ -327,7 +324,7 @@ class TaskSet(asyncio.TaskGroup):
         """Start `work` and return its task, which may be cancelled alone; raise `TaskSetFull` at the limit."""
         if self._running >= self._limit:
             work.close()
-            raise TaskSetFull(self._limit)
+            raise TaskSetFull(f"{self._limit} tasks run already")
         task = self.create_task(work, name=name)
         self._running += 1
         task.add_done_callback(self._on_ended)

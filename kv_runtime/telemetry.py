@@ -178,10 +178,10 @@ class Projection(Collector):
 
 
 class MadeFamily(Metric, Generic[Row]):
-    """A family whose samples are made of rows when they are read: all by `samples`, or some at a time by `parts`.
+    """A family whose samples are made from rows when they are read: all by `samples`, or some at a time by `parts`.
 
-    Those of 4,000 workers take half a second to make, which would hold up the event loop. The rows are copied, for what
-    they come from may change between two parts.
+    The samples of 4,000 workers take half a second to make, which would hold up the event loop. The rows are copied,
+    because their source may change between two parts.
     """
 
     def __init__(

@@ -14,7 +14,7 @@ _INDEX_BYTES_MIN = 1 << 20
 
 
 LINES = "lines"
-"""Annotates a text of any lines, which becomes no part of a head, an address or a log."""
+"""Annotates a text that may have several lines: it becomes no part of an HTTP head, an address or a log."""
 
 
 class Section(BaseModel):
@@ -46,7 +46,7 @@ def _of_one_line(value: Any) -> Any:  # noqa: ANN401
 
 
 class Settings(Section):
-    """A process's whole tree. What it says of a section's defaults stands beside what is given of that section."""
+    """A process's whole tree. A section that the tree sets by default is merged, field by field, with what is given."""
 
     @model_validator(mode="before")
     @classmethod
@@ -61,7 +61,7 @@ class Settings(Section):
 
 
 class BodyBoundsSection(Section):
-    """What a large request body may say: a part of the sections of those processes that read such bodies."""
+    """Bounds of a request body's contents, for the sections of processes that read such bodies."""
 
     prompt_bytes_max: int = Field(
         8 << 20,
@@ -102,7 +102,7 @@ class NatsClientSection(Section):
 
 
 class NatsSection(NatsClientSection):
-    """The same of a process that makes the streams."""
+    """The event log, for a process that creates its streams."""
 
     events_max_age_s: float = Field(3600.0, ge=1, le=30 * 86400, description="how long KV_EVENTS keeps; costs disk")
     events_max_bytes: int = Field(
@@ -120,7 +120,7 @@ class NatsSection(NatsClientSection):
 
 
 class EmbeddedNatsSection(NatsSection):
-    """The same of a process that can run the server itself."""
+    """The event log, for a process that can run its server."""
 
     url: str = Field(
         "", description="nats://host:port of a running server, or several by commas; empty: the router embeds one"

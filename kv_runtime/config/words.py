@@ -1,4 +1,4 @@
-"""What a setting may be, in this project's words: the validating library's do not reach a user."""
+"""What a setting may be, in this project's words instead of pydantic's."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ _ALLOWED = {
 
 
 def allowed(error: Any) -> str:  # noqa: ANN401 - pydantic's ErrorDetails, which it does not export
-    """Return what is allowed where this error was found; of a check of ours, what that says."""
+    """Return what the setting allows; for an error of a check of ours, its message."""
     kind: str = error["type"]
     if kind == "missing":
         return "missing"

@@ -101,9 +101,9 @@ class EventLog(StreamClient):
             name: our name for the server.
             user: for servers with named users.
             token: the user's password; without `user`, the server's common token.
-            on_found: called when a connection that was lost is back.
+            on_found: called after each reconnection.
             confirm_s: how long the server may take to confirm a publication, or to answer.
-            awaited_until: until this is set a server that is not there is waited for; None: it is not.
+            awaited_until: wait for a server that is not there until this event is set; None: do not wait.
 
         Raises:
             BrokerUnavailable: there is no server at `url`, or it refuses the connection.
@@ -291,8 +291,9 @@ class EventLog(StreamClient):
     ) -> Reading:
         """Call `on_message` with every message of the stream behind `after_seq` that it still has, in order, once.
 
-        If the stream was not created at `created`, or ends before `after_seq`, it gets all messages. It gets one at a
-        time: the server sends no faster than they are processed. `run` has to run. The reading has the progress.
+        If the stream was not created at `created`, or ends before `after_seq`, `on_message` gets all messages. It gets
+        one at a time: the server sends no faster than they are processed. `run` must be running. The returned reading
+        has the progress.
         """
         deliver = self._guarded(on_message)
         reading = Reading(self, stream, subject, deliver, self._due.set, after_seq=after_seq, created=created)
@@ -309,7 +310,7 @@ class EventLog(StreamClient):
     async def listen(self, subject: str, on_message: OnMessage) -> None:
         """Call `on_message` with core NATS messages on `subject` from now on, one at a time.
 
-        All that listen to a subject share one subscription: a message goes to one after the other. Beyond
+        All listeners of a subject share one subscription, and get a message one after the other. Beyond
         `LISTEN_MESSAGES_MAX` or `LISTEN_BYTES_MAX` pending, further messages are dropped and counted.
         """
         if subject in self._listening:

@@ -29,16 +29,9 @@ class BrokerSilent(BrokerUnavailable):
 class StreamUnfit(Exception):
     """A stream of that name exists with a setting that we do not use and must not change."""
 
-    def __init__(self, stream: str, field: str, found: object, allowed: object) -> None:
-        super().__init__(f"stream {stream}: {field}: found {found}, allowed {allowed}")
-        self.stream, self.field, self.found, self.allowed = stream, field, found, allowed
 
-
-class NoSuchObject(KeyError):
+class NoSuchObject(Exception):
     """The bucket has no object of that name."""
-
-    def __str__(self) -> str:
-        return f"no object {self.args[0]}"
 
 
 class ObjectDamaged(Exception):

@@ -83,7 +83,7 @@ class ObjectBucket:
         with self._reachable(f"get {name}"):
             info = await self._info(name)
             if info.deleted:
-                raise NoSuchObject(name)
+                raise NoSuchObject(f"no object {name}")
             data = await self._chunks(info)
         digest = f"{_DIGEST}{base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode()}"
         if len(data) != info.size or digest != info.digest:
@@ -97,7 +97,7 @@ class ObjectBucket:
         except NotFoundError as error:
             if error.err_code != _NO_MESSAGE:
                 raise
-            raise NoSuchObject(name) from None
+            raise NoSuchObject(f"no object {name}") from None
         try:
             return msgspec.json.decode(message.data or b"", type=_Info)
         except msgspec.DecodeError as error:

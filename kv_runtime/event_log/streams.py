@@ -109,7 +109,7 @@ def _check(wanted: StreamConfig, present: StreamConfig) -> None:
     for field in _FIXED:
         found, allowed = (getattr(config, field) or None for config in (present, wanted))
         if found != allowed:
-            raise StreamUnfit(str(wanted.name), field, _shown(found), _shown(allowed))
+            raise StreamUnfit(f"stream {wanted.name}: {field}: found {_shown(found)}, allowed {_shown(allowed)}")
 
 
 def _shown(value: object) -> object:

@@ -17,8 +17,9 @@ HOST_NAMES = web.AppKey("host_names", HostNames)
 def require_token(token: str, open_paths: AbstractSet[str] = OPEN_PATHS) -> Middleware:
     """Return a middleware that requires `Authorization: Bearer <token>` on all but `open_paths`; "": no token.
 
-    A request without it must name the server in `Host`, and must not have the `Origin` of another site, or be for what
-    a page of such a site embeds: a browser sends these for any page that its user visits. A link may lead here.
+    A request without the token must name the server in `Host`. It must not have the `Origin` of another site, nor load
+    what another site's page embeds, such as an image: a browser sends such requests for any page that its user visits.
+    A link of another site may lead here.
     """
     expected = f"Bearer {token}".encode()
 

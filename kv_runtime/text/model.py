@@ -17,7 +17,7 @@ from kv_runtime.text.chat_template import ChatOptions, Message
 class Detokenizer(Protocol):
     """Turns the tokens of one response into text as they come. The joined text equals `decode` of all tokens.
 
-    That holds for tokens whose text is UTF-8. In other tokens every broken character becomes one or more U+FFFD.
+    This holds where the tokens' bytes are UTF-8. Elsewhere each broken character becomes one or more U+FFFD.
     """
 
     def push(self, ids: Sequence[int]) -> str:

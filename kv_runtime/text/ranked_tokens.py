@@ -5,10 +5,11 @@
                       those that `tokenizer_config.json` names, and reserved ones
     qwen.tiktoken     the same (Qwen 1); which special tokens there are is known
 
-Of all adjacent parts of a word those two are merged that together are the token of the lowest rank. `tokenizers` ranks
-pairs of parts instead. All pairs that are a token, in the order of the tokens' ranks, are the same. The order of one
-token's pairs has no effect: wherever two parts that are the token stand side by side, they are the same two, since only
-merges within the token's own text made them. Tokens that no merges make are found as whole words (`ignore_merges`).
+These vocabularies merge the two adjacent parts of a word that together are the token of the lowest rank. `tokenizers`
+ranks pairs of parts instead. Listing all pairs that are a token, in the order of the tokens' ranks, merges the same
+parts. The order of one token's pairs has no effect: wherever two parts that form the token stand side by side, they are
+the same two, since only merges within the token's own text made them. Tokens that no merges make are found as whole
+words (`ignore_merges`).
 
 Sources: openai/tiktoken, `src/lib.rs` (`byte_pair_merge`); mistralai/mistral-common,
 `src/mistral_common/tokens/tokenizers/tekken.py` (`Tekkenizer`); of their models' repositories

@@ -135,7 +135,7 @@ class Handover:
                 return
             known.task.cancel()
         if self._tasks is None:
-            raise TaskSetFull(0)
+            raise TaskSetFull("0 tasks run already")
         run = HandoverRun(registration, budget_tokens, within_s, self._clock.now())
         run.task = self._tasks.spawn(self._hand_over(run), name=f"handover of {registration.worker_id}")
         self._runs.pop(registration.worker_id, None)

@@ -184,7 +184,7 @@ class AttachedEngineSection(Section):
 
 
 class AttachedEventsSection(EventsSection):
-    """`events` of `attach`: as of `serve`, and what a polled engine may have stated before it was attached."""
+    """`events` of `attach`: those of `serve`, and what a polled engine may have reported before the agent started."""
 
     attention_window: int = Field(
         0,

@@ -105,7 +105,10 @@ class _Engine(NamedTuple):
 
 
 class AttachedWorker:
-    """One such engine. `report` receives one line, what was found of it and what is assumed, and the model's name."""
+    """A worker of the fleet for one engine in another process.
+
+    `report` receives a line, with what the engine stated and what is assumed, and the model's name.
+    """
 
     def __init__(self, settings: AttachSettings, host: Host, report: Callable[[str, str], None]) -> None:
         self._settings = settings.model_copy(update={"worker": settings.worker.identified()})

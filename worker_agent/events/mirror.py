@@ -85,7 +85,7 @@ class SourceNames:
         return self._former.get(engine_hash) if name is None else name.block
 
     def store(self, engine_hash: int, block: MirrorBlock, tier: Tier, group_idx: int) -> tuple[bool, bool]:
-        """Count one copy in; return whether the name came to be usable on `tier`, and whether the copy is a second."""
+        """Add a copy; return whether the name became usable on `tier`, and whether it had a copy at this place."""
         name = self._names.get(engine_hash)
         if name is None:
             name = self._names[engine_hash] = EngineName(block)
@@ -98,7 +98,7 @@ class SourceNames:
         return became_usable, count > 0
 
     def remove(self, engine_hash: int, tier: Tier, group_idx: int) -> bool | None:
-        """Count one copy out; return whether the name ceased to be usable on `tier`; None when there was no copy."""
+        """Remove a copy; return whether the name ceased to be usable on `tier`; None: there was no copy."""
         name, place = self._names.get(engine_hash), (tier, group_idx)
         if name is None or place not in name.copies:
             return None

@@ -25,12 +25,13 @@ _BUFFER_EVENTS = 100_000
 
 
 class Pace:
-    """The pace. `buffer_events` is the buffer's capacity; 0: unknown, and only losses switch to the pressed pace."""
+    """The pace of polls. `buffer_events` is the buffer's capacity; 0: unknown, and only losses press the pace."""
 
     def __init__(self, buffer_events: int = 0) -> None:
         self._buffer_events = buffer_events
-        self.is_pressed = self._is_dry = False
-        """Whether the next poll must not wait; whether the last one had no events."""
+        self._is_dry = False  # the last poll had no events
+        self.is_pressed = False
+        """Whether the next poll must not wait."""
         self._events_in_cycle = self._largest = self.pressed_cycles_total = self.polls_total = 0
 
     def on_poll(self, events: int) -> bool:
@@ -61,7 +62,7 @@ class Pace:
 
 
 class Relearning:
-    """The ranks of one source."""
+    """The losses of one source's ranks, until they are over."""
 
     def __init__(self) -> None:
         self._read: dict[int, tuple[int, int]] = {}  # the events lost, and the stream's seq when that was read

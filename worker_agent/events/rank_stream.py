@@ -145,8 +145,9 @@ class RankStreamSender:
         self._failure: BaseException | None = None
         self._attempt = 0
         self._retry_s = _RETRY_S
-        self.is_refused = self._is_ahead = False
-        """Whether the log has confirmed no message since the last failed publication; whether one was sent since."""
+        self._is_ahead = False  # a message was sent since the last failed publication, and is not confirmed
+        self.is_refused = False
+        """Whether the log has confirmed no message since the last failed publication."""
         self.failures_total = 0
         """Publications not confirmed by the log."""
 

@@ -1,7 +1,7 @@
 """The event path to a real log: a scripted engine that is polled, engines that publish, played sockets, a reader."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -154,7 +154,7 @@ class ScriptedRules(TrtllmRules):
         super().__init__(BLOCK_SIZE)
         self._engine = engine
 
-    def translate(self, engine_events: object) -> list[RankEvent]:
+    def translate(self, engine_events: Iterable[object]) -> list[RankEvent]:
         read = super().translate(engine_events)
         if engine_events and self._engine.late_errors:
             raise self._engine.late_errors.pop(0)
