@@ -254,7 +254,7 @@ class SupervisedThread:
         restarts: Restarts = RESTARTS,
         clock: Clock | None = None,
     ) -> None:
-        self._name, self._work = name, work
+        self.name, self._work = name, work
         self._failures = Failures(restarts, clock or SystemClock())
         self.failures_total = 0
         self.failure = ""
@@ -272,21 +272,21 @@ class SupervisedThread:
             except Exception as error:
                 pause_s = self._failed(error)
                 if pause_s is None or stop.wait(pause_s):
-                    raise PartGaveUp(f"thread {self._name!r} failed: {self.failure}") from error
+                    raise PartGaveUp(f"thread {self.name!r} failed: {self.failure}") from error
                 self.failure = ""
             else:
                 return
 
     def part(self, *, stage: int = 0) -> Part:
         """Return the thread as a part of a process."""
-        return thread_part(self._name, self.run, stage=stage)
+        return thread_part(self.name, self.run, stage=stage)
 
     def _failed(self, error: Exception) -> float | None:
         """Return the pause before the restart; None: no restart."""
         self.failure = f"{type(error).__name__}: {error}"[:_FAILURE_CHARACTERS_MAX]
         self.failures_total += 1  # after `failure`: a reader that sees the count sees the reason
         pause_s = self._failures.count()
-        _log.error("thread_failed", thread=self._name, begins_again_in_s=pause_s, exc_info=error)
+        _log.error("thread_failed", thread=self.name, begins_again_in_s=pause_s, exc_info=error)
         return pause_s
 
 

@@ -1,6 +1,6 @@
 """The agent's metrics, computed from statistics at each scrape."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from kv_protocol.load import LoadReport
 from kv_runtime.supervise import SupervisedThread
@@ -65,7 +65,7 @@ def agent_families(
     yield from consolidator_families([path])
     yield from load_families(worker, loads.newest)
     yield from row_families(worker, loads.rows)
-    yield thread_family(worker, {**event_threads(path), "iteration-stats": loads.thread})
+    yield thread_family(worker, [*event_threads(path), loads.thread])
     failures = [(at, loads.poll_failures_total)]
     yield counter("engine_stats_poll_failures", "Polls for iteration statistics that failed", ("worker",), failures)
     requests = by_name(at, api.in_flight.requests_total)
@@ -75,14 +75,14 @@ def agent_families(
     yield gauge("agent_inflight_requests", "Requests being served", ("worker",), [(at, api.in_flight.running)])
 
 
-def event_threads(path: Consolidator) -> dict[str, SupervisedThread]:
-    """Return the thread that polls the engine, by its name; none if the engine is not polled."""
-    return {} if path.poller is None else {f"{ENGINE}-events": path.poller.thread}
+def event_threads(path: Consolidator) -> list[SupervisedThread]:
+    """Return the thread that polls the engine; none if the engine is not polled."""
+    return [] if path.poller is None else [path.poller.thread]
 
 
-def thread_family(worker: str, threads: Mapping[str, SupervisedThread]) -> Family:
+def thread_family(worker: str, threads: Iterable[SupervisedThread]) -> Family:
     """Return how often threads failed."""
-    failed = by_name((worker,), {name: each.failures_total for name, each in threads.items()})
+    failed = by_name((worker,), {each.name: each.failures_total for each in threads})
     meaning = "Unexpected failures of polling threads; each thread starts again after a pause"
     return counter("poll_thread_failures", meaning, ("worker", "thread"), failed)
 

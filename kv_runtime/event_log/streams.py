@@ -10,7 +10,7 @@ import base64
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from nats.aio.client import Client
@@ -116,31 +116,6 @@ def _shown(value: object) -> object:
     return getattr(value, "value", value) or "none"
 
 
-class _State(msgspec.Struct, frozen=True):
-    messages: int
-    first_seq: int
-    last_seq: int
-    bytes: int
-    first_ts: str
-
-
-class _Info(msgspec.Struct, frozen=True):
-    created: str
-    state: _State
-
-
-class _Message(msgspec.Struct, frozen=True):
-    subject: str
-    seq: int
-    time: str
-    data: str = ""
-    hdrs: str = ""
-
-
-class _Found(msgspec.Struct, frozen=True):
-    message: _Message
-
-
 class _Failed(msgspec.Struct, frozen=True):
     error: dict[str, object] | None = None
 
@@ -208,10 +183,11 @@ class StreamClient:
     async def stream_state(self, name: str) -> LogStreamState:
         """Return the state of a stream; the client's own parser of this answer omits the times."""
         with self.reachable(f"stream {name}"):
-            info = await self._answer(f"STREAM.INFO.{name}", _Info)
-        state = info.state
-        first_seq, time_ns = (state.first_seq, ns_of(state.first_ts)) if state.messages else (state.last_seq + 1, 0)
-        return LogStreamState(info.created, first_seq, state.last_seq, state.bytes, time_ns)
+            info = await self._answer(f"STREAM.INFO.{name}", dict[str, Any])
+        state = info["state"]
+        last_seq, has_messages = state["last_seq"], bool(state["messages"])
+        first_seq, time_ns = (state["first_seq"], ns_of(state["first_ts"])) if has_messages else (last_seq + 1, 0)
+        return LogStreamState(info["created"], first_seq, last_seq, state["bytes"], time_ns)
 
     async def message_from(self, stream: str, seq: int, subject: str = ">") -> LogMessage | None:
         """Return the message at `seq` or the first behind it, of `subject` (a pattern); None: there is none.
@@ -222,13 +198,13 @@ class StreamClient:
         question = msgspec.json.encode({"seq": max(seq, 1), "next_by_subj": subject})
         with self.reachable(f"message {seq} of {stream}"):
             try:
-                found = (await self._answer(f"STREAM.MSG.GET.{stream}", _Found, question)).message
+                found = (await self._answer(f"STREAM.MSG.GET.{stream}", dict[str, Any], question))["message"]
             except NotFoundError as error:
                 if error.err_code != _NO_MESSAGE:
                     raise
                 return None
-        headers, data = _headers(base64.b64decode(found.hdrs)), base64.b64decode(found.data)
-        return LogMessage(found.subject, data, found.seq, time_ns=ns_of(found.time), headers=headers)
+        headers, data = _headers(base64.b64decode(found.get("hdrs", ""))), base64.b64decode(found.get("data", ""))
+        return LogMessage(found["subject"], data, found["seq"], time_ns=ns_of(found["time"]), headers=headers)
 
     async def seq_at(self, stream: str, time_ns: int) -> int:
         """Return the seq of the last message of that time or earlier; if all are later, the first message's seq less 1.

@@ -30,10 +30,15 @@ _SHOWN_CHARACTERS = 100
 
 def is_loopback(host: str) -> bool:
     """Return whether `host` can be reached only from this machine."""
+    address = _address(host)
+    return host == "localhost" or (address is not None and address.is_loopback)
+
+
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+        return ipaddress.ip_address(host)
     except ValueError:
-        return False
+        return None
 
 
 def url_of(host: str, port: int, scheme: str = "http") -> str:
@@ -72,7 +77,7 @@ class HostNames:
         if not _HOST.fullmatch(host):
             return f"host: found {shown!r}, allowed host or host:port"
         name = _without_port(host)
-        if name in self._names or ANY in self._names or _is_address(name):
+        if name in self._names or ANY in self._names or _address(name) is not None:
             return ""
         return f"host: found {shown!r}, allowed IP addresses, localhost and the names of {self._setting}"
 
@@ -81,11 +86,3 @@ def _without_port(host: str) -> str:
     if host.startswith("["):
         return host[1:].partition("]")[0]
     return host.partition(":")[0].lower().rstrip(".")
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True

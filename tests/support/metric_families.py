@@ -111,7 +111,7 @@ def _attach() -> Iterator[Metric]:
     yield from (*_of(Connections.families, 2), *_of(log_families), *consolidator_families(()))
     for make in (engine_event_families, poll_families, load_families, row_families):
         yield from _of(make, 2)
-    yield from (thread_family("", {}), *_of(AttachedWorker.families), *_of(EngineLoads.families))
+    yield from (thread_family("", ()), *_of(AttachedWorker.families), *_of(EngineLoads.families))
     yield from (*Membership(NOTHING, NOTHING, NOTHING, NOTHING).families(), *span_families(None))
 
 

@@ -230,7 +230,7 @@ class AttachSettings(Settings):
         )
 
 
-def attached_facts(engine: AttachedEngineSection, reported: EngineFacts) -> EngineFacts:
+def completed_facts(engine: AttachedEngineSection, reported: EngineFacts) -> EngineFacts:
     """Return the configured facts, completed with the engine's reported ones.
 
     Raises:
@@ -252,7 +252,7 @@ def attached_facts(engine: AttachedEngineSection, reported: EngineFacts) -> Engi
     return configured.with_more(reported).with_more(EngineFacts(block_size=engine.server.block_size))
 
 
-def attached_registration(
+def engine_registration(
     settings: AttachSettings, facts: EngineFacts, text: Text, instance: str, base_url: str
 ) -> WorkerRegistered:
     """Return the registration of the attached engine, whose requests go to `base_url`.

@@ -39,7 +39,7 @@ from kv_runtime.tracing.service import Tracing, events_of
 from worker_agent.api.forwarder import Forwarder
 from worker_agent.api.in_flight import RequestOutcome, worker_tracer
 from worker_agent.attached.client import EngineClient, PolledEvents
-from worker_agent.attached.config import AttachSettings, attached_facts, attached_registration
+from worker_agent.attached.config import AttachSettings, completed_facts, engine_registration
 from worker_agent.attached.watch import EngineLoads, HealthWatch
 from worker_agent.engines.servers.base import NO_EVENTS_ENDPOINT, EngineFacts
 from worker_agent.events.consolidator import Consolidator, WorkerStreams, end_unrun, event_path
@@ -76,8 +76,8 @@ def check(settings: AttachSettings) -> None:
     if not engine.base_url and not engine.model:
         raise ConfigurationError(["engine.model: found '', allowed the model's name (--model)"])
     if engine.base_url:
-        facts = attached_facts(settings.settled(_ONLY_A_NAME).engine, _ONLY_A_NAME)
-        attached_registration(settings.settled(_ONLY_A_NAME), facts, ByteText(), "checked", engine.base_url.rstrip("/"))
+        facts = completed_facts(settings.settled(_ONLY_A_NAME).engine, _ONLY_A_NAME)
+        engine_registration(settings.settled(_ONLY_A_NAME), facts, ByteText(), "checked", engine.base_url.rstrip("/"))
 
 
 async def reported_facts(settings: AttachSettings) -> EngineFacts | None:
@@ -196,7 +196,7 @@ class AttachedWorker:
         if self._settings.engine.publish_endpoint == NO_EVENTS_ENDPOINT:
             flag = self._settings.engine.server.event_flag
             _log.warning("engine_publishes_no_events", worker=self.worker_id, flag=flag)
-        facts = attached_facts(self._settings.engine, reported)
+        facts = completed_facts(self._settings.engine, reported)
         text = text or await self._loaded(self._directory(facts))
         await self._check_text(client, facts, text)
         return _Engine(client, facts, text)
@@ -304,7 +304,7 @@ class AttachedWorker:
             await served.start()
             base_url = url_of(settings.worker.advertised_host, served.port)
             parts.append(Part("forwarder", served.run, 1, lambda: {"requests": forwarder.running}))
-        registration = attached_registration(settings, engine.facts, engine.text, worker.instance, base_url)
+        registration = engine_registration(settings, engine.facts, engine.text, worker.instance, base_url)
         membership = self._membership = Membership(registration, worker_id, host.clock, asyncio.Event())
         watch = HealthWatch(
             engine.client,
@@ -335,8 +335,8 @@ class AttachedWorker:
             return None
         if reported.dp_ranks not in (0, settings.engine.dp_ranks):
             _log.warning("engine_has_other_ranks", found=settings.engine.dp_ranks, allowed=reported.dp_ranks)
-        facts = attached_facts(settings.engine, reported)
-        registration = attached_registration(settings, facts, engine.text, worker.instance, base_url)
+        facts = completed_facts(settings.engine, reported)
+        registration = engine_registration(settings, facts, engine.text, worker.instance, base_url)
         if registration.model != worker.model:
             _log.error("engine_has_another_model", found=registration.model, allowed=worker.model)
             return None

@@ -17,7 +17,7 @@ Batches and losses are numbered from 0 in one sequence.
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import structlog
@@ -93,7 +93,8 @@ class SourcePoller:
         except Exception:
             self.pace.on_failure()
             self.pace.on_cycle(is_lossy=True)
-            self._finish(self._lose())
+            self._sequence += 1
+            self._loop.call_soon_threadsafe(self._on_loss)
             raise
 
     def _run_cycle(self, timeout_s: float) -> None:
@@ -103,7 +104,7 @@ class SourcePoller:
         if self.failure:
             requests = 0
         if batches or requests:
-            self._finish(self._apply(batches, requests))
+            asyncio.run_coroutine_threadsafe(self._apply(batches, requests), self._loop).result()
         lost = dict(rules.events_lost)
         if self.pace.on_cycle(is_lossy=sum(lost.values()) > lost_before):
             self.lost_before_read = lost
@@ -136,10 +137,6 @@ class SourcePoller:
                 )
                 self._sequence += 1
 
-    def _finish(self, work: Coroutine[Any, Any, None]) -> None:
-        """Return once the event loop has done the work."""
-        asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
     # -------------------------------------------------------------- the event loop
     async def _apply(self, batches: list[EngineBatch], requests: int) -> None:
         """Apply the batches, and answer the oldest requests; other tasks have their turn after each batch."""
@@ -150,10 +147,6 @@ class SourcePoller:
             request = self._requested.popleft()
             if not request.done():  # its caller may have been cancelled
                 request.set_result(None)
-
-    async def _lose(self) -> None:
-        self._sequence += 1
-        self._on_loss()
 
 
 def batches_of(events: Iterable[EngineEvent]) -> Iterator[list[EngineEvent]]:

@@ -122,22 +122,19 @@ class LoadReports:
 
     def _polls(self, stop: threading.Event) -> None:
         while not stop.is_set():
-            for dp_rank, report in self.rows.read(self._rows(stop)):
+            try:
+                rows = self._engine.iteration_stats(self._poll_s)
+            except EngineError as error:
+                self.poll_failures_total += 1
+                if not self.failure:
+                    _log.warning("engine_stats_not_polled", reason=str(error))
+                self.failure = f"cannot be polled: {error}"
+                stop.wait(FAILED_S)
+                continue
+            self.failure = ""
+            for dp_rank, report in self.rows.read(rows):
                 self._polled[dp_rank] = report
                 self._loop.call_soon_threadsafe(self._fresh.set)
-
-    def _rows(self, stop: threading.Event) -> list[dict[str, Any]]:
-        try:
-            rows = self._engine.iteration_stats(self._poll_s)
-        except EngineError as error:
-            self.poll_failures_total += 1
-            if not self.failure:
-                _log.warning("engine_stats_not_polled", reason=str(error))
-            self.failure = f"cannot be polled: {error}"
-            stop.wait(FAILED_S)
-            return []
-        self.failure = ""
-        return rows
 
     async def run(self, stop: asyncio.Event) -> None:
         """Announce, each rank at most every `REPORT_PERIOD_S`, until `stop` is set."""

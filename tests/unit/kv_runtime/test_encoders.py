@@ -13,10 +13,8 @@ from kv_runtime.text.encoders import (
     IDS_MAX,
     TEXTS,
     FastEncoder,
-    HfEncoder,
     check_texts,
     choose_encoder,
-    first_difference,
 )
 from kv_runtime.text.loading import load_text
 from kv_runtime.text.tokenizer_model import TokenizerText
@@ -49,11 +47,6 @@ def test_either_encoder_gives_the_ids_of_tokenizers(kind: Callable[[], Tokenizer
     for text in TEXTS:
         expected = packed(tokenizer.encode(text, add_special_tokens=specials).ids)
         assert encoder.pack(text, add_special_tokens=specials) == expected
-
-
-def test_what_is_equal_differs_nowhere() -> None:
-    tokenizer = llama_like()
-    assert first_difference(tokenizer, HfEncoder(tokenizer, "").pack) == ""
 
 
 def test_the_check_has_every_added_token() -> None:

@@ -65,6 +65,6 @@ def test_each_thread_has_its_failures() -> None:
     with pytest.raises(PartGaveUp):
         failing.run(threading.Event())
     idle = SupervisedThread("iteration-stats", work)
-    family = thread_family("w", {"engine-events": failing, "iteration-stats": idle})
+    family = thread_family("w", [failing, idle])
     found = samples([family], "poll_thread_failures", "thread")
     assert found == {"engine-events": 3.0, "iteration-stats": 0.0}

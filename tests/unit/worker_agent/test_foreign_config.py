@@ -10,7 +10,7 @@ from kv_runtime.config.loading import ConfigurationError, load_settings
 from kv_runtime.event_log import EventLog
 from kv_runtime.text.byte_model import ByteText
 from tests.support.manual_clock import ManualClock
-from worker_agent.attached.config import AttachedEngineSection, AttachSettings, attached_facts, attached_registration
+from worker_agent.attached.config import AttachedEngineSection, AttachSettings, completed_facts, engine_registration
 from worker_agent.engines.servers.base import EngineFacts
 from worker_agent.events.consolidator import event_path
 from worker_agent.events.engine_event_subscriber import PublisherAddress
@@ -63,7 +63,7 @@ def test_an_attached_worker_has_the_labels_of_its_agent() -> None:
     labels = {"worker.taints": ["spot"], "worker.transfer_domain": "rack-1"}
     settings = attach_settings(**labels)
     facts = EngineFacts(served_names=("m",), block_size=16)
-    registered = attached_registration(settings.settled(facts), facts, ByteText(), "i", "http://h:1")
+    registered = engine_registration(settings.settled(facts), facts, ByteText(), "i", "http://h:1")
     assert (registered.taints, registered.transfer_domain) == (("spot",), "rack-1")
 
 
@@ -124,23 +124,23 @@ def test_requests_are_forwarded_where_ranks_are_chosen(engine: dict[str, Any], i
 
 def test_what_is_configured_counts_before_what_the_engine_says() -> None:
     said = EngineFacts(served_names=("llama",), loras=("law",), block_size=32, total_kv_blocks=9, max_seq_len=100)
-    assert attached_facts(AttachedEngineSection(), said) == said
-    facts = attached_facts(engine_section(total_kv_blocks=7, max_num_seqs=4, block_size=32), said)
+    assert completed_facts(AttachedEngineSection(), said) == said
+    facts = completed_facts(engine_section(total_kv_blocks=7, max_num_seqs=4, block_size=32), said)
     assert (facts.served_names, facts.loras, facts.total_kv_blocks) == (("m",), ("law",), 7)
     assert (facts.max_num_seqs, facts.max_seq_len) == (4, 100)
-    embeds = attached_facts(engine_section(api_endpoints=("embeddings",)), EngineFacts(api_endpoints=("chat",)))
+    embeds = completed_facts(engine_section(api_endpoints=("embeddings",)), EngineFacts(api_endpoints=("chat",)))
     assert embeds.api_endpoints == ("embeddings",)
 
 
 @pytest.mark.parametrize(("kind", "block_size"), [("vllm", 16), ("sglang", 1), ("trtllm-serve", 32)])
 def test_an_engine_that_says_nothing_has_its_kinds_blocks(kind: str, block_size: int) -> None:
     engine = engine_section(kind=kind, base_url="http://h")
-    assert attached_facts(engine, EngineFacts()).block_size == block_size
+    assert completed_facts(engine, EngineFacts()).block_size == block_size
 
 
 def test_a_block_size_that_is_not_the_engines_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"engine\.block_size: found 16, allowed 32, which is the engine's"):
-        attached_facts(engine_section(block_size=16), EngineFacts(block_size=32))
+        completed_facts(engine_section(block_size=16), EngineFacts(block_size=32))
 
 
 @pytest.mark.parametrize(
