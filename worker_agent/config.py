@@ -47,7 +47,7 @@ _OF_EVERY_ENGINE = {
 }
 """The fields of the section `engine` for any engine; all others are the simulated engine's."""
 _MARGIN_S = 5.0
-"""Time at the stop to put the events that were read into the log, beside that of requests and engine."""
+"""Time of a stop for putting the events that were read into the log, beyond the time of requests and engine."""
 
 
 class WorkerSection(Section):

@@ -171,7 +171,7 @@ def load_section(kind: type[SectionT], file: Path) -> SectionT:
 def given_paths(
     kind: type[BaseModel], assignments: Iterable[str] = (), flags: Mapping[str, Any] | None = None
 ) -> frozenset[str]:
-    """Return the paths set on the command line; for a section given as a mapping, those of its fields."""
+    """Return the paths set on the command line. A section given as a mapping counts as the paths of its fields."""
     given = [(path, value) for path, value in (flags or {}).items() if value is not None]
     return frozenset(
         f"{path}.{name}" if name else path

@@ -39,7 +39,7 @@ def render(settings: BaseModel) -> str:
 
 
 def _changed_first(settings: BaseModel, default: BaseModel, values: dict[str, Any]) -> dict[str, Any]:
-    """Return `values`, which are those of `settings`, in the order in which they are shown."""
+    """Return `values`, the dump of `settings`, in the order in which they are shown."""
     names = sorted(values, key=lambda name: bool(getattr(settings, name) == getattr(default, name)))
     sections = {name: section for name in names if isinstance(section := getattr(settings, name), BaseModel)}
     return {

@@ -245,7 +245,7 @@ class EventLog(StreamClient):
         await self.ensure(spec.config())
 
     async def ensure_bucket(self, bucket: str, *, replicas: int, max_bytes: int) -> None:
-        """Create or update the bucket, of at most `max_bytes`, as `ensure_stream` does; raises as that does."""
+        """Create or update the bucket, of at most `max_bytes`; otherwise as `ensure_stream`."""
         await self.ensure(bucket_config(bucket, replicas=replicas, max_bytes=max_bytes))
 
     async def ensure(self, wanted: StreamConfig) -> None:

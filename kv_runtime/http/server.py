@@ -197,7 +197,7 @@ class HttpServer:
         connections_max: int = CONNECTIONS_MAX,
         files: Callable[[], OpenFiles] = open_files,
     ) -> None:
-        """`hosts` are the allowed names in `Host`; without them those of its address.
+        """`hosts` are the allowed names in `Host`; None: those of the address.
 
         `connections_max` bounds open connections; `connections_bound` lowers the bound to what `files` allow at the
         start.

@@ -63,7 +63,7 @@ def local_directory(name: str) -> str:
 
 
 def load_text(model_path: str, encoder: Wanted = "hf", *, chat_template: str = "") -> Text:
-    """Return the model's text: "byte", or a local directory, whose `encoder` encodes.
+    """Return the text of the model "byte", or of a model in a local directory, encoded by this kind of `encoder`.
 
     `chat_template` is a Jinja file that replaces the directory's own template; empty: no replacement.
 

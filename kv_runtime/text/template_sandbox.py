@@ -1,7 +1,7 @@
 """The Jinja2 environment of chat templates: a sandbox, with the additions of the library they are written for.
 
-Source: transformers 5.24, `utils/chat_template_utils.py`, `_compile_jinja_template`. A template sees the local time
-(`strftime_now`), as there, and no file and no network.
+Source: transformers 5.24, `utils/chat_template_utils.py`, `_compile_jinja_template`. As in that library a template sees
+the local time (`strftime_now`); it sees no file and no network.
 
 A rendering looks up several attributes per message, and the sandbox's checks are slow. For plain dicts, methods of
 strings, loops and namespaces the result is known and returned at once: only for names of data, and of methods that

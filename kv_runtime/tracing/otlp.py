@@ -8,9 +8,9 @@ stop     what waits is sent for `LAST_S`; the rest is dropped
 A collector that is away, slow or refuses costs requests nothing: spans are dropped and counted. The SDK's own batch
 processor does not count what it drops, and wants the SDK's spans, which cost the event loop 27 us each to make.
 
-Address, headers, certificates, compression and timeout are those of `OTEL_EXPORTER_OTLP_*`, read by the SDK; its name
-for this process is that of `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES`. Source: OpenTelemetry specification,
-"OpenTelemetry Protocol Exporter".
+The SDK reads address, headers, certificates, compression and timeout from `OTEL_EXPORTER_OTLP_*`, and the process's
+name from `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES`. Source: OpenTelemetry specification, "OpenTelemetry
+Protocol Exporter".
 """
 
 import logging

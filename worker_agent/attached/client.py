@@ -239,7 +239,7 @@ class PolledEvents:
     """
 
     def __init__(self, client: EngineClient, *, answer_s: float) -> None:
-        """The requests run in the event loop of the caller, which is that of `client`."""
+        """Requests run in the caller's event loop, which is also the client's."""
         self._client, self._answer_s = client, answer_s
         self._loop = asyncio.get_running_loop()
 

@@ -141,7 +141,7 @@ class AttachedWorker:
         return [] if self._streams is None else self._streams.status()
 
     def families(self) -> Iterator[Family]:
-        """Yield the metrics of the parts that there are, but those of the streams' consolidator."""
+        """Yield the metrics of the parts that exist, without those of the event streams (`consolidators`)."""
         if self._streams is None:
             return
         worker = self.worker_id
@@ -346,7 +346,7 @@ class AttachedWorker:
 def _forwarder(
     settings: AttachSettings, worker: WorkerStreams, base_url: str, tracing: Tracing | None
 ) -> tuple[Forwarder, HttpServer]:
-    """Return what forwards requests to the engine, and its server, neither of which has begun."""
+    """Return the forwarder of requests to the engine, and its server; neither has begun."""
     section = settings.worker
     forwarder = Forwarder(
         base_url,

@@ -244,7 +244,7 @@ def event_path(
     tracing: EventTracing | None = None,
     stale: str = "",
 ) -> Consolidator:
-    """Return the consolidator of a worker, whose streams have new epochs.
+    """Return the consolidator of a worker, with a new epoch for each rank's stream.
 
     `source`: its engine, if that is polled; `configured` are further publishers.
 

@@ -7,15 +7,15 @@
              batch in which it evicts it
 
 Rules
-* A block's sequence hash is chained from its parent's, found by the parent's engine hash: among the names of its own
-  source, then among those of the others. An unknown parent means that events were lost: the event is dropped and
-  counted, and never becomes a root. Tokens, LoRA, salt and multimodal hashes are in the hash; each rank has its own
+* A block's sequence hash is chained from its parent's. The parent is found by its engine hash: among the names of the
+  event's source, then among the other sources' names. An unknown parent means that events were lost: the event is
+  dropped and counted, and never becomes a root. Tokens, LoRA, salt and multimodal hashes are in the hash; each rank has its own
   mirror. A store without LoRA or salt inherits its parent's: some engines send it with a chain's first block only.
 * A block is held on a tier while at least one name of any source is usable there: `Stored` goes out for the first,
   `Removed` for the last.
 * A store without tokens reports the tier of a block that the same or another source described before; an undescribed
-  name is dropped and counted. Such names come in any order; a name that occurs twice counts as two copies. A block
-  whose last name was removed lately is revived so, if its parent is held or it has none: below a gap it is useless.
+  name is dropped and counted. Such names come in any order; a name that occurs twice counts as two copies. The store
+  revives a block whose last name was removed lately, if its parent is held or it has none: below a gap it is useless.
 * An engine hash names one block: stored again with other content, it leaves the first block on all tiers; an event that
   describes it twice (or as its own parent) is ambiguous and dropped.
 * The set, its digests and the outgoing events agree at any time: folding the events gives the set.

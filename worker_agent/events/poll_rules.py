@@ -48,7 +48,7 @@ class Pace:
         self._is_dry = False
 
     def on_cycle(self, *, is_lossy: bool) -> bool:
-        """End a cycle, whose events are handed on; return whether they were all that the source had, without loss."""
+        """End a cycle after its events are handed on; return whether the source has no more events and lost none."""
         is_all = self._is_dry and not is_lossy
         self.pressed_cycles_total += self.is_pressed
         self.is_pressed = is_lossy or (self.is_pressed and not is_all)
