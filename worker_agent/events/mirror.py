@@ -9,8 +9,8 @@
 Rules
 * A block's sequence hash is chained from its parent's. The parent is found by its engine hash: among the names of the
   event's source, then among the other sources' names. An unknown parent means that events were lost: the event is
-  dropped and counted, and never becomes a root. Tokens, LoRA, salt and multimodal hashes are in the hash; each rank has its own
-  mirror. A store without LoRA or salt inherits its parent's: some engines send it with a chain's first block only.
+  dropped and counted, and never becomes a root. Tokens, LoRA, salt and multimodal hashes are in the hash; each rank has
+  its own mirror. A store without LoRA or salt inherits its parent's: some engines send it with a chain's first block.
 * A block is held on a tier while at least one name of any source is usable there: `Stored` goes out for the first,
   `Removed` for the last.
 * A store without tokens reports the tier of a block that the same or another source described before; an undescribed
