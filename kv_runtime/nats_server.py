@@ -50,7 +50,6 @@ _MEMORY_BYTES_MAX = 64 << 20
 _LOG_LINES, _LOG_LINE_BYTES_MAX = 20, 1 << 20
 _LISTENING = re.compile(r"Listening for client connections on \S+:(\d+)")
 _READY = "Server is ready"
-_IN_USE = "address already in use"
 _DISK_FULL = re.compile(r"critical write error.*no space left on device", re.IGNORECASE)
 _PRIVATE, _UNLOCKED = "kv-nats-", "new-"
 """The prefix of private stores' names, and the prefix before that until they are locked."""
@@ -160,7 +159,8 @@ class EmbeddedNats:
             raise NatsServerError(f"nats-server could not be started: {error}") from error
         await asyncio.wait((child.ready, child.ended), timeout=ready_s, return_when="FIRST_COMPLETED")
         if not child.ready.done():
-            failure = self._start_failure(child, ready_s)
+            how = "ended" if child.ended.done() else f"was not ready after {ready_s} s"
+            failure = NatsServerError(f"nats-server {how}; its log:\n{child.log_tail()}")
             await self._end()
             raise failure
         self._port, self.is_up = child.port, True
@@ -179,12 +179,6 @@ class EmbeddedNats:
         )
         self._child = _Child(process)
         return self._child
-
-    def _start_failure(self, child: "_Child", ready_s: float) -> NatsServerError:
-        if _IN_USE in child.log_tail():
-            return _port_in_use(self._port)
-        how = "ended" if child.ended.done() else f"was not ready after {ready_s} s"
-        return NatsServerError(f"nats-server {how}; its log:\n{child.log_tail()}")
 
     async def run(self, stop: asyncio.Event) -> None:
         """Keep the server running until `stop` is set, as a part of a process; it runs on afterwards.
@@ -381,11 +375,5 @@ def _check_port_is_free(port: int) -> None:
     try:
         socket.create_server((HOST, port)).close()  # with SO_REUSEADDR, as nats-server
     except OSError as error:
-        raise _port_in_use(port) from error
-
-
-def _port_in_use(port: int) -> NatsServerError:
-    return NatsServerError(
-        f"port {port} of {HOST} is in use; pass --nats-url nats://{HOST}:{port} to use the server that runs there, "
-        "or choose another port"
-    )
+        way_out = f"pass --nats-url nats://{HOST}:{port} to use the server that runs there, or choose another port"
+        raise NatsServerError(f"port {port} of {HOST} is in use; {way_out}") from error

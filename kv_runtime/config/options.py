@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -12,8 +11,9 @@ EXPLAIN = "kv_runtime.config.explain"
 
 def config_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the flags of every process to a click command: `--config`, `--set`, `--print-config`, `--explain`."""
+    explained = "with --print-config: say of each setting what it means and what is allowed"
     for option in (
-        _explain_option(),
+        click.option("--explain", is_flag=True, expose_value=False, callback=_note_explain, help=explained),
         click.option("--print-config", is_flag=True, help="print the effective configuration and end"),
         click.option("--set", "assignments", multiple=True, metavar="SECTION.KEY=VALUE", help="set any field"),
         click.option("--config", "file", type=click.Path(path_type=Path), help="YAML file with the sections"),
@@ -22,9 +22,5 @@ def config_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def _explain_option() -> Any:  # noqa: ANN401 - a decorator of click
-    def wanted(context: click.Context, _option: click.Parameter, is_wanted: bool) -> None:  # noqa: FBT001 - click's
-        context.meta[EXPLAIN] = is_wanted
-
-    text = "with --print-config: say of each setting what it means and what is allowed"
-    return click.option("--explain", is_flag=True, expose_value=False, callback=wanted, help=text)
+def _note_explain(context: click.Context, _option: click.Parameter, is_wanted: bool) -> None:  # noqa: FBT001 - click's
+    context.meta[EXPLAIN] = is_wanted

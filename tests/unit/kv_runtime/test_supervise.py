@@ -202,7 +202,8 @@ async def test_until_ends_the_work_and_returns_none_when_stop_is_set() -> None:
     diary = Diary()
     stop = asyncio.Event()
     asyncio.get_running_loop().call_soon(asyncio.get_running_loop().call_soon, stop.set)
-    assert await until(stop, diary.part("work").run(asyncio.Event())) is None
+    work: Coroutine[Any, Any, Any] = diary.part("work").run(asyncio.Event())
+    assert await until(stop, work) is None
     assert diary.lines == ["work cancelled"]
 
 
