@@ -17,7 +17,7 @@ from tests.simulation.setup import NEVER_FULL, NO_FAULTS, AgentSetup
 from tests.simulation.timeline import ProcessClock, Timeline
 from worker_agent.events.dialects import batches as hop_a
 from worker_agent.events.outbox import Outbox
-from worker_agent.events.poll_rules import Drain, Relearning
+from worker_agent.events.poll_rules import Pace, Relearning
 from worker_agent.events.source_cursor import UNANSWERED_MAX, Delivery, SourceCursor
 
 ANSWER_S = 2.0
@@ -47,7 +47,7 @@ class Intake:
         self._questions = Link(timeline, random, Faults(delay_max_s=setup.hop_a.delay_max_s), is_ordered=True)
         self._answers = Link(timeline, random, Faults(delay_max_s=setup.replay_delay_max_s), is_ordered=True)
         self.cursor = SourceCursor()
-        self._drain = Drain(0 if setup.event_buffer_max_size == NEVER_FULL else setup.event_buffer_max_size)
+        self._pace = Pace(0 if setup.event_buffer_max_size == NEVER_FULL else setup.event_buffer_max_size)
         self._dry_sequence, self._lost_when_dry = 0, dict[int, int]()
         self._relearning = Relearning()
         self._question = self._lost_in_a_row = 0
@@ -90,13 +90,13 @@ class Intake:
         lost = sum(self._engine.rules.events_lost.values())
         self._publish(self._take())
         is_lossy = sum(self._engine.rules.events_lost.values()) > lost
-        if self._drain.on_cycle(is_lossy=is_lossy):
+        if self._pace.on_cycle(is_lossy=is_lossy):
             self._dry_sequence, self._lost_when_dry = self._sequence, dict(self._engine.rules.events_lost)
 
     def _take(self) -> list[dict[str, Any]]:
         taken: list[dict[str, Any]] = []
         polled = self._engine.drain()
-        while self._drain.on_poll(len(polled)):
+        while self._pace.on_poll(len(polled)):
             taken += polled
             polled = self._engine.drain()
         return taken + polled

@@ -136,9 +136,9 @@ rows = st.recursive(
 
 
 @example(rows=[], change={"numActiveRequests": COUNT_MAX, "iter": COUNT_MAX})
-@given(rows=rows, change=st.dictionaries(st.sampled_from([*ROW]), rows, max_size=2))
+@given(rows=st.lists(rows, max_size=3), change=st.dictionaries(st.sampled_from([*ROW]), rows, max_size=2))
 def test_whatever_the_rows_are_nothing_is_raised_and_what_is_reported_can_be_sent(
-    rows: object, change: dict[str, Any]
+    rows: list[object], change: dict[str, Any]
 ) -> None:
     reader = LoadRows("i", (0, 1))
     for _, report in [*reader.read(rows), *reader.read([{**ROW, **change}])]:
