@@ -10,7 +10,7 @@ import structlog
 from aiohttp import HttpVersion11, web
 
 from kv_runtime.clock import SystemClock
-from kv_runtime.files import OpenFiles, open_files
+from kv_runtime.files import open_files
 from kv_runtime.http.acceptor import Acceptor, PortUsed
 from kv_runtime.http.access import HOST_NAMES
 from kv_runtime.http.answers import BodyTooSlow, Handler, error_body, error_response, first_line, last_response
@@ -195,15 +195,12 @@ class HttpServer:
         drain_s: float = 5.0,
         handler_cancellation: bool = False,
         connections_max: int = CONNECTIONS_MAX,
-        files: Callable[[], OpenFiles] = open_files,
     ) -> None:
         """`hosts` are the allowed names in `Host`; None: those of the address.
 
-        `connections_max` bounds open connections; `connections_bound` lowers the bound to what `files` allow at the
-        start.
+        `connections_max` bounds open connections; `connections_bound` lowers the bound to what open files allow now.
         """
         self._host, self._port = host, port
-        self._connections_max, self._files = connections_max, files
         app[HOST_NAMES] = hosts or HostNames(host)
         app[SERVER_FAMILIES] = self.families
         app.middlewares.insert(0, _plain_body)
@@ -217,7 +214,7 @@ class HttpServer:
         )
         self._clock = SystemClock()
         self._acceptor = Acceptor(self._take, self._clock)
-        self._connections = Connections(connections_max, self._clock)
+        self._connections = Connections(connections_bound(connections_max, open_files()), self._clock)
         self._answer: _Answer
         self._openings: set[asyncio.Task[None]] = set()
 
@@ -231,7 +228,6 @@ class HttpServer:
         server = self._runner.server
         assert server is not None, "there is one after the set-up"
         self._answer, server.request_handler = server.request_handler, self._serve
-        self._connections = Connections(connections_bound(self._connections_max, self._files()), self._clock)
         try:
             await self._acceptor.bind(self._host, self._port, reuse_port=reuse_port)
         except PortUsed:

@@ -96,11 +96,10 @@ class LoadReports:
         instance: str,
         dp_ranks: Iterable[int],
         in_flight: Callable[[], int],
-        poll_s: float = POLL_S,
     ) -> None:
         self._engine, self._event_log, self._clock = engine, log, clock
         self._model, self._worker_id = model, worker_id
-        self._poll_s, self._in_flight = poll_s, in_flight
+        self._in_flight = in_flight
         self.rows = LoadRows(instance, dp_ranks)
         """The parser of the statistics, for its skipped rows."""
         self.thread = SupervisedThread("iteration-stats", self._polls)
@@ -123,7 +122,7 @@ class LoadReports:
     def _polls(self, stop: threading.Event) -> None:
         while not stop.is_set():
             try:
-                rows = self._engine.iteration_stats(self._poll_s)
+                rows = self._engine.iteration_stats(POLL_S)
             except EngineError as error:
                 self.poll_failures_total += 1
                 if not self.failure:

@@ -88,6 +88,7 @@ async def reporting(
 ) -> AsyncIterator[Reporting]:
     monkeypatch.setattr("worker_agent.load.reports.REST_PERIOD_S", REST_S)
     monkeypatch.setattr("worker_agent.load.reports.REPORT_PERIOD_S", 0.01)
+    monkeypatch.setattr("worker_agent.load.reports.POLL_S", 0.01)
     engine, in_flight = CountingEngine(dp_ranks), [0]
     loads = LoadReports(
         engine,
@@ -96,7 +97,6 @@ async def reporting(
         model=MODEL,
         worker_id=WORKER,
         instance="i",
-        poll_s=0.01,
         dp_ranks=dp_ranks,
         in_flight=lambda: in_flight[0],
     )

@@ -12,15 +12,13 @@ from aiohttp import web
 from structlog.testing import capture_logs
 
 from kv_runtime.files import RESERVED, OpenFiles
-from kv_runtime.http import server as slow_bodies
+from kv_runtime.http import server as server_module
 from kv_runtime.http.connection_limit import CONNECTIONS_MAX, CONNECTIONS_MIN, connections_bound
 from kv_runtime.http.server import HttpServer
 from tests.support.descriptors import no_descriptors_left
 from tests.unit.kv_runtime.http_server import BODY_BYTES_MAX, SHAPE, TOKEN, Gate, Served, application, served
 
 BOUND = 2
-MANY_FILES = OpenFiles(used=20, allowed=1 << 20)
-FEW_FILES = OpenFiles(used=20, allowed=20 + RESERVED)
 GET = b"GET %b HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
@@ -53,13 +51,11 @@ class Client:
 
 
 @asynccontextmanager
-async def running(
-    gate: Gate | None = None, connections_max: int = BOUND, files: OpenFiles = MANY_FILES
-) -> AsyncIterator[Client]:
+async def running(gate: Gate | None = None, connections_max: int = BOUND) -> AsyncIterator[Client]:
     """Run a server of at most `connections_max` connections."""
     app = application(gate=gate)
     app.router.add_get("/large", large)
-    server = HttpServer(app, "127.0.0.1", 0, connections_max=connections_max, files=lambda: files)
+    server = HttpServer(app, "127.0.0.1", 0, connections_max=connections_max)
     stop = asyncio.Event()
     await server.start()
     async with asyncio.TaskGroup() as group, AsyncExitStack() as open_connections:
@@ -85,8 +81,9 @@ def test_the_bound_is_half_of_the_files_that_are_free(allowed: int, expected: in
     assert connections_bound(CONNECTIONS_MAX, OpenFiles(used=20, allowed=allowed)) == expected
 
 
-async def test_the_bound_follows_the_limit_of_open_files() -> None:
-    async with running(connections_max=CONNECTIONS_MAX, files=FEW_FILES) as client:
+async def test_the_bound_follows_the_limit_of_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "open_files", lambda: OpenFiles(used=20, allowed=20 + RESERVED))
+    async with running(connections_max=CONNECTIONS_MAX) as client:
         assert (await client.metrics())["connections_max"] == CONNECTIONS_MIN
 
 
@@ -297,7 +294,7 @@ async def test_no_answer_says_which_software_and_version_it_is_from(server: Serv
 async def test_a_body_that_trickles_gets_408(
     server: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(slow_bodies, "BODY_S", 0.1)
+    monkeypatch.setattr(server_module, "BODY_S", 0.1)
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(b"POST /v1/echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 900\r\n\r\nx")
     answer = await reader.read()
@@ -309,8 +306,8 @@ async def test_a_body_that_trickles_gets_408(
 
 
 async def test_a_body_that_comes_at_the_least_rate_is_read(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slow_bodies, "BODY_S", 0.1)
-    monkeypatch.setattr(slow_bodies, "RATE_MIN_BYTES_S", 100.0)
+    monkeypatch.setattr(server_module, "BODY_S", 0.1)
+    monkeypatch.setattr(server_module, "RATE_MIN_BYTES_S", 100.0)
     gate = asyncio.Event()
 
     async def body() -> AsyncIterator[bytes]:
