@@ -153,7 +153,7 @@ class RouterState:
     def take(self, verdict: Verdict) -> None:
         """Carry a decision out: its promise counts from now on."""
         self.core.take(verdict)
-        if self.breakers.is_any:
+        if self.breakers.by_key:
             self.breakers.follow(verdict.promise, verdict.now_s)
 
     def tick(self, now_s: float) -> list[JournalRecord]:
@@ -175,13 +175,13 @@ class RouterState:
 
     def _follow(self, record: LedgerApplied) -> None:
         """Fold in an event of a lease of this router, or of a replica."""
-        if self.breakers.is_any and not record.router:
+        if self.breakers.by_key and not record.router:
             self.breakers.follow(record.event, record.now_s)
         self.core.follow(record.event, record.now_s, record.router)
 
     def _end(self, known: OutcomeKnown) -> None:
         """Fold in the outcome of a decision of this router."""
-        if self.breakers.is_any:
+        if self.breakers.by_key:
             if known.came_whole:
                 self.breakers.follow(FirstToken(lease_id=known.decision_id), known.now_s)
             self.breakers.follow(known.ending, known.now_s)

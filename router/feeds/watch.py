@@ -172,7 +172,7 @@ class FleetWatch:
 
     def _look_at_breakers(self, now_s: float) -> None:
         breakers, before = self._routing.state.breakers, self._breakers
-        if not (breakers.is_any or before):
+        if not (breakers.by_key or before):
             return
         ranks = [rank for worker in self._routing.state.fleet.workers() for rank in worker.registration.ranks]
         states = {rank: breakers.state(rank, now_s) for rank in ranks}

@@ -113,16 +113,12 @@ class Breakers:
 
     def __init__(self, limits: BreakerLimits | None = None) -> None:
         self._limits = limits or BreakerLimits()
-        self._breakers: dict[_Key, Breaker] = {}
+        self.by_key: dict[_Key, Breaker] = {}
+        """Empty: all are closed without a failure, and only failed attempts change anything. For reading."""
         self._probes: dict[str, list[Breaker]] = {}
         self.statistics = BreakerStatistics()
         self.changes = 0
         """Increases with every event that may have changed the answer of `unfit`."""
-
-    @property
-    def is_any(self) -> bool:
-        """Whether there is one: else all are closed without a failure, and only failed attempts change anything."""
-        return bool(self._breakers)
 
     # ---------------------------------------------------------------- what happened
 
@@ -168,8 +164,8 @@ class Breakers:
 
     def forget(self, worker_id: str) -> None:
         """Drop the breakers of a worker that left or restarted."""
-        for key in [key for key in self._breakers if worker_id == (key if isinstance(key, str) else key.worker_id)]:
-            breaker = self._breakers.pop(key)
+        for key in [key for key in self.by_key if worker_id == (key if isinstance(key, str) else key.worker_id)]:
+            breaker = self.by_key.pop(key)
             self._probe_over(breaker.probe)
             self.changes += 1
 
@@ -177,7 +173,7 @@ class Breakers:
 
     def unfit(self, rank: WorkerRank, now_s: float) -> str:
         """Return why the rank takes no new work; empty if it does."""
-        if not self._breakers:
+        if not self.by_key:
             return ""
         return next((reason for each in self._of(rank) if (reason := each.unfit(now_s))), "")
 
@@ -186,7 +182,7 @@ class Breakers:
         return min((time_s for time_s in self._turning_points() if time_s > now_s), default=_NEVER_S)
 
     def _turning_points(self) -> Iterator[float]:
-        for breaker in self._breakers.values():
+        for breaker in self.by_key.values():
             yield breaker.busy_until_s
             if breaker.open_until_s is not None:
                 yield breaker.open_until_s
@@ -205,11 +201,11 @@ class Breakers:
 
     def rows(self) -> list[Breaker]:
         """Return the rows for a checkpoint."""
-        return [*self._breakers.values()]
+        return [*self.by_key.values()]
 
     def restore(self, row: Breaker) -> None:
         """Restore a breaker, with its probe in flight."""
-        self._breakers[row.key] = row
+        self.by_key[row.key] = row
         if row.probe:
             self._probes.setdefault(row.probe, []).append(row)
         self.changes += 1
@@ -217,18 +213,18 @@ class Breakers:
     # ---------------------------------------------------------------- transitions
 
     def _of(self, rank: WorkerRank) -> list[Breaker]:
-        found = (self._breakers.get(rank.worker_id), self._breakers.get(rank))
+        found = (self.by_key.get(rank.worker_id), self.by_key.get(rank))
         return [breaker for breaker in found if breaker is not None]
 
     def _at(self, key: _Key) -> Breaker:
-        breaker = self._breakers.get(key)
+        breaker = self.by_key.get(key)
         if breaker is None:
             worker_id, dp_rank = (key, None) if isinstance(key, str) else key
-            breaker = self._breakers[key] = Breaker(worker_id, dp_rank)
+            breaker = self.by_key[key] = Breaker(worker_id, dp_rank)
         return breaker
 
     def _answered(self, key: _Key, now_s: float, lease_id: str) -> None:
-        breaker = self._breakers.get(key)
+        breaker = self.by_key.get(key)
         if breaker is None:
             return
         state = breaker.state(now_s)
@@ -237,7 +233,7 @@ class Breakers:
         self.statistics.closed_total += breaker.openings > 0
         self.changes += 1
         self._probe_over(breaker.probe)
-        del self._breakers[key]
+        del self.by_key[key]
         if now_s < breaker.busy_until_s:
             fresh = self._at(key)
             fresh.busy_until_s, fresh.busy_reason = breaker.busy_until_s, breaker.busy_reason

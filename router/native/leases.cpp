@@ -192,8 +192,8 @@ struct PyLease {
 
 private:
     bool is_followed() const {
-        static const nb::handle is_any = PyUnicode_InternFromString("is_any");
-        return !nb::getattr(leases->breakers, is_any).is(nb::bool_(false));
+        static const nb::handle by_key = PyUnicode_InternFromString("by_key");
+        return PyObject_IsTrue(nb::getattr(leases->breakers, by_key).ptr()) != 0;
     }
     // Lets the breakers follow an event of `kv_protocol.ledger`.
     void follow(const char* event, double now_s) const {

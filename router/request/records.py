@@ -67,7 +67,7 @@ class FleetRecords(Destination[RankAttempt]):
         """A worker's part is over: end its lease, update the rank's breaker, poke the queue."""
         lease, answer = attempt.lease, attempt.answer
         lease.end(outcome, answer, attempt.is_streamed, self.metrics if request.is_over else None)
-        if outcome != "ok" or request.attempts or self._breakers.is_any:  # else none changes
+        if outcome != "ok" or request.attempts or self._breakers.by_key:  # else none changes
             self._judge(request, attempt, "cancelled" if outcome == "cancelled" else attempt.outcome)
         if self._admission.waiting:
             self._admission.poke()
@@ -84,7 +84,7 @@ class FleetRecords(Destination[RankAttempt]):
         """Tell the rank's breaker, and of ranks that failed the same request before, possibly by its fault."""
         rank = attempt.rank
         erred = tuple(each.rank for each in request.attempts if each.outcome == "erred")
-        if outcome == "ok" and not erred and not self._breakers.is_any:
+        if outcome == "ok" and not erred and not self._breakers.by_key:
             return
         if outcome in ("failed", "erred"):
             self._worker_log.warning(
