@@ -21,10 +21,10 @@ NONE = "-"
 """Stands for what was not measured."""
 _ROOT = Path(__file__).parents[1]
 _WIDTH = 200
-"""Columns of a table that is not printed on a terminal."""
+"""Characters in a line of a table that is not printed on a terminal."""
 _VERDICT_TEXT = {True: "reached", False: "MISSED", None: "not measured"}
 Figure = tuple[str, float | None]
-"""A cell, or what else is said of a figure; and the figure."""
+"""The name of a cell, or another text that describes the figure; and the figure, or None if it was not measured."""
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
 
@@ -37,7 +37,10 @@ class FigureTable(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """One target: `sign` `needed`, in the unit `unit`, and every figure that was measured for it."""
+    """One target, and every figure that was measured for it.
+
+    Each figure must be at most `needed` if `sign` is "<=", else at least `needed`; all are in `unit`.
+    """
 
     target: str
     sign: str
@@ -54,12 +57,12 @@ class Verdict(NamedTuple):
 
 
 def at_most(target: str, needed: float, figures: Iterable[Figure], unit: str = "x") -> Verdict:
-    """Return the verdict on a target that figures reach from below; without those that are None."""
+    """Return the verdict on a target that no figure may exceed. Figures that are None are left out."""
     return Verdict(target, "<=", needed, unit, tuple((cell, each) for cell, each in figures if each is not None))
 
 
 def at_least(target: str, needed: float, figures: Iterable[Figure], unit: str = "x") -> Verdict:
-    """Return the verdict on a target that figures reach from above; without those that are None."""
+    """Return the verdict on a target that no figure may be below. Figures that are None are left out."""
     return at_most(target, needed, figures, unit)._replace(sign=">=")
 
 
@@ -78,14 +81,14 @@ def verdict_table(verdicts: Iterable[Verdict]) -> FigureTable:
 
 
 def number(value: float | None) -> str:
-    """Return a figure with three significant digits, or the text for a missing one."""
+    """Return a figure as text: whole from 100 on, else with three significant digits; `NONE` if it is missing."""
     if value is None:
         return NONE
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"  # noqa: PLR2004 - the third digit
 
 
 def times(ratio: float | None) -> str:
-    """Return a ratio as such."""
+    """Return a ratio as text, for example `1.5x`; `NONE` if it is missing."""
     return NONE if ratio is None else f"{number(ratio)}x"
 
 
@@ -119,7 +122,10 @@ def markdown_table(table: FigureTable) -> str:
 
 
 def names_of(known: Collection[str]) -> Callable[[click.Context, click.Parameter, str | None], tuple[str, ...]]:
-    """Return the callback of an option with some of these names between commas, each once; without it all."""
+    """Return the callback of an option that takes some of the known names, separated by commas.
+
+    The callback returns each name once. If the option is not given, it returns all known names.
+    """
 
     def names(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
         found = tuple(dict.fromkeys(value.split(","))) if value is not None else tuple(known)
@@ -135,8 +141,8 @@ def report_options(command: CommandT) -> CommandT:
     """Give a command the options of `report`: `json_file` and `markdown`."""
     path = click.Path(path_type=Path)
     for option in (
-        click.option("--markdown", type=path, help="write the tables, as docs/BENCHMARKS.md has them"),
-        click.option("--json", "json_file", type=path, help="write everything measured"),
+        click.option("--markdown", type=path, help="write facts and tables to this file, as Markdown"),
+        click.option("--json", "json_file", type=path, help="write facts and everything measured to this file"),
     ):
         command = option(command)
     return command
@@ -149,7 +155,10 @@ def report(
     json_file: Path | None,
     markdown: Path | None,
 ) -> None:
-    """Print the facts of a run and its tables, and write what the options of the command name."""
+    """Print the facts of a run and its tables.
+
+    The facts and tables are also written to `markdown`, the facts and all that was `measured` to `json_file`, if given.
+    """
     facts = [machine_line(), f"commit {commit()}", *facts]
     if markdown is not None:
         markdown.write_text("\n".join([*(f"* {line}" for line in facts), "", *map(markdown_table, tables)]))
@@ -164,7 +173,7 @@ def report(
 
 @contextmanager
 def progress(total: int) -> Iterator[Callable[[str], None]]:
-    """Show on a terminal how many of `total` steps are done; yield what to call after each with the step's name."""
+    """Show on a terminal how many of `total` steps are done; yield a function to call after each, with its name."""
     terminal = Console(stderr=True)
     columns = (TextColumn("{task.description:32}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=terminal, refresh_per_second=2, disable=not terminal.is_terminal) as shown:
@@ -173,7 +182,10 @@ def progress(total: int) -> Iterator[Callable[[str], None]]:
 
 
 class Rounds:
-    """The figures of every round, by subject and cell. A disturbance of the machine is in all subjects of a round."""
+    """The figures of every round, by subject and cell.
+
+    A round measures all subjects one after another, so that a disturbance of the machine affects all of them.
+    """
 
     def __init__(self) -> None:
         self.rounds: defaultdict[tuple[str, str], list[Mapping[str, float]]] = defaultdict(list)
@@ -192,13 +204,16 @@ class Rounds:
         return float(median(found)) if found else None
 
     def ratio(self, cell: str, name: str, above: str, below: str) -> float | None:
-        """Return the median over rounds of one subject's figure over another's; None: not measured."""
-        pairs = zip(self.of(above, cell, name), self.of(below, cell, name), strict=False)
-        found = [one / other for one, other in pairs if other]
+        """Return the median of the ratios that the figures of subjects `above` and `below` have in each round.
+
+        A round is left out if it lacks one of the figures, or if that of `below` is 0. None: no round is left.
+        """
+        rounds = zip(self.rounds.get((above, cell), ()), self.rounds.get((below, cell), ()), strict=False)
+        found = [one[name] / other[name] for one, other in rounds if name in one and other.get(name)]
         return float(median(found)) if found else None
 
     def cells(self, beginning: str = "") -> list[str]:
-        """Return the names of cells that begin so and were measured, in order."""
+        """Return the names of the measured cells that begin with `beginning`, in the order of measurement."""
         return list(dict.fromkeys(cell for _, cell in self.rounds if cell.startswith(beginning)))
 
     def plain(self) -> list[dict[str, object]]:

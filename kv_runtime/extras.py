@@ -16,7 +16,10 @@ import click
 
 DISTRIBUTION = "kv-router"
 _TOOLS = Path(__file__).parent / "tools"
-"""The folder of `dashboards` and, from kv-router-tools, `bench` in an installation; a checkout has both at its root."""
+"""In an installation, the folder that holds `dashboards` and, if kv-router-tools is installed, `bench`.
+
+A checkout does not have this folder: it has both packages at its root.
+"""
 _OF_EXTRA = re.compile(r"""([\w.-]+).*;.*\bextra\s*==\s*["']([\w.-]+)["']""")
 """A requirement of an extra: the package, and the extra."""
 
@@ -27,7 +30,7 @@ def install_command(extra: str) -> str:
 
 
 def missing(extra: str) -> list[str]:
-    """Return which packages of the extra are not installed; the extra includes no other one."""
+    """Return which packages of the extra are not installed. The extra must not include another extra."""
     if not _is_installed(DISTRIBUTION):
         return []
     found = [match.groups() for match in map(_OF_EXTRA.match, metadata.requires(DISTRIBUTION) or ()) if match]
@@ -70,7 +73,7 @@ def reach_tools() -> None:
 
 
 class LazyCommand(click.Command):
-    """A command that is imported when called. `place` is `package.module:name`, `text` its help in a list."""
+    """A command that is imported when called. `place` is `package.module:name`, `text` its one-line help."""
 
     def __init__(self, name: str, place: str, text: str) -> None:
         super().__init__(name, help=text)
@@ -94,10 +97,10 @@ class LazyCommand(click.Command):
 
 
 class InstalledCommands(click.Group):
-    """A group of commands and of the installation's entry points in `kv_router.<program>`.
+    """A group that has its own commands, and one for each of the installation's entry points in `kv_router.<program>`.
 
-    An entry point is imported when its command is called. `texts` has the commands' help in a list; for the help of a
-    command that is not in `texts`, its entry point is imported. An entry point's extra is the one that has its command.
+    An entry point is imported when its command is called. `texts` maps the names of commands to their one-line help; a
+    command that is not in `texts` is imported even to list it. An entry point names the extra that its command needs.
     """
 
     def __init__(

@@ -4,31 +4,33 @@ For each round, in order:
 
     1  every frame recorded up to the end of the round before is applied
     2  predict for each request: the longest prefix of its prompt, without the last token, that the events say is held
-       (full blocks, all tiers; of several data-parallel ranks the one that holds most, as captures name none)
-    3  exact      the prediction is what the engine took from its cache
-       explained  it is, or it would have been between two block changes in the midst of the request's own round
-       under      not exact, less was predicted; over: more was
+       (full blocks, all tiers; of several data-parallel ranks the one that holds most, as requests name no rank)
+    3  exact      the prediction equals what the engine took from its cache
+       explained  the request is exact, or the prediction equals it after some block change of the request's own round
+       under      the request is not exact: less was predicted than the engine took; over: more was
 
 An engine decides in the middle of a round, from a state that is not known before: `explained` covers that. The last
 token is never reused: an engine has to compute something.
 
-Decoder and mirror are an agent's; their changes are applied one block at a time, through every state in between:
+The check uses the decoder and the mirror of the agent. It applies the mirror's changes in steps, one block at a time:
 
     n blocks stored by one event     n steps
     n blocks removed by one event    n steps
-    a clear, a loss of frames        one step
+    a clear                          one step
+    a loss of frames                 one step for each rank of the publisher
 
-At the end of each frame the caches are what an index holds that follows the agent.
+At the end of each frame the caches equal what an index that follows the agent would hold.
 
 A capture: KV event frames that a real engine published, with the requests it served and what it reused for each.
 
     capture = msgpack {block_size, frames, requests, ...}, plain or gzip; other keys are not read
-    frame   = [unix time, [topic, sequence (8 bytes, big-endian), payload]], in the order of publication; sequences that
-              go back are of several publishers, one for each data-parallel rank, which the payload names
+    frame   = [unix time, [topic, sequence (8 bytes, big-endian), payload]], in the order of publication; if
+              a sequence goes back or repeats, there are several publishers, one for each data-parallel rank, which the
+              payload names
     request = {round, t, prompt, cached, ...}: prompt tokens, and how many of them the engine took from its cache
 
 Requests of one round ran together; `t` is the unix time at which their round had ended. A capture is foreign input:
-an error names the place, the found and the allowed value.
+an error names what was found and what is allowed, and the place in the capture if that is known.
 """
 
 import gzip
@@ -55,9 +57,12 @@ from worker_agent.events.engine_events import EngineBatch, EngineCleared
 from worker_agent.events.mirror import ENGINE, RankMirror
 
 CAPTURE_BYTES_MAX = 256 << 20
-"""Unpacked; an hour of a busy engine. Tokens take about ten times as much memory as bytes of a capture."""
+"""The most bytes of an unpacked capture: an hour of a busy engine has fewer.
+
+The tokens take about ten times as many bytes in memory as in the capture.
+"""
 SEQUENCE_JUMP_MAX = 1 << 31
-"""How many frames a recorder may have missed between two, or before the first."""
+"""The largest step of the sequence from one frame of a publisher to its next; the first step is counted from -1."""
 TIME_S_MAX = 9e9
 _ALLOWED = "a capture, msgpack {block_size, frames, requests}, plain or gzip"
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -85,7 +90,7 @@ class CapturedRequest(msgspec.Struct, frozen=True, rename={"end_s": "t"}):
 class CapturedFrame(NamedTuple):
     """One message of an engine's publisher, and the unix time at which it was recorded.
 
-    `publisher` is None where the engine has one; else the data-parallel rank that this one is of.
+    `publisher` is None if the engine has one publisher; otherwise it is the data-parallel rank of that publisher.
     """
 
     time_s: float
@@ -214,7 +219,7 @@ class CapturedCaches:
 
     @property
     def refused_events(self) -> int:
-        """How many events could not be read."""
+        """How many events the decoder refused."""
         return sum(decoder.counts["refused"] for decoder in self._decoders.values())
 
     def counts(self) -> list[Counter[str]]:
@@ -323,29 +328,33 @@ def checked(capture: Capture, caches: CapturedCaches) -> CaptureFigures:
 
 @click.command("check-capture")
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="print the figures as one JSON object")
+@click.option(
+    "--json", "as_json", is_flag=True, help="print a JSON object of the figures from requests to unknown_removal"
+)
 def check_capture(*, file: Path, as_json: bool) -> None:
     """Compare what a recording of a real engine's KV events predicts with what the engine reused.
 
-    FILE is a capture: msgpack, plain or gzip, with block_size, frames and requests. Before each round of requests the
-    events that were published up to the end of the round before have been applied, as a worker's agent does, and
-    nothing later.
+    FILE is a capture: msgpack, plain or gzip, with block_size, frames and requests. The check predicts for each round
+    of requests from the events that were recorded up to the end of the round before. It applies events as a worker's
+    agent does.
 
     \b
-    exact            requests for which as many cached prompt tokens were predicted as the engine
-                     reused (the last token of a prompt is always computed)
-    explained        exact requests, and requests for which prediction and reuse are equal, block by
-                     block, at some moment of their own round
+    exact            requests for which the check predicted as many cached prompt tokens as the engine
+                     reused (the engine always computes the last token of a prompt)
+    explained        exact requests, and requests for which the prediction became equal to the reuse
+                     when the events of their own round were applied one block at a time
     under, over      requests that are not exact: fewer or more tokens were predicted
     missing_parent   stored blocks with an unknown parent
-    duplicate        stored blocks that were held already
+    duplicate        blocks stored again under the same engine hash, on the same tier and for the
+                     same attention group
     unknown_removal  removed blocks that were not held
-    refused          events that could not be read
+    refused          events that the decoder refused
     unfit            blocks of another size, or of bigrams
-    unknown_name     moved blocks that were not described before
+    unknown_name     blocks stored without tokens that no earlier event described, or whose parent
+                     is not held any more
 
     The exit code is 0 when the capture was read through, whatever the figures; 2 when FILE is no capture.
-    """  # noqa: D301  (click reads the character, not its name)
+    """  # noqa: D301 - click needs the backspace character, which a raw docstring would not have
     try:
         capture = load_capture(file)
     except CaptureUnreadable as error:

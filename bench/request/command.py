@@ -1,11 +1,13 @@
 """`router bench request`: where the CPU time of one request goes.
 
-Routers of both modes, a back end and clients run each in a process of its own.
+For each mode the bench starts a plain router and an observed one. The routers, the back end and the clients run in
+separate processes.
 
-    CPU        of a plain `router`, in rounds; modes and shapes take turns
-    stages     of a router that can be observed (`observed_router.py`): shares of moments, times the plain one's CPU
+    CPU        of a request at the plain router, in rounds; modes and shapes take turns
+    stages     the observed router's stacks are sampled (`observed_router.py`). The CPU of a stage is its share of the
+               samples, times the CPU of a request at the plain router
 
-Workers register a source of KV events, so that mode kv reads the index; they publish none.
+The workers register a source of KV events, so that mode kv reads the index; they publish no events.
 """
 
 import os
@@ -29,7 +31,7 @@ from bench.dataplane.systems import (
     SystemProcesses,
     on_core,
 )
-from bench.request.stages import ELSE, LOOP, STAGES, Moment, own_shares, shares
+from bench.request.stages import ELSE, LOOP, STAGES, SampledStack, own_shares, shares
 from bench.tables import FigureTable, Rounds, number, progress, report, report_options
 from kv_runtime.clock import SystemClock
 
@@ -41,7 +43,7 @@ _POLL_S = 0.05
 
 
 class RequestBench(SystemProcesses):
-    """The processes; `run` measures. `of_cores`: the routers', and that of all others; -1: any."""
+    """The processes; `run` measures. `of_cores`: the core of the routers, and that of all other processes; -1: any."""
 
     def __init__(self, of_cores: tuple[int, int], *, rounds: int, seconds: float, sample_s: float) -> None:
         super().__init__(of_cores, event_source="trtllm")
@@ -49,8 +51,8 @@ class RequestBench(SystemProcesses):
         self._plain: dict[str, RunningSystem] = {}
         self._observed: dict[str, RunningSystem] = {}
         self.rounds = Rounds()
-        self.moments: dict[tuple[str, str], list[Moment]] = {}
-        """By mode and shape."""
+        self.stacks: dict[tuple[str, str], list[SampledStack]] = {}
+        """The sampled stacks of the observed routers, by mode and shape."""
         self.failed: list[str] = []
 
     async def begin(self) -> None:
@@ -78,7 +80,7 @@ class RequestBench(SystemProcesses):
                 self.rounds.add(mode, shape, await self._used(mode, shape))
                 on_progress(f"{mode}, {shape}")
         for mode, shape in cells:
-            self.moments[mode, shape] = await self._sampled(mode, shape)
+            self.stacks[mode, shape] = await self._sampled(mode, shape)
             on_progress(f"stages, {mode}, {shape}")
 
     async def _saturate(self, running: RunningSystem, shape: str, seconds: float) -> float:
@@ -99,17 +101,17 @@ class RequestBench(SystemProcesses):
         user, system = after.user - before.user, after.system - before.system
         return {"cpu_us": cpu_us, "kernel_us": cpu_us * system / max(user + system, 1e-9)}
 
-    async def _sampled(self, mode: str, shape: str) -> list[Moment]:
+    async def _sampled(self, mode: str, shape: str) -> list[SampledStack]:
         running = self._observed[mode]
         os.kill(running.pid, signal.SIGUSR1)
         await self._saturate(running, shape, self._sample_s)
         os.kill(running.pid, signal.SIGUSR2)
-        written = self._directory / f"observed {mode}" / "moments.json"
+        written = self._directory / f"observed {mode}" / "stacks.json"
         while not written.exists():
             await SystemClock().sleep(_POLL_S)
-        moments = msgspec.json.decode(written.read_bytes(), type=list[Moment])
+        stacks = msgspec.json.decode(written.read_bytes(), type=list[SampledStack])
         written.unlink()
-        return moments
+        return stacks
 
 
 ORDER = (*STAGES, LOOP, ELSE)
@@ -119,12 +121,21 @@ _QUICK = {"rounds": 1, "seconds": 0.3, "sample_s": 0.3}
 
 
 @click.command("request", context_settings={"show_default": True})
-@click.option("--rounds", type=click.IntRange(min=1), default=5, help="turns of every request; medians are shown")
 @click.option(
-    "--seconds", type=click.FloatRange(0.1, 60), default=2.0, help="how long a request is repeated in a round"
+    "--rounds",
+    type=click.IntRange(min=1),
+    default=5,
+    help="in how many rounds each request is measured; medians are shown",
 )
 @click.option(
-    "--sample", "sample_s", type=click.FloatRange(0.1, 300), default=15.0, help="seconds of sampling a column"
+    "--seconds", type=click.FloatRange(0.1, 60), default=2.0, help="for how many seconds a round repeats each request"
+)
+@click.option(
+    "--sample",
+    "sample_s",
+    type=click.FloatRange(0.1, 300),
+    default=15.0,
+    help="for how many seconds stacks are sampled for each column",
 )
 @click.option("--quick", is_flag=True, help="one short round: does it run at all")
 @report_options
@@ -142,10 +153,10 @@ def request(**flags: Any) -> None:  # noqa: ANN401 - one value a flag
     facts = [f"routers on core {of_cores[0]}; medians of {flags['rounds']} rounds of {flags['seconds']:g} s"]
     measured = {
         "cells": found.rounds.plain(),
-        "stages": [{"mode": key[0], "shape": key[1], "shares": shares(each)} for key, each in found.moments.items()],
+        "stages": [{"mode": key[0], "shape": key[1], "shares": shares(each)} for key, each in found.stacks.items()],
         "failed": found.failed,
     }
-    made = tables(found.rounds, found.moments)
+    made = tables(found.rounds, found.stacks)
     report([*facts, *found.failed], made, measured, flags["json_file"], flags["markdown"])
 
 
@@ -157,12 +168,15 @@ async def _measured(bench: RequestBench) -> RequestBench:
     return bench
 
 
-def tables(rounds: Rounds, moments: Mapping[tuple[str, str], list[Moment]]) -> list[FigureTable]:
-    """Return the CPU of each request: all and the kernel's, by stage, and the functions with the most."""
-    columns = [f"{mode}, {shape}" for mode, shape in moments]
-    cpu_us = {key: rounds.figure(*key, "cpu_us") or 0.0 for key in moments}
-    by_stage = {key: shares(each) for key, each in moments.items()}
-    by_function = {key: own_shares(each) for key, each in moments.items()}
+def tables(rounds: Rounds, stacks: Mapping[tuple[str, str], list[SampledStack]]) -> list[FigureTable]:
+    """Return the CPU of each request: all, the kernel's and each stage's; and that of 20 functions.
+
+    They are the functions that take the most CPU in mode kv of the request of 300 B.
+    """
+    columns = [f"{mode}, {shape}" for mode, shape in stacks]
+    cpu_us = {key: rounds.figure(*key, "cpu_us") or 0.0 for key in stacks}
+    by_stage = {key: shares(each) for key, each in stacks.items()}
+    by_function = {key: own_shares(each) for key, each in stacks.items()}
 
     def row(title: str, name: str, found: Mapping[tuple[str, str], Mapping[str, float]]) -> tuple[str, ...]:
         return (title, *(number(of.get(name, 0.0) * cpu_us[key]) for key, of in found.items()))
@@ -170,7 +184,7 @@ def tables(rounds: Rounds, moments: Mapping[tuple[str, str], list[Moment]]) -> l
     most = [*by_function[MODES[0], next(iter(SHAPES))]][:_FUNCTIONS]
     stages = [
         ("all", *(number(each) for each in cpu_us.values())),
-        ("of it in the kernel", *(number(rounds.figure(*key, "kernel_us")) for key in moments)),
+        ("of it in the kernel", *(number(rounds.figure(*key, "kernel_us")) for key in stacks)),
         *(row(stage, stage, by_stage) for stage in ORDER),
     ]
     functions = [row(f"`{name}`", name, by_function) for name in most]

@@ -1,7 +1,7 @@
 """A `router` process that can be observed: `python -m bench.request.observed_router DIRECTORY OPTIONS`.
 
 SIGUSR1    starts to look at the stack of the main thread, which runs the event loop, every `SAMPLE_S`
-SIGUSR2    stops, and writes DIRECTORY/moments.json (`stages.Moment`)
+SIGUSR2    stops, and writes DIRECTORY/stacks.json (`stages.SampledStack`)
 """
 
 import signal
@@ -14,7 +14,7 @@ from types import CodeType, FrameType
 
 import msgspec
 
-from bench.request.stages import OBSERVER, RUNNER, Moment
+from bench.request.stages import OBSERVER, RUNNER, SampledStack
 from router.__main__ import main
 
 SAMPLE_S = 0.002
@@ -65,18 +65,20 @@ class Sampling:
         return place_of(self._codes[code_id])
 
     def stop(self, *_signal: object) -> None:
-        """Stop the timer, and write the moments; the file is there complete or not at all."""
+        """Stop the timer, and write the sampled stacks; the file is there complete or not at all."""
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.set_wakeup_fd(self._wakeup)
-        moments = [
-            Moment(times, begins, list(takewhile(lambda place: not place.startswith(RUNNER), map(self._place, stack))))
+        stacks = [
+            SampledStack(
+                times, begins, list(takewhile(lambda place: not place.startswith(RUNNER), map(self._place, stack)))
+            )
             for (begins, stack), times in self._found.items()
         ]
         own = f"{OBSERVER}:Sampling"
-        routers = [each for each in moments if not any(place.startswith(own) for place in each.places)]
-        part = self._directory / "moments.part"
+        routers = [each for each in stacks if not any(place.startswith(own) for place in each.places)]
+        part = self._directory / "stacks.part"
         part.write_bytes(msgspec.json.encode(routers))
-        part.rename(self._directory / "moments.json")
+        part.rename(self._directory / "stacks.json")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""The stages of a request, and to which of them a moment belongs.
+"""The stages of a request, and to which of them a sampled stack belongs.
 
-A moment is a stack of functions, the innermost first. It belongs to the stage of the first function that `STAGES`
+A sampled stack is a list of functions, the innermost first. It belongs to the stage of the first function that `STAGES`
 names; modules that are not named (libraries, and what several stages use: state, heads) belong to their callers. The
 longest name decides: a class before its module, a module before its package. Without a function it is the loop's.
 """
@@ -14,7 +14,7 @@ OBSERVER = "bench.request.observed_router"
 PACKAGES = ("router", "kv_protocol", "kv_runtime", "indexer")
 """Those of this repository that a router runs."""
 RUNNER = "asyncio.runners"
-"""Runs the event loop: what is outside of it is the same for every moment."""
+"""Runs the event loop: what is outside of it is the same for every stack."""
 _STATE, _CLIENT = "router.decision.state", "router.http.client"
 _ROUTING = "router.decision.routing"
 
@@ -93,7 +93,7 @@ _STAGE_OF: dict[str, str] = {name: stage for stage, names in STAGES.items() for 
 )
 
 
-class Moment(NamedTuple):
+class SampledStack(NamedTuple):
     """How often this stack was found, and the functions, the innermost first, up to the event loop.
 
     `begins`: the innermost function had not executed anything yet.
@@ -128,21 +128,21 @@ def stage_of(places: Iterable[str]) -> str:
     return next((stage for place in places if (stage := named_stage(place))), ELSE)
 
 
-def shares(moments: Iterable[Moment]) -> dict[str, float]:
-    """Return the share of each stage in the moments, 1 in sum; empty without moments."""
+def shares(stacks: Iterable[SampledStack]) -> dict[str, float]:
+    """Return the share of each stage in the stacks, 1 in sum; empty without stacks."""
     counts: Counter[str] = Counter()
-    for moment in moments:
-        counts[LOOP if moment.is_loop else stage_of(moment.places)] += moment.times
+    for stack in stacks:
+        counts[LOOP if stack.is_loop else stage_of(stack.places)] += stack.times
     total = counts.total()
     return {stage: count / total for stage, count in counts.items()}
 
 
-def own_shares(moments: Iterable[Moment]) -> dict[str, float]:
-    """Return the share of each of our functions in the moments; what a library does is its caller's."""
+def own_shares(stacks: Iterable[SampledStack]) -> dict[str, float]:
+    """Return the share of each of our functions in the stacks; what a library does is its caller's."""
     counts, total = Counter[str](), 0
-    for moment in moments:
-        total += moment.times
-        ours = (place for place in moment.places if place.replace(":", ".").partition(".")[0] in PACKAGES)
-        if not moment.is_loop and (place := next(ours, None)) is not None:
-            counts[place] += moment.times
+    for stack in stacks:
+        total += stack.times
+        ours = (place for place in stack.places if place.replace(":", ".").partition(".")[0] in PACKAGES)
+        if not stack.is_loop and (place := next(ours, None)) is not None:
+            counts[place] += stack.times
     return {place: count / total for place, count in counts.most_common()}

@@ -5,7 +5,7 @@
                   digest, bucket_digests           digests of a rank's blocks
                   dump, snapshot                   the complete state, of a rank or of all
                   children, holders                the neighbours and the holders of one block
-                  outline, chain                   for display: all chains without forks (`Outline`); one of them
+                  outline, chain                   for display: all chains without forks (`Outline`), or part of one
 
 A sequence hash identifies a block and all before it, so the index has one node for a prefix, whoever holds it.
 
@@ -18,12 +18,13 @@ A sequence hash identifies a block and all before it, so the index has one node 
   stays; a different one, or one that would close a cycle, is counted and ignored.
 * Tiers: depth t of a match is the longest prefix with every block on one of the tiers 0..t.
 * Memory is bounded: at the limit, new ranks and new blocks are refused. A rank with refused blocks is *overfull* until
-  it is cleared, dropped or loaded without a refusal, or the index is restored. Removals are always done: where they
-  split runs, they may exceed the limit by 60 bytes a block.
+  it is cleared on all tiers, dropped, or loaded without a refusal, or until the index is restored. Removals are always
+  done, even at the limit, and may exceed it: the native index keeps blocks in runs with the same holders, and a removal
+  in the middle of a run adds up to two runs of 48 bytes each, and a set of holders if it is a new one.
 
 An *outline* is the shape of the index at one moment, for people; it never changes. Its nodes are blocks in a row
-without a fork, whichever ranks hold them; the root is none. The children of the root begin sequences, or have no known
-parent. A node's heat is that of the requests that went through it or what is behind it.
+without a fork, whichever ranks hold them; the root is no node. The children of the root begin sequences, or have no
+known parent. A node's heat is the sum of the heat of all requests that end in the node or behind it.
 
 Arguments are not checked: hashes are u64s, ranks and tiers exist, times are finite. Not thread-safe unless an
 implementation says so. No method keeps a reference to its arguments.
@@ -75,7 +76,7 @@ class IndexStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 OutlineOrder = Literal["subtree", "heat", "recent", "blocks"]
 OUTLINE_ORDERS: tuple[OutlineOrder, ...] = get_args(OutlineOrder)
-"""By blocks in the subtree, by heat, by the newest store in the chain, by blocks in the chain."""
+"""By blocks in the subtree, by heat, by the newest store in the node, by blocks in the node."""
 
 
 class PassedRequest(NamedTuple):
@@ -89,7 +90,8 @@ class PassedRequest(NamedTuple):
 class OutlineNode(NamedTuple):
     """One node. `subtree_blocks` has its own blocks and all behind; `depth_blocks` counts from the root to `last`.
 
-    `used_s` is the newest request's time, 0 without any; `stored_s` is no earlier than the last store in the chain.
+    `used_s` is the newest request's time, 0 without any. `stored_s` is the time of the newest store in the node, or a
+    later one: a part that was split off keeps the time of the whole.
     """
 
     first: int
@@ -156,7 +158,9 @@ class PrefixIndex(Protocol):
         """Replace the blocks of `rank` by those of `chunks`, parents first."""
 
     def repair(self, rank: int, buckets: bytes, chunks: Iterable[BlockColumns], now_s: float) -> None:
-        """Replace the blocks of `rank` in `buckets` (32 bytes, a bit for each) by those of `chunks`, which lie there.
+        """Replace the blocks of `rank` in `buckets` (32 bytes, a bit for each bucket) by those of `chunks`.
+
+        All blocks of `chunks` are in these buckets.
 
         The rank's parked blocks are dropped. It stays overfull if it was, and becomes so if blocks are refused now.
         """
@@ -171,16 +175,19 @@ class PrefixIndex(Protocol):
     def match(self, sequence_hashes: Hashes, out: Buffer, ranks: bytes | None = None) -> int:
         """Write the depths of every rank to `out`; return the largest depth of any rank.
 
-        `out` is a writable buffer of int32 with 4 rows of equal length, one column a rank: more columns than the
-        largest registered rank; row t counts the blocks on the tiers 0..t. All of it is written. `ranks` are those of
-        the columns, as u32s; a rank that is not registered has depth 0. None: column i is of rank i.
+        `out` is a writable buffer of int32 with 4 rows of equal length, one column a rank; row t counts the blocks on
+        the tiers 0..t. All of it is written. `ranks` are those of the columns, as u32s; a rank that is not registered
+        has depth 0. None: column i is of rank i, and every registered rank must have a column.
         """
 
     def digest(self, rank: int, tier: Tier) -> TierDigest:
         """Return the digest of the blocks of `rank` on `tier`."""
 
     def bucket_digests(self, rank: int, tier: Tier) -> tuple[int, ...]:
-        """Return a digest (u64) for each of the 256 top bytes of sequence hashes; their sum is the rank's digest."""
+        """Return a digest (u64) for each of the 256 top bytes of sequence hashes.
+
+        Their sum mod 2^64 is the rank's digest on this tier.
+        """
 
     def dump(self, rank: int, chunk_blocks: int = CHUNK_BLOCKS_MAX) -> Iterator[BlockColumns]:
         """Yield the blocks of `rank`, parents first, in chunks; the index must not change meanwhile."""
@@ -206,10 +213,16 @@ class PrefixIndex(Protocol):
         """Return the shape of the index with the heat of `requests`; those of unknown blocks do not count."""
 
     def chain(self, sequence_hash: int, limit: int) -> bytes:
-        """Return the blocks from this one on up to a fork, at most `limit`, as packed u64s; none for an unknown one."""
+        """Return this block and those behind it up to the first fork, as packed u64s; none for an unknown block.
+
+        At most `limit` blocks are returned.
+        """
 
     def expire(self, now_s: float) -> set[int]:
-        """Drop blocks that were parked too long; return the ranks that lost some, for a resync."""
+        """Drop blocks that were parked too long; return the ranks to resync.
+
+        These are the ranks that lost parked blocks now, or since the last call because there was no room for them.
+        """
 
     def overfull(self) -> set[int]:
         """Return the overfull ranks."""

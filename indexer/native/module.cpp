@@ -1,5 +1,5 @@
-// The native core as a Python module: `Tree`, hashing, the pieces of chats, and the spans of messages. The methods of `Tree`
-// are those of indexer/index/prefix_index.py; indexer/native/index.py wraps the ones with `_`.
+// The native core as a Python module: `Tree`, `Outline`, hashing, the pieces of chats, and the spans of messages. The methods
+// of `Tree` are those of indexer/index/prefix_index.py; indexer/native/index.py wraps the ones with `_`.
 #include <nanobind/nanobind.h>
 
 #include "python_tree.hpp"
@@ -13,7 +13,7 @@ void bind_hashing(nb::module_& module);
 
 namespace {
 
-// Our errors as the Python interface's errors.
+// Raises the Python interface's error for an error of the core.
 void translate(const std::exception_ptr& thrown, void*) {
     try {
         std::rethrow_exception(thrown);
@@ -36,7 +36,7 @@ NB_MODULE(_core, module) {
     using kv::Outline;
     using kv::PyTree;
     const kv::Limits limits;
-    module.doc() = "Native index, hashes and spans of messages.";
+    module.doc() = "The native index and its outlines, hashing, the pieces of chats, and the spans of messages.";
     nb::register_exception_translator(kv::translate);
     nb::class_<Outline>(module, "Outline")
         .def("find", [](const Outline& outline, kv::u64 last) {

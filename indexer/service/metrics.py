@@ -10,21 +10,21 @@ from kv_runtime.telemetry import Family, by_name, counter, gauge
 
 _RANK = ("worker", "dp_rank")
 _STREAM_COUNTS = (
-    ("gaps", "Gaps found in a rank's stream"),
-    ("holes_closed", "Gaps closed by batches that came later in the log"),
-    ("replays", "Gaps closed by a replay"),
+    ("gaps", "Holes found in a rank's stream: batches are missing"),
+    ("holes_closed", "Holes closed by batches that came later in the log"),
+    ("replays", "Holes closed by a replay"),
     ("repairs", "Repairs: the differing buckets of a rank were replaced"),
     ("resyncs", "Resyncs: all blocks of a rank were replaced by a dump"),
     ("restarts", "New epochs of a rank's stream"),
     ("digest_mismatches", "Heartbeats with a digest that differs from the index's at the same place"),
-    ("duplicates", "Batches ignored because they had been applied before"),
-    ("implausible", "Reported sequence numbers that were 2^20 or more beyond the stream's, and ignored"),
-    ("heals", "Recoveries of a rank that ended"),
-    ("other_epoch", "Batches of an epoch other than the present one"),
+    ("duplicates", "Batches ignored because they had been applied before, or a dump or repair covered them"),
+    ("implausible", "Sequence numbers that cannot be right: over 2^20 ahead, or contradicted by heartbeats or answers"),
+    ("heals", "Recoveries of a rank's stream that have ended, each by an answer, by the log or by a new epoch"),
+    ("other_epoch", "Batches ignored because the index does not follow their epoch"),
     ("kept_lost", "Batches dropped because the buffer for batches during a recovery was full"),
 )
 
-_HEALING = "Time from the first sign of a difference to the end of the recovery, summed"
+_HEALING = "Total time of a rank's recoveries, each from the first sign of a difference to its end"
 
 
 def index_families(fold: IndexFold, feed: IndexFeed) -> Iterator[Family]:
@@ -49,7 +49,7 @@ def index_families(fold: IndexFold, feed: IndexFeed) -> Iterator[Family]:
     stale = [(at, bool(stream.stale)) for at, stream in streams]
     yield gauge("stream_stale", "1 while the blocks of a rank are not known to be current", _RANK, stale)
     fresh = [((rank.worker_id, str(rank.dp_rank)), seconds) for rank, seconds in feed.freshness_s.items()]
-    meaning = "Age of the newest batch when it was applied, from the engine's flush"
+    meaning = "Age of a rank's newest message, from the engine's flush, once it was applied, kept for later or ignored"
     yield gauge("freshness_seconds", meaning, _RANK, fresh)
     unread = [((), bool(feed.catching_up()))]
     yield gauge("index_catching_up", "1 until the index has read the log that existed at its start", (), unread)
@@ -63,7 +63,7 @@ def snapshot_families(statistics: SnapshotStatistics) -> Iterator[Family]:
         ("snapshots_written", "Snapshots written and read back", statistics.written_total),
         (
             "snapshot_failures",
-            "Checks, one every 5 s, at which writing a snapshot or purging the log failed",
+            "Checks, one every 5 s, that failed: to read the log's state, write or delete a snapshot, or purge the log",
             statistics.failures_total,
         ),
         ("snapshots_refused", "Snapshots that could not be used at a start", statistics.refused_total),
@@ -95,7 +95,7 @@ def _size_families(statistics: FoldStatistics) -> Iterator[Family]:
     meaning = "Memory in use, by part; `index.memory_bytes_max` limits the sum"
     yield gauge("index_memory_bytes", meaning, ("part",), by_name((), statistics.memory_bytes))
     things = by_name((), statistics.structure)
-    yield gauge("index_structure", "Number of data structures in the index, by kind", ("thing",), things)
+    yield gauge("index_structure", "Number of data structures and blocks in the index, by kind", ("thing",), things)
 
 
 def _count_families(statistics: FoldStatistics, feed: IndexFeed) -> Iterator[Family]:
@@ -110,12 +110,12 @@ def _count_families(statistics: FoldStatistics, feed: IndexFeed) -> Iterator[Fam
         ("index_unknown_removals", "Removals of blocks that the rank did not hold", index.unknown_removals_total),
         (
             "index_parked_lost_blocks",
-            "Parked blocks that were dropped before their parent came; their rank is repaired",
+            "Parked blocks that were dropped before their parent came; their rank is repaired unless it is overfull",
             index.parked_lost_blocks_total,
         ),
         ("index_parent_conflicts", "Blocks stored with another parent than before", index.parent_conflicts_total),
         ("index_refused_blocks", "Blocks refused because the memory limit was reached", index.refused_blocks_total),
-        ("index_refused_messages", "Messages that the feed or the index could not read", refused_messages),
+        ("index_refused_messages", "Messages that the feed or the index refused", refused_messages),
         (
             "index_refused_rank_facts",
             "Events and heartbeats of ranks that the index has no room for",

@@ -6,9 +6,12 @@ A browser lets a page send requests to its own site. The owner of that site's na
 | `Host` names | served |
 |---|---|
 | an IP address, `localhost` | always: no foreign name server was involved |
-| the name that the server is bound to, a name of the setting | always; `*` in the setting allows all |
-| this machine's own name | unless the server is bound to loopback |
-| any other name, a value that is neither host nor host:port, an empty value | never |
+| the name that the server is bound to, the advertised name of a worker, a name of the setting | always |
+| this machine's own name | if the server is not bound to loopback |
+| any other name | only if the setting contains `*` |
+| nothing (an empty value), or a value that is neither host nor host:port | never |
+
+A name is served if one line allows it.
 
 An HTTP/1.0 request without `Host` is served: browsers always send one.
 """
@@ -42,7 +45,7 @@ def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def url_of(host: str, port: int, scheme: str = "http") -> str:
-    """Return the URL of an address to listen on; an IPv6 address is in brackets."""
+    """Return the URL of a host and a port; an IPv6 address is put in brackets."""
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
@@ -66,7 +69,10 @@ class HostNames:
     """The names of one server."""
 
     def __init__(self, bound: str, named: Iterable[str] = (), *, setting: str = "control.hosts") -> None:
-        """`bound` is the listening address, `named` the value of `setting`."""
+        """`bound` is the address that the server listens on. `named` are the other allowed names, in lower case.
+
+        `setting` is the name of the setting that refusals point to.
+        """
         own = set() if is_loopback(bound) else {socket.gethostname().lower()}
         self._names = {"localhost", bound.lower(), *own, *named}
         self._setting = setting

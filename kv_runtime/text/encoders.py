@@ -3,28 +3,33 @@
     wanted   used
     hf       tokenizers
     auto     fastokens if it passes the self-check; else tokenizers, and `reason` says why
-    fast     fastokens; a model that fails the self-check is refused
+    fast     fastokens; a model that it cannot read, or that fails the self-check, is refused
 
-After `keep_segments` either keeps the ids of a chat's segments, so that a next turn encodes its new segments only.
+After a call of `keep_segments` either encoder keeps the ids of a chat's segments. The next turn of the chat then
+encodes only its new segments.
 
-The self-check compares the ids of a fixed corpus, with and without the model's special tokens:
+The self-check compares the ids of these texts, with and without the model's special tokens around them. A part of the
+texts depends on the model's added tokens.
 
     TEXTS            languages and scripts, code, numbers, white space of every kind, emoji, broken and long text
     added tokens     each alone and twice in a row, among words, spaces and line ends, and cut short by one character
     mixes            sequences of pieces of all these, drawn by a generator with a fixed seed
 
-If fastokens raises for a text later, tokenizers encodes that text, and the failure is counted.
+A text for which fastokens raises fails the self-check. If fastokens raises for a text later, tokenizers encodes that
+text, and the failure is counted.
 
 Both libraries are Rust: they panic at input that they do not expect, such as a text at which a regular expression
 exceeds its limits. A panic is raised as a `BaseException` that is no `Exception`; `text_error` makes it a `TextError`.
 
-Marks are added tokens before which a text may be cut, because the tokenizer finds them in any context. It extracts
-added tokens from a text first: those that are not normalized, leftmost, then longest. The text between them is encoded
-separately. So a text may be cut before each of them, if no overlapping token wins. A token is a mark when it
+Marks are added tokens before which a text may be cut, because the tokenizer finds them in any context. It first finds
+the added tokens that are not normalized: from left to right, and at each place the longest. It encodes the text between
+them separately. So a text may be cut before each of them, unless the tokenizer finds an overlapping token instead. A
+token is a mark when it
 
     is not normalized, is not `single_word`, and does not strip the space before it
     neither begins nor ends with white space, which other tokens may strip
-    is part of no other such token, except as its beginning, and no token, including itself, ends with its beginning
+    is part of no other token that is not normalized, except as the beginning of that token
+    has no beginning, shorter than itself, with which a token that is not normalized (itself included) ends
 
 and the template, or one of its special tokens, contains it: other marks never occur. The text from one mark to the next
 is a segment; the turns of a chat repeat those of the turns before (`Segments`).
@@ -48,7 +53,7 @@ from kv_runtime.text.chat_messages import TextError
 IDS_MAX = 1 << 24
 """fastokens allocates a table up to the largest id; vocabularies have some 2^18."""
 CONFIGURED = "configured"
-"""The `reason` of an encoder that the settings name."""
+"""The `reason` of tokenizers if the settings ask for it (`hf`)."""
 
 Wanted = Literal["auto", "hf", "fast"]
 _SEGMENT_BYTES = 300
@@ -56,18 +61,22 @@ _SEGMENT_BYTES = 300
 
 
 def mark_pattern(added: Iterable[AddedToken], written: Collection[str]) -> re.Pattern[str]:
-    """Return a pattern that finds the marks among the `added` tokens in `written`; without marks it matches nothing."""
+    """Return a pattern that finds those marks among the `added` tokens that a text of `written` contains.
+
+    Without such marks it matches nothing.
+    """
     found_first = [token for token in added if not token.normalized]
     contents = [token.content for token in found_first]
     marks = [
         token.content
         for token in found_first
-        if _is_steady(token, contents) and any(token.content in text for text in written)
+        if _is_mark(token, contents) and any(token.content in text for text in written)
     ]
     return re.compile("|".join(map(re.escape, marks)) or r"(?!)")
 
 
-def _is_steady(token: AddedToken, contents: list[str]) -> bool:
+def _is_mark(token: AddedToken, contents: list[str]) -> bool:
+    """Return whether a text may be cut before `token`; `contents` are those of all tokens that are not normalized."""
     content = token.content
     if not content or token.lstrip or token.single_word or content != content.strip():
         return False
@@ -75,13 +84,16 @@ def _is_steady(token: AddedToken, contents: list[str]) -> bool:
 
 
 def _takes(other: str, content: str) -> bool:
-    """Return whether an occurrence of `other` may cover the beginning of one of `content` that begins later."""
+    """Return whether `content` may begin within `other`: in a text, `other` then hides the beginning of `content`."""
     ends_as_it_begins = any(other.endswith(content[:length]) for length in range(1, len(content)))
     return ends_as_it_begins or content in other[1:]
 
 
 class KeptSegments(NamedTuple):
-    """Totals of text whose ids were kept, and of text that was encoded; segments kept now, and their memory."""
+    """Text whose ids were kept before, and all other text, in total; the segments that are kept now, and their memory.
+
+    `Segments` encodes a new segment that occurs twice in a text once, and counts it twice in `miss_bytes`.
+    """
 
     hit_bytes: int = 0
     miss_bytes: int = 0
@@ -131,7 +143,7 @@ def _size(segment: str, ids: bytes) -> int:
 
 
 def is_panic(error: BaseException) -> bool:
-    """Return whether a Rust library panicked. Each has its own class of this name, and does not export it."""
+    """Return whether a Rust library panicked. Each library has its own class of this name, and does not export it."""
     return type(error).__name__ == "PanicException"
 
 
@@ -141,7 +153,7 @@ def text_error(error: BaseException, field: str, allowed: str) -> BaseException:
 
 
 class HfEncoder:
-    """The reference. Thread-safe. Its batch call releases the interpreter; its call for one text does not."""
+    """The reference. Thread-safe. tokenizers' batch call releases the GIL; its call for one text does not."""
 
     name = "hf"
 
@@ -187,12 +199,16 @@ class FastEncoder(HfEncoder):
     def pack(self, text: str, *, add_special_tokens: bool) -> bytes:
         """Return the ids, as the reference does."""
         try:
-            ids: bytes = self._fast.encode_batch_flat([text], add_special_tokens=add_special_tokens)[0]
+            return self.pack_raw(text, add_special_tokens=add_special_tokens)
         except BaseException as error:
             if not isinstance(error, Exception) and not is_panic(error):
                 raise
             self.failures += 1
             return super().pack(text, add_special_tokens=add_special_tokens)
+
+    def pack_raw(self, text: str, *, add_special_tokens: bool) -> bytes:
+        """Return the ids of fastokens; raise what it raises."""
+        ids: bytes = self._fast.encode_batch_flat([text], add_special_tokens=add_special_tokens)[0]
         return ids
 
     def keep_segments(self, marks: re.Pattern[str], bytes_max: int) -> None:  # noqa: ARG002 - fastokens knows its own
@@ -206,10 +222,10 @@ class FastEncoder(HfEncoder):
 
 
 def choose_encoder(tokenizer: Tokenizer, content: bytes, wanted: Wanted = "auto") -> HfEncoder:
-    """Return the encoder of the model whose `tokenizer.json` holds `content`, read as `tokenizer`.
+    """Return the encoder of a model: `content` is its `tokenizer.json`, and `tokenizer` was read from it.
 
     Raises:
-        TextError: fastokens is wanted, but fails the self-check.
+        TextError: fastokens is wanted, but cannot read the tokenizer or fails the self-check.
     """
     if wanted == "hf":
         return HfEncoder(tokenizer, CONFIGURED)
@@ -221,7 +237,7 @@ def choose_encoder(tokenizer: Tokenizer, content: bytes, wanted: Wanted = "auto"
         fast.no_padding()
         candidate = FastEncoder(tokenizer, fast, "equal in the self-check")
         failed = "the self-check fails"
-        why = first_difference(tokenizer, candidate.pack)
+        why = first_difference(tokenizer, candidate.pack_raw)
     except BaseException as error:
         if not isinstance(error, Exception) and not is_panic(error):
             raise
@@ -302,7 +318,7 @@ TEXTS = (*_CODE, *_PROSE, *_AWKWARD, "\n".join((*_PROSE, *_CODE)) * 4)
 
 
 def first_difference(truth: Tokenizer, pack: Callable[..., bytes]) -> str:
-    """Return the first text that an encoder's `pack` encodes differently from `truth`; empty: none."""
+    """Return a sentence about the first text that `pack` encodes differently from `truth`; empty: there is none."""
     for text in check_texts([token.content for token in truth.get_added_tokens_decoder().values()]):
         for specials in (False, True):
             expected = truth.encode(text, add_special_tokens=specials).ids

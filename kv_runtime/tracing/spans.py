@@ -1,9 +1,10 @@
-"""Finished spans, as they wait for the collector, and which requests' spans are sent there. Pure.
+"""The data of finished spans of requests and KV event messages, and the rule that chooses which are sent. Pure.
 
-| when | sent |
+| when the rule chooses | the traces that are sent |
 |---|---|
-| at the beginning | as the caller's `traceparent` says, if the rule follows it; else the share `ratio` |
-| at the end | also those that failed, and those whose first token came later than `ttft_target_s` |
+| at the beginning, if it follows the caller's `traceparent` and there is one | those that the caller samples |
+| at the beginning, otherwise | the share `ratio` |
+| at the end of a request | also those that failed, and those whose first token came later than `ttft_target_s` |
 
 The share is drawn by the trace id, as the SDK does, so that services with one ratio draw the same traces.
 Source: OpenTelemetry specification, "Environment Variable Specification"; SDK, `TraceIdRatioBased`.
@@ -13,9 +14,12 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 DROP_REASONS = ("queue_full", "not_sent", "stopped")
-"""Why spans were not sent: too many waited; the collector did not take them; they waited when the process stopped."""
+"""Why spans were not sent: too many waited; the collector did not take them; the process stopped.
+
+A process that stops goes on sending for `LAST_S` (`otlp.py`); "stopped" counts only the spans that are left then.
+"""
 TEXT_CHARACTERS_MAX = 256
-"""A model's name, a request's id or a reason in a span is cut to this length."""
+"""A model's name, a request's id or an error in a span is cut to this number of characters."""
 
 SpanKind = Literal["server", "internal", "client", "producer", "consumer"]
 Attributes = dict[str, str | int | float | bool]
@@ -50,7 +54,10 @@ class SpanData(NamedTuple):
 
 
 class TraceData(NamedTuple):
-    """Spans of one trace that were made together; the first is the others' parent, `parent_id` (0: none) its own."""
+    """Spans of one trace that were made together.
+
+    The first span is the parent of the others. `parent_id` is the id of the first span's own parent; 0: it has none.
+    """
 
     trace_id: int
     parent_id: int
@@ -72,12 +79,15 @@ _RULES: dict[str, tuple[bool, float | None]] = {
     "traceidratio": (False, None),
     "parentbased_traceidratio": (True, None),
 }
-"""By the sampler's name: whether it follows the caller, and the share of other traces; None: the argument."""
+"""By the sampler's name: whether the sampler follows the caller, and which share of the other traces it samples.
+
+A share of None stands for the value of `OTEL_TRACES_SAMPLER_ARG`.
+"""
 DEFAULT_SAMPLER = "parentbased_always_on"
 
 
 class Sampling(NamedTuple):
-    """The rule. `ttft_target_s`: seconds; None: no request is sent for its TTFT."""
+    """The rule. An unsampled request is sent all the same if its TTFT exceeds `ttft_target_s`; None: for no TTFT."""
 
     follows_parent: bool
     ratio: float
@@ -97,7 +107,8 @@ class Sampling(NamedTuple):
 def sampling(environ: Mapping[str, str], *, ratio: float | None, ttft_target_s: float | None) -> Sampling | None:
     """Return the rule of `OTEL_TRACES_SAMPLER` and its argument; None: nothing is ever sent.
 
-    `ratio` wins over both: the share of requests whose caller sent no `traceparent`.
+    If `ratio` is given, both variables are ignored: the rule follows a caller's `traceparent`, and samples the share
+    `ratio` of the requests whose caller sent none.
 
     Raises:
         ValueError: the sampler is not known, or its argument is no ratio.

@@ -1,34 +1,36 @@
 """Where requests to pools go: a router of a pool, for each phase in turn.
 
     agg      read -> pools selected -> forwarded
-             likewise in disagg where one token is all: to the decode pool
+             in disagg, too, a request for one token: the decode pool serves it
     disagg   read -> pools selected -> prefill, collected -> decode, forwarded
-                                             `- complete after its first token: answered with that
+                                             `- if this answer is complete after one token, the client gets it
 
-| a router | then |
+| what happens | what this process does |
 |---|---|
-| cannot be reached, is cut off or too slow before its answer; a status of 500 or more, a redirect | the next one |
-| the last one does that | the client gets its answer; without one, 502 with the reason |
-| answers anything else, a 4xx too | that is the answer |
-| fails within its answer | the request is over: it is not retried; a prefill answer is asked of the next one |
-| a limit of this process | 503: it says nothing of the router |
+| a router cannot be reached, or is cut off or too slow before its answer | it tries the next router |
+| a router answers with a status of 500 or more, or with a redirect | it tries the next router |
+| the last router fails in one of these ways | it passes on that router's answer; without one, it answers 502 and why |
+| a router answers anything else, a 4xx too | it passes on the answer |
+| a router fails within its answer | it ends the request; for a prefill answer it tries the next router |
+| the request exceeds a limit of this process | it answers 503, and counts no failure of the router |
 
 | read | from |
 |---|---|
 | TTFT and ITL targets, ms | `ttft_target` and `itl_target` of `nvext.router`, else of `extra_args` |
-| priority | `x-request-priority`, `nvext.agent_hints.priority`, `priority`; none: no override applies |
+| priority | `x-request-priority`, `nvext.agent_hints.priority`, `priority`; without all three no override applies |
 | ISL, where a grid reads it | token ids, counted; else the model's tokenizer; without one the bytes of `prompt` or |
 | | `messages` as they stand in the body, by `pools.characters_per_token` |
 
 Headers and body are read as the router reads them (`router/request/route_request.py`), and refused as it refuses them.
 
-The order is that of the phase's pools, and of the routers of each pool that are up. Source: `docs/SOURCES.md` D5.3. The
-prefill answer goes on to the decode pool as TensorRT-LLM's servers pass it on (`router/request/handoff.py`).
+The pools of a phase are tried in their order (`selection.py`). In each pool the routers that are up are tried, or all
+if none is up. Source: `docs/SOURCES.md` D5.3. The prefill answer goes on to the decode pool as TensorRT-LLM's servers
+pass it on (`router/request/handoff.py`).
 
 | header of the answer | says |
 |---|---|
 | `x-request-id` | the client's, or a new one |
-| `x-pool`, `x-prefill-pool` | the namespaces of the pools that served it; of a final prefill answer the latter alone |
+| `x-pool`, `x-prefill-pool` | the pools that served it; a final prefill answer has only `x-prefill-pool` |
 """
 
 import math
@@ -72,11 +74,11 @@ if TYPE_CHECKING:
     from kv_protocol.decided import RequestPhase
 
 _NOT_SENT_ON = HOP_BY_HOP | {b"host", b"accept-encoding", b"content-type", b"expect", b"origin", b"x-request-id"}
-"""Headers of a connection, and headers that this process writes itself."""
+"""Headers that routers do not get: those of the client's connection, and those that this process drops or writes."""
 _OF_A_DECODE_WORKER = frozenset({b"x-worker-instance-id", b"x-dp-rank"})
 """Headers that a prefill pool does not need."""
 _HASHING = Hashing(64)
-"""For prompts without use of their hashes."""
+"""`prompt` and `route_request` need a hashing; this process does not use the hashes."""
 _MS_PER_S = 1000
 _ID_BYTES = 4
 IslOrigin = Literal["tokens", "estimate", "unread"]
@@ -157,7 +159,7 @@ class PoolService:
         return Readiness(not reasons, reasons, [])
 
     def routers(self, namespace: str) -> tuple[str, ...]:
-        """Return a pool's routers that are up, all if none is; each comes first in its turn."""
+        """Return the routers of a pool that are up, or all if none is up; each call begins with the next router."""
         urls = self.pools[namespace].status.routers_up
         if not urls:
             urls = tuple(each.url for each in self.config.pools[namespace].routers)
@@ -193,7 +195,7 @@ class PoolAttempt(Attempt):
         return self.rank.worker_id
 
     def judge(self, status: int) -> None:
-        """Set what a status of 300 or more means; a prefill router's answer says when it is free."""
+        """Set what a status of 300 or more means; copy a prefill router's `Retry-After` to the client's answer."""
         self.is_success = False
         if self.pool_phase == "prefill" and (retry_after := self.headers.get(b"retry-after")):
             self.lines += b"retry-after: %b\r\n" % retry_after
@@ -218,16 +220,16 @@ class Pools(Destination[PoolAttempt]):
         self._sequences: tuple[PoolSequence, ...] = ()
         """The pools of each phase."""
         self._phase = ""
-        """The one whose routers are tried."""
+        """The phase whose routers are tried."""
         self._routers: tuple[tuple[str, str], ...] = ()
-        """Its namespaces and URLs, in the order of trial."""
+        """The namespace and the URL of each router of that phase, in the order of trial."""
 
     # ------------------------------------------------------------------------------------------- until it is sent
 
     async def read(self, request: Request[PoolAttempt]) -> None:
         """Set the request's body, prompt and plan, and select the pools.
 
-        The prompt is None if its length is not read, is known, or has to be estimated.
+        The prompt is set if a grid reads its length, the request has text, and there is a tokenizer; else it is None.
 
         Raises:
             RequestInvalid, TextError, EncodersBusy, RequestRejected: pools do not serve the request.
@@ -281,7 +283,7 @@ class Pools(Destination[PoolAttempt]):
             answer(request.exchange, {"question": self._question, "phases": self._sequences})
 
     def routed(self, request: Request[PoolAttempt], pinned: str | None = None) -> None:  # noqa: ARG002 - no gateway
-        """Find the routers of the plan's phase, where it is a new one."""
+        """Find the routers of the plan's phase, unless they are already being tried."""
         if request.plan.phase != self._phase:
             self._phase, routers = request.plan.phase, self._service.routers
             order = self._sequence.order
@@ -331,7 +333,7 @@ class Pools(Destination[PoolAttempt]):
     # ------------------------------------------------------------------------------------------- the answer
 
     def lost(self, attempt: PoolAttempt, quiet_s: float, *, begun: bool) -> str:  # noqa: ARG002 - as of `Destination`
-        """Return why the router's answer is not awaited before it began: it is silent."""
+        """Return why to wait no longer: the router is silent, and its answer has not begun. Empty: wait on."""
         is_silent = not begun and self._service.pools[attempt.namespace].is_silent(attempt.url)
         return "the router is silent" if is_silent else ""
 

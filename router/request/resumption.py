@@ -2,17 +2,20 @@
 
     asked          `"return_token_ids": true` as the first key of the client's body
     continues      `POST /v1/completions`: prompt = the prompt's ids and the answer's; max_tokens and min_tokens are
-                   reduced by the answer's ids; the completion's events are rewritten as a chat's if the client sent one
+                   reduced by the answer's ids; if the client sent a chat, the router rewrites the completion's events
+                   as a chat's
 
-The engine told the ids of text that it may have held back: half a character, or as many last characters as the longest
-stop string has, less one. So the router decodes the last ids, and finds the place in them where the stream continues:
+The engine also tells the ids of text that it still holds back: half a character, or, with stop strings, as many last
+characters as the longest stop string has, less one. So the router decodes the last ids, and finds the place in them
+where the stream continues:
 
     ids     i0 i1 .. ik | ik+1 ..        the text of i0..ik is whole, and does not end in the beginning of a stop string
     text    shown    | held |            `shown` is what the client has; it gets `held` with the next text
-                                         ik+1 and later ids added nothing that the client has: they are generated again
+                                         the client has no text of ik+1 and later ids: they are generated again
 
-Not resumed are: an answer with parts that a parser of the engine takes out of the text (tool calls, reasoning), log
-probabilities, `echo`, several choices, guided decoding, prompts with media, and a cut for which no such ik is found.
+The router does not resume an answer with parts that a parser of the engine takes out of the text (tool calls,
+reasoning), an answer with log probabilities, `echo`, several choices or guided decoding, an answer to a prompt with
+media, or a stream in whose ids no such ik is found. `may_be_asked` and `resumed_body` exclude further options.
 
 Source: vllm-project/vllm 0.24.0, `vllm/v1/engine/detokenizer.py` (`stop_buffer_length`, `DecodeStream(ids=..)` primed
 with the prompt: after half a character it would repeat the prompt's text), `vllm/entrypoints/openai/completion/
@@ -56,7 +59,8 @@ do not change the answer's text."""
 _COMPLETION_TOKENS = 16
 """`max_tokens` of a completion that states none."""
 _WINDOW = 64
-"""So many of the answer's last ids are decoded, to compare their text with what the client has."""
+"""The router decodes this many of the answer's last ids, and one more for each character that the engine may hold back
+for a stop string, to compare their text with what the client has."""
 _PRIMED = 16
 """So many ids before those are decoded first, so that the decoder knows whether a word begins."""
 _TOKEN_BYTES = 4
@@ -129,9 +133,9 @@ def stops_of(inbound: Inbound) -> tuple[str, ...]:
 
 
 def resume_point(progress: Progress, push: Callable[[Sequence[int]], str], stops: Sequence[str]) -> ResumePoint:
-    """Return where vLLM continues the stream; raise `CannotResume` if text might be lost or repeated at any place.
+    """Return where vLLM continues the stream; raise `CannotResume` if every place might lose or repeat text.
 
-    `push` returns the text that the next ids of one answer complete, and holds half a character back.
+    `push` takes the next ids of the answer and returns the text that they complete; it holds half a character back.
     """
     if progress.is_parsed:
         raise CannotResume("the engine parses the answer")
@@ -146,13 +150,15 @@ def resume_point(progress: Progress, push: Callable[[Sequence[int]], str], stops
             text += piece
             ends.append((at + 1, len(text)))
     before = max(end for token_count, end in ends if token_count <= max(first, progress.start_tokens))
-    shown = max(before, len(text) - held_characters)  # an engine holds back only text that it generated itself
+    # The last engine holds back only text that it generated itself: the client has all text before that.
+    shown = max(before, len(text) - held_characters)
     is_known = progress.text == text[:shown] if first == 0 else shown > 0 and progress.text.endswith(text[:shown])
     if is_known:
         for token_count, end in reversed(ends):
             if end >= shown and not _may_stop(text[:end], stops):
                 return ResumePoint(token_count, text[shown:end])
-    elif not stops and progress.last_tokens == 1:  # texts differ; an event of one id with text held none back
+    elif not stops and progress.last_tokens == 1:
+        # The texts differ, but the last event with text had one id: after that id the engine held no text back.
         return ResumePoint(progress.text_tokens, "")
     raise CannotResume("the text of the token ids is not what the client has")
 
@@ -163,10 +169,13 @@ def _may_stop(text: str, stops: Sequence[str]) -> bool:
 
 
 def resumed_body(body: Bytes, inbound: Inbound, progress: Progress, *, max_seq_len: int) -> bytes:
-    """Return the completion that continues the request `body` behind `progress`.
+    """Return the body of the completion that continues the answer to `body` after `progress`.
 
-    `max_seq_len` bounds prompt and answer together; 0: unknown. Raises `CannotResume` if no token is left to generate,
-    or if the number is unknown.
+    `max_seq_len` bounds prompt and answer together; 0: unknown.
+
+    Raises:
+        CannotResume: no token is left to generate, the number of tokens that are left is unknown, or `body` has a key
+            that may shape the answer.
     """
     prompt, done = unpack_tokens(progress.prompt), progress.token_count
     limit = inbound.limit_tokens
@@ -202,7 +211,7 @@ def behind(progress: Progress, point: ResumePoint) -> Progress:
 
 
 class EventRewriter:
-    """Turns a completion's events, in their order, into those of the continued stream, with the keys of vLLM's."""
+    """Rewrites the events of vLLM's completion, in their order, as events of the client's stream, with vLLM's keys."""
 
     def __init__(self, inbound: Inbound, progress: Progress, held: str) -> None:
         """`held` is put before their first text."""

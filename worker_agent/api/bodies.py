@@ -1,7 +1,10 @@
 """Decodes request bodies, small ones on the event loop, large ones on a thread; and answers those that are refused.
 
-One thread at a time reads a large body, within bounds (`kv_protocol/body_limits.py`): other large bodies wait, and the
-event loop streams meanwhile. An unreadable request gets a 400, a 413 or a 404 (`refusal`, `no_such_model`).
+One thread at a time decodes a large body, within the bounds of `kv_protocol/body_limits.py`. Other large bodies wait
+until the thread ends, even if its client has disconnected; the event loop serves other requests meanwhile.
+
+A body that is too large gets a 413, any other invalid request a 400 (`refusal`). An unknown model gets a 404
+(`no_such_model`).
 """
 
 import asyncio
@@ -22,14 +25,16 @@ from worker_agent.api.in_flight import HandledRequest
 from worker_agent.port.types import EncoderUnavailable, EngineError, EngineStopped, RequestRefused
 
 _DP_RANK = "x-dp-rank"
-_RANK, _RANK_CHARACTERS_MAX = re.compile("[0-9]{1,4}"), 16
+_RANK, _SHOWN_CHARACTERS_MAX = re.compile("[0-9]{1,4}"), 16
 _Done = TypeVar("_Done")
 
 
 async def read_request(
     http: web.Request, decode: Callable[[Bytes], Request], limits: BodyLimits, turn: asyncio.Semaphore
 ) -> tuple[Request, Body]:
-    """Return the request, and its body, which has the images that are cut out; a large one is read in its `turn`.
+    """Return the request and its body; a large body is decoded on a thread, which has the `turn` until it ends.
+
+    Images are cut out of a large body before it is decoded; the returned body has them.
 
     Raises:
         RequestInvalid: the body is not a valid request; `BodyTooLarge`: it exceeds a bound.
@@ -43,15 +48,21 @@ async def read_request(
         body = read_body(data, limits, uuid.uuid4().hex)
         return decode(body.text), body
 
-    async with turn:
-        return await asyncio.to_thread(read)
+    def end_turn(reading: asyncio.Future[tuple[Request, Body]]) -> None:
+        turn.release()
+        reading.exception()  # no one else retrieves it if the client has disconnected
+
+    await turn.acquire()
+    reading = asyncio.get_running_loop().run_in_executor(None, read)
+    reading.add_done_callback(end_turn)
+    return await asyncio.shield(reading)  # a disconnect cancels this handler, but cannot end the thread
 
 
 def dp_rank_of(http: web.Request, dp_ranks: tuple[int, ...]) -> int | None:
     """Return the rank that `x-dp-rank` names, None without it; raise `RequestInvalid` if it is not of `dp_ranks`."""
     rank = http.headers.get(_DP_RANK)
     if rank is not None and (_RANK.fullmatch(rank) is None or int(rank) not in dp_ranks):
-        raise RequestInvalid(_DP_RANK, rank[:_RANK_CHARACTERS_MAX], f"one of {dp_ranks}")
+        raise RequestInvalid(_DP_RANK, rank[:_SHOWN_CHARACTERS_MAX], f"one of {dp_ranks}")
     return None if rank is None else int(rank)
 
 
@@ -70,7 +81,7 @@ def no_such_model(model: str, names: Iterable[str]) -> web.Response:
 
 
 def engine_refusal(error: EngineError) -> HandledRequest:
-    """Return the answer to a request that the engine refuses, or fails before the answer began, and its outcome."""
+    """Return the answer and the outcome of a request that the engine refused, or failed before the answer began."""
     if isinstance(error, RequestRefused):
         return error_response(400, str(error), "invalid_request_error", param=error.field), "refused"
     status, body = failure(error)
@@ -81,7 +92,7 @@ def engine_refusal(error: EngineError) -> HandledRequest:
 
 
 def failure(error: EngineError) -> tuple[int, bytes]:
-    """Return the status and the error body of an engine that failed."""
+    """Return the HTTP status and the error body of the answer to a request that the engine failed."""
     if not isinstance(error, EngineStopped):
         return 500, error_body(str(error), "server_error", code="request_failed")
     code = "encoder_unavailable" if isinstance(error, EncoderUnavailable) else "engine_stopped"
@@ -89,5 +100,5 @@ def failure(error: EngineError) -> tuple[int, bytes]:
 
 
 async def worked(is_long: bool, work: Callable[[], _Done]) -> _Done:  # noqa: FBT001 - a fact of the work
-    """Return the result of `work`, run on a thread if it may take long."""
+    """Do the work and return its result; a thread does it if `is_long`."""
     return await asyncio.to_thread(work) if is_long else work()

@@ -1,12 +1,15 @@
-"""The encode worker's one endpoint, `POST /v1/encode` (`media/encode_client.py`).
+"""The endpoint `POST /v1/encode`, which only encode workers have (`media/encode_client.py`).
 
-    200    encoded
-    400    unreadable, or refused; for media `code` is the reason, `param` the field in the client's request
-    404    another model
-    503    too many requests (`Retry-After`), or the engine has stopped
+    200    the media were encoded
+    400    the request is unreadable or refused; if its media are refused, `code` is the reason, and `param` the item's
+           field in the client's request, or `prompt`
+    404    the request names another model
+    500    the engine failed the request
+    503    there are too many requests (`Retry-After`), or the engine has stopped
 
-Embeddings are cached by digest: repeated media are not encoded again. Handles are not cached: each is valid for one
-worker. An item that comes as embeddings, a `.safetensors` file, is checked and passed on.
+The endpoint caches embeddings by the digest of their image, and does not encode an image again while its embeddings
+are cached. It does not cache handles, because each can be used only once. An item that comes as embeddings, a
+`.safetensors` file, is checked and returned unchanged; a request for handles is refused if it has such an item.
 """
 
 from collections import OrderedDict
@@ -41,9 +44,10 @@ class ImageEncoder(Protocol):
 
 
 class EmbeddingCache:
-    """The embeddings of the media that were used last, `bytes_max` bytes at most. Of one model with one set of options.
+    """The embeddings of the media that were used last, `bytes_max` bytes at most.
 
-    A value above the bound is not kept. Lookups are counted since the start.
+    All embeddings in one cache are of one model with one set of options. A value above the bound is not kept. Lookups
+    are counted since the start.
     """
 
     def __init__(self, bytes_max: int) -> None:
@@ -91,7 +95,7 @@ class EncodeApi:
         self.in_flight = InFlight(inflight_requests_max)
 
     def routes(self) -> list[web.RouteDef]:
-        """Return the endpoint's route, for the worker's application: its token and its body limit apply."""
+        """Return the endpoint's route. The worker's application, to which it is added, checks token and body size."""
         return [web.post(PATH, self.in_flight.serving(self._answered))]
 
     async def _answered(self, http: web.Request) -> HandledRequest:

@@ -3,7 +3,7 @@
 fit                       registered; again after every reconnection, because the log may be a new one
 registration lost         registered again: it was overwritten, forged or purged (`worker_id_rules.py`)
 withdrawn                 left, with the reason; registered again once it is restored
-stopping                  draining, if registered
+stopping                  draining, or left if it is unfit; neither if it never tried to register, or has left already
 at the end                left
 """
 
@@ -20,7 +20,7 @@ from kv_runtime.telemetry import Family, counter
 from worker_agent.fleet.worker_id import WorkerId
 
 CHECK_PERIOD_S = 5.0
-"""Time between two checks of the registration without a fleet event of the id: a purge is not announced."""
+"""The longest wait for a fleet event of the id before the registration is checked: no event announces a purge."""
 REPAIR_PAUSE_S = 1.0
 """Least time between two checks: bounds how often forged fleet events make an agent publish."""
 _RETRY_S = 0.25
@@ -30,7 +30,11 @@ _log = structlog.get_logger("membership")
 
 
 class Membership:
-    """One worker's fleet events. `news` is set after each reconnection to the log, and by this class."""
+    """One worker's fleet events.
+
+    `run` publishes the worker's state again when `news` is set. The caller sets it after each reconnection to the log;
+    `withdraw` and `restore` set it, too.
+    """
 
     def __init__(self, registration: WorkerRegistered, worker_id: WorkerId, clock: Clock, news: asyncio.Event) -> None:
         self._registration = registration
@@ -39,14 +43,15 @@ class Membership:
         self._news = news
         self._publishing = asyncio.Lock()
         self._unfit = ""
-        self._is_announced = False
+        self._may_be_announced = False
+        """Whether this object has tried to publish the registration, and has not published `WorkerLeft` since."""
         self.is_registered = False
-        """Whether the registration was the newest fleet event that this object published."""
+        """Whether this object has published the registration, and has not since tried to publish another state."""
         self.repairs_total = 0
         """How often the registration was not the newest fleet event of the id, and was published again."""
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Publish the worker's state until `stop` is set; then publish that it is draining.
+        """Publish the worker's state until `stop` is set; then publish that it is draining, or that it left if unfit.
 
         Raises:
             WorkerIdTaken: another living instance has the id.
@@ -58,7 +63,9 @@ class Membership:
         await (self.leave(self._unfit) if self._unfit else self.drain())
 
     async def watch(self, stop: asyncio.Event) -> None:
-        """Publish the registration again whenever the log has another fleet event of the id, until `stop` is set.
+        """Publish the registration again whenever it was overwritten, forged or purged, until `stop` is set.
+
+        Nothing is published while the worker is not registered.
 
         Raises:
             WorkerIdTaken: another living instance has the id, and claimed it earlier.
@@ -90,7 +97,10 @@ class Membership:
         yield counter("registration_repairs", meaning, (), [((), float(self.repairs_total))])
 
     def renew(self, registration: WorkerRegistered) -> bool:
-        """Replace the registration, which keeps worker id, instance and model; return whether it differs."""
+        """Replace the registration, without publishing it; return whether the new one differs from the old one.
+
+        Both have the same worker id, instance and model.
+        """
         before, self._registration = self._registration, registration
         return registration != before
 
@@ -107,7 +117,7 @@ class Membership:
     async def register(self) -> bool:
         """Publish the registration; return whether that worked. Raise `WorkerIdTaken` if another has the id."""
         async with self._publishing:
-            self._is_announced = True
+            self._may_be_announced = True
             try:
                 await self._worker_id.register(self._registration)
             except BrokerUnavailable as error:
@@ -118,16 +128,23 @@ class Membership:
         return True
 
     async def drain(self) -> bool:
-        """Publish that the worker is draining, if it was ever announced; return False if publishing failed."""
+        """Publish that the worker is draining; return False if publishing failed.
+
+        Nothing is published unless `register` was called since the start, or since the worker left.
+        """
         own = self._registration
         return await self._publish(WorkerDraining(worker_id=own.worker_id, instance=own.instance))
 
     async def leave(self, reason: str) -> bool:
-        """Publish that the worker left, once until it registers again; return False if publishing failed."""
+        """Publish that the worker left; return False if publishing failed.
+
+        Nothing is published unless `register` was called since the start, or since the worker left. A reason that
+        `withdraw` was given replaces `reason`.
+        """
         own = self._registration
         left = WorkerLeft(worker_id=own.worker_id, instance=own.instance, reason=self._unfit or reason)
-        self._is_announced = not await self._publish(left)
-        return not self._is_announced
+        self._may_be_announced = not await self._publish(left)
+        return not self._may_be_announced
 
     async def _publish_with_retries(self, stop: asyncio.Event) -> None:
         retry_s = _RETRY_S
@@ -138,7 +155,7 @@ class Membership:
             retry_s = min(2 * retry_s, _RETRY_MAX_S)
 
     async def _publish(self, event: FleetEvent) -> bool:
-        if not self._is_announced:
+        if not self._may_be_announced:
             return True
         async with self._publishing:
             self.is_registered = False

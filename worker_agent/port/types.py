@@ -1,7 +1,7 @@
 """The interface of an engine: its requests, outputs, description and errors, and the rules of requests to any engine.
 
-TensorRT-LLM sets the shapes; the simulated engine follows them. A rule is the field, what was found, what is allowed,
-and whether it is met.
+TensorRT-LLM sets the shapes; the simulated engine follows them. A `Rule` is a tuple: the name of the request's field,
+the value that was found there, the text of what is allowed, and whether the request meets the rule.
 
     role                                  handoff                         choices    the prompt is computed
     aggregated                            an encoder's, or none           any        here
@@ -31,11 +31,12 @@ ALL_SKILLS: frozenset[Skill] = frozenset(get_args(Skill))
 FinishReason = Literal["length", "stop", "error"]
 Rule = tuple[str, object, str, bool]
 POLL_S = 0.05
-"""Longest wait of one poll: as long as a stop may have to wait for the thread that polls. Events end it at once."""
+"""The longest wait of one poll of an engine. A poll returns earlier if the engine has something. A stop may have to
+wait this long for the thread that polls."""
 
 
 class Tensor(msgspec.Struct, frozen=True, kw_only=True):
-    """The one tensor of a file: its bytes are all from `begin` on."""
+    """The one tensor of a `.safetensors` file: all bytes of the file from `begin` on belong to it."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -61,8 +62,11 @@ class Media(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """An engine's sizes: in tokens, blocks of `block_size` tokens per rank, or requests per rank.
+    """The model, the version and the sizes of an engine.
 
+    A KV block has `block_size` tokens. `total_kv_blocks` and `max_num_seqs` are the KV blocks and the running requests
+    of one rank. `max_num_batched_tokens` is the tokens of one iteration of a rank. `max_seq_len` is the tokens of a
+    prompt and its answer together.
     `max_prompt_tokens` bounds the prompts that the engine computes, if it is less than `max_seq_len` - 1; else 0.
     `kv_cache_dtype` is the data type of its KV cache, in lower case; empty: unknown.
     """
@@ -87,10 +91,11 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     Without `dp_rank` the engine chooses the rank. An empty LoRA name or salt is an absent one.
 
-    Engines ignore fields after `cache_salt` that they do not support. `queue_priority`, 0..1: of the waiting requests,
-    the highest goes first. `handoff` comes from the worker of the phase before; `transfer_id`, unique in the fleet,
-    names the transfer that a prefill worker begins. With `is_context_and_generation` a decode worker computes the
-    prompt too, without a handoff. `logits_processors` are names of the engine's configuration.
+    An engine ignores or refuses a field after `cache_salt` that it does not support. `queue_priority` is 0..1: of the
+    waiting requests, the one with the highest goes first. `handoff` comes from the worker of the phase before;
+    `transfer_id`, unique in the fleet, names the transfer that a prefill worker begins. With
+    `is_context_and_generation` a decode worker computes the prompt too, without a handoff. `logits_processors` are
+    names of the engine's configuration.
 
     `media` are the prompt's, in order; the prompt has one token for each, which the engine expands. `text` is that
     prompt before tokenization: an engine whose processor places media reads it instead of the tokens. If an encode
@@ -125,9 +130,9 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
 class EngineOutput(msgspec.Struct, frozen=True, kw_only=True):
     """New tokens of a generation. `cached_tokens` is how many of the prompt's tokens were reused.
 
-    `choice` counts from 0; each has its own finish reason. The token that stopped it is among its tokens. `logprobs`,
-    if requested, has one entry for each new token, None if unknown; only the first output has `prompt_logprobs`.
-    `handoff` is for the next worker.
+    `choice` is the number of the choice, from 0; each choice has its own finish reason. If a stop token ended the
+    choice, that token is among `token_ids`. `logprobs`, if requested, has one entry for each new token, None if
+    unknown; only the first output of each choice has `prompt_logprobs`. `handoff` is for the next worker.
 
     `prompt`, on the first output of each choice, is the prompt as the engine computed it, if that differs from the
     request's: media are expanded to all their tokens. The request to the next worker has this prompt.
@@ -144,9 +149,10 @@ class EngineOutput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KvFetches:
-    """An engine's fetches of KV since its start: by outcome, and the bytes and engine seconds of complete ones.
+    """Counts an engine's fetches of KV since its start.
 
-    The bytes and seconds are those that the engine measured.
+    `by_outcome` has the number of fetches with each outcome. `fetched_bytes` and `seconds` are the bytes and the engine
+    seconds of the complete fetches, as the engine measured them.
     """
 
     def __init__(self, *outcomes: str) -> None:
@@ -168,7 +174,7 @@ class RequestRefused(EngineError):
 
 
 class EngineStopped(EngineError):
-    """The engine stopped before the generation ended."""
+    """The engine takes no requests, or it ended a generation early."""
 
 
 class EncoderUnavailable(EngineStopped):
@@ -187,19 +193,27 @@ class Engine(Protocol):
     """
 
     def describe(self) -> EngineDescription:
-        """Return the engine's description; constant after `start`, before which not every engine has one."""
+        """Return the engine's description, which is constant after `start`.
+
+        Raises:
+            EngineError: `start` has not returned, and this engine has no description before.
+        """
 
     async def start(self) -> None:
         """Return when the engine accepts requests."""
 
     async def run(self) -> None:
-        """Drive the engine until `stop`; its owner runs it after `start`, in a task of its own.
+        """Drive the engine until `stop`; its owner runs this method after `start`, in a separate task.
 
-        Returning before `stop` is a failure of the engine. Cancelling it ends generations like a `stop` without grace.
+        Returning before `stop` is a failure of the engine. Cancelling this method ends generations like a `stop`
+        without grace.
         """
 
     async def stop(self, grace_s: float) -> None:
-        """Return when the engine has ended; running generations get `grace_s` to end, then `EngineStopped`."""
+        """End the engine and return when it has ended.
+
+        A generation that still runs after `grace_s` raises `EngineStopped`.
+        """
 
     def generate(self, request: EngineRequest) -> AsyncGenerator[EngineOutput, None]:
         """Yield outputs as they come; closing the generator aborts the generation and frees its blocks.
@@ -217,7 +231,13 @@ class Engine(Protocol):
         """
 
     def iteration_stats(self, timeout_s: float) -> list[dict[str, Any]]:
-        """Return all iterations' statistics since the last call, likewise."""
+        """Return the statistics of all iterations since the last call, in TensorRT-LLM's JSON shape.
+
+        The call waits at most `timeout_s` for an iteration.
+
+        Raises:
+            EngineError: the engine cannot be polled now.
+        """
 
 
 # ---------------------------------------------------------------- rules
@@ -227,7 +247,10 @@ def computed_tokens_max(request: EngineRequest) -> int:
 
 
 def limits(request: EngineRequest, engine: EngineDescription, *, id_in_use: bool) -> Iterator[Rule]:
-    """Yield the rules that a request must pass with an empty pool. A pool of 0 blocks has an unknown size."""
+    """Yield the rules that a request must meet even if it is the engine's only one.
+
+    If `total_kv_blocks` is 0, the size of the pool of KV blocks is unknown.
+    """
     isl, osl, dp_rank = len(request.prompt), request.max_tokens, request.dp_rank
     yield "request_id", request.request_id, "an id that is not in use", not id_in_use
     yield "dp_rank", dp_rank, f"one of {engine.dp_ranks}", dp_rank is None or dp_rank in engine.dp_ranks

@@ -1,4 +1,4 @@
-"""The bench of one request: which stage a moment belongs to, and what its tables say."""
+"""The bench of one request: which stage a stack belongs to, and what its tables say."""
 
 import importlib
 import json
@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from bench.request.command import MODES, ORDER, SHAPES, request, tables
-from bench.request.stages import LOOP, OF_CALLERS, STAGES, Moment, own_shares, shares
+from bench.request.stages import LOOP, OF_CALLERS, STAGES, SampledStack, own_shares, shares
 from bench.tables import Rounds
 
 TAKE = "router.decision.routing:Routing.take"
@@ -26,28 +26,28 @@ def test_every_name_of_the_stages_exists(name: str) -> None:
 
 
 def test_what_no_function_runs_in_is_the_loops() -> None:
-    moments = [
-        Moment(2, False, []),
-        Moment(1, True, [READ]),
-        Moment(4, False, [READ]),
-        Moment(1, True, ["router.http.sites:Sites.checked", READ]),
+    stacks = [
+        SampledStack(2, False, []),
+        SampledStack(1, True, [READ]),
+        SampledStack(4, False, [READ]),
+        SampledStack(1, True, ["router.http.sites:Sites.checked", READ]),
     ]
-    assert shares(moments) == {LOOP: 3 / 8, "read": 5 / 8}
+    assert shares(stacks) == {LOOP: 3 / 8, "read": 5 / 8}
 
 
 def test_what_a_library_does_is_its_callers_own_time() -> None:
-    moments = [Moment(3, False, ["numpy:sum", ":made", BOOK, TAKE]), Moment(1, False, ["nats:read"])]
-    assert own_shares([*moments, Moment(4, True, [READ])]) == {BOOK: 3 / 8}
+    stacks = [SampledStack(3, False, ["numpy:sum", ":made", BOOK, TAKE]), SampledStack(1, False, ["nats:read"])]
+    assert own_shares([*stacks, SampledStack(4, True, [READ])]) == {BOOK: 3 / 8}
 
 
 def test_a_stage_costs_its_share_of_the_median() -> None:
-    rounds, moments = Rounds(), {}
+    rounds, stacks = Rounds(), {}
     for mode in MODES:
         for shape in SHAPES:
             for cpu_us in (100.0, 300.0, 200.0):
                 rounds.add(mode, shape, {"cpu_us": cpu_us, "kernel_us": cpu_us / 5})
-            moments[mode, shape] = [Moment(1, False, [READ]), Moment(3, False, [])]
-    stages, functions = tables(rounds, moments)
+            stacks[mode, shape] = [SampledStack(1, False, [READ]), SampledStack(3, False, [])]
+    stages, functions = tables(rounds, stacks)
     rows = {row[0]: row[1] for row in stages.rows}
     assert [*rows] == ["all", "of it in the kernel", *ORDER]
     assert (rows["all"], rows["read"], rows[LOOP], rows["queue"]) == ("200", "50", "150", "0")

@@ -3,8 +3,10 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import fastokens  # type: ignore[import-untyped]  # it ships no types
 import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
@@ -107,6 +109,34 @@ def panicking() -> Tokenizer:
 
 
 PANIC = "a" * 100
+
+
+@pytest.mark.parametrize("wanted", ["auto", "fast"])
+def test_a_fast_encoder_that_raises_in_the_self_check_fails_it(monkeypatch: pytest.MonkeyPatch, wanted: Any) -> None:
+    library = fastokens.Tokenizer
+
+    class FailingAtEmoji:
+        """fastokens, which raises for some texts."""
+
+        def __init__(self, content: str) -> None:
+            self._fast = library.from_json_str(content)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._fast, name)
+
+        def encode_batch_flat(self, inputs: list[str], add_special_tokens: bool = False) -> Any:
+            if "😀" in inputs[0]:
+                raise RuntimeError("an emoji")
+            return self._fast.encode_batch_flat(inputs, add_special_tokens=add_special_tokens)
+
+    monkeypatch.setattr(fastokens, "Tokenizer", SimpleNamespace(from_json_str=FailingAtEmoji))
+    tokenizer, why = llama_like(), "the self-check fails: an emoji"
+    if wanted == "auto":
+        encoder = choose_encoder(tokenizer, saved(tokenizer), wanted)
+        assert (encoder.name, encoder.reason) == ("hf", why)
+    else:
+        with pytest.raises(TextError, match=why):
+            choose_encoder(tokenizer, saved(tokenizer), wanted)
 
 
 class Panicking:

@@ -1,11 +1,14 @@
 r"""Forced calls (`tool_choice` "required", or a function) as a structural tag, which guides the engine's decoding.
 
-    the answer       [reasoning] up to 3 line ends, calls, and nothing else
-    reasoning        to its end, if the prompt has begun it; else, with a parser of reasoning, there may be some. A call
-                     cannot begin within it
-    calls            "required": of any of the tools, one or more; `parallel_tool_calls` false, or a function: one
-    the arguments    JSON: an object; of a function with `strict` true, one by its schema
-                     in tags, and of Gemma 4: any text up to the call's end
+    the answer       is reasoning (see below), up to 3 line ends, and calls; nothing follows the calls
+    reasoning        If the answer begins within reasoning, the reasoning goes on to its end. Otherwise the answer may
+                     begin with up to 3 line ends and reasoning if reasoning is parsed; it may not if the prompt has
+                     ended the reasoning and the family does not reason again. Reasoning cannot contain the beginning
+                     of a call, except that of gpt-oss
+    calls            "required" allows one or more calls of any of the tools. There is exactly one call if
+                     `parallel_tool_calls` is false, if `tool_choice` is a function, or if the form has `is_one`
+    the arguments    are a JSON object in a family that writes JSON, and fit the function's schema if its `strict` is
+                     true. In a family that writes tags, and in Gemma 4, they are any text up to the call's end
 
 The tags of xgrammar for XML (`style` of `json_schema`) are not used: release 0.1.32, which TensorRT-LLM 1.3 and 1.4
 pin, allows no line end between parameters, which the models write. Mistral's family has two formats that only its
@@ -14,7 +17,7 @@ tokenizer tells apart: its calls are not forced.
 Source: mlc-ai/xgrammar 0.1.32, `python/xgrammar/structural_tag.py`, `docs/tutorials/structural_tag.md`;
 NVIDIA/TensorRT-LLM, `tensorrt_llm/serve/openai_server.py` (`_build_tool_strict_guided_decoding_params`),
 `tensorrt_llm/_torch/pyexecutor/grammar_matcher.py` (xgrammar only), `guided_decoder.py` (a decode worker's first
-token); formats: as the parsers.
+token). The sources of the calls' formats are named by the parsers of this package.
 """
 
 from collections.abc import Sequence
@@ -41,10 +44,11 @@ def forced_calls(
     openings: Sequence[str] = (),
     begun: str = "",
 ) -> Format | None:
-    """Return the structural tag of an answer that calls some of the functions; None where `begun` cannot begin it.
+    """Return the structural tag of an answer that calls some of the functions; None if none can begin with `begun`.
 
-    `thought`: how the answer may reason before, without one of `openings`; None: not at all. `begins_inside`: it is
-    reasoning already. `begun` is what a prefill worker has generated: an engine fails where a tag forbids it.
+    `thought` has the tags of the reasoning that may come before the calls; None: the answer has no reasoning. Reasoning
+    cannot contain one of `openings`. `begins_inside`: the answer begins within reasoning. `begun` is the text that a
+    prefill worker has generated already: the engine would fail the request if the tag did not allow this text.
     """
     if thought is not None and begins_inside:
         may_begin = not any(each in begun for each in openings)

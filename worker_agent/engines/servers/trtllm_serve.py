@@ -1,4 +1,4 @@
-"""TensorRT-LLM's own server, `trtllm-serve`; the package `trtllm` is the engine in the agent's process.
+"""TensorRT-LLM's own server, `trtllm-serve`. The package `worker_agent.engines.trtllm` runs the engine in the agent.
 
 Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/serve/openai_server.py`, `tensorrt_llm/metrics/collector.py`; iteration
 statistics: `docs/SOURCES.md` E1.7; revisions in `docs/ATTACH.md`.
@@ -24,7 +24,11 @@ from worker_agent.load.engine_metrics import MetricNames
 
 
 def iteration_rows(body: bytes) -> list[dict[str, Any]] | None:
-    """Return the rows of a JSON list of objects; None: it is Prometheus text; raise `MalformedMessage`."""
+    """Return the rows of a JSON list of objects; None if the body does not begin with "[", as Prometheus text.
+
+    Raises:
+        MalformedMessage: the body begins with "[", and is not such a list.
+    """
     return decoded(list[dict[str, Any]], body, "/metrics") if body.lstrip()[:1] == b"[" else None
 
 
@@ -71,5 +75,5 @@ class TrtllmServe(EngineServer):
     info: ClassVar = (Info(facts_of_metrics), Info(facts_of_version, ("/version",)))
 
     def iterations(self, body: bytes) -> list[dict[str, Any]] | None:
-        """Return the rows; None: it answers in Prometheus text."""
+        """Return the rows; None if the body does not begin with "[", as Prometheus text."""
         return iteration_rows(body)

@@ -1,9 +1,10 @@
 """A simulated engine's KV transfers in wall time, both ends, over HTTP. No KV is moved.
 
     fetch     the decode engine: the transfer's time passes, then it tells the prefill engine that all has come
-    answer    the prefill engine: releases the context
+    answer    the prefill engine: it frees the blocks of the context that was fetched
 
-    POST /v1/kv_transfers/ID, the handoff's state    200; 404: not held
+    POST /v1/kv_transfers/ID    the body is the handoff's state; the answer is 200, or 404 if the prefill engine holds
+                                no context with this id and state
 
 A fetch needs no secret but that state, and there is no TLS: the network between workers must be closed. An engine
 fetches only from IP addresses (no host names) within `transfer.networks`, by default loopback, so that a forged handoff
@@ -31,17 +32,21 @@ from worker_agent.port.types import EngineError, KvFetches, RequestRefused
 PATH = "/v1/kv_transfers/"
 _BODY_BYTES_MAX = 4096
 _DRAIN_S = 0.5
-"""The engine ends before the server, so that no transfer is in progress."""
+"""The server's wait for running requests when it stops. It may be short: an engine that stops normally holds no context
+any more when the server stops."""
 _FIELD = "disaggregated_params.ctx_info_endpoint"
 _OUTCOMES: dict[int, TransferOutcome] = {200: "done", 404: "gone"}
 
 
 class TransferFailed(EngineError):
-    """A prompt's KV did not come to the decode engine, before any output."""
+    """The decode engine could not fetch a prompt's KV, and generated no output."""
 
 
 class LiveTransfers:
-    """One engine's transfers; `changed` is called whenever the simulator may have work again."""
+    """One engine's transfers.
+
+    `changed` is called when another engine has fetched a context: the simulator may have work again.
+    """
 
     def __init__(
         self,
@@ -62,7 +67,7 @@ class LiveTransfers:
         """Serve until a stop, after which the address is free."""
 
     async def start(self) -> None:
-        """Bind the address, which handoffs name from now on; raise `PortUsed`."""
+        """Bind the address, which handoffs name from now on; raise `PortUsed` if it cannot be bound."""
         await self._server.start()
         self._simulator.contexts.endpoint = self.endpoint
 
@@ -72,19 +77,22 @@ class LiveTransfers:
         return str(URL.build(scheme="http", host=self._section.host, port=self._server.port))
 
     def check(self, endpoint: str) -> None:
-        """Raise `RequestRefused` unless `endpoint` is http://address:port of an allowed network."""
+        """Raise `RequestRefused` unless `endpoint` is http://address[:port] with an address of an allowed network."""
         try:
             url = URL(endpoint)
             address, port = ip_address(url.host or ""), url.explicit_port
         except ValueError as error:
-            raise RequestRefused(_FIELD, endpoint, "http://address:port") from error
+            raise RequestRefused(_FIELD, endpoint, "http://address[:port]") from error
         if url != URL.build(scheme="http", host=str(address), port=port):
-            raise RequestRefused(_FIELD, endpoint, "http://address:port")
+            raise RequestRefused(_FIELD, endpoint, "http://address[:port]")
         if not any(address in network for network in self._networks):
             raise RequestRefused(_FIELD, endpoint, f"addresses of transfer.networks: {self._section.networks}")
 
     async def fetch(self, handoff: Handoff, tokens: int) -> bool:
-        """Let the time of so many tokens pass, and tell the prefill engine; return whether they have come."""
+        """Wait for the transfer time of `tokens` tokens, then tell the prefill engine that they have come.
+
+        Return whether the outcome is `done` (`handovers.py`).
+        """
         rules, began_s = self._simulator.transfers, self._clock.now()
         outcome: TransferOutcome = "timeout"
         try:
@@ -108,7 +116,7 @@ class LiveTransfers:
 
 
 async def _told(handoff: Handoff) -> TransferOutcome:
-    """Return what the prefill engine answers when its context has been fetched."""
+    """Tell the prefill engine that its context has been fetched; return the outcome that its answer means."""
     url = URL(handoff.ctx_info_endpoint or "").with_path(f"{PATH}{handoff.ctx_request_id}")
     try:
         async with (

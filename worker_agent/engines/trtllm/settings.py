@@ -15,13 +15,17 @@ _TEXT = Annotated[str, Field(min_length=1)]
 
 
 class TrtllmSection(Section):
-    """What is loaded beside the model, and how long the engine's end may take."""
+    """What the engine loads beside the model, who places conversations, and how long the agent waits when it stops."""
 
     loras: dict[_NAME, _TEXT] = Field(
-        {}, max_length=1024, description="LoRA adapters by the name that requests use: the directories of their weights"
+        {},
+        max_length=1024,
+        description="LoRA adapters: the key is the name that requests use, the value is the directory of the weights",
     )
     logits_processors: dict[_NAME, _TEXT] = Field(
-        {}, max_length=64, description="by the name that requests use: package.module:factory, which is imported"
+        {},
+        max_length=64,
+        description="the key is the name that requests use, the value is package.module:factory; the agent imports it",
     )
     conversation_affinity: bool = Field(
         default=False, description="the engine chooses the rank of a request that names its conversation"
@@ -29,7 +33,12 @@ class TrtllmSection(Section):
     transfer_s: float = Field(
         30.0, ge=0, le=3600, description="how long a prefill worker's stop waits for blocks to be fetched"
     )
-    shutdown_s: float = Field(30.0, gt=0, le=3600, description="how long the engine may take to end; then it is left")
+    shutdown_s: float = Field(
+        30.0,
+        gt=0,
+        le=3600,
+        description="how long the agent waits for the engine to end; after that the agent goes on without it",
+    )
 
     def settings(self, text: Text, log_level: Literal["debug", "info", "warning", "error"]) -> "TrtllmSettings":
         """Return the engine's settings."""
@@ -40,9 +49,9 @@ class TrtllmSection(Section):
 class TrtllmSettings(TrtllmSection):
     """The section, and facts that the engine does not know or report.
 
-    `end_ids` are the model's end tokens: with `ignore_eos` they do not stop. `vocab_size` is the model's, in tokens:
-    without it no request may have a `logit_bias`. `watch_s` is the time between two health checks, which cost the
-    engine nothing while it lives.
+    `end_ids` are the model's end tokens; they do not end an answer if its request has `ignore_eos`. `vocab_size` is the
+    model's, in tokens: without it no request may have a `logit_bias`. `watch_s` is the time between two health checks,
+    which cost the engine nothing while it lives.
     """
 
     end_ids: tuple[int, ...] = ()
