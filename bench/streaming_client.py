@@ -14,7 +14,7 @@ from bench.child import BenchFailed
 from kv_runtime.clock import Clock, SystemClock
 
 _DATA = b"data: "
-_OK, _NOT_FOUND = 200, 404
+_OK = 200
 _POLL_S, _ANSWER_S = 0.5, 10.0
 _REFUSAL_BYTES = 300
 
@@ -138,37 +138,26 @@ class _Answer:
             self.cached_tokens = (event.usage.prompt_tokens_details or {}).get("cached_tokens") or 0
 
 
-async def until_served(url: str, model: str, *, wait_s: float, is_running: Callable[[], bool] = lambda: True) -> None:
-    """Return once `/health`, if it is there, is 200, `/v1/models` lists the model, and a request is answered.
+async def until_served(
+    url: str, asked: Mapping[str, Any], *, wait_s: float, is_running: Callable[[], bool] = lambda: True
+) -> None:
+    """Return once a request is answered: `asked` is a chat or a completion.
 
     Raises:
-        BenchFailed: none of this within `wait_s`, or while it `is_running`.
+        BenchFailed: none was within `wait_s`, or while it `is_running`; it quotes the last answer.
     """
     clock, problem = SystemClock(), ""
     ends_s = clock.now() + wait_s
+    path = "/v1/chat/completions" if "messages" in asked else "/v1/completions"
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_ANSWER_S)) as session:
         while True:
-            problem = await _problem(session, url, model)
-            if not problem:
-                return
+            try:
+                async with session.post(url + path, json=asked) as response:
+                    if response.status == _OK:
+                        return
+                    problem = f"status {response.status}: {(await response.text())[:_REFUSAL_BYTES]}"
+            except (aiohttp.ClientError, TimeoutError) as error:
+                problem = f"{type(error).__name__}: {error}"
             if clock.now() >= ends_s or not is_running():
                 raise BenchFailed(f"{url} is not ready: {problem}")
             await clock.sleep(_POLL_S)
-
-
-async def _problem(session: aiohttp.ClientSession, url: str, model: str) -> str:
-    try:
-        async with session.get(f"{url}/health") as response:
-            if response.status not in (_OK, _NOT_FOUND):
-                return f"/health: found status {response.status}, allowed 200"
-        async with session.get(f"{url}/v1/models") as response:
-            if response.status != _OK:
-                return f"/v1/models: found status {response.status}, allowed 200"
-            names = [str(each["id"]) for each in msgspec.json.decode(await response.read())["data"]]
-        if model not in names:
-            return f"model: found {', '.join(names) or 'none'}, allowed {model}"
-        asked = {"model": model, "prompt": [32], "max_tokens": 1}
-        async with session.post(f"{url}/v1/completions", json=asked) as response:
-            return "" if response.status == _OK else f"a request: found status {response.status}, allowed 200"
-    except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError, KeyError, TypeError) as error:
-        return f"{type(error).__name__}: {error}"

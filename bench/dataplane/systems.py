@@ -43,6 +43,7 @@ _NATS = "nats-server"
 _MOCKER = ("--num-workers", str(WORKERS), "--speedup-ratio", "1000", "--block-size", str(BLOCK_SIZE))
 """Dynamo's workers: as many as ours, with as large blocks, that answer at once."""
 _READY_S = 60.0
+_ASKED = {"model": MODEL, "messages": [{"role": "user", "content": "Are you ready?"}], "max_tokens": 1}
 
 
 class SystemAbsent(Exception):
@@ -201,7 +202,7 @@ class SystemProcesses:
                     url = (await process.line_with("event log")).split()[2]
                     await self._backend.call("join", url=url, text=plan.text or "byte")
                 url = f"http://127.0.0.1:{port}"
-                await until_served(url, MODEL, wait_s=_READY_S, is_running=lambda: process.is_running)
+                await until_served(url, _ASKED, wait_s=_READY_S, is_running=lambda: process.is_running)
                 _move_nats(process.pid, self._cores[1])
             except BenchFailed as error:
                 raise SystemAbsent(f"{plan.name}: {error}; it printed:\n{process.output}") from error

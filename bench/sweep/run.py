@@ -197,14 +197,14 @@ Lags = Callable[[], Awaitable[dict[str, Counter[float]]]]
 
 @asynccontextmanager
 async def endpoint_of(inputs: RunInputs, *, wait_s: float) -> AsyncIterator[tuple[str, Lags | None]]:
-    """Yield the endpoint's URL once it is healthy and serves the model, and how the fleet's event-loop lag is read.
+    """Yield the endpoint's URL once it answers a request for the model, and how the fleet's event-loop lag is read.
 
     Raises:
         BenchFailed: it was not, within `wait_s`.
         ProcessFailed: the fleet did not start.
     """
     if inputs.url:
-        await until_served(inputs.url, inputs.model, wait_s=wait_s)
+        await until_served(inputs.url, {"model": inputs.model, "prompt": [32], "max_tokens": 1}, wait_s=wait_s)
         yield inputs.url, None
         return
     aggregated, prefill, decode = workers_of(inputs.layout)
