@@ -112,9 +112,12 @@ class Following:
         if isinstance(record, TimePassed):
             self._due = self.reference.tick(record.now_s)
 
-    def compare_tables(self) -> None:
-        """Compare the checkpoint tables that the reference has."""
-        began = CheckpointBegan(now_s=self._now_s, router="router-1", settings={})
+    def compare_tables(self, now_s: float = 0.0) -> None:
+        """Compare the checkpoint tables that the reference has, at the later of this time and that of the last record.
+
+        A decision that is not carried out has no record, and lets blocks count no more that should have come by then.
+        """
+        began = CheckpointBegan(now_s=max(now_s, self._now_s), router="router-1", settings={})
         product = self._tables_of(began)
         self.reference.apply(began)
         tables = self.reference.tables()

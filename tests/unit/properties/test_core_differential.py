@@ -103,7 +103,7 @@ def test_a_life_has_the_records_and_checkpoints_of_the_reference(policy: str, ki
     for seed in range(examples(8, least=1)):
         life, following = followed(seed, (POLICIES | MORE)[policy], kind)
         asyncio.run(life.go_on(STEPS))
-        following.compare_tables()
+        following.compare_tables(life.clock.now())
         assert min(following.decisions, following.refusals, following.brought) > 0, seed
 
 
