@@ -29,7 +29,6 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from blake3 import blake3
 from xxhash import xxh3_64_intdigest
 
 from kv_protocol.codec import pack_u64
@@ -153,11 +152,6 @@ def canary(block_size: int, scheme: str = HASH_SCHEME) -> int:
 def image_pad(mm_hash: int) -> int:
     """Return the token id that stands for an image's tokens. Source: `docs/SOURCES.md` E6, rule 6."""
     return _PAD_BASE + (mm_hash & _PAD_MASK)
-
-
-def lora_id(lora_name: str) -> int:
-    """Return the peer's 31-bit id of an adapter. Source: `docs/SOURCES.md` E6, rule 7."""
-    return int.from_bytes(blake3(lora_name.encode()).digest(8), "big") & 0x7FFF_FFFF
 
 
 def to_i64(value: int) -> int:

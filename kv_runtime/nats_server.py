@@ -2,8 +2,8 @@
 
     start   the port is probed, the store is made and locked, then the server is started; its log reports when it is
             ready. A failure leaves nothing behind.
-    run     a server that ends is started again, on the same port and store, after a pause. A server whose disk was full
-            is started again once there is space: after a failed write it stores nothing more in that stream
+    run     starts the server again, after a pause, if it ends: on the same port and store. Restarts it once a full disk
+            has space again: after a failed write the server stores nothing more in that stream
     stop    SIGTERM, SIGKILL after a budget; a private store is removed
 
 This process and the server hold one lock on the store: two servers would damage it. Without a given store the server

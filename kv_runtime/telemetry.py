@@ -178,7 +178,7 @@ class Projection(Collector):
 
 
 class MadeFamily(Metric, Generic[Row]):
-    """A family whose samples are made from rows when they are read: all by `samples`, or some at a time by `parts`.
+    """A family that makes its samples from rows at each read: all of them (`samples`), or some at a time (`parts`).
 
     The samples of 4,000 workers take half a second to make, which would hold up the event loop. The rows are copied,
     because their source may change between two parts.

@@ -350,8 +350,8 @@ def check_capture(*, file: Path, as_json: bool) -> None:
     unknown_removal  removed blocks that were not held
     refused          events that the decoder refused
     unfit            blocks of another size, or of bigrams
-    unknown_name     blocks stored without tokens that no earlier event described, or whose parent
-                     is not held any more
+    unknown_name     blocks that an event stores without tokens, and that no earlier event described;
+                     and those that come after a parent that is not held any more
 
     The exit code is 0 when the capture was read through, whatever the figures; 2 when FILE is no capture.
     """  # noqa: D301 - click needs the backspace character, which a raw docstring would not have

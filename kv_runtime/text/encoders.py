@@ -90,7 +90,7 @@ def _takes(other: str, content: str) -> bool:
 
 
 class KeptSegments(NamedTuple):
-    """Text whose ids were kept before, and all other text, in total; the segments that are kept now, and their memory.
+    """Bytes of text so far, with kept ids and without; the segments that are kept now, and their memory.
 
     `Segments` encodes a new segment that occurs twice in a text once, and counts it twice in `miss_bytes`.
     """

@@ -4,7 +4,7 @@
 |---|---|
 | at the beginning, if it follows the caller's `traceparent` and there is one | those that the caller samples |
 | at the beginning, otherwise | the share `ratio` |
-| at the end of a request | also those that failed, and those whose first token came later than `ttft_target_s` |
+| at the end of a request | also failed requests, and requests with a TTFT above `ttft_target_s` |
 
 The share is drawn by the trace id, as the SDK does, so that services with one ratio draw the same traces.
 Source: OpenTelemetry specification, "Environment Variable Specification"; SDK, `TraceIdRatioBased`.
@@ -108,7 +108,7 @@ def sampling(environ: Mapping[str, str], *, ratio: float | None, ttft_target_s: 
     """Return the rule of `OTEL_TRACES_SAMPLER` and its argument; None: nothing is ever sent.
 
     If `ratio` is given, both variables are ignored: the rule follows a caller's `traceparent`, and samples the share
-    `ratio` of the requests whose caller sent none.
+    `ratio` of requests without one.
 
     Raises:
         ValueError: the sampler is not known, or its argument is no ratio.

@@ -125,7 +125,7 @@ def hot_prefixes(
 
 
 def _by_value(runs: Sequence[list[int]], heat: Mapping[int, float]) -> Iterator[tuple[int, list[int]]]:
-    """Yield the index and the new blocks of a run: always next the run whose new blocks are hottest on average.
+    """Yield the index and the new blocks of each run; the run with the highest mean heat of new blocks is always next.
 
     Listing a run removes the first blocks of others, which are their hottest: a stored value can only be too high, so
     that only the run on top needs to be evaluated again.

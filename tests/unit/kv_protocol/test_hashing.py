@@ -10,7 +10,6 @@ from kv_protocol.hashing import (
     canary,
     hash_seed,
     local_block_hashes,
-    lora_id,
     pack_tokens,
     sequence_hashes,
     to_i64,
@@ -64,10 +63,6 @@ def test_a_name_and_a_salt_of_the_same_text_give_different_seeds_and_add_up() ->
 def test_the_canary_is_the_second_block_of_counting_tokens() -> None:
     for block_size in (1, 16, 4096):
         assert [canary(block_size)] == sequence_hashes(range(2 * block_size), block_size)[1:]
-
-
-def test_an_adapter_id_has_31_bits() -> None:
-    assert all(0 <= lora_id(f"adapter-{n}") < 2**31 for n in range(200))
 
 
 def test_signed_and_unsigned_keep_the_same_bits() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kv_protocol.hashing import BASE_SEED, Namespace, hash_seed, lora_id, mm_hash
+from kv_protocol.hashing import BASE_SEED, Namespace, hash_seed, mm_hash
 from tests.unit.worker_agent.wire_words import read, stored, stored_array, stored_map
 from worker_agent.events.dialects.batches import BatchDecoder
 from worker_agent.events.engine_events import EngineStored
@@ -137,4 +137,4 @@ def test_slots_behind_the_medium_of_an_array(slots: tuple[object, ...], fields: 
 
 
 def test_the_numeric_id_of_an_adapter_is_not_its_name() -> None:
-    assert read(stored_map(lora_id=lora_id("adapter"), lora_name=None)).events == (stored(7),)
+    assert read(stored_map(lora_id=7, lora_name=None)).events == (stored(7),)
