@@ -104,7 +104,7 @@ def _indexer() -> Iterator[Metric]:
 def _serve() -> Iterator[Metric]:
     yield from (*_of(Connections.families, 2), *_loop_lag(), *_of(log_families), *consolidator_families(()))
     yield from (*_of(agent_families, 5), *_of(served_families, 3), *media_families("", NOTHING, {}, NOTHING))
-    yield from (*Membership(NOTHING, NOTHING, NOTHING, NOTHING).families(), *span_families(None))
+    yield from (*Membership(NOTHING, NOTHING, NOTHING).families(), *span_families(None))
 
 
 def _attach() -> Iterator[Metric]:
@@ -112,7 +112,7 @@ def _attach() -> Iterator[Metric]:
     for make in (engine_event_families, poll_families, load_families, row_families):
         yield from _of(make, 2)
     yield from (thread_family("", ()), *_of(AttachedWorker.families), *_of(EngineLoads.families))
-    yield from (*Membership(NOTHING, NOTHING, NOTHING, NOTHING).families(), *span_families(None))
+    yield from (*Membership(NOTHING, NOTHING, NOTHING).families(), *span_families(None))
 
 
 def _listed(families: Iterable[Metric]) -> dict[str, MadeFamily]:

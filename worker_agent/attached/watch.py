@@ -3,13 +3,12 @@
 The engine is probed every `PROBE_PERIOD_S`:
 
 out, answers                             register
-in,  answers                             nothing
-in,  after a reconnection to the log     register: the log may be a new one
+in,  answers                             register again if it has changed
 in,  failed `FAILURES_MAX` probes        leave
 in,  sleeps                              leave at once: it answers /health and computes nothing
 out, does not answer                     nothing
 
-Before each registration the engine is queried again: it may have restarted with another cache. At each probe its models
+Before it is registered the engine is queried again: it may have restarted with another cache. At each probe its models
 are read: it may have loaded an adapter.
 
 Its metrics become load reports: they are read every `POLL_S`, the newest of each rank is sent.
@@ -62,7 +61,7 @@ Describe = Callable[[bool], Awaitable[WorkerRegistered | None]]
 
 
 class HealthWatch:
-    """Probes the engine, registers it and withdraws it. `log_connections` counts the connections to the log.
+    """A part of a process, `run`: probes the engine, and lets `membership` register and withdraw it.
 
     `describe(anew)` returns the current registration; None: the engine cannot join as it is. Unless `anew`, it may
     read names and adapters alone.
@@ -74,26 +73,21 @@ class HealthWatch:
         membership: Membership,
         clock: Clock,
         *,
-        log_connections: Callable[[], int],
         describe: Describe,
         is_asleep: Callable[[], bool],
     ) -> None:
-        self._client, self._membership, self._describe = client, membership, describe
-        self._clock, self._log_connections, self._log_seen = clock, log_connections, log_connections()
-        self._is_asleep = is_asleep
-        self._is_current = False  # registered in the present log, as the engine is described now
+        self._client, self._membership, self._clock = client, membership, clock
+        self._describe, self._is_asleep = describe, is_asleep
         self._failures, self._is_logged = 0, False
+        membership.withdraw(_UNANSWERED)  # until the first probe
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Probe the engine until `stop` is set; then publish that it is draining."""
+        """Probe the engine until `stop` is set."""
         while not stop.is_set():
             await self._probe()
             await self._clock.wait(stop, PROBE_PERIOD_S)
-        await self._membership.drain()
 
     async def _probe(self) -> None:
-        before, self._log_seen = self._log_seen, self._log_connections()
-        self._is_current = self._is_current and self._log_seen == before
         problem, is_asleep = "", self._is_asleep()
         try:
             await self._client.get("health", "/health")
@@ -102,15 +96,13 @@ class HealthWatch:
         if is_asleep:
             problem = "it sleeps"
         self._failures = self._failures + 1 if problem else 0
-        is_lost = is_asleep or self._failures >= FAILURES_MAX
         self._log_problem(problem)
         if not problem:
-            registration = await self._describe(not self._is_current)
-            if registration is not None and (self._membership.renew(registration) or not self._is_current):
-                self._is_current = await self._membership.register() or self._is_current
-        elif is_lost:
-            self._is_current = False
-            await self._membership.leave(problem if is_asleep else _UNANSWERED)
+            registration = await self._describe(not self._membership.is_registered)
+            if registration is not None:
+                self._membership.restore(registration)
+        elif is_asleep or self._failures >= FAILURES_MAX:
+            self._membership.withdraw(problem if is_asleep else _UNANSWERED)
 
     def _log_problem(self, problem: str) -> None:
         """Log once why the engine is not registered, or is about to leave, until it answers again."""

@@ -305,17 +305,16 @@ class AttachedWorker:
             base_url = url_of(settings.worker.advertised_host, served.port)
             parts.append(Part("forwarder", served.run, 1, lambda: {"requests": forwarder.running}))
         registration = engine_registration(settings, engine.facts, engine.text, worker.instance, base_url)
-        membership = self._membership = Membership(registration, worker_id, host.clock, asyncio.Event())
+        membership = self._membership = Membership(registration, worker_id, host.clock)
         watch = HealthWatch(
             engine.client,
             membership,
             host.clock,
-            log_connections=lambda: host.log.statistics().reconnects_total,
             describe=partial(self._described, engine, worker, base_url),
             is_asleep=lambda: self._loads is not None and self._loads.is_asleep,
         )
         cleanup.push_async_callback(membership.leave, "stopped")
-        return [*parts, Part("health-watch", watch.run, 0), Part("worker-id", membership.watch, 0)]
+        return [*parts, Part("health-watch", watch.run, 0), Part("membership", membership.run, 0)]
 
     async def _described(
         self,

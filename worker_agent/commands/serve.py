@@ -101,7 +101,7 @@ async def run_served(
     """
     settings = settings.model_copy(update={"worker": settings.worker.identified()})
     sys.setswitchinterval(_SWITCH_S)
-    clock, text, found = SystemClock(), engine_text(settings, chosen), asyncio.Event()
+    clock, text = SystemClock(), engine_text(settings, chosen)
     model_path = chosen.text if chosen.takes_media else ""
     media = ServedMedia(settings, text, clock, model=chosen.names[0], model_path=model_path)
     engine = build_engine(settings, chosen, text, clock, call)
@@ -113,7 +113,6 @@ async def run_served(
             name=f"worker-agent {settings.worker.id}",
             user=settings.nats.user,
             token=settings.nats.credentials.get_secret_value(),
-            on_found=found.set,
             awaited_until=stop,
         )
         cleanup.push_async_callback(log.close)
@@ -143,14 +142,12 @@ async def run_served(
             worker = _WorkerParts(
                 settings, chosen, engine, text, media, instance, clock, log, rules, events, worker_id, tracing
             )
-            parts = await _parts(worker, found, cleanup, report)
+            parts = await _parts(worker, cleanup, report)
             until_run.pop_all()  # from here on the parts end engine and events
         await run_parts(parts, stop=stop, drain_s=settings.drain_s + _ABORTS_S)
 
 
-async def _parts(
-    worker: _WorkerParts, found: asyncio.Event, cleanup: AsyncExitStack, report: Callable[[str], None]
-) -> list[Part]:
+async def _parts(worker: _WorkerParts, cleanup: AsyncExitStack, report: Callable[[str], None]) -> list[Part]:
     """Return the parts to run; requests are accepted from now on, and `cleanup` publishes `WorkerLeft`."""
     registry, events, wait_s = new_registry(), worker.events, worker.settings.worker.canary_wait_s
     watch: CanaryWatch | None = None
@@ -162,7 +159,7 @@ async def _parts(
     http = _http(worker, api, registry)
     await http.start()
     registration = _registration(worker, api, http.port)
-    membership = Membership(registration, worker.worker_id, worker.clock, found)
+    membership = Membership(registration, worker.worker_id, worker.clock)
     worker_id = worker.settings.worker.id
     loads = LoadReports(
         worker.engine,
@@ -185,7 +182,6 @@ async def _parts(
     report(f"worker {worker_id} on {registration.base_url}")
     return [
         Part("membership", membership.run, 0),
-        Part("worker-id", membership.watch, 0),
         *([] if watch is None else [Part("canary", partial(watch.run, membership), 0)]),
         Part("http", http.run, 1, lambda: {"requests": api.in_flight.running}),
         *worker.media.parts(2, worker.log, FleetGate(worker.settings.nats.fleet_secrets)),

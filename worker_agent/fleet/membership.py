@@ -1,10 +1,10 @@
-"""The worker's membership: registered while fit, draining at the stop, then left.
+"""The worker's membership: keeps the newest fleet event of its id as the worker's state has it.
 
-fit                       registered; again after every reconnection, because the log may be a new one
-registration lost         registered again: it was overwritten, forged or purged (`worker_id_rules.py`)
-withdrawn                 left, with the reason; registered again once it is restored
-stopping                  draining, or left if it is unfit; neither if it never tried to register, or has left already
-at the end                left
+state        the newest fleet event
+fit          the registration; published again once it was changed, overwritten, forged or purged, also in a new log
+unfit        left, with the reason, if the worker was registered
+stopping     draining, or left if it is unfit; neither if it never tried to register, or has left already
+at the end   left
 """
 
 import asyncio
@@ -20,8 +20,8 @@ from kv_runtime.telemetry import Family, counter
 from worker_agent.fleet.worker_id import WorkerId
 
 CHECK_PERIOD_S = 5.0
-"""The longest wait for a fleet event of the id before the registration is checked: no event announces a purge."""
-REPAIR_PAUSE_S = 1.0
+"""The longest wait for a fleet event of the id before the log is checked: no event announces a purge, or a new log."""
+CHECK_PAUSE_S = 1.0
 """Least time between two checks: bounds how often forged fleet events make an agent publish."""
 _RETRY_S = 0.25
 _RETRY_MAX_S = 5.0
@@ -30,18 +30,13 @@ _log = structlog.get_logger("membership")
 
 
 class Membership:
-    """One worker's fleet events.
+    """One worker's fleet events. The worker is fit until `withdraw`; `run` publishes its state, and changes at once."""
 
-    `run` publishes the worker's state again when `news` is set. The caller sets it after each reconnection to the log;
-    `withdraw` and `restore` set it, too.
-    """
-
-    def __init__(self, registration: WorkerRegistered, worker_id: WorkerId, clock: Clock, news: asyncio.Event) -> None:
+    def __init__(self, registration: WorkerRegistered, worker_id: WorkerId, clock: Clock) -> None:
         self._registration = registration
         self._worker_id = worker_id
         self._clock = clock
-        self._news = news
-        self._publishing = asyncio.Lock()
+        self._changed = asyncio.Event()
         self._unfit = ""
         self._may_be_announced = False
         """Whether this object has tried to publish the registration, and has not published `WorkerLeft` since."""
@@ -54,91 +49,64 @@ class Membership:
         """Publish the worker's state until `stop` is set; then publish that it is draining, or that it left if unfit.
 
         Raises:
-            WorkerIdTaken: another living instance has the id.
-        """
-        while not stop.is_set():
-            self._news.clear()
-            await self._publish_with_retries(stop)
-            await until(stop, self._news.wait())
-        await (self.leave(self._unfit) if self._unfit else self.drain())
-
-    async def watch(self, stop: asyncio.Event) -> None:
-        """Publish the registration again whenever it was overwritten, forged or purged, until `stop` is set.
-
-        Nothing is published while the worker is not registered.
-
-        Raises:
             WorkerIdTaken: another living instance has the id, and claimed it earlier.
         """
+        retry_s = _RETRY_S
         while not stop.is_set():
-            await until(stop, self._check_when_due())
+            self._changed.clear()
+            if await until(stop, self._publish_state()):
+                retry_s, pause = _RETRY_S, self._next_check()
+            else:
+                retry_s, pause = min(2 * retry_s, _RETRY_MAX_S), self._clock.sleep(retry_s)
+            await until(stop, until(self._changed, pause))
+        await (self.leave(self._unfit) if self._unfit else self.drain())
 
-    async def _check_when_due(self) -> None:
+    async def _next_check(self) -> None:
+        await self._clock.sleep(CHECK_PAUSE_S)
         await self._clock.wait(self._worker_id.changed, CHECK_PERIOD_S)
-        await self._repair()
-        await self._clock.sleep(REPAIR_PAUSE_S)
 
-    async def _repair(self) -> None:
-        async with self._publishing:
-            if not self.is_registered:
-                self._worker_id.changed.clear()
-                return
-            try:
-                if not await self._worker_id.is_newest(self._registration):
-                    await self._worker_id.register(self._registration)
-                    self.repairs_total += 1
-                    _log.warning("worker_registered_again", worker=self._registration.worker_id)
-            except BrokerUnavailable as error:
-                _log.warning("registration_not_checked", reason=str(error))
+    async def _publish_state(self) -> bool:
+        """Make the log agree with the worker's state; return False if that failed."""
+        if self._unfit:
+            return await self.leave(self._unfit)
+        self._may_be_announced = True
+        try:
+            self.repairs_total += await self._worker_id.register(self._registration)
+        except BrokerUnavailable as error:
+            _log.warning("fleet_event_not_published", kind="WorkerRegistered", reason=str(error))
+            return False
+        self.is_registered = True
+        return True
 
     def families(self) -> Iterator[Family]:
         """Yield the metrics."""
         meaning = "Times that the registration was published again because it was overwritten, forged or purged"
         yield counter("registration_repairs", meaning, (), [((), float(self.repairs_total))])
 
-    def renew(self, registration: WorkerRegistered) -> bool:
-        """Replace the registration, without publishing it; return whether the new one differs from the old one.
-
-        Both have the same worker id, instance and model.
-        """
-        before, self._registration = self._registration, registration
-        return registration != before
-
     def withdraw(self, reason: str) -> None:
         """Let `run` publish that the worker left; of several reasons the first counts."""
         self._unfit = self._unfit or reason
-        self._news.set()
+        self._changed.set()
 
-    def restore(self) -> None:
-        """Let `run` register the worker, which is fit again."""
-        self._unfit = ""
-        self._news.set()
-
-    async def register(self) -> bool:
-        """Publish the registration; return whether that worked. Raise `WorkerIdTaken` if another has the id."""
-        async with self._publishing:
-            self._may_be_announced = True
-            try:
-                await self._worker_id.register(self._registration)
-            except BrokerUnavailable as error:
-                _log.warning("fleet_event_not_published", kind="WorkerRegistered", reason=str(error))
-                return False
-            self.is_registered = True
-        _log.info("worker_registered", worker=self._registration.worker_id, at=self._registration.base_url)
-        return True
+    def restore(self, registration: WorkerRegistered | None = None) -> None:
+        """Let `run` register the worker, which is fit; `registration` replaces the former one of the same instance."""
+        registration = registration or self._registration
+        if self._unfit or registration != self._registration:
+            self._registration, self._unfit = registration, ""
+            self._changed.set()
 
     async def drain(self) -> bool:
         """Publish that the worker is draining; return False if publishing failed.
 
-        Nothing is published unless `register` was called since the start, or since the worker left.
+        Nothing is published unless `run` tried to register the worker since the start, or since it left.
         """
         own = self._registration
         return await self._publish(WorkerDraining(worker_id=own.worker_id, instance=own.instance))
 
     async def leave(self, reason: str) -> bool:
-        """Publish that the worker left; return False if publishing failed.
+        """Publish that the worker left; return False if publishing failed. Not while `run` runs.
 
-        Nothing is published unless `register` was called since the start, or since the worker left. A reason that
+        Nothing is published unless `run` tried to register the worker since the start, or since it left. A reason that
         `withdraw` was given replaces `reason`.
         """
         own = self._registration
@@ -146,22 +114,13 @@ class Membership:
         self._may_be_announced = not await self._publish(left)
         return not self._may_be_announced
 
-    async def _publish_with_retries(self, stop: asyncio.Event) -> None:
-        retry_s = _RETRY_S
-        while not stop.is_set():
-            if await (self.leave(self._unfit) if self._unfit else self.register()):
-                return
-            await self._clock.wait(stop, retry_s)
-            retry_s = min(2 * retry_s, _RETRY_MAX_S)
-
     async def _publish(self, event: FleetEvent) -> bool:
         if not self._may_be_announced:
             return True
-        async with self._publishing:
-            self.is_registered = False
-            try:
-                await self._worker_id.publish_event(self._registration.model, event)
-            except BrokerUnavailable as error:
-                _log.warning("fleet_event_not_published", kind=type(event).__name__, reason=str(error))
-                return False
+        self.is_registered = False
+        try:
+            await self._worker_id.publish_event(self._registration.model, event)
+        except BrokerUnavailable as error:
+            _log.warning("fleet_event_not_published", kind=type(event).__name__, reason=str(error))
+            return False
         return True

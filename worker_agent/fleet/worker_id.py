@@ -72,20 +72,10 @@ class WorkerId:
         except BrokerUnavailable as error:
             _log.info("worker_id_not_checked", worker=self._worker_id, reason=str(error))
 
-    async def is_newest(self, registration: WorkerRegistered) -> bool:
-        """Return whether the registration is still the newest fleet event of the id.
+    async def register(self, registration: WorkerRegistered) -> bool:
+        """Make the registration the newest fleet event of the id; return whether another event had replaced it.
 
-        Raises: as `register`.
-        """
-        self.changed.clear()
-        messages, actions = await self._settled(registration)
-        for each, what in zip(messages, actions, strict=True):
-            if what != "keep":
-                _log.warning("registration_replaced", worker=self._worker_id, **_described(each))
-        return set(actions) <= {"keep"}
-
-    async def register(self, registration: WorkerRegistered) -> None:
-        """Publish the registration as the newest fleet event of the id.
+        Nothing is published if it is the newest already, or while an operator drains this instance or has removed it.
 
         Raises:
             WorkerIdTaken: another living instance has the id.
@@ -94,7 +84,17 @@ class WorkerId:
         await self._listen()
         subject = subjects.fleet(registration.model, self._worker_id)
         for _ in range(_ATTEMPTS):
+            self.changed.clear()
             messages, actions = await self._settled(registration)
+            if set(actions) <= {"keep"}:
+                return False
+            strange = [
+                each
+                for each, what in zip(messages, actions, strict=True)
+                if what != "keep" and self._claim != NO_CLAIM and each.seq != self._own_seq
+            ]
+            for each in strange:
+                _log.warning("registration_replaced", worker=self._worker_id, **_described(each))
             after_seq = next((each.seq for each in messages if each.subject == subject), 0)
             try:
                 if "replace" in actions:  # a reader that accepted the forged address keeps it until `WorkerLeft`
@@ -105,7 +105,11 @@ class WorkerId:
             except LastSequenceDiffers:
                 continue
             self._claim = min(self._claim, self._own_seq)
-            return
+            if strange:
+                _log.warning("worker_registered_again", worker=self._worker_id)
+            else:
+                _log.info("worker_registered", worker=self._worker_id, at=registration.base_url)
+            return bool(strange)
         raise BrokerUnavailable(f"{subject} changes faster than it can be read")
 
     async def publish_event(self, model: str, event: FleetEvent) -> None:

@@ -217,7 +217,7 @@ async def test_what_attach_shows_is_documented(broker: Broker, log: EventLog, ki
 
 
 async def test_an_engine_is_described_again_and_leaves_while_it_sleeps_or_does_not_answer(log: EventLog) -> None:
-    health, clock, stop, sleeps, connections = HealthOf(), ManualClock(), asyncio.Event(), [False], [0]
+    health, clock, stop, sleeps = HealthOf(), ManualClock(), asyncio.Event(), [False]
     loras: list[tuple[str, ...]] = [()]
     async with (
         health.serving() as base_url,
@@ -238,22 +238,17 @@ async def test_an_engine_is_described_again_and_leaves_while_it_sleeps_or_does_n
 
         async def probe(times: int) -> None:
             for _ in range(times):
-                await eventually(lambda: clock.sleepers)
-                await clock.advance(PROBE_PERIOD_S)
-            await eventually(lambda: clock.sleepers)
+                asked = health.asked
+                while health.asked == asked:
+                    await clock.advance(PROBE_PERIOD_S)
+                    await asyncio.sleep(0.01)
 
         worker_id = WorkerId(log, clock, FleetGate(), worker_id=WORKER, instance="i")
-        membership = Membership(registration(), worker_id, clock, asyncio.Event())
-        watch = HealthWatch(
-            client,
-            membership,
-            clock,
-            log_connections=lambda: connections[0],
-            describe=describe,
-            is_asleep=lambda: sleeps[0],
-        )
+        membership = Membership(registration(), worker_id, clock)
+        watch = HealthWatch(client, membership, clock, describe=describe, is_asleep=lambda: sleeps[0])
         health.status = 200
-        running_watch = group.create_task(watch.run(stop))
+        running = [group.create_task(each.run(stop)) for each in (watch, membership)]
+        await eventually(lambda: health.asked)
         await probe(1)
         await eventually(lambda: [getattr(each, "loras", None) for each in told] == [()])
         loras[0] = ("sql",)
@@ -272,20 +267,15 @@ async def test_an_engine_is_described_again_and_leaves_while_it_sleeps_or_does_n
             health.status = 200
             await probe(1)
         assert (len(told), membership.is_registered) == (4, True)
-        health.status, connections[0] = 500, 1
-        await probe(1)
-        health.status = 200
-        await probe(2)
-        await eventually(lambda: len(told) == 5 and isinstance(told[-1], WorkerRegistered))
         health.status = 500
         await probe(FAILURES_MAX + 1)
-        await eventually(lambda: len(told) == 6 and isinstance(told[-1], WorkerLeft))
+        await eventually(lambda: len(told) == 5 and isinstance(told[-1], WorkerLeft))
         assert not membership.is_registered
         health.status = 200
         await probe(1)
-        await eventually(lambda: len(told) == 7 and membership.is_registered)
+        await eventually(lambda: len(told) == 6 and membership.is_registered)
         stop.set()
-        await running_watch
+        await asyncio.gather(*running)
 
 
 # ---------------------------------------------------------------- streams alone

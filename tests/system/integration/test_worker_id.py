@@ -32,7 +32,7 @@ from tests.support.processes import agent_process
 from tests.system.integration.broker import Broker, eventually
 from tests.system.integration.fleet_events import fleet_events
 from tests.unit.router.samples import MODEL, registered
-from worker_agent.fleet.membership import CHECK_PERIOD_S, REPAIR_PAUSE_S, Membership
+from worker_agent.fleet.membership import CHECK_PAUSE_S, CHECK_PERIOD_S, Membership
 from worker_agent.fleet.worker_id import WorkerId, WorkerIdTaken
 from worker_agent.fleet.worker_id_rules import SILENT_S
 
@@ -49,7 +49,10 @@ class Agent:
         self.log, self.clock = log, clock or SystemClock()
         self.registration = registered(ID, instance=instance, model=MODEL, base_url=f"http://127.0.0.1:{next(_ports)}")
         self.id = WorkerId(log, self.clock, FleetGate(keys), worker_id=ID, instance=instance)
-        self.membership = Membership(self.registration, self.id, self.clock, asyncio.Event())
+        self.membership = Membership(self.registration, self.id, self.clock)
+
+    async def register(self) -> bool:
+        return await self.id.register(self.registration)
 
     async def beat(self) -> None:
         pulse = fleet.encode(Heartbeat(instance=self.registration.instance, epoch=1, last_seq=0))
@@ -74,11 +77,11 @@ async def living(agent: Agent) -> AsyncIterator[Agent]:
 
 @asynccontextmanager
 async def watching(agent: Agent) -> AsyncIterator[Agent]:
-    """The agent is registered, lives, and watches its registration."""
+    """The agent lives, is registered, and watches its registration."""
     stop = asyncio.Event()
     async with living(agent), asyncio.TaskGroup() as group:
-        assert await agent.membership.register()
-        group.create_task(agent.membership.watch(stop))
+        group.create_task(agent.membership.run(stop))
+        await eventually(lambda: agent.membership.is_registered)
         yield agent
         stop.set()
 
@@ -103,9 +106,9 @@ def left(instance: str, reason: str = "stopped") -> WorkerLeft:
 # ------------------------------------------------------------------------------------------------- at the start
 async def test_an_id_in_use_is_refused_with_the_other_s_instance_and_address(log: EventLog) -> None:
     async with living(Agent(log, "first")) as first:
-        await first.membership.register()
+        await first.register()
         second = Agent(log, "second")
-        for refused in (second.id.check, second.membership.register):
+        for refused in (second.id.check, second.register):
             with pytest.raises(WorkerIdTaken) as raised:
                 await refused()
             assert str(raised.value) == (
@@ -120,7 +123,8 @@ async def test_the_id_of_a_dead_agent_at_whose_address_nothing_listens_is_taken_
     await log.publish(SUBJECT, fleet.encode(dead))
     agent = Agent(log, "next", clock=ManualClock())
     await agent.id.check()
-    assert await agent.membership.register()
+    await agent.register()
+    assert (await newest(log)).data == fleet.encode(agent.registration)
 
 
 @pytest.mark.parametrize("is_engine_s", [False, True])
@@ -141,7 +145,8 @@ async def test_the_id_of_an_instance_whose_address_says_nothing_is_taken_over_af
         await clock.advance(0.05)
     await checking
     assert SILENT_S <= before_s <= SILENT_S + 0.1
-    assert await agent.membership.register()
+    await agent.register()
+    assert (await newest(log)).data == fleet.encode(agent.registration)
     server.close()
 
 
@@ -178,7 +183,7 @@ async def test_only_an_operator_removes_a_living_worker(log: EventLog, reason: s
         await eventually(lambda: clock.sleepers)
         await log.publish(SUBJECT, fleet.encode(left("first", reason)))
         for _ in range(3):
-            await clock.advance(CHECK_PERIOD_S + REPAIR_PAUSE_S)
+            await clock.advance(CHECK_PERIOD_S + CHECK_PAUSE_S)
             await eventually(lambda: clock.sleepers)
         await is_newest(log, agent.registration if is_repaired else left("first", reason))
         assert agent.membership.repairs_total == is_repaired
@@ -188,15 +193,13 @@ async def test_an_intruder_makes_an_agent_publish_once_a_second_at_most(log: Eve
     clock = ManualClock()
     agent = Agent(log, "first", clock=clock)
     async with watching(agent):
-        for each in range(20):
-            await log.publish(SUBJECT, fleet.encode(registered(ID, instance=f"intruder-{each}")))
-        await eventually(lambda: agent.membership.repairs_total == 1)
-        for each in range(20):
-            await log.publish(SUBJECT, fleet.encode(registered(ID, instance=f"intruder-{each}")))
-        await eventually(lambda: clock.sleepers)
-        assert agent.membership.repairs_total == 1
-        await clock.advance(REPAIR_PAUSE_S)
-        await eventually(lambda: agent.membership.repairs_total == 2)
+        for repairs in range(2):
+            for each in range(20):
+                await log.publish(SUBJECT, fleet.encode(registered(ID, instance=f"intruder-{each}")))
+            await eventually(lambda: clock.sleepers)
+            assert agent.membership.repairs_total == repairs
+            await clock.advance(CHECK_PAUSE_S)
+            await eventually(lambda repairs=repairs: agent.membership.repairs_total == repairs + 1)
 
 
 # ------------------------------------------------------------------------------------------------- two agents
@@ -205,49 +208,50 @@ async def test_an_instance_that_was_thought_dead_and_returns_keeps_the_id_and_th
 ) -> None:
     clock = ManualClock()
     first, second = Agent(log, "first"), Agent(log, "second", clock=clock)
-    await first.membership.register()
-    registering = asyncio.ensure_future(second.membership.register())
-    while not registering.done():
-        await clock.advance(0.05)
-        await eventually(lambda: clock.sleepers or registering.done())
-    assert (await newest(log)).data == fleet.encode(second.registration)
+    await first.register()
     stop = asyncio.Event()
-    second_watch = asyncio.ensure_future(second.membership.watch(stop))
+    second_run = asyncio.ensure_future(second.membership.run(stop))
+    while not second.membership.is_registered:
+        await clock.advance(0.05)
+        await eventually(lambda: clock.sleepers)
+    assert (await newest(log)).data == fleet.encode(second.registration)
     async with living(first):
-        first_watch = asyncio.ensure_future(first.membership.watch(stop))
-        first.id.changed.set()  # its connection is back
-        while not second_watch.done():
+        first_run = asyncio.ensure_future(first.membership.run(stop))  # its connection is back
+        while not second_run.done():
             await clock.advance(0.05)
-            await eventually(lambda: clock.sleepers or second_watch.done())
+            await eventually(lambda: clock.sleepers or second_run.done())
         with pytest.raises(WorkerIdTaken, match="instance first at "):
-            await second_watch
+            await second_run
         await is_newest(log, first.registration)
         assert ((await newest(log)).headers or {})[CLAIM_HEADER] == "1"
         await second.membership.leave("stopped")
         assert (await newest(log)).data == fleet.encode(first.registration)
         stop.set()
-        await first_watch
+        await first_run
 
 
 # ------------------------------------------------------------------------------------------------- drained by hand
-async def test_an_agent_that_registers_again_keeps_an_operator_s_drain_until_it_is_put_back(log: EventLog) -> None:
-    agent = Agent(log, "first")
-    await agent.membership.register()
-    await log.publish(SUBJECT, fleet.encode(WorkerDraining(worker_id=ID, instance="first", by_hand=True)))
+async def test_an_agent_keeps_an_operator_s_drain_in_a_new_log_and_until_it_is_put_back(log: EventLog) -> None:
+    agent, draining = Agent(log, "first"), WorkerDraining(worker_id=ID, instance="first", by_hand=True)
+    await agent.register()
+    await log.publish(SUBJECT, fleet.encode(draining))
     drained, put_back = replace(agent.registration, drained=True), replace(agent.registration, ends_drain=True)
-    for _ in range(2):
-        assert await agent.membership.register()
-        assert (await newest(log)).data == fleet.encode(drained)
-        assert await agent.id.is_newest(agent.registration)
+    assert not await agent.register()
+    assert (await newest(log)).data == fleet.encode(draining)
     await log.purge(subjects.FLEET_STREAM, (await newest(log)).stream_seq)
-    assert await agent.membership.register()
-    assert (await newest(log)).data == fleet.encode(drained)
+    assert await agent.register()
+    for _ in range(2):
+        assert (await newest(log)).data == fleet.encode(drained)
+        assert not await agent.register()
     await log.publish(SUBJECT, fleet.encode(put_back))
-    assert await agent.membership.register()
+    assert not await agent.register()
+    assert (await newest(log)).data == fleet.encode(put_back)
+    await log.purge(subjects.FLEET_STREAM, (await newest(log)).stream_seq)
+    assert await agent.register()
     assert (await newest(log)).data == fleet.encode(agent.registration)
     another = Agent(log, "second")
-    await agent.membership.leave("stopped")
-    assert await another.membership.register()
+    await agent.id.publish_event(MODEL, left("first"))
+    await another.register()
     assert (await newest(log)).data == fleet.encode(another.registration)
 
 

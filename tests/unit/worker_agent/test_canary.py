@@ -76,7 +76,7 @@ class Watched:
         self.engine = Scripted(self.clock, dp_ranks)
         log: Any = self.log
         worker_id = WorkerId(log, self.clock, FleetGate(), worker_id="w", instance="i")
-        self.membership = Membership(registered("w", instance="i"), worker_id, self.clock, asyncio.Event())
+        self.membership = Membership(registered("w", instance="i"), worker_id, self.clock)
         self.watch = CanaryWatch(self.engine, self.clock, wait_s=wait_s, begin_id=None, is_decode=False)
 
     @property
@@ -84,7 +84,7 @@ class Watched:
         return [type(event).__name__ for event in self.log.told]
 
     async def settle(self) -> None:
-        for _ in range(20):
+        for _ in range(50):
             await asyncio.sleep(0)
 
     async def after(self, seconds: float) -> None:
