@@ -14,7 +14,7 @@ from worker_agent.load.reports import LoadReports, LoadRows
 
 ENGINE_EVENT_KINDS = (
     *("created", "stored", "removed", "updated"),
-    *("window_filtered", "held_back_dropped", "refused", "unreadable"),
+    *("window_filtered", "refused", "unreadable"),
 )
 PUBLISHER_COUNTS = {
     "event_id_gaps": "Jumps in the engine's event ids; each clears the rank",

@@ -14,13 +14,12 @@ from tests.unit.worker_agent.trtllm_json import (
     event,
     gone,
     numbered,
-    of_rank,
     of_rank_0,
     removed,
     store,
     stored,
 )
-from worker_agent.events.dialects.trtllm import HELD_BACK_MAX, TrtllmRules
+from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.engine_events import EngineCleared, EngineStored, RankEvent
 
 
@@ -80,45 +79,25 @@ def test_without_windows_nothing_waits_for_created(rules: TrtllmRules) -> None:
 
 
 def test_an_event_without_a_window_is_of_the_widest(rules: TrtllmRules) -> None:
-    events = [*windowed((128, stored(block(1)))), event(1, stored(block(2))), *windowed((128, removed(1)), first=2)]
+    events = [*windowed((128, created())), event(1, stored(block(2))), *windowed((128, removed(1)), first=2)]
     assert rules.translate(events) == of_rank_0(store(2))
-    assert rules.counts["window_filtered"] == 2
+    assert rules.counts["window_filtered"] == 1
 
 
 # -------------------------------------------------------------------- `created` was lost
-def test_before_any_window_is_known_events_are_held_back_and_the_rank_is_in_doubt(rules: TrtllmRules) -> None:
-    assert rules.translate(windowed((1024, stored(block(1))), (1024, removed(1)), first=9)) == []
-    assert rules.stale(0) == "2 engine events wait for the widest attention window: no `created` was seen"
-
-
-def test_the_first_created_lets_those_of_its_window_go(rules: TrtllmRules) -> None:
-    rules.translate(windowed((128, stored(block(1))), (1024, stored(block(2))), (1024, removed(2))))
-    assert rules.translate(windowed((1024, created()), first=3)) == of_rank_0(store(2), gone(2))
-    assert rules.counts["window_filtered"] == 1
-    assert rules.stale(0) == ""
-
-
-def test_when_enough_are_held_back_the_widest_among_them_counts(rules: TrtllmRules) -> None:
-    pairs = [((128, 1024)[number % 2], stored(block(number))) for number in range(HELD_BACK_MAX)]
-    assert rules.translate(windowed(*pairs[:-1])) == []
-    expected = of_rank_0(*(store(number) for number in range(1, HELD_BACK_MAX, 2)))
-    assert rules.translate(windowed(pairs[-1], first=HELD_BACK_MAX - 1)) == expected
-    assert (rules.counts["windows_assumed"], rules.stale(0)) == (1, "")
-
-
-def test_a_wrong_guess_ends_with_the_next_event_of_the_widest_window(rules: TrtllmRules) -> None:
-    rules.translate(windowed(*((128, removed()) for _ in range(HELD_BACK_MAX))))
-    events = windowed((128, stored(block(1))), (1024, stored(block(2))), (128, stored(block(3))), first=HELD_BACK_MAX)
-    assert rules.translate(events) == of_rank_0(store(1), EngineCleared(), store(2))
-    assert rules.counts["window_changes"] == 1
-
-
-def test_a_jump_drops_what_was_held_back(rules: TrtllmRules) -> None:
-    rules.translate(windowed((1024, stored(block(1))), first=9))
-    assert rules.translate(windowed((1024, created()), (1024, removed(1)), first=20)) == of_rank_0(
-        EngineCleared(), gone(1)
+def test_before_any_window_is_known_the_first_event_s_counts_until_a_wider_one_comes(rules: TrtllmRules) -> None:
+    narrow, wide = (128, stored(block(1))), (1024, stored(block(2)))
+    assert rules.translate(windowed(narrow, wide, (128, removed(1)), first=9)) == of_rank_0(
+        store(1), EngineCleared(), store(2)
     )
-    assert rules.counts["held_back_dropped"] == 1
+    assert (rules.counts["windows_assumed"], rules.counts["window_changes"]) == (1, 1)
+    assert rules.counts["window_filtered"] == 1
+
+
+def test_a_window_that_the_first_event_was_right_about_stays(rules: TrtllmRules) -> None:
+    events = windowed((1024, stored(block(2))), (128, created()), (1024, created()), (1024, removed(2)))
+    assert rules.translate(events) == of_rank_0(store(2), gone(2))
+    assert rules.counts["window_changes"] == 0
 
 
 def test_a_jump_ahead_keeps_the_window(rules: TrtllmRules) -> None:
@@ -147,15 +126,8 @@ def test_a_configured_window_counts_until_created_or_a_wider_event_says_another(
         assert rules.translate(events) == of_rank_0(*published), configured
 
 
-def test_ranks_wait_each_for_their_own_windows(rules: TrtllmRules) -> None:
-    waiting = event(9, stored(block(1)), window_size=8, attention_dp_rank=1)
-    known = [event(at, data, window_size=8) for at, data in enumerate((created(), stored(block(2))))]
-    assert rules.translate([waiting, *known]) == of_rank_0(store(2))
-    assert rules.translate([event(10, created(), window_size=8, attention_dp_rank=1)]) == of_rank(1, store(1))
-
-
 # -------------------------------------------------------------------- all of it
-WINDOWS = (128, 512, 1024)
+WINDOWS, BLOCKS = (128, 512, 1024), 20
 MAYBE_CONFIGURED = [None, 128, 512, 1024]
 
 
@@ -167,7 +139,7 @@ def windows_held(seed: int, first: int, configured: int | None) -> list[int]:
     """
     random = Random(seed)
     changes = [(window, created()) for window in random.sample(WINDOWS, 3)]
-    for number in range(HELD_BACK_MAX):
+    for number in range(BLOCKS):
         changes += [(window, stored(block(number << 16 | window))) for window in random.sample(WINDOWS, 3)]
     held: set[int] = set()
     for _, each in TrtllmRules(BLOCK_SIZE, attention_window=configured).translate(windowed(*changes)[first:]):
@@ -184,4 +156,4 @@ def test_wherever_reading_begins_what_stands_in_the_end_is_of_the_widest_window(
 ) -> None:
     held = windows_held(seed, first, configured)
     assert set(held) == {1024}
-    assert HELD_BACK_MAX - 1 <= len(held) <= HELD_BACK_MAX
+    assert BLOCKS - 1 <= len(held) <= BLOCKS

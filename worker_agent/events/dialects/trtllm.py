@@ -9,8 +9,8 @@
                 is published as cleared, its state is forgotten, and it is learned again from there. Ids that go back
                 mean that the engine restarted: its windows are learned again, too. A restart begins with id 0; missed
                 events are counted
-    window      events of narrower windows than the widest are dropped; until it is known they are held back; if it
-                turns out to be another, the rank is cleared: `WidestWindow`
+    window      events of narrower windows than the widest are dropped; if it turns out to be another, the rank is
+                cleared: `_Rank`
 
 The blocks of the window that counts become published events by attention group:
 
@@ -42,6 +42,7 @@ from kv_protocol.events import Tier
 from kv_protocol.ids import checked_block_size
 from worker_agent.events.dialects.trtllm_wire import (
     UNBOUNDED,
+    BlockChange,
     TrtllmBlock,
     TrtllmEvent,
     TrtllmHead,
@@ -55,7 +56,6 @@ from worker_agent.events.engine_events import EngineCleared, EngineEvent, Engine
 from worker_agent.events.quarantine import Quarantine
 
 WITHHELD_MAX = 65_536
-HELD_BACK_MAX = 64
 
 
 class _Group(msgspec.Struct):
@@ -65,36 +65,79 @@ class _Group(msgspec.Struct):
     on_host: set[int] = set()
 
 
-class RankBlocks:
-    """The rules' state of one rank. `doubt` is why the rank may hold more than is published; empty: no doubt."""
+class _Rank:
+    """The rules' state of one rank. `doubt` is why the rank may hold more than is published; empty: no doubt.
 
-    def __init__(self, block_size: int, counts: Counter[str]) -> None:
+    The widest attention window counts, in tokens: blocks of sliding windows are no prefix.
+
+    known by                     the widest window is
+    configuration                the configured one; the first `created` takes its place, unless an event confirmed it
+    `created`                    the widest of those created
+    an event without a window    unbounded: the engine is older than windows, or this pool has none
+    an event of a wider window,  that one: the earlier value was wrong, or `created` was lost before the first poll.
+      or the first event           Every window stores what a request computed
+
+    If the window that counts changes after events of the former one were published, these events were not of prefixes:
+    the rank is cleared. So a wrong value lasts until the next event of the widest window.
+    Source: `docs/SOURCES.md` E1.3, E2.2.
+    """
+
+    def __init__(self, block_size: int, attention_window: int | None, counts: Counter[str]) -> None:
         self._block_size = block_size
+        self._configured = attention_window
         self._counts = counts
-        self._groups: dict[int, _Group] = {}
-        self.doubt = ""
+        self.next_id: int | None = None
+        self.unplaced_seen = 0
+        """How many events of unknown ranks had come before this rank's newest event."""
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget the rank's state and windows: the engine restarted."""
+        self._widest, self._is_confirmed = self._configured, False
+        self.forget()
 
     def forget(self) -> None:
         """Forget the rank's state."""
-        self._groups.clear()
+        self._groups: dict[int, _Group] = {}
+        self._has_published = False
         self.doubt = ""
 
-    def apply(self, event: TrtllmEvent) -> list[EngineEvent]:
-        """Return the events to publish for the event, in order."""
-        group_idx, group = event.group_idx, self._groups.setdefault(event.group_idx, _Group())
-        match event.change:
-            case TrtllmStored() as stored:
+    def apply(self, event: TrtllmEvent) -> Iterator[EngineEvent]:
+        """Yield the events to publish for the event, in order."""
+        if self._changes_window(event) and self._has_published:
+            self._counts["window_changes"] += 1
+            self.forget()
+            yield EngineCleared()
+        if event.change is None:
+            self._counts["created"] += 1
+        elif event.window == self._widest:
+            self._has_published = True
+            yield from self._changed(event.group_idx, event.change)
+        else:
+            self._counts["window_filtered"] += 1
+
+    def _changes_window(self, event: TrtllmEvent) -> bool:
+        before, is_created = self._widest, event.change is None
+        if is_created and self._is_confirmed:
+            self._widest = max(event.window, before or 0)
+        elif is_created or event.window >= (before or 0):
+            self._widest, self._is_confirmed = event.window, True
+            self._counts["windows_assumed"] += before is None and not is_created and event.window != UNBOUNDED
+        return self._widest != before
+
+    def _changed(self, group_idx: int, change: BlockChange) -> list[EngineEvent]:
+        group = self._groups.setdefault(group_idx, _Group())
+        match change:
+            case TrtllmStored():
                 self._counts["stored"] += 1
-                self._counts["named_items"] += sum(block.named_items for block in stored.blocks)
-                return self._stored(group, stored, group_idx)
-            case TrtllmRemoved() as removed:
+                self._counts["named_items"] += sum(block.named_items for block in change.blocks)
+                return self._stored(group, change, group_idx)
+            case TrtllmRemoved():
                 self._counts["removed"] += 1
-                return self._removed(group, removed, group_idx)
-            case TrtllmUpdated() as updated:
+                return self._removed(group, change, group_idx)
+            case TrtllmUpdated():
                 self._counts["updated"] += 1
-                return self._updated(group, updated, group_idx)
-            case None:
-                return []
+                return self._updated(group, change, group_idx)
 
     def _stored(self, group: _Group, data: TrtllmStored, group_idx: int) -> list[EngineEvent]:
         largest = max((len(block.token_ids) for block in data.blocks), default=0)
@@ -218,54 +261,6 @@ def _gone(hashes: list[int], tier: Tier, group_idx: int) -> EngineRemoved:
     return EngineRemoved(block_hashes=tuple(hashes), tier=tier, group_idx=group_idx)
 
 
-class WidestWindow:
-    """Which attention window of a rank counts: the widest, in tokens; blocks of sliding windows are no prefix.
-
-    known by                    the widest window is
-    nothing yet                 not known: events are held back, their order kept
-    configuration               the configured one; the first `created` takes its place, unless an event confirmed it
-    `created`                   the widest of those created
-    an event without a window   unbounded: the engine is older than windows, or this pool has none
-    `HELD_BACK_MAX` events      the widest among them: `created` was lost before the first poll, and every window stores
-                                what a request computed
-    an event of a wider window  that one: the earlier value was wrong
-
-    If the window that counts changes after events of the former one were published, these events were not of prefixes:
-    the rank is cleared. So a wrong guess lasts until the next event of the widest window. The first event has no
-    special rule. Source: `docs/SOURCES.md` E1.3, E2.2.
-    """
-
-    def __init__(self, configured: int | None) -> None:
-        self.widest = configured
-        """The window that counts; None if unknown."""
-        self._is_seen = False
-
-    def on_created(self, window: int) -> None:
-        """Note that a pool of this window exists."""
-        self.widest = max(window, self.widest or 0) if self._is_seen else window
-        self._is_seen = True
-
-    def on_event(self, window: int) -> None:
-        """Note an event of this window."""
-        if window == UNBOUNDED or (self.widest is not None and window >= self.widest):
-            self.widest = window
-            self._is_seen = True
-
-    def assume(self, windows: Iterable[int]) -> None:
-        """Assume the widest of these windows."""
-        self.widest = max(windows)
-        self._is_seen = True
-
-
-class _RankRules(msgspec.Struct):
-    window: WidestWindow
-    blocks: RankBlocks
-    next_id: int | None = None
-    held_back: list[TrtllmEvent] = []
-    has_passed: bool = False
-    unplaced_seen: int = 0
-
-
 class TrtllmRules:
     """The rules, and their state of each rank. `attention_window`, in tokens, is for lost `created` events.
 
@@ -275,7 +270,7 @@ class TrtllmRules:
     def __init__(self, block_size: int, *, attention_window: int | None = None) -> None:
         self._block_size = checked_block_size(block_size)
         self._attention_window = attention_window
-        self._ranks: dict[int, _RankRules] = {}
+        self._ranks: dict[int, _Rank] = {}
         self._unplaced = 0
         self._unplaced_reason = ""
         self.counts = Counter[str]()
@@ -301,76 +296,36 @@ class TrtllmRules:
     def stale(self, dp_rank: int) -> str:
         """Return why the published events of the rank may be wrong; empty if no reason is known."""
         rank = self._ranks.get(dp_rank)
-        if rank is not None and rank.blocks.doubt:
-            return f"engine event not read: {rank.blocks.doubt}"
+        if rank is not None and rank.doubt:
+            return f"engine event not read: {rank.doubt}"
         if self._unplaced > (rank.unplaced_seen if rank else 0):
             return f"engine event of an unknown rank not read: {self._unplaced_reason}"
-        if rank is not None and rank.held_back:
-            return f"{len(rank.held_back)} engine events wait for the widest attention window: no `created` was seen"
         return ""
 
-    def _translate(self, head: TrtllmHead, engine_event: object) -> list[EngineEvent]:
-        published: list[EngineEvent] = [] if self._continues(head) else [EngineCleared()]
-        rank = self._ranks[head.dp_rank]
+    def _translate(self, head: TrtllmHead, engine_event: object) -> Iterator[EngineEvent]:
+        if (rank := self._ranks.get(head.dp_rank)) is None:
+            rank = self._ranks[head.dp_rank] = _Rank(self._block_size, self._attention_window, self.counts)
+        if not self._continues(rank, head):
+            yield EngineCleared()
         rank.unplaced_seen = self._unplaced
         try:
             event = read_event(engine_event)
         except UNDECODABLE as error:
             self.counts["refused" if isinstance(error, LimitExceeded) else "unreadable"] += 1
-            rank.blocks.doubt = self.quarantine.add(engine_event, error, head.dp_rank)
+            rank.doubt = self.quarantine.add(engine_event, error, head.dp_rank)
         else:
-            published += self._judged(rank, event)
-        return published
+            yield from rank.apply(event)
 
-    def _continues(self, head: TrtllmHead) -> bool:
-        if (rank := self._ranks.get(head.dp_rank)) is None:
-            blocks = RankBlocks(self._block_size, self.counts)
-            rank = self._ranks[head.dp_rank] = _RankRules(WidestWindow(self._attention_window), blocks)
+    def _continues(self, rank: _Rank, head: TrtllmHead) -> bool:
         expected, rank.next_id = rank.next_id, head.event_id + 1
         if head.event_id == expected:
             return True
-        is_new_life = expected is None or head.event_id < expected
-        missed = head.event_id if expected is None or is_new_life else head.event_id - expected
+        is_restart = expected is not None and head.event_id < expected
+        missed = head.event_id - (0 if expected is None or is_restart else expected)
         self.events_lost[head.dp_rank] = self.events_lost.get(head.dp_rank, 0) + max(0, missed)
         if expected is None:
             return True
         self.counts["event_id_gaps"] += 1
-        self.counts["event_ids_back"] += is_new_life
-        if is_new_life:
-            rank.window = WidestWindow(self._attention_window)
-        self._forget(rank)
+        self.counts["event_ids_back"] += is_restart
+        (rank.restart if is_restart else rank.forget)()
         return False
-
-    def _forget(self, rank: _RankRules) -> None:
-        self.counts["held_back_dropped"] += len(rank.held_back)
-        rank.held_back.clear()
-        rank.blocks.forget()
-        rank.has_passed = False
-
-    def _judged(self, rank: _RankRules, event: TrtllmEvent) -> Iterator[EngineEvent]:
-        before = rank.window.widest
-        if event.change is None:
-            self.counts["created"] += 1
-            rank.window.on_created(event.window)
-        else:
-            rank.window.on_event(event.window)
-        if rank.has_passed and rank.window.widest != before:
-            self.counts["window_changes"] += 1
-            self._forget(rank)
-            yield EngineCleared()
-        if event.change is not None:
-            rank.held_back.append(event)
-        if rank.window.widest is None and len(rank.held_back) == HELD_BACK_MAX:
-            self.counts["windows_assumed"] += 1
-            rank.window.assume(held.window for held in rank.held_back)
-        if rank.window.widest is not None:
-            yield from self._released(rank)
-
-    def _released(self, rank: _RankRules) -> Iterator[EngineEvent]:
-        held_back, rank.held_back = rank.held_back, []
-        for event in held_back:
-            if event.window == rank.window.widest:
-                rank.has_passed = True
-                yield from rank.blocks.apply(event)
-            else:
-                self.counts["window_filtered"] += 1
