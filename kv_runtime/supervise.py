@@ -14,9 +14,9 @@ the end the duration and the parts that were cut off (`drain_ended`).
 
 Stop is an argument: a part gets an `asyncio.Event`, a thread a `threading.Event`, and returns soon after it is set.
 
-A `SupervisedThread` survives unexpected errors of its work:
+`SupervisedWork` survives unexpected errors:
 
-    the work raises                            counted, logged; restarted after a pause, in the same thread
+    the work raises                            counted, logged; restarted after a pause
     again, and often (`Restarts`)              given up
     after stop was set                         given up: the rest of the work is lost
 """
@@ -240,27 +240,28 @@ class Failures:
         return min(allowed.pause_s * 2.0 ** (recent - 1), allowed.pause_max_s)
 
 
-class SupervisedThread:
-    """Blocking `work(stop)`, restarted when it raises. The work itself restores its state after a restart.
-
-    `failures_total` and `failure` may be read from any thread.
-    """
+class SupervisedWork:
+    """Asynchronous `work(stop)`, restarted when it raises. The work itself restores its state after a restart."""
 
     def __init__(
         self,
         name: str,
-        work: Callable[[threading.Event], None],
+        work: Callable[[asyncio.Event], Awaitable[None]],
         *,
         restarts: Restarts = RESTARTS,
         clock: Clock | None = None,
     ) -> None:
-        self.name, self._work = name, work
-        self._failures = Failures(restarts, clock or SystemClock())
+        self.name, self._work, self._clock = name, work, clock or SystemClock()
+        self._failures = Failures(restarts, self._clock)
         self.failures_total = 0
         self.failure = ""
         """The last error, shortened, until the restart; empty while the work runs."""
 
-    def run(self, stop: threading.Event) -> None:
+    def part(self, *, stage: int = 0) -> Part:
+        """Return the work as a part of a process."""
+        return Part(self.name, self.run, stage)
+
+    async def run(self, stop: asyncio.Event) -> None:
         """Return once the work has.
 
         Raises:
@@ -268,26 +269,19 @@ class SupervisedThread:
         """
         while True:
             try:
-                self._work(stop)
+                await self._work(stop)
             except Exception as error:
-                pause_s = self._failed(error)
-                if pause_s is None or stop.wait(pause_s):
+                self.failures_total += 1
+                self.failure = f"{type(error).__name__}: {error}"[:_FAILURE_CHARACTERS_MAX]
+                pause_s = self._failures.count()
+                _log.error("thread_failed", thread=self.name, begins_again_in_s=pause_s, exc_info=error)
+                if pause_s is not None:
+                    await self._clock.wait(stop, pause_s)
+                if pause_s is None or stop.is_set():
                     raise PartGaveUp(f"thread {self.name!r} failed: {self.failure}") from error
                 self.failure = ""
             else:
                 return
-
-    def part(self, *, stage: int = 0) -> Part:
-        """Return the thread as a part of a process."""
-        return thread_part(self.name, self.run, stage=stage)
-
-    def _failed(self, error: Exception) -> float | None:
-        """Return the pause before the restart; None: no restart."""
-        self.failure = f"{type(error).__name__}: {error}"[:_FAILURE_CHARACTERS_MAX]
-        self.failures_total += 1  # after `failure`: a reader that sees the count sees the reason
-        pause_s = self._failures.count()
-        _log.error("thread_failed", thread=self.name, begins_again_in_s=pause_s, exc_info=error)
-        return pause_s
 
 
 async def until(stop: asyncio.Event, work: Awaitable[T]) -> T | None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 
 from kv_protocol.load import LoadReport
-from kv_runtime.supervise import SupervisedThread
+from kv_runtime.supervise import SupervisedWork
 from kv_runtime.telemetry import Family, by_name, counter, gauge
 from worker_agent.api.app import AgentApi
 from worker_agent.events.consolidator import Consolidator
@@ -65,7 +65,7 @@ def agent_families(
     yield from consolidator_families([path])
     yield from load_families(worker, loads.newest)
     yield from row_families(worker, loads.rows)
-    yield thread_family(worker, [*event_threads(path), loads.thread])
+    yield thread_family(worker, [*event_threads(path), loads.work])
     failures = [(at, loads.poll_failures_total)]
     yield counter("engine_stats_poll_failures", "Polls for iteration statistics that failed", ("worker",), failures)
     requests = by_name(at, api.in_flight.requests_total)
@@ -75,13 +75,13 @@ def agent_families(
     yield gauge("agent_inflight_requests", "Requests being served", ("worker",), [(at, api.in_flight.running)])
 
 
-def event_threads(path: Consolidator) -> list[SupervisedThread]:
-    """Return the thread that polls the engine; none if the engine is not polled."""
-    return [] if path.poller is None else [path.poller.thread]
+def event_threads(path: Consolidator) -> list[SupervisedWork]:
+    """Return the polls of the engine; none if the engine is not polled."""
+    return [] if path.poller is None else [path.poller.work]
 
 
-def thread_family(worker: str, threads: Iterable[SupervisedThread]) -> Family:
-    """Return how often threads failed."""
+def thread_family(worker: str, threads: Iterable[SupervisedWork]) -> Family:
+    """Return how often polls failed unexpectedly."""
     failed = by_name((worker,), {each.name: each.failures_total for each in threads})
     meaning = "Unexpected failures of polling threads; each thread starts again after a pause"
     return counter("poll_thread_failures", meaning, ("worker", "thread"), failed)

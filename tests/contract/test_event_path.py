@@ -1,10 +1,8 @@
 """What an engine's events become in its ranks' streams is the same, polled in this process or published over ZeroMQ."""
 
 import asyncio
-import threading
-from collections import deque
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 
 import psutil
 import pytest
@@ -44,31 +42,26 @@ class PolledEngine:
     """Polled in this process; a poll that fails unexpectedly loses what it took."""
 
     def __init__(self, log: EventLog) -> None:
-        self._told: deque[list[RankEvent] | None] = deque()
-        self._changed = threading.Condition()
+        self._told = asyncio.Queue[list[RankEvent] | None]()
         self.path = event_path(log, source=Source(self._take, TranslatedEvents()), dp_ranks=DP_RANKS)
 
-    def _take(self, timeout_s: float) -> list[RankEvent]:
-        with self._changed:
-            self._changed.wait_for(lambda: bool(self._told), timeout_s)
-            taken = self._told.popleft() if self._told else []
+    async def _take(self, timeout_s: float) -> list[RankEvent]:
+        taken: list[RankEvent] | None = []
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                taken = await self._told.get()
         if taken is None:
             raise ZeroDivisionError("the engine's own")
         return taken
 
-    def _tell(self, events: list[RankEvent] | None) -> None:
-        with self._changed:
-            self._told.append(events)
-            self._changed.notify()
-
     async def tell(self, *events: EngineEvent, dp_rank: int = 0) -> None:
-        self._tell([RankEvent(dp_rank, event) for event in events])
+        self._told.put_nowait([RankEvent(dp_rank, event) for event in events])
 
     async def lose(self) -> None:
-        self._tell(None)
+        self._told.put_nowait(None)
 
     async def until_read(self) -> None:
-        await eventually(lambda: not self._told)
+        await eventually(self._told.empty)
         async with asyncio.timeout(WAIT_S):
             await self.path.position()
 

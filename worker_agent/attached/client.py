@@ -7,7 +7,7 @@ unreachable   did not come: there was no connection, or it broke
 slow          was not complete in time
 status        has another status; redirects are not followed
 oversize      is longer than `bytes_max`; the rest is not read
-unreadable    is complete, but invalid: the caller tells `EngineClient.unreadable`
+unreadable    is complete, but invalid
 
 path             facts
 --------------   -------------------------------------------------------------------------------------------------------
@@ -18,10 +18,10 @@ others           `EngineServer.info` of this kind of engine
 """
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any, Literal, Self
+from functools import partial
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import aiohttp
 import msgspec
@@ -43,6 +43,7 @@ _OK = 200
 _BY_OWNER = {server.owned_by: server for server in SERVERS.values()}
 _log = structlog.get_logger("engine_survey")
 
+T = TypeVar("T")
 Question = Literal["health", "metrics", "models", "info", "events"]
 FetchOutcome = Literal["ok", "unreachable", "slow", "status", "oversize", "unreadable"]
 
@@ -110,30 +111,27 @@ class EngineClient:
         self,
         what: Question,
         path: str,
+        read: Callable[[bytes], T],
         *,
         bytes_max: int = ANSWER_BYTES_MAX,
         answer_s: float = 0.0,
         posted: bytes | None = None,
-    ) -> bytes:
-        """Return the answer to a GET of `path`, or to a POST if `posted` is its body; count the outcome as of `what`.
+    ) -> T:
+        """Return what `read` finds in the answer to a GET of `path`, or to a POST if `posted` is its body.
 
-        `answer_s` 0: `ANSWER_S`.
+        The outcome is counted as of `what`. `read` may raise `MalformedMessage`. `answer_s` 0: `ANSWER_S`.
 
         Raises:
             EngineUnanswered: no usable answer came.
         """
         try:
-            answer = await self._answer(path, bytes_max, answer_s or ANSWER_S, posted)
-        except EngineUnanswered as error:
-            self.requests_total[what, error.outcome] += 1
-            raise
+            found = read(await self._answer(path, bytes_max, answer_s or ANSWER_S, posted))
+        except (EngineUnanswered, MalformedMessage) as error:
+            outcome: FetchOutcome = error.outcome if isinstance(error, EngineUnanswered) else "unreadable"
+            self.requests_total[what, outcome] += 1
+            raise EngineUnanswered(outcome, str(error)) from error
         self.requests_total[what, "ok"] += 1
-        return answer
-
-    def unreadable(self, what: Question) -> None:
-        """Count the last answer to `what` as unreadable; `get` counted it as ok."""
-        self.requests_total[what, "ok"] -= 1
-        self.requests_total[what, "unreadable"] += 1
+        return found
 
     async def _answer(self, path: str, bytes_max: int, answer_s: float, posted: bytes | None) -> bytes:
         url, timeout = f"{self.base_url}{path}", aiohttp.ClientTimeout(total=answer_s)
@@ -158,29 +156,38 @@ class EngineClient:
         Of what is `known` only its names and adapters are read again.
         """
         try:
-            await self.get("health", "/health")
+            await self.get("health", "/health", bytes)
         except EngineUnanswered:
             return None
-        facts = await self._read("models", "/v1/models", self.get("models", "/v1/models"), facts_of_models)
+        facts = await self._stated("/v1/models", self.get("models", "/v1/models", facts_of_models))
         if known is not None:
             read = facts.served_names or facts.loras
             return msgspec.structs.replace(known, served_names=facts.served_names, loras=facts.loras) if read else known
         self.kind = self.kind or facts.kind
-        facts = facts.with_more(await self._stated(Info(facts_of_openapi, ("/openapi.json",))))
-        for info in SERVERS[self.kind].info if self.kind else ():
-            facts = facts.with_more(await self._stated(info))
+        for info in (_OPENAPI, *(SERVERS[self.kind].info if self.kind else ())):
+            facts = facts.with_more(await self._info(info))
         return facts
 
-    async def metrics(self) -> bytes:
-        """Return the engine's metrics; raise `EngineUnanswered`."""
-        return await self.get("metrics", self.metrics_path, answer_s=SERVERS[self.kind].metrics_answer_s)
+    async def metrics(self, read: Callable[[bytes], T]) -> T:
+        """Return what `read` finds in the engine's metrics; raise `EngineUnanswered`."""
+        return await self.get("metrics", self.metrics_path, read, answer_s=SERVERS[self.kind].metrics_answer_s)
 
-    async def _stated(self, info: Info) -> EngineFacts:
+    async def _info(self, info: Info) -> EngineFacts:
         if not info.paths:
-            return await self._read("metrics", self.metrics_path, self.metrics(), info.read)
+            return await self._stated(self.metrics_path, self.metrics(info.read))
         for path in info.paths:
-            if (facts := await self._read("info", path, self.get("info", path), info.read)) != EngineFacts():
+            if (facts := await self._stated(path, self.get("info", path, info.read))) != EngineFacts():
                 return facts
+        return EngineFacts()
+
+    async def _stated(self, path: str, facts: Awaitable[EngineFacts]) -> EngineFacts:
+        try:
+            return await facts
+        except EngineUnanswered as error:
+            if error.outcome == "unreadable":
+                _log.warning("engine_answer_unreadable", path=path, reason=str(error))
+            else:
+                _log.info("engine_does_not_say", path=path, reason=str(error))
         return EngineFacts()
 
     async def token_ids(self, prompt: str, model: str) -> list[int] | None:
@@ -190,21 +197,35 @@ class EngineClient:
         """
         asked = msgspec.json.encode({"model": model, "prompt": prompt, "add_special_tokens": False})
         try:
-            return decoded(_Tokens, await self.get("info", "/tokenize", posted=asked), "/tokenize").tokens
-        except (EngineUnanswered, MalformedMessage):
+            read = partial(decoded, _Tokens, path="/tokenize")
+            return (await self.get("info", "/tokenize", read, posted=asked)).tokens
+        except EngineUnanswered:
             return None
 
-    async def _read(
-        self, what: Question, path: str, answer: Awaitable[bytes], read: Callable[[bytes], EngineFacts]
-    ) -> EngineFacts:
+    async def kv_events(self, timeout_s: float) -> list[Any]:
+        """Return the KV events of `trtllm-serve` since the last call; if there are none, pause for `timeout_s` first.
+
+        `POST /kv_cache_events` answers a JSON list of the events since the last request, in the shape of TensorRT-LLM's
+        polled events. The engine forgets events that it has answered with, so it must have one client only. If an
+        answer is lost, a jump in the next events' ids shows it (`dialects/trtllm.py`), and the rank is cleared. Older
+        versions answer an empty list after 2 s, newer ones at once; so there is a pause after an empty list.
+
+        Source: TensorRT-LLM `tensorrt_llm/serve/openai_server.py`, `get_kv_cache_events`; revisions in
+        `docs/ATTACH.md`.
+
+        Raises:
+            EngineError: the engine gave no valid answer.
+        """
+        read, answer_s = partial(decoded, list[Any], path=EVENTS_PATH), SERVERS[self.kind].metrics_answer_s
         try:
-            return read(await answer)
+            events = await self.get(
+                "events", EVENTS_PATH, read, bytes_max=EVENTS_BYTES_MAX, answer_s=answer_s, posted=b""
+            )
         except EngineUnanswered as error:
-            _log.info("engine_does_not_say", path=path, reason=str(error))
-        except MalformedMessage as error:
-            self.unreadable(what)
-            _log.warning("engine_answer_unreadable", path=path, reason=str(error))
-        return EngineFacts()
+            raise EngineError(f"POST {EVENTS_PATH}: {error}") from error
+        if not events:
+            await asyncio.sleep(timeout_s)
+        return events
 
 
 def facts_of_models(body: bytes) -> EngineFacts:
@@ -227,40 +248,4 @@ def facts_of_openapi(body: bytes) -> EngineFacts:
     return EngineFacts(api_endpoints=(*(name for name, path in PATHS.items() if path in paths), *stated_paths(paths)))
 
 
-class PolledEvents:
-    """Polls the KV events of `trtllm-serve`: `POST /kv_cache_events`.
-
-    The answer is a JSON list of the events since the last request, in the shape of TensorRT-LLM's polled events. The
-    engine forgets events that it has answered with, so it must have one client only. If an answer is lost, a jump in
-    the next events' ids shows it (`dialects/trtllm.py`), and the rank is cleared. Older versions answer an empty list
-    after 2 s, newer ones at once; so there is a pause after an empty list.
-
-    Source: TensorRT-LLM `tensorrt_llm/serve/openai_server.py`, `get_kv_cache_events`; revisions in `docs/ATTACH.md`.
-    """
-
-    def __init__(self, client: EngineClient, *, answer_s: float) -> None:
-        """Requests run in the caller's event loop, which is also the client's."""
-        self._client, self._answer_s = client, answer_s
-        self._loop = asyncio.get_running_loop()
-
-    def take(self, timeout_s: float) -> list[Any]:
-        """Return the events since the last call; if there are none, pause for `timeout_s` first.
-
-        Only the polling thread (`source_poller.py`) calls it; it is blocked for at most `answer_s` and the pause.
-
-        Raises:
-            EngineError: the engine gave no valid answer.
-        """
-        request = self._client.get(
-            "events", EVENTS_PATH, bytes_max=EVENTS_BYTES_MAX, answer_s=self._answer_s, posted=b""
-        )
-        try:
-            events = decoded(list[Any], asyncio.run_coroutine_threadsafe(request, self._loop).result(), EVENTS_PATH)
-        except EngineUnanswered as error:
-            raise EngineError(f"POST {EVENTS_PATH}: {error}") from error
-        except MalformedMessage as error:
-            self._loop.call_soon_threadsafe(self._client.unreadable, "events")
-            raise EngineError(f"POST {EVENTS_PATH}: {error}") from error
-        if not events and timeout_s:
-            time.sleep(timeout_s)
-        return events
+_OPENAPI = Info(facts_of_openapi, ("/openapi.json",))

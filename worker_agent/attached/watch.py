@@ -30,7 +30,6 @@ import structlog
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from kv_protocol.errors import MalformedMessage
 from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.load import LoadReport
 from kv_runtime.clock import Clock
@@ -90,7 +89,7 @@ class HealthWatch:
     async def _probe(self) -> None:
         problem, is_asleep = "", self._is_asleep()
         try:
-            await self._client.get("health", "/health")
+            await self._client.get("health", "/health", bytes)
         except EngineUnanswered as error:
             problem, is_asleep = str(error), False
         if is_asleep:
@@ -180,10 +179,8 @@ class EngineLoads:
 
     async def _read_and_announce(self) -> None:
         try:
-            reports = self._read(await self._client.metrics())
-        except (EngineUnanswered, MalformedMessage) as error:
-            if isinstance(error, MalformedMessage):
-                self._client.unreadable("metrics")
+            reports = await self._client.metrics(self._read)
+        except EngineUnanswered as error:
             self._log_problem(str(error))
             return
         self._log_problem("")

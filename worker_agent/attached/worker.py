@@ -38,7 +38,7 @@ from kv_runtime.text.model import Text
 from kv_runtime.tracing.service import Tracing, events_of
 from worker_agent.api.forwarder import Forwarder
 from worker_agent.api.in_flight import RequestOutcome, worker_tracer
-from worker_agent.attached.client import EngineClient, PolledEvents
+from worker_agent.attached.client import EngineClient
 from worker_agent.attached.config import AttachSettings, completed_facts, engine_registration
 from worker_agent.attached.watch import EngineLoads, HealthWatch
 from worker_agent.engines.servers.base import NO_EVENTS_ENDPOINT, EngineFacts
@@ -254,8 +254,7 @@ class AttachedWorker:
         events, source = settings.events, None
         if engine is not None and settings.engine.is_polled:
             rules = TrtllmRules(worker.block_size, attention_window=events.attention_window or None)
-            polled = PolledEvents(engine.client, answer_s=settings.engine.server.metrics_answer_s)
-            source = Source(polled.take, rules)
+            source = Source(engine.client.kv_events, rules)
         streams = event_path(
             worker,
             source,

@@ -130,7 +130,7 @@ async def run_served(
             rules, buffered = TrtllmRules(described.block_size), chosen.event_buffer * len(described.dp_ranks)
             events = event_path(
                 WorkerStreams(settings.worker.id, chosen.names[0], instance, described.block_size, described.dp_ranks),
-                Source(engine.kv_events, rules, buffered) if chosen.polls_events else None,
+                Source(partial(asyncio.to_thread, engine.kv_events), rules, buffered) if chosen.polls_events else None,
                 settings.events.sources,
                 log,
                 context,
@@ -185,7 +185,7 @@ async def _parts(worker: _WorkerParts, cleanup: AsyncExitStack, report: Callable
         *([] if watch is None else [Part("canary", partial(watch.run, membership), 0)]),
         Part("http", http.run, 1, lambda: {"requests": api.in_flight.running}),
         *worker.media.parts(2, worker.log, FleetGate(worker.settings.nats.fleet_secrets)),
-        *(loads.parts(stage=2) if worker.chosen.has_statistics else []),
+        *([loads.work.part(stage=2)] if worker.chosen.has_statistics else []),
         Part("loop-lag", LoopLag(registry, worker.clock).run, 2),
         *events.parts(first_stage=2),
         *_engine_parts(worker.engine, membership, stage=3),

@@ -1,6 +1,6 @@
 """Consolidates one worker's engine events into its ranks' mirrors, and puts the ranks' streams into the log.
 
-    polled      an engine that this process polls (`Source`): a thread hands its events to the event loop, no socket
+    polled      an engine that this process polls (`Source`)
     published   a source that publishes itself (`PublisherAddress`): an engine in another process, or the owner of a
                 host tier (a KV block manager). This process subscribes to it over ZeroMQ
 
@@ -80,9 +80,7 @@ class Consolidator:
         self.poller: SourcePoller | None = None
         """The poller of the engine, if that is polled."""
         if source is not None:
-            self.poller = SourcePoller(
-                source, self._on_batch, self._on_loss, poll_s=poll_s, wall_ns=clock.wall_ns, restarts=restarts
-            )
+            self.poller = SourcePoller(source, self._on_batch, self._on_loss, clock, poll_s=poll_s, restarts=restarts)
         self._logged_stale: dict[int, str] = {}
         self._ranks = [WorkerRank(worker_id, dp_rank) for dp_rank in core.dp_ranks]
         self.streams = {
@@ -108,7 +106,7 @@ class Consolidator:
         """
         prefix, streams, answers = f"{self.worker_id}-", self.streams.items(), self.answers.items()
         return [
-            *([] if self.poller is None else [self.poller.thread.part(stage=first_stage)]),
+            *([] if self.poller is None else [self.poller.work.part(stage=first_stage)]),
             *(part for reader in self.readers for part in reader.parts(self._fold, first_stage, prefix=prefix)),
             *(Part(f"{prefix}publish-{rank}", stream.run, first_stage + 2) for rank, stream in streams),
             *(Part(f"{prefix}answer-{rank}", answer.run, first_stage + 3) for rank, answer in answers),
@@ -135,9 +133,9 @@ class Consolidator:
         polled = [
             {
                 "source": ENGINE,
-                "failure": poller.thread.failure or poller.failure,
+                "failure": poller.work.failure or poller.failure,
                 "poll_failures": poller.poll_failures_total,
-                "thread_failures": poller.thread.failures_total,
+                "thread_failures": poller.work.failures_total,
                 "quarantined": [each._asdict() for each in poller.source.rules.quarantine.kept],
             }
             for poller in filter(None, [self.poller])
@@ -200,7 +198,7 @@ class Consolidator:
         self._relearning.on_read(dp_rank, poller.lost_before_read.get(dp_rank, 0), outbox.last_seq)
         missing = self._relearning.missing(dp_rank, rules.events_lost.get(dp_rank, 0), outbox.settled_seq)
         reasons = (
-            f"its thread failed: {poller.thread.failure}" if poller.thread.failure else "",
+            f"its thread failed: {poller.work.failure}" if poller.work.failure else "",
             f"{missing} events lost, relearning" if missing else "",
             rules.stale(dp_rank),
             poller.failure,

@@ -1,7 +1,7 @@
-"""Polls an engine's events on a thread, and has the event loop apply them in batches, without encoding them.
+"""Polls an engine's events, and applies them in batches, without encoding them.
 
-It never blocks a request: poll and translation block only this thread. The thread polls again once the event loop has
-applied what the cycle brought; meanwhile the engine's own buffer fills. How urgently it polls: `poll_rules.py`.
+The engine is polled again once all that the cycle brought is applied; meanwhile the engine's own buffer fills. How
+urgently it is polled: `poll_rules.py`. Events are translated on a thread, so that they hold up no request.
 
     the engine                      the poller
     -----------------------------   ------------------------------------------------------------------------------------
@@ -15,14 +15,13 @@ Batches and losses are numbered from 0 in one sequence.
 """
 
 import asyncio
-import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import structlog
 
-from kv_runtime.supervise import RESTARTS, Restarts, SupervisedThread
+from kv_runtime.clock import Clock
+from kv_runtime.supervise import RESTARTS, Restarts, SupervisedWork
 from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.engine_events import EngineBatch, EngineEvent, RankEvent, numbers_of
 from worker_agent.events.mirror import ENGINE
@@ -38,37 +37,37 @@ _log = structlog.get_logger("source_poller")
 
 
 class Source(NamedTuple):
-    """An engine that is polled for its events, by one thread.
+    """An engine that is polled for its events, by one poll at a time.
 
     `take` waits at most so many seconds for an event, and returns all raw events, which `rules` translate.
     `buffer_events` is how many events the engine buffers until it is polled; 0: unknown.
     """
 
-    take: Callable[[float], list[Any]]
+    take: Callable[[float], Awaitable[list[Any]]]
     rules: TrtllmRules
     buffer_events: int = 0
 
 
 class SourcePoller:
-    """Polls one source. On the event loop on which it is made, `on_batch` applies a batch and `on_loss` a loss."""
+    """Polls one source. `on_batch` applies a batch, `on_loss` a loss."""
 
     def __init__(
         self,
         source: Source,
         on_batch: Callable[[EngineBatch], None],
         on_loss: Callable[[], None],
+        clock: Clock,
         *,
         poll_s: float = POLL_S,
-        wall_ns: Callable[[], int],
         restarts: Restarts = RESTARTS,
     ) -> None:
         self.source = source
         self._on_batch, self._on_loss = on_batch, on_loss
-        self._poll_s, self._wall_ns, self._loop = poll_s, wall_ns, asyncio.get_running_loop()
-        self.thread = SupervisedThread(f"{ENGINE}-events", self._run_polls, restarts=restarts)
-        """The thread that polls: a part of the process, and its failures."""
+        self._clock, self._poll_s = clock, poll_s
+        self.work = SupervisedWork(f"{ENGINE}-events", self._run, restarts=restarts)
+        """The polls: a part of the process, and its unexpected failures."""
         self._sequence = 0
-        self._requested: deque[asyncio.Future[None]] = deque()
+        self._requested: list[asyncio.Future[None]] = []
         self.pace = Pace(source.buffer_events)
         self.lost_before_read: Mapping[int, int] = {}
         """How many events of each rank were lost before the newest time at which all of the source's were applied."""
@@ -78,44 +77,47 @@ class SourcePoller:
 
     async def until_applied(self) -> None:
         """Return once all events that the source had before the call are applied."""
-        request = self._loop.create_future()
+        request = asyncio.get_running_loop().create_future()
         self._requested.append(request)
         await request
 
-    # -------------------------------------------------------------- the thread
-    def _run_polls(self, stop: threading.Event) -> None:
+    async def _run(self, stop: asyncio.Event) -> None:
         try:
             while not stop.is_set():
-                self._run_cycle(0 if self.pace.is_pressed else self._poll_s)
+                await self._run_cycle(0 if self.pace.is_pressed else self._poll_s)
                 if self.failure:
-                    stop.wait(_FAILED_S)
-            self._run_cycle(0)
+                    await self._clock.wait(stop, _FAILED_S)
+            await self._run_cycle(0)
         except Exception:
             self.pace.on_failure()
             self.pace.on_cycle(is_lossy=True)
             self._sequence += 1
-            self._loop.call_soon_threadsafe(self._on_loss)
+            self._on_loss()
             raise
 
-    def _run_cycle(self, timeout_s: float) -> None:
+    async def _run_cycle(self, timeout_s: float) -> None:
         rules, requests = self.source.rules, len(self._requested)
         lost_before = sum(rules.events_lost.values())
-        batches = list(self._batches(rules.translate(self._take(timeout_s))))
-        if self.failure:
-            requests = 0
-        if batches or requests:
-            asyncio.run_coroutine_threadsafe(self._apply(batches, requests), self._loop).result()
+        events = await self._take(timeout_s)
+        for batch in self._batches(await asyncio.to_thread(rules.translate, events) if events else []):
+            self._on_batch(batch)
+            await asyncio.sleep(0)  # other tasks have their turn after each batch
+        if not self.failure:
+            answered, self._requested = self._requested[:requests], self._requested[requests:]
+            for request in answered:
+                if not request.done():  # its caller may have been cancelled
+                    request.set_result(None)
         lost = dict(rules.events_lost)
         if self.pace.on_cycle(is_lossy=sum(lost.values()) > lost_before):
             self.lost_before_read = lost
 
-    def _take(self, timeout_s: float) -> list[Any]:
+    async def _take(self, timeout_s: float) -> list[Any]:
         events: list[Any] = []
         try:
-            polled = self.source.take(timeout_s)
+            polled = await self.source.take(timeout_s)
             while self.pace.on_poll(len(polled)):
                 events += polled
-                polled = self.source.take(0)
+                polled = await self.source.take(0)
             events += polled
             self.failure = ""
         except EngineError as error:
@@ -133,20 +135,9 @@ class SourcePoller:
         for dp_rank, of_rank in of_ranks.items():
             for part in batches_of(of_rank):
                 yield EngineBatch(
-                    sequence=self._sequence, time_s=self._wall_ns() / 1e9, dp_rank=dp_rank, events=tuple(part)
+                    sequence=self._sequence, time_s=self._clock.wall_ns() / 1e9, dp_rank=dp_rank, events=tuple(part)
                 )
                 self._sequence += 1
-
-    # -------------------------------------------------------------- the event loop
-    async def _apply(self, batches: list[EngineBatch], requests: int) -> None:
-        """Apply the batches, and answer the oldest requests; other tasks have their turn after each batch."""
-        for batch in batches:
-            self._on_batch(batch)
-            await asyncio.sleep(0)
-        for _ in range(requests):
-            request = self._requested.popleft()
-            if not request.done():  # its caller may have been cancelled
-                request.set_result(None)
 
 
 def batches_of(events: Iterable[EngineEvent]) -> Iterator[list[EngineEvent]]:

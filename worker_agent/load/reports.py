@@ -1,4 +1,4 @@
-"""Publishes load reports: a thread polls the engine's statistics, the newest report of each rank is sent.
+"""Publishes load reports: polls the engine's statistics, and sends the newest report of each rank.
 
     the engine                                            announced
     ---------------------------------------------------   ----------------------------------------------------------
@@ -6,7 +6,7 @@
     is idle: it has none of our requests and reports      every `REST_PERIOD_S`: no requests, the last block counts,
       nothing for `REST_PERIOD_S`                           so that a router corrects requests that it still counts
     has requests of ours, and reports nothing             nothing: an iteration may take long
-    cannot be polled, or the thread failed                nothing: the load is unknown
+    cannot be polled                                      nothing: the load is unknown
 
 Reports are snapshots: if iterations are faster than announcements, only the newest of a rank counts. A router discards
 a report after 5 s without a new one (`router/native/ledger.hpp`); so an idle engine is reported more often.
@@ -36,7 +36,6 @@ Source: `docs/SOURCES.md` E1.7; NVIDIA/TensorRT-LLM `tensorrt_llm/_torch/pyexecu
 """
 
 import asyncio
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -49,13 +48,11 @@ from kv_protocol.ids import WorkerRank
 from kv_protocol.load import COUNT_MAX, LoadReport, PhaseLoad, encode_load
 from kv_runtime.clock import Clock
 from kv_runtime.event_log import BrokerUnavailable, EventLog
-from kv_runtime.supervise import Part, SupervisedThread, until
+from kv_runtime.supervise import SupervisedWork
 from worker_agent.port.types import POLL_S, Engine, EngineError
 
 REPORT_PERIOD_S = 0.1
 REST_PERIOD_S = 1.0
-FAILED_S = 0.1
-"""Pause after a failed poll."""
 
 PROBLEMS = ("not_a_map", "rank", "requests", "cache", "batching")
 _PHASES = {
@@ -83,7 +80,7 @@ _log = structlog.get_logger("load_reports")
 
 
 class LoadReports:
-    """`thread` polls, `run` belongs to the event loop. `in_flight`: how many requests of ours the engine has."""
+    """Polls and announces, as the part `work` of the process. `in_flight`: how many requests the engine has of us."""
 
     def __init__(
         self,
@@ -102,62 +99,46 @@ class LoadReports:
         self._in_flight = in_flight
         self.rows = LoadRows(instance, dp_ranks)
         """The parser of the statistics, for its skipped rows."""
-        self.thread = SupervisedThread("iteration-stats", self._polls)
-        """The thread that polls, for its failures."""
+        self.work = SupervisedWork("iteration-stats", self._run)
+        """The part, and its unexpected failures."""
         self.poll_failures_total = 0
         self.failure = ""
         """Why the last poll failed; empty if it did not."""
         self.newest: dict[int, LoadReport] = {}
         """The report of each rank that was announced last."""
-        self._polled: dict[int, LoadReport] = {}
         self._seen: dict[int, LoadReport] = {}
-        self._moved_s = clock.now()
-        self._fresh = asyncio.Event()
-        self._loop = asyncio.get_running_loop()
+        self._rests_at_s = clock.now() + REST_PERIOD_S
 
-    def parts(self, stage: int) -> list[Part]:
-        """Return the parts: the polling thread, and the announcing task."""
-        return [self.thread.part(stage=stage), Part("load-reports", self.run, stage)]
-
-    def _polls(self, stop: threading.Event) -> None:
+    async def _run(self, stop: asyncio.Event) -> None:
         while not stop.is_set():
-            try:
-                rows = self._engine.iteration_stats(POLL_S)
-            except EngineError as error:
-                self.poll_failures_total += 1
-                if not self.failure:
-                    _log.warning("engine_stats_not_polled", reason=str(error))
-                self.failure = f"cannot be polled: {error}"
-                stop.wait(FAILED_S)
-                continue
-            self.failure = ""
-            for dp_rank, report in self.rows.read(rows):
-                self._polled[dp_rank] = report
-                self._loop.call_soon_threadsafe(self._fresh.set)
-
-    async def run(self, stop: asyncio.Event) -> None:
-        """Announce, each rank at most every `REPORT_PERIOD_S`, until `stop` is set."""
-        while not stop.is_set():
-            await until(stop, self._clock.wait(self._fresh, REST_PERIOD_S))
-            self._fresh.clear()
-            for dp_rank, report in self._polled.copy().items():
-                if self._seen.get(dp_rank) is not report:
-                    self._seen[dp_rank] = report
-                    self._moved_s = self._clock.now()
-                    await self._announce(dp_rank, report)
-            if self._is_at_rest():
-                for dp_rank, last in self._seen.items():
-                    await self._announce(dp_rank, at_rest(last))
+            await self._announce(dict(self.rows.read(await self._polled())))
             await self._clock.wait(stop, REPORT_PERIOD_S)
 
-    def _is_at_rest(self) -> bool:
-        if self._in_flight() or self.failure or self.thread.failure:
-            self._moved_s = self._clock.now()
-        return self._clock.now() - self._moved_s >= REST_PERIOD_S
+    async def _polled(self) -> list[dict[str, Any]]:
+        try:
+            rows = await asyncio.to_thread(self._engine.iteration_stats, POLL_S)
+        except EngineError as error:
+            self.poll_failures_total += 1
+            if not self.failure:
+                _log.warning("engine_stats_not_polled", reason=str(error))
+            self.failure = f"cannot be polled: {error}"
+            return []
+        self.failure = ""
+        return rows
 
-    async def _announce(self, dp_rank: int, report: LoadReport) -> None:
-        self.newest = {**self.newest, dp_rank: report}  # a new one: other threads read it
-        await announce_load(self._event_log, self._model, self._worker_id, dp_rank, report)
+    async def _announce(self, reports: dict[int, LoadReport]) -> None:
+        """Announce the ranks' new reports; without any, that the engine is at rest, once it is due."""
+        now_s = self._clock.now()
+        if not reports and not self._in_flight() and not self.failure:
+            if now_s < self._rests_at_s:
+                return
+            reports = {dp_rank: at_rest(last) for dp_rank, last in self._seen.items()}
+        else:
+            self._seen |= reports
+        self._rests_at_s = now_s + REST_PERIOD_S
+        self.newest |= reports
+        for dp_rank, report in reports.items():
+            await announce_load(self._event_log, self._model, self._worker_id, dp_rank, report)
 
 
 async def announce_load(log: EventLog, model: str, worker_id: str, dp_rank: int, report: LoadReport) -> None:

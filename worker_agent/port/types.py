@@ -31,8 +31,7 @@ ALL_SKILLS: frozenset[Skill] = frozenset(get_args(Skill))
 FinishReason = Literal["length", "stop", "error"]
 Rule = tuple[str, object, str, bool]
 POLL_S = 0.05
-"""The longest wait of one poll of an engine. A poll returns earlier if the engine has something. A stop may have to
-wait this long for the thread that polls."""
+"""The longest wait of one poll of an engine, and so of a stop. A poll returns earlier if the engine has something."""
 
 
 class Tensor(msgspec.Struct, frozen=True, kw_only=True):
@@ -189,7 +188,7 @@ class Engine(Protocol):
     """An engine, between `start` and `stop`.
 
     `kv_events` and `iteration_stats` block their calling thread until there is something or the time is up, and then
-    drain everything; each belongs to one thread of the agent. All other methods run on the event loop.
+    drain everything; of each one call runs at a time, on any thread. All other methods run on the event loop.
     """
 
     def describe(self) -> EngineDescription:

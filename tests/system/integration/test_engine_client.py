@@ -35,11 +35,11 @@ async def test_an_answer_that_cannot_be_used_says_why(
     async with VllmDouble().serving() as engine, EngineClient(engine.url) as client:
         engine.faults["/metrics"] = fault
         with pytest.raises(EngineUnanswered) as unanswered:
-            await client.get("metrics", "/metrics", bytes_max=4096)
+            await client.get("metrics", "/metrics", bytes, bytes_max=4096)
         assert unanswered.value.outcome == outcome
         assert client.requests_total == {("metrics", outcome): 1}
         del engine.faults["/metrics"]
-        assert await client.get("metrics", "/metrics") == engine.metrics_text().encode()
+        assert await client.get("metrics", "/metrics", bytes) == engine.metrics_text().encode()
         assert client.requests_total["metrics", "ok"] == 1
 
 
@@ -48,7 +48,7 @@ async def test_an_engine_that_is_gone_is_unreachable() -> None:
         port = taken.getsockname()[1]
     async with EngineClient(f"http://127.0.0.1:{port}/") as client:
         with pytest.raises(EngineUnanswered):
-            await client.get("health", "/health")
+            await client.get("health", "/health", bytes)
         assert client.requests_total == {("health", "unreachable"): 1}
 
 

@@ -36,7 +36,7 @@ async def test_what_was_read_and_not_published_is_no_hole_in_the_ids_and_costs_w
         await agent.position()
         engine.late_errors.append(ZeroDivisionError("ours"))
         engine.remove(2)
-        await eventually(lambda: agent.poller.thread.failures_total == 1)
+        await eventually(lambda: agent.poller.work.failures_total == 1)
         await eventually(lambda: agent.tiers() == {})  # and not: block 2 for ever
         engine.store(3)
         await agent.position()
@@ -82,4 +82,4 @@ async def test_an_event_that_cannot_be_taken_is_kept_out_shown_and_costs_its_bat
         engine.store(3)
         await agent.position()
         await eventually(lambda: agent.stale == "")
-        assert agent.poller.thread.failures_total == 0
+        assert agent.poller.work.failures_total == 0

@@ -106,7 +106,7 @@ async def reporting(
         running.heard.setdefault(subjects.rank_of(message.subject).dp_rank, []).append(decode_load(message.data))
 
     await log.listen(subjects.LOAD_ALL, on_report)
-    async with at_work(*loads.parts(0)):
+    async with at_work(loads.work.part()):
         yield running
 
 
@@ -143,7 +143,6 @@ async def test_an_engine_that_has_requests_of_ours_and_says_nothing_is_not_taken
 async def test_while_statistics_cannot_be_polled_nothing_is_reported_and_that_is_counted_and_told_once(
     log: EventLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker_agent.load.reports.FAILED_S", 0.01)
     with capture_logs() as lines:
         async with reporting(log, monkeypatch) as running:
             running.in_flight[0] = 1

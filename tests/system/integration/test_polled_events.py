@@ -16,7 +16,8 @@ from tests.system.integration.broker import Broker, eventually
 from tests.system.integration.engine_doubles import Fault, TrtllmServeDouble
 from tests.system.integration.event_path import running_index, zmq_context
 from worker_agent.attached import client as client_module
-from worker_agent.attached.client import EVENTS_PATH, EngineClient, FetchOutcome, PolledEvents
+from worker_agent.attached.client import EVENTS_PATH, EngineClient, FetchOutcome
+from worker_agent.engines.servers.trtllm_serve import TrtllmServe
 from worker_agent.events.consolidator import Consolidator, WorkerStreams, event_path
 from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.source_poller import Source
@@ -42,16 +43,15 @@ class Polling:
 
 
 @asynccontextmanager
-async def polling(broker: Broker, log: EventLog, *, answer_s: float = 10.0) -> AsyncIterator[Polling]:
-    """Nothing but a planted fault may pass `answer_s`: the events of an answer that came too late are lost."""
+async def polling(broker: Broker, log: EventLog) -> AsyncIterator[Polling]:
     async with (
         TrtllmServeDouble().serving() as engine,
-        EngineClient(engine.url) as client,
+        EngineClient(engine.url, kind="trtllm-serve") as client,
         zmq_context() as context,
         running_index(broker.url) as index,
     ):
-        rules, polled = TrtllmRules(BLOCK), PolledEvents(client, answer_s=answer_s)
-        source = Source(polled.take, rules)
+        rules = TrtllmRules(BLOCK)
+        source = Source(client.kv_events, rules)
         streams = event_path(WORKER, source, (), log, context, SystemClock(), ring_bytes_max=1 << 20)
         await streams.start()
         async with at_work(*streams.parts(0)):
@@ -81,7 +81,9 @@ async def test_a_poll_that_fails_makes_the_ranks_stale_until_one_does_not(
     broker: Broker, log: EventLog, monkeypatch: pytest.MonkeyPatch, outcome: FetchOutcome, fault: Fault
 ) -> None:
     monkeypatch.setattr(client_module, "EVENTS_BYTES_MAX", 1 << 20)
-    async with polling(broker, log, answer_s=2.0 if outcome == "slow" else 10.0) as at:
+    # nothing but a planted fault may be late: the events of an answer that came too late are lost
+    monkeypatch.setattr(TrtllmServe, "metrics_answer_s", 2.0 if outcome == "slow" else 10.0)
+    async with polling(broker, log) as at:
         at.engine.create(0)
         at.engine.store(1, [5])
         await eventually(lambda: at.overlap(5) == 1)

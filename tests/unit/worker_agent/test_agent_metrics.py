@@ -1,13 +1,13 @@
 """What an engine said, as metrics: what was kept out is counted, and what is not known has no sample."""
 
-import threading
+import asyncio
 from collections.abc import Iterable
 
 import msgspec
 import pytest
 
 from kv_protocol.load import LoadReport, PhaseLoad
-from kv_runtime.supervise import PartGaveUp, Restarts, SupervisedThread
+from kv_runtime.supervise import PartGaveUp, Restarts, SupervisedWork
 from kv_runtime.telemetry import Family
 from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.quarantine import REASONS
@@ -57,14 +57,14 @@ def test_every_figure_of_a_phase_is_a_gauge() -> None:
     assert shown == set(PhaseLoad.__struct_fields__)
 
 
-def test_each_thread_has_its_failures() -> None:
-    def work(_: threading.Event) -> None:
+async def test_each_poll_has_its_failures() -> None:
+    async def work(_: asyncio.Event) -> None:
         raise ZeroDivisionError
 
-    failing = SupervisedThread("engine-events", work, restarts=Restarts(failures_max=3, pause_s=0.0))
+    failing = SupervisedWork("engine-events", work, restarts=Restarts(failures_max=3, pause_s=0.0))
     with pytest.raises(PartGaveUp):
-        failing.run(threading.Event())
-    idle = SupervisedThread("iteration-stats", work)
+        await failing.run(asyncio.Event())
+    idle = SupervisedWork("iteration-stats", work)
     family = thread_family("w", [failing, idle])
     found = samples([family], "poll_thread_failures", "thread")
     assert found == {"engine-events": 3.0, "iteration-stats": 0.0}

@@ -1,16 +1,15 @@
 """The poller: what it polls is what is applied, in order, without a hole."""
 
 import asyncio
-import threading
-from collections import deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 import pytest
 from structlog.testing import capture_logs
 
 from kv_protocol.events import Tier
+from kv_runtime.clock import SystemClock
 from kv_runtime.supervise import Restarts
 from tests.support.parts import at_work
 from tests.system.integration.broker import eventually
@@ -39,24 +38,25 @@ class ScriptedPolls:
     """A source whose polls bring what a test says, or fail; then nothing, until it says more."""
 
     def __init__(self) -> None:
-        self._polls: deque[list[RankEvent] | EngineError] = deque()
-        self._changed = threading.Condition()
+        self._polls = asyncio.Queue[list[RankEvent] | EngineError]()
 
     def say(self, *polls: list[RankEvent] | EngineError) -> None:
-        with self._changed:
-            self._polls.extend(polls)
-            self._changed.notify()
+        for poll in polls:
+            self._polls.put_nowait(poll)
 
-    def __len__(self) -> int:
-        return len(self._polls)
+    async def poll(self, timeout_s: float) -> list[RankEvent]:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                polled = await self._polls.get()
+                if isinstance(polled, EngineError):
+                    raise polled
+                return polled
+        return []
 
-    def poll(self, timeout_s: float) -> list[RankEvent]:
-        with self._changed:
-            self._changed.wait_for(lambda: bool(self._polls), timeout_s)
-            polled = self._polls.popleft() if self._polls else []
-        if isinstance(polled, EngineError):
-            raise polled
-        return polled
+
+class WallClock(SystemClock):
+    def wall_ns(self) -> int:
+        return 1_500_000_000
 
 
 @dataclass
@@ -72,18 +72,18 @@ class Applied:
 
 @asynccontextmanager
 async def running_poller(
-    take: Callable[[float], list[RankEvent]], *, rules: TrtllmRules | None = None, buffer_events: int = 0
+    take: Callable[[float], Awaitable[list[RankEvent]]], *, rules: TrtllmRules | None = None, buffer_events: int = 0
 ) -> AsyncIterator[tuple[SourcePoller, Applied]]:
     applied = Applied()
     poller = SourcePoller(
         Source(take, rules or TranslatedEvents(), buffer_events),
         applied.batches.append,
         lambda: applied.batches.append(None),
+        WallClock(),
         poll_s=0.01,
-        wall_ns=lambda: 1_500_000_000,
         restarts=Restarts(failures_max=100, pause_s=0.0),
     )
-    async with asyncio.timeout(WAIT_S), at_work(poller.thread.part()):
+    async with asyncio.timeout(WAIT_S), at_work(poller.work.part()):
         yield poller, applied
 
 
@@ -106,8 +106,8 @@ async def test_each_poll_is_one_batch_a_rank_in_the_order_of_its_events() -> Non
 async def test_after_an_unexpected_error_a_loss_has_the_next_sequence_and_polling_continues() -> None:
     source, errors = ScriptedPolls(), [ZeroDivisionError("unexpected")]
 
-    def take(timeout_s: float) -> list[RankEvent]:
-        taken = source.poll(timeout_s)
+    async def take(timeout_s: float) -> list[RankEvent]:
+        taken = await source.poll(timeout_s)
         if taken and errors:
             raise errors.pop()
         return taken
@@ -117,7 +117,7 @@ async def test_after_an_unexpected_error_a_loss_has_the_next_sequence_and_pollin
         await eventually(lambda: applied.batches == [None])
         source.say([RankEvent(0, REMOVAL)])
         await poller.until_applied()
-        assert poller.thread.failures_total == 1
+        assert poller.work.failures_total == 1
     assert applied.batches == [None, EngineBatch(sequence=1, dp_rank=0, time_s=1.5, events=(REMOVAL,))]
 
 
