@@ -99,18 +99,17 @@ class Consolidator:
         return self.core.stale(dp_rank) or self._unread(dp_rank)
 
     def parts(self, first_stage: int) -> list[Part]:
-        """Return the parts in four stages, which stop in this order.
+        """Return the parts in three stages, which stop in this order.
 
-        Live messages and polls; the replays that messages request; the ranks' streams; answers to readers, and
-        heartbeats.
+        Sources; the ranks' streams; answers to readers, and heartbeats.
         """
         prefix, streams, answers = f"{self.worker_id}-", self.streams.items(), self.answers.items()
         return [
             *([] if self.poller is None else [self.poller.work.part(stage=first_stage)]),
-            *(part for reader in self.readers for part in reader.parts(self._fold, first_stage, prefix=prefix)),
-            *(Part(f"{prefix}publish-{rank}", stream.run, first_stage + 2) for rank, stream in streams),
-            *(Part(f"{prefix}answer-{rank}", answer.run, first_stage + 3) for rank, answer in answers),
-            Part(f"{prefix}pulse", self._run_heartbeats, first_stage + 3),
+            *(reader.part(self._fold, first_stage, prefix=prefix) for reader in self.readers),
+            *(Part(f"{prefix}publish-{rank}", stream.run, first_stage + 1) for rank, stream in streams),
+            *(Part(f"{prefix}answer-{rank}", answer.run, first_stage + 2) for rank, answer in answers),
+            Part(f"{prefix}pulse", self._run_heartbeats, first_stage + 2),
         ]
 
     async def start(self) -> None:

@@ -1,8 +1,7 @@
 """Subscribes to one publisher of engine events: sockets, replay, and a cursor that finds losses.
 
-Two parts of a process (see `kv_runtime.supervise`): live messages; replays, one request at a time. If a replay pauses
-for `answer_s`, or settled nothing for `REPLAY_S`, the request is given up and its socket closed, so that no late frame
-of it is received.
+One task reads live messages and replays, which are requested one at a time. If a replay pauses for `answer_s`, or
+settled nothing for `REPLAY_S`, the request is given up and its socket closed, so that no late frame of it is received.
 
 A socket holds `_HWM_MESSAGES` messages; further ones wait at the publisher, whose own bound then drops them: the cursor
 finds the hole. ZeroMQ itself has no bound for the frames of one message, but its own publishers send a whole message.
@@ -49,6 +48,7 @@ NO_EVENTS_S = 30.0
 _LINE_EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 
 Deliver = Callable[[Origin, Delivery], Awaitable[None]]
+OnFrames = Callable[[list[bytes], Deliver], Awaitable[None]]
 
 _log = structlog.get_logger("hop_a")
 
@@ -85,7 +85,12 @@ class EngineEventSubscriber:
         self._line = self._live.get_monitor_socket(_LINE_EVENTS)
         self._live.connect(self._publish_endpoint)
         self._replay: zmq.asyncio.Socket | None = None
-        self._replay_due = asyncio.Event()
+        self._answered_at_s: float | None = (
+            None  # the newest frame of the present replay, or its request; None: no replay
+        )
+        self._ready = zmq.asyncio.Poller()
+        self._ready.register(self._line, zmq.POLLIN)
+        self._ready.register(self._live, zmq.POLLIN)
         self._moved = asyncio.Condition()
         self.refused_messages_total = 0
 
@@ -103,36 +108,40 @@ class EngineEventSubscriber:
         is_read = self.cursor.is_settled and not self._moved.locked()
         return "" if is_read else f"{self.origin}: messages are missing, until a replay brings them"
 
-    def parts(self, deliver: Deliver, first_stage: int, *, prefix: str = "") -> list[Part]:
-        """Return the parts, in two stages: live intake stops before the replays that it requests."""
-        name = f"{prefix}hop-a-{self.origin}"
-        parts = [Part(f"{name}-live", partial(self._read_live, deliver), first_stage)]
-        if self._replay_endpoint:
-            parts.append(Part(f"{name}-replay", partial(self._read_replays, deliver), first_stage + 1))
-        return parts
+    def part(self, deliver: Deliver, stage: int, *, prefix: str = "") -> Part:
+        """Return the part of a process that reads, and hands what it has read to `deliver`."""
+        return Part(f"{prefix}hop-a-{self.origin}", partial(self._run, deliver), stage)
 
     async def until_read(self, sequence: int) -> None:
         """Return once everything before `sequence` is delivered or given up."""
         async with self._moved:
             await self._moved.wait_for(lambda: self.cursor.expected >= sequence)
 
-    # -------------------------------------------------------------- live
-    async def _read_live(self, deliver: Deliver, stop: asyncio.Event) -> None:
-        sockets = zmq.asyncio.Poller()
-        sockets.register(self._line, zmq.POLLIN)
-        sockets.register(self._live, zmq.POLLIN)
+    async def _run(self, deliver: Deliver, stop: asyncio.Event) -> None:
+        """Read until `stop` is set; then what is in flight or missing still, for at most `_DRAIN_S`."""
         try:
             while not stop.is_set():
-                ready = dict(await sockets.poll(_POLL_S * 1000))
-                if self._line in ready:
-                    await self._on_line_event(deliver)
-                if self._live in ready:
-                    await self._take_live(deliver)
-                    await self._clock.sleep(0)  # reading what has come does not let other tasks run
-            await self._drain_live(deliver)
+                await self._read(deliver)
+            end_s = self._clock.now() + _DRAIN_S
+            while (await self._read(deliver) or not self.cursor.is_settled) and self._clock.now() < end_s:
+                pass
         finally:
+            self._end_replay(is_answered=False)
             self._live.disable_monitor()
             self._live.close()
+
+    async def _read(self, deliver: Deliver) -> bool:
+        """Read some of what has come, or comes within `_POLL_S`; return whether there was anything."""
+        ready = dict(await self._ready.poll(_POLL_S * 1000))
+        if self._line in ready:
+            await self._on_line_event(deliver)
+        if self._live in ready:
+            await self._take(self._live, self._on_live, deliver)
+        if self._replay in ready:
+            await self._take(self._replay, self._on_replayed, deliver)
+        await self._request_replay(deliver)
+        await self._clock.sleep(0)  # reading what has come does not let other tasks run
+        return bool(ready)
 
     async def _on_line_event(self, deliver: Deliver) -> None:
         event = parse_monitor_message(await self._line.recv_multipart())["event"]
@@ -144,100 +153,65 @@ class EngineEventSubscriber:
         if self._disconnected_since_s is None:
             self._disconnected_since_s = self._clock.now()
         self.cursor.on_disconnect()
-        self._replay_due.set()
 
-    async def _drain_live(self, deliver: Deliver) -> None:
-        """Read until no message arrives for `_POLL_S`, at most `_DRAIN_S`: the last messages may still be in flight."""
-        end_s = self._clock.now() + _DRAIN_S
-        while self._clock.now() < end_s and await self._live.poll(timeout=_POLL_S * 1000):
-            await self._take_live(deliver)
-
-    async def _take_live(self, deliver: Deliver) -> None:
+    async def _take(self, socket: zmq.asyncio.Socket, on_frames: OnFrames, deliver: Deliver) -> None:
         """Read up to `_MESSAGES_AT_ONCE` queued messages: awaiting each would cost more than reading a small one."""
-        live: zmq.Socket[bytes] = zmq.Socket.shadow(self._live)
+        queued: zmq.Socket[bytes] = zmq.Socket.shadow(socket)
         left_bytes = _BYTES_AT_ONCE
         with suppress(zmq.Again):
             for _ in range(_MESSAGES_AT_ONCE):
-                frames = live.recv_multipart(zmq.NOBLOCK)
+                frames = queued.recv_multipart(zmq.NOBLOCK)
                 left_bytes -= len(frames[-1])
-                await self._on_live(frames, deliver)
+                try:
+                    await on_frames(frames, deliver)
+                except MalformedMessage as error:
+                    self._refuse(error)
                 if left_bytes < 0:
                     return
                 if int(self._line.get(zmq.EVENTS)) & zmq.POLLIN:
                     return  # the next message may come from a restarted publisher
 
     async def _on_live(self, frames: list[bytes], deliver: Deliver) -> None:
-        try:
-            sequence, payload = split_frames(frames)
-        except MalformedMessage as error:
-            self._refuse(error)
-            return
+        sequence, payload = split_frames(frames)
         await self._deliver(self.cursor.on_live(sequence, payload, self._clock.now()), deliver)
-        if not self.cursor.is_settled:
-            self._replay_due.set()
 
-    # -------------------------------------------------------------- replays
-    async def _read_replays(self, deliver: Deliver, stop: asyncio.Event) -> None:
-        try:
-            while not stop.is_set():
-                await self._replayed(deliver, stop)
-                await self._clock.wait(self._replay_due, _POLL_S)
-                self._replay_due.clear()
-            end_s = self._clock.now() + _DRAIN_S
-            while not self.cursor.is_settled and self._clock.now() < end_s:
-                await self._replayed(deliver, stop)
-        finally:
-            if self._replay is not None:
-                self._replay.close()
+    async def _on_replayed(self, frames: list[bytes], deliver: Deliver) -> None:
+        self._answered_at_s = self._clock.now()
+        sequence, payload = split_replay(frames)
+        if sequence == REPLAY_END:
+            self._end_replay(is_answered=True)
+            await self._deliver(self.cursor.on_replay_end(self._clock.now()), deliver)
+        else:
+            await self._deliver(self.cursor.on_replayed(sequence, payload), deliver)
 
-    async def _replayed(self, deliver: Deliver, stop: asyncio.Event) -> None:
-        """Request a replay, if one is due, and read the answer."""
-        start = self.cursor.next_replay(self._clock.now())
-        if start is None:
-            return
-        if self._replay is None:
-            self._replay = _socket(self._context, zmq.DEALER)
-            self._replay.connect(self._replay_endpoint)
-        await self._replay.send_multipart([b"", encode_sequence(start)])
-        if not await self._receive_answer(self._replay, deliver, stop):
+    async def _request_replay(self, deliver: Deliver) -> None:
+        """Request a replay if one is due and none is being answered; give up one whose answer takes too long."""
+        now_s = self._clock.now()
+        if self._answered_at_s is not None:
+            if now_s - self._answered_at_s >= self._answer_s or self.cursor.is_overdue(now_s):
+                self._end_replay(is_answered=False)
+                await self._deliver(self.cursor.on_no_answer(now_s), deliver)
+        elif (start := self.cursor.next_replay(now_s)) is not None:
+            if self._replay is None:
+                self._replay = _socket(self._context, zmq.DEALER)
+                self._replay.connect(self._replay_endpoint)
+                self._ready.register(self._replay, zmq.POLLIN)
+            await self._replay.send_multipart([b"", encode_sequence(start)])
+            self._answered_at_s = now_s
+
+    def _end_replay(self, *, is_answered: bool) -> None:
+        self._answered_at_s = None
+        if self._replay is not None and not is_answered:
+            self._ready.unregister(self._replay)
             self._replay.close()
             self._replay = None
-            await self._deliver(self.cursor.on_no_answer(self._clock.now()), deliver)
-        if not self.cursor.is_settled:
-            self._replay_due.set()
-
-    async def _receive_answer(self, socket: zmq.asyncio.Socket, deliver: Deliver, stop: asyncio.Event) -> bool:
-        now_s = received_s = self._clock.now()
-        while now_s - received_s < self._answer_s and not self.cursor.is_overdue(now_s):
-            if stop.is_set() and self.cursor.is_settled:
-                break
-            if await socket.poll(timeout=_POLL_S * 1000):
-                if await self._is_answer_over(await socket.recv_multipart(), deliver):
-                    return True
-                await self._clock.sleep(0)  # as in `_read_live`
-                received_s = self._clock.now()
-            now_s = self._clock.now()
-        return False
-
-    async def _is_answer_over(self, frames: list[bytes], deliver: Deliver) -> bool:
-        try:
-            sequence, payload = split_replay(frames)
-        except MalformedMessage as error:
-            self._refuse(error)
-            return False
-        is_over = sequence == REPLAY_END
-        delivery = (
-            self.cursor.on_replay_end(self._clock.now()) if is_over else self.cursor.on_replayed(sequence, payload)
-        )
-        await self._deliver(delivery, deliver)
-        return is_over
 
     async def _deliver(self, delivery: Delivery, deliver: Deliver) -> None:
         if delivery.lost:
             what = "publisher_began_anew" if delivery.began_anew else "engine_events_lost"
             self._log.error(what, publisher=str(self.origin), next_sequence=self.cursor.expected)
         if delivery != Delivery():
-            async with self._moved:  # one delivery at a time, in order: a long one lets other tasks run
+            async with self._moved:
                 await deliver(self.origin, delivery)
                 self._moved.notify_all()
 
