@@ -85,9 +85,7 @@ class EngineEventSubscriber:
         self._line = self._live.get_monitor_socket(_LINE_EVENTS)
         self._live.connect(self._publish_endpoint)
         self._replay: zmq.asyncio.Socket | None = None
-        self._answered_at_s: float | None = (
-            None  # the newest frame of the present replay, or its request; None: no replay
-        )
+        self._answered_at_s: float | None = None  # when the present replay was requested, or its newest frame came
         self._ready = zmq.asyncio.Poller()
         self._ready.register(self._line, zmq.POLLIN)
         self._ready.register(self._live, zmq.POLLIN)

@@ -154,7 +154,19 @@ class _Rank:
         for tier, run in groupby(self._walked(group, data.blocks), attrgetter("tier")):
             blocks = list(run)
             hashes = tuple(block.block_hash for block in blocks if block.block_hash is not None)
-            published.append(self._run(blocks, hashes, above, data, tier=tier, group_idx=group_idx))
+            has_items = any(block.mm_hashes for block in blocks)
+            published.append(
+                EngineStored(
+                    block_hashes=hashes,
+                    parent_block_hash=above,
+                    token_ids=tuple(chain.from_iterable(block.token_ids for block in blocks)),
+                    block_size=self._block_size,
+                    tier=tier,
+                    namespace=data.namespace,
+                    mm_hashes=tuple(block.mm_hashes for block in blocks) if has_items else (),
+                    group_idx=group_idx,
+                )
+            )
             published += _placed(group, hashes, tier, group_idx)
             above = hashes[-1]
         return published
@@ -174,28 +186,6 @@ class _Rank:
                 return
             group.withheld.pop(block.block_hash, None)
             yield block
-
-    def _run(
-        self,
-        blocks: list[TrtllmBlock],
-        hashes: tuple[int, ...],
-        above: int | None,
-        data: TrtllmStored,
-        *,
-        tier: Tier,
-        group_idx: int,
-    ) -> EngineStored:
-        has_items = any(block.mm_hashes for block in blocks)
-        return EngineStored(
-            block_hashes=hashes,
-            parent_block_hash=above,
-            token_ids=tuple(chain.from_iterable(block.token_ids for block in blocks)),
-            block_size=self._block_size,
-            tier=tier,
-            namespace=data.namespace,
-            mm_hashes=tuple(block.mm_hashes for block in blocks) if has_items else (),
-            group_idx=group_idx,
-        )
 
     def _doubt_size(self, found: str) -> None:
         self.doubt = f"{found}, engine.block_size is {self._block_size}: is it the engine's tokens_per_block?"
