@@ -135,7 +135,7 @@ class EngineEventSubscriber:
             await self._on_line_event(deliver)
         if self._live in ready:
             await self._take(self._live, self._on_live, deliver)
-        if self._replay in ready:
+        if self._replay is not None and self._replay in ready:
             await self._take(self._replay, self._on_replayed, deliver)
         await self._request_replay(deliver)
         await self._clock.sleep(0)  # reading what has come does not let other tasks run

@@ -145,7 +145,6 @@ class RankStreamSender:
         self._failure: BaseException | None = None
         self._attempt = 0
         self._retry_s = _RETRY_S
-        self._is_ahead = False  # a message was sent since the last failed publication, and is not confirmed
         self.is_refused = False
         """Whether the log has confirmed no message since the last failed publication."""
         self.failures_total = 0
@@ -174,8 +173,7 @@ class RankStreamSender:
                 return
 
     async def _publish(self) -> None:
-        while self._failure is None and not self._is_ahead and (message := self._outbox.next_message()) is not None:
-            self._is_ahead = self.is_refused
+        while self._failure is None and (message := self._outbox.next_message()) is not None:
             message_id = subjects.message_id(self._rank, self._outbox.epoch, message.first_seq)
             if self._tracer is not None:
                 self._tracer.sending(self._outbox.epoch, message)
@@ -185,6 +183,8 @@ class RankStreamSender:
                 self._fail(message, error)
             else:
                 confirmed.add_done_callback(partial(self._ended, message, self._attempt))
+                if self.is_refused:
+                    await asyncio.wait([confirmed])
 
     def _ended(self, message: OutMessage, attempt: int, confirmed: "asyncio.Future[int]") -> None:
         error = confirmed.exception()
@@ -202,7 +202,7 @@ class RankStreamSender:
             return
         self._retry_s = _RETRY_S
         if self.is_refused:
-            self.is_refused = self._is_ahead = False
+            self.is_refused = False
             _log.info("published_again", rank=str(self._rank), seq=self._outbox.settled_seq)
 
     def _fail(self, message: OutMessage, error: BaseException) -> None:
@@ -218,5 +218,5 @@ class RankStreamSender:
         await self._clock.wait(stop, self._retry_s)
         self._retry_s = min(2 * self._retry_s, _RETRY_MAX_S)
         self._attempt += 1
-        self._failure, self._is_ahead = None, False
+        self._failure = None
         self._outbox.go_back()
