@@ -128,9 +128,10 @@ async def run_served(
                 return
             described = engine.describe()
             rules, buffered = TrtllmRules(described.block_size), chosen.event_buffer * len(described.dp_ranks)
+            source = Source(lambda timeout_s: asyncio.to_thread(engine.kv_events, timeout_s), rules, buffered)
             events = event_path(
                 WorkerStreams(settings.worker.id, chosen.names[0], instance, described.block_size, described.dp_ranks),
-                Source(partial(asyncio.to_thread, engine.kv_events), rules, buffered) if chosen.polls_events else None,
+                source if chosen.polls_events else None,
                 settings.events.sources,
                 log,
                 context,

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import count
 from typing import cast
 
@@ -167,7 +166,7 @@ async def polled_agent(
     log: EventLog, engine: ScriptedEngine, *readers: EngineEventSubscriber, outbox_bytes: int = OUTBOX_BYTES
 ) -> AsyncIterator[PolledAgent]:
     """An agent that polls the engine and reads further publishers, with all its parts."""
-    source = Source(partial(asyncio.to_thread, engine.kv_events), ScriptedRules(engine))
+    source = Source(lambda timeout_s: asyncio.to_thread(engine.kv_events, timeout_s), ScriptedRules(engine))
     path = event_path(log, *readers, source=source, outbox_bytes=outbox_bytes)
     agent = PolledAgent(log, path, engine=engine)
     async with running(path, stop=agent.stop):

@@ -192,6 +192,10 @@ async def test_only_an_operator_removes_a_living_worker(log: EventLog, reason: s
 async def test_an_intruder_makes_an_agent_publish_once_a_second_at_most(log: EventLog) -> None:
     clock = ManualClock()
     agent = Agent(log, "first", clock=clock)
+
+    async def has_repaired(times: int) -> None:
+        await eventually(lambda: agent.membership.repairs_total == times)
+
     async with watching(agent):
         for repairs in range(2):
             for each in range(20):
@@ -199,7 +203,7 @@ async def test_an_intruder_makes_an_agent_publish_once_a_second_at_most(log: Eve
             await eventually(lambda: clock.sleepers)
             assert agent.membership.repairs_total == repairs
             await clock.advance(CHECK_PAUSE_S)
-            await eventually(lambda repairs=repairs: agent.membership.repairs_total == repairs + 1)
+            await has_repaired(repairs + 1)
 
 
 # ------------------------------------------------------------------------------------------------- two agents
