@@ -59,7 +59,9 @@ class Membership:
             else:
                 retry_s, pause = min(2 * retry_s, _RETRY_MAX_S), self._clock.sleep(retry_s)
             await until(stop, until(self._changed, pause))
-        await (self.leave(self._unfit) if self._unfit else self.drain())
+        own = self._registration
+        draining = WorkerDraining(worker_id=own.worker_id, instance=own.instance)
+        await (self.leave(self._unfit) if self._unfit else self._publish(draining))
 
     async def _next_check(self) -> None:
         await self._clock.sleep(CHECK_PAUSE_S)
@@ -94,14 +96,6 @@ class Membership:
         if self._unfit or registration != self._registration:
             self._registration, self._unfit = registration, ""
             self._changed.set()
-
-    async def drain(self) -> bool:
-        """Publish that the worker is draining; return False if publishing failed.
-
-        Nothing is published unless `run` tried to register the worker since the start, or since it left.
-        """
-        own = self._registration
-        return await self._publish(WorkerDraining(worker_id=own.worker_id, instance=own.instance))
 
     async def leave(self, reason: str) -> bool:
         """Publish that the worker left; return False if publishing failed. Not while `run` runs.

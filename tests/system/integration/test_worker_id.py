@@ -270,9 +270,9 @@ async def test_with_a_key_every_event_of_an_agent_is_signed_and_unsigned_rivals_
             await log.publish(SUBJECT, fleet.encode(intruder.registration))
             await is_newest(log, first.registration)
             assert admitted(reader, await newest(log)) == first.registration
-        for say in (first.membership.drain, lambda: first.membership.leave("stopped")):
-            await say()
-            message = await newest(log)
+        draining = await newest(log)
+        await first.membership.leave("stopped")
+        for message in (draining, await newest(log)):
             assert {CLAIM_HEADER, SIGNATURE_HEADER} <= set(message.headers or {})
             admitted(reader, message)
 
