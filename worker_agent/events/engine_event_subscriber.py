@@ -4,9 +4,9 @@ One task reads live messages and replays, which are requested one at a time. If 
 settled nothing for `REPLAY_S`, the request is given up and its socket closed, so that no late frame of it is received.
 
 A socket holds `_HWM_MESSAGES` messages; further ones wait at the publisher, whose own bound then drops them: the cursor
-finds the hole. ZeroMQ itself has no bound for the frames of one message, but its own publishers send a whole message.
+finds the hole. ZeroMQ does not bound the number of frames of one message, but ZeroMQ publishers send it as a whole.
 
-What every message or connection could log is one line in 10 s (`RateLimitedLog`); metrics count all of them.
+A line that any message or connection may cause is logged once in 10 s at most (`RateLimitedLog`); metrics count all.
 """
 
 import asyncio
@@ -93,7 +93,7 @@ class EngineEventSubscriber:
         self.refused_messages_total = 0
 
     def stale(self) -> str:
-        """Return why messages may be missing; empty if no reason is known."""
+        """Return why messages may be missing, or are not applied yet; empty if no reason is known."""
         if self.cursor.is_unanswered:
             return f"{self.origin}: replay_endpoint {self._replay_endpoint} does not answer in time"
         if self._disconnected_since_s is not None:

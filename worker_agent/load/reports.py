@@ -80,7 +80,7 @@ _log = structlog.get_logger("load_reports")
 
 
 class LoadReports:
-    """Polls and announces, as the part `work` of the process. `in_flight`: how many requests the engine has of us."""
+    """Polls and announces, as the part `work`. `in_flight` returns how many requests of ours the engine has."""
 
     def __init__(
         self,
