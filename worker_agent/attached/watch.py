@@ -56,14 +56,12 @@ EXPORT_PROBLEMS: tuple[ExportProblem, ...] = ("oversize", "unreadable", "stale")
 PROBE_PERIOD_S = 1.0
 FAILURES_MAX = 5
 _UNANSWERED = "its /health does not answer"
-Describe = Callable[[bool], Awaitable[WorkerRegistered | None]]
 
 
 class HealthWatch:
     """A part of a process, `run`: probes the engine, and lets `membership` register and withdraw it.
 
-    `describe(anew)` returns the current registration; None: the engine cannot join as it is. Unless `anew`, it may
-    read names and adapters alone.
+    `describe` returns the current registration; None: the engine cannot join as it is.
     """
 
     def __init__(
@@ -72,7 +70,7 @@ class HealthWatch:
         membership: Membership,
         clock: Clock,
         *,
-        describe: Describe,
+        describe: Callable[[], Awaitable[WorkerRegistered | None]],
         is_asleep: Callable[[], bool],
     ) -> None:
         self._client, self._membership, self._clock = client, membership, clock
@@ -97,8 +95,7 @@ class HealthWatch:
         self._failures = self._failures + 1 if problem else 0
         self._log_problem(problem)
         if not problem:
-            registration = await self._describe(not self._membership.is_registered)
-            if registration is not None:
+            if (registration := await self._describe()) is not None:
                 self._membership.restore(registration)
         elif is_asleep or self._failures >= FAILURES_MAX:
             self._membership.withdraw(problem if is_asleep else _UNANSWERED)

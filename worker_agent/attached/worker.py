@@ -309,22 +309,21 @@ class AttachedWorker:
             engine.client,
             membership,
             host.clock,
-            describe=partial(self._described, engine, worker, base_url),
+            describe=partial(self._described, engine, worker, base_url, membership),
             is_asleep=lambda: self._loads is not None and self._loads.is_asleep,
         )
         cleanup.push_async_callback(membership.leave, "stopped")
         return [*parts, Part("health-watch", watch.run, 0), Part("membership", membership.run, 0)]
 
     async def _described(
-        self,
-        engine: _Engine,
-        worker: WorkerStreams,
-        base_url: str,
-        anew: bool,  # noqa: FBT001 - as `Describe` has it
+        self, engine: _Engine, worker: WorkerStreams, base_url: str, membership: Membership
     ) -> WorkerRegistered | None:
-        """Return the registration of the engine as it is now; return None, and log why, if it cannot join."""
+        """Return the registration of the engine as it is now; return None, and log why, if it cannot join.
+
+        Of a registered engine only names and adapters are read again.
+        """
         settings = self._settings
-        reported = await engine.client.query(None if anew else self._facts)
+        reported = await engine.client.query(self._facts if membership.is_registered else None)
         if reported is None:
             return None
         self._facts = reported

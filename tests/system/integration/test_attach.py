@@ -233,7 +233,7 @@ async def test_an_engine_is_described_again_and_leaves_while_it_sleeps_or_does_n
                 event_source="vllm", loras=loras[0],
             )  # fmt: skip
 
-        async def describe(_: bool) -> WorkerRegistered:
+        async def describe() -> WorkerRegistered:
             return registration()
 
         async def probe(times: int) -> None:
