@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from tests.support.paths import RECORDINGS
 from worker_agent.api.parsers.calls import (
     AnswerOptions,
+    AnswerParser,
     ContentDelta,
     Event,
     ReasoningDelta,
@@ -14,7 +15,7 @@ from worker_agent.api.parsers.calls import (
     ToolCallStarted,
     joined,
 )
-from worker_agent.api.parsers.families import AnswerFormat, AnswerParser
+from worker_agent.api.parsers.families import AnswerFormat
 
 _DIRECTORY = RECORDINGS / "tool_calls"
 
@@ -43,10 +44,8 @@ class Case(NamedTuple):
 
     def parser(self) -> AnswerParser:
         answer_format = AnswerFormat(self.tool_call_parser, self.reasoning_parser)
-        wishes = AnswerOptions(finds_calls=True, tools=self.tools)
-        parser = answer_format.parser(wishes, answer_id="chatcmpl-1", choice=0, prompt_end=self.prompt_end)
-        assert parser is not None
-        return parser
+        wishes = AnswerOptions(tools=self.tools)
+        return answer_format.parser(wishes, answer_id="chatcmpl-1", choice=0, prompt_end=self.prompt_end)
 
 
 def golden_cases() -> list[Case]:

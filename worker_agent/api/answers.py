@@ -86,9 +86,9 @@ class CompletionAnswer:
         With `always` there is at least one event. `prompt` is the engine's prompt, if it differs from the request's.
         """
         delta = b""
-        if always or piece.shown or piece.spans:
+        if always or piece.events or piece.spans:
             part = replace(piece, finish_reason=None, handoff=None)
-            delta = self._chunk(part, _delta_of(piece.shown) if self._is_chat else piece.text)
+            delta = self._chunk(part, _delta_of(piece.events) if self._is_chat else piece.content)
         if piece.finish_reason is None:
             return delta
         return delta + self._chunk(replace(piece, spans=()), {} if self._is_chat else "", prompt)
@@ -122,8 +122,8 @@ class CompletionAnswer:
 
     def _full_choice(self, piece: Piece) -> dict[str, Any]:
         if not self._is_chat:
-            return self._choice(piece, {"text": piece.text})
-        return self._choice(piece, {"message": _message_of(piece.shown)})
+            return self._choice(piece, {"text": piece.content})
+        return self._choice(piece, {"message": _message_of(piece.events)})
 
     def _chunk(self, piece: Piece, content: dict[str, Any] | str, prompt: Sequence[int] = ()) -> bytes:
         part = {"delta": content} if self._is_chat else {"text": content}

@@ -4,7 +4,7 @@
     a token without any  (half a character, a special token) goes with the next token that has text, or with the end
     a token is shown     with the piece that has the last of its text; if a stop string cuts it, with the rest
     after a stop string  no text and no token is shown
-    with a parser        (`parsers/`) the shown text becomes events: content, reasoning, tool calls
+    the shown text       becomes events (`parsers/`): content, and what a worker with parsers finds, reasoning and calls
 
 Tokens are processed one by one, so that the result does not depend on how many came together.
 
@@ -19,9 +19,9 @@ import msgspec
 
 from kv_protocol.openai.option_table import NamedToolChoice
 from kv_protocol.openai.requests import ChatRequest, Request
-from kv_runtime.text.model import Detokenizer, Text
-from worker_agent.api.parsers.calls import AnswerOptions, ContentDelta, Event, joined
-from worker_agent.api.parsers.families import AnswerFormat, AnswerParser
+from kv_runtime.text.model import Text
+from worker_agent.api.parsers.calls import AnswerOptions, AnswerParser, ContentDelta, Event, joined
+from worker_agent.api.parsers.families import AnswerFormat
 from worker_agent.port.handoff import Handoff
 from worker_agent.port.sampling import Guide, TokenLogprobs
 from worker_agent.port.types import EngineOutput
@@ -42,19 +42,16 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
     """The part of the answer from one output: text, its tokens, and at the end of a choice its finish reason."""
 
     choice: int = 0
-    text: str = ""
-    events: tuple[Event, ...] | None = None
-    """The parser's events of the answer's text; None without a parser: the text is content."""
+    events: tuple[Event, ...] = ()
+    """The text."""
     spans: tuple[TokenSpan, ...] = ()
     finish_reason: str | None = None
     handoff: Handoff | None = None
 
     @property
-    def shown(self) -> tuple[Event, ...]:
-        """The events of its text, with a parser or without."""
-        if self.events is not None:
-            return self.events
-        return (ContentDelta(self.text),) if self.text else ()
+    def content(self) -> str:
+        """The text that is meant for the user."""
+        return "".join(event.text for event in self.events if isinstance(event, ContentDelta))
 
 
 class ChoiceText:
@@ -63,12 +60,13 @@ class ChoiceText:
     def __init__(
         self,
         choice: int,
-        detokenizer: Detokenizer,
+        text: Text,
         stops: tuple[str, ...],
+        parser: AnswerParser,
         *,
         with_logprobs: bool,
-        parser: AnswerParser | None = None,
     ) -> None:
+        detokenizer = text.detokenizer(parser.shown_tokens)
         self._choice, self._detokenizer, self._filter = choice, detokenizer, StopFilter(stops)
         self._held: _PendingTokens | None = _PendingTokens() if with_logprobs else None
         self.parser = parser
@@ -89,18 +87,11 @@ class ChoiceText:
         reason: str | None = "stop" if self._filter.stopped else output.finish_reason
         self.is_over = reason is not None
         spans = self._held.shown(len(shown), is_end=self.is_over, is_cut=self._filter.stopped) if self._held else ()
-        events: list[Event] | None = None
-        if self.parser is not None:
-            events = self.parser.feed(shown)
-            if reason is not None:
-                events, reason = joined(events + self.parser.finish()), self.parser.finish_reason(reason)
+        events = self.parser.feed(shown)
+        if reason is not None:
+            events, reason = joined(events + self.parser.finish()), self.parser.finish_reason(reason)
         return Piece(
-            choice=self._choice,
-            text=shown,
-            events=None if events is None else tuple(events),
-            spans=spans,
-            finish_reason=reason,
-            handoff=output.handoff,
+            choice=self._choice, events=tuple(events), spans=spans, finish_reason=reason, handoff=output.handoff
         )
 
     def _text_of(self, output: EngineOutput) -> str:
@@ -193,26 +184,21 @@ def _overlap(text: str, stop: str) -> int:
 
 # ---------------------------------------------------------------- parsers
 class AnswerParsing:
-    """Builds parsers, and counts the calls that they found. Without parsers all text is content."""
+    """Builds parsers, and counts the calls that they found."""
 
     def __init__(self, answer_format: AnswerFormat, text: Text) -> None:
         self._format, self._text = answer_format, text
         self.tool_calls_total = {"complete": 0, "unclosed": 0}
-        self.shown_tokens = answer_format.special_tokens
-        """The special tokens that the parsers must see."""
         self.stop_tokens = {text.special_ids[name] for name in answer_format.stop_tokens if name in text.special_ids}
         """The ids of tokens that end answers in this format."""
 
-    def parser_of(
-        self, request: Request, prompt: tuple[int, ...], answer_id: str
-    ) -> Callable[[int], AnswerParser | None]:
-        """Return a function that builds the parser of each choice of the answer."""
-        if not self._format.parses or not isinstance(request, ChatRequest):
-            return lambda _: None
-        finds_calls, end = bool(request.tools) and request.tool_choice != "none", self._prompt_end(prompt)
+    def parser_of(self, request: Request, prompt: tuple[int, ...], answer_id: str) -> Callable[[int], AnswerParser]:
+        """Return a function that builds the parser of each choice of the answer. A completion's text is content."""
+        if not isinstance(request, ChatRequest):
+            return lambda _: AnswerParser(answer_id, AnswerOptions())
+        end = self._prompt_end(prompt)
         wishes = AnswerOptions(
-            finds_calls=finds_calls,
-            tools=tuple(request.tools or ()) if finds_calls else (),
+            tools=() if request.tool_choice == "none" else tuple(request.tools or ()),
             only_first_call=request.parallel_tool_calls is False,
             keeps_reasoning=request.include_reasoning is not False,
         )

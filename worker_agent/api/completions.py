@@ -109,7 +109,6 @@ class Completions:
                 request.stops,
                 now_s=self._clock.now,
                 before=before,
-                shown_tokens=self._parsing.shown_tokens,
                 parser_of=self._parsing.parser_of(request, first.prompt[: len(first.prompt) - len(before)], answer.id),
                 on_output=self._on_output,
             )

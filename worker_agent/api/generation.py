@@ -20,7 +20,7 @@ vllm-project/vllm, `vllm/entrypoints/openai/completion/serving.py` (`merge_async
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -29,8 +29,7 @@ import msgspec
 from kv_runtime.text.model import Text
 from worker_agent.api.answers import usage
 from worker_agent.api.choice_text import ChoiceText, Piece
-from worker_agent.api.parsers.calls import joined
-from worker_agent.api.parsers.families import AnswerParser
+from worker_agent.api.parsers.calls import AnswerParser, joined
 from worker_agent.port.sampling import TokenLogprobs
 from worker_agent.port.types import Engine, EngineError, EngineOutput, EngineRequest
 
@@ -51,20 +50,18 @@ class Generation:
         *,
         now_s: Callable[[], float],
         before: tuple[int, ...] = (),
-        shown_tokens: Collection[str] = (),
-        parser_of: Callable[[int], AnswerParser | None] = lambda _: None,
+        parser_of: Callable[[int], AnswerParser],
         on_output: Callable[[], None] = lambda: None,
     ) -> None:
-        """`now_s` reads a monotonic clock; `parser_of` builds a choice's parser, which sees `shown_tokens`."""
+        """`now_s` reads a monotonic clock; `parser_of` builds the parser of a choice."""
         self._now_s, self._on_output = now_s, on_output
         self._engine, self._requests, self._before = engine, engine_requests, before
         wishes = engine_requests[0].sampling
         self._choices_each = wishes.choices
-        self._choices = list[ChoiceText]()
-        for choice in range(wishes.choices * len(engine_requests)):
-            parser, with_logprobs = parser_of(choice), wishes.logprobs is not None
-            detokenizer = text.detokenizer(shown_tokens if parser is not None else ())
-            self._choices.append(ChoiceText(choice, detokenizer, stops, with_logprobs=with_logprobs, parser=parser))
+        self._choices = [
+            ChoiceText(choice, text, stops, parser_of(choice), with_logprobs=wishes.logprobs is not None)
+            for choice in range(wishes.choices * len(engine_requests))
+        ]
         if before:
             self._choices[0].resume(before)
         self._new_token_ids: list[int] = []
@@ -86,8 +83,8 @@ class Generation:
 
     @property
     def parsers(self) -> list[AnswerParser]:
-        """The parsers of all choices that have one."""
-        return [choice.parser for choice in self._choices if choice.parser is not None]
+        """The parsers of all choices."""
+        return [choice.parser for choice in self._choices]
 
     @property
     def decode_s(self) -> float:
@@ -102,8 +99,8 @@ class Generation:
             RequestRefused, EngineStopped: as `Engine.generate`.
         """
         if not self._requests[0].max_tokens or self._choices[0].is_over:  # only the finish reason is missing
-            reason, parser = "stop" if self._choices[0].is_over else "length", self._choices[0].parser
-            yield Piece(finish_reason=reason if parser is None else parser.finish_reason(reason))
+            reason = "stop" if self._choices[0].is_over else "length"
+            yield Piece(finish_reason=self._choices[0].parser.finish_reason(reason))
             return
         of_prompts = [self._pieces_of(at) for at in range(len(self._requests))]
         async with aclosing(of_prompts[0] if len(of_prompts) == 1 else _merged(of_prompts)) as pieces:
@@ -193,8 +190,7 @@ async def full_pieces(pieces: AsyncGenerator[Piece, None]) -> list[Piece]:
 def _joined(pieces: list[Piece]) -> Piece:
     return msgspec.structs.replace(
         pieces[-1],
-        text="".join(piece.text for piece in pieces),
-        events=None if pieces[-1].events is None else tuple(joined([e for p in pieces for e in p.events or ()])),
+        events=tuple(joined(event for piece in pieces for event in piece.events)),
         spans=tuple(span for piece in pieces for span in piece.spans),
         finish_reason=next(piece.finish_reason for piece in pieces if piece.finish_reason is not None),
         handoff=next((piece.handoff for piece in pieces if piece.handoff is not None), None),

@@ -236,7 +236,7 @@ class ResponseAnswer:
     def events(self, piece: Piece, prompt: Sequence[int] = (), *, always: bool = False) -> bytes:  # noqa: ARG002
         """Return the stream events of a piece; none if it shows nothing."""
         self._finish_reason = piece.finish_reason or self._finish_reason
-        return b"".join(map(self._shown, piece.shown))
+        return b"".join(map(self._shown, piece.events))
 
     def ending(self, usage: dict[str, Any], *, include_usage: bool) -> bytes:  # noqa: ARG002 - it always has it
         """Return the stream's last events."""

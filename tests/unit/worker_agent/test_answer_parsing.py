@@ -15,7 +15,7 @@ from tests.support.engine_description import described
 from tests.support.tool_calls import Case, golden_cases, read_of
 from tests.unit.kv_runtime.model_files import QWEN_TEMPLATE, qwen_like, write_model
 from worker_agent.api.choice_text import AnswerParsing, ChoiceText
-from worker_agent.api.parsers.calls import Event, joined
+from worker_agent.api.parsers.calls import ContentDelta, Event, joined
 from worker_agent.api.parsers.families import AnswerFormat
 from worker_agent.api.request_rules import RequestRules
 from worker_agent.config import AgentSettings
@@ -48,13 +48,13 @@ def test_markers_that_are_special_tokens_are_read(case: Case, tmp_path: Path) ->
     wanted = AnswerParsing(answer_format, text)
     request = decode_chat(json.dumps(CHAT | {"tools": case.tools}).encode())
     parser = wanted.parser_of(request, tuple(text.encode_chat(request.messages)), "chatcmpl-1")(0)
-    choice = ChoiceText(0, text.detokenizer(wanted.shown_tokens), (), with_logprobs=False, parser=parser)
+    choice = ChoiceText(0, text, (), parser, with_logprobs=False)
     events: list[Event] = []
     ids = (*text.encode(case.text, add_special_tokens=False), *text.eos_ids)
     for token in ids:
-        events += choice.push(EngineOutput(token_ids=(token,), cached_tokens=0)).events or ()
+        events += choice.push(EngineOutput(token_ids=(token,), cached_tokens=0)).events
     last = choice.push(EngineOutput(token_ids=(), cached_tokens=0, finish_reason="stop"))
-    assert read_of(joined([*events, *(last.events or ())])) == case.read
+    assert read_of(joined([*events, *last.events])) == case.read
     assert last.finish_reason == case.finish_reason
     assert any(token in text.special_ids.values() for token in ids)
 
@@ -67,9 +67,7 @@ def test_the_end_of_the_prompt_says_whether_there_is_reasoning(
     request = decode_chat(json.dumps(CHAT | {"chat_template_kwargs": {"enable_thinking": enabled}}).encode())
     prompt = tuple(text.encode_chat(request.messages, **request.template_options))
     parser = parsing(text, "", "qwen3").parser_of(request, prompt, "a")(0)
-    assert (parser is None) == (not enabled)
-    if parser is not None:
-        assert read_of(parser.feed("<think>why</think>") + parser.finish()).reasoning == reasoning
+    assert read_of(parser.feed("<think>why</think>") + parser.finish()).reasoning == reasoning
 
 
 def test_tokens_that_end_answers_of_a_format_stop_requests(tmp_path: Path) -> None:
@@ -99,7 +97,8 @@ def test_calls_are_forced_where_the_prefill_workers_token_may_begin_them(
 def test_completions_have_no_parser(tmp_path: Path) -> None:
     request = decode_completion(b'{"model": "m", "prompt": "hi"}')
     assert isinstance(request, CompletionRequest)
-    assert parsing(model_with(tmp_path, ()), "gpt_oss").parser_of(request, (1,), "a")(0) is None
+    parser = parsing(model_with(tmp_path, ()), "gpt_oss").parser_of(request, (1,), "a")(0)
+    assert (parser.feed("<|start|>"), parser.shown_tokens) == ([ContentDelta("<|start|>")], ())
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from kv_protocol.openai.requests import ChatRequest, CompletionRequest
 from kv_runtime.text.byte_model import ByteText
 from worker_agent.api.answers import CompletionAnswer, chat_logprobs, completion_logprobs, prompt_logprobs, usage
 from worker_agent.api.choice_text import Piece, TokenSpan
+from worker_agent.api.parsers.calls import ContentDelta
 from worker_agent.port.handoff import Handoff
 from worker_agent.port.sampling import TokenLogprob, TokenLogprobs
 
@@ -73,10 +74,14 @@ def test_a_chat_s_stream_opens_with_the_role_of_each_choice_and_a_completion_s_w
     assert COMPLETION.opening() == b""
 
 
+def piece_of(text: str, **fields: Any) -> Piece:
+    return Piece(events=(ContentDelta(text),) if text else (), **fields)
+
+
 @pytest.mark.parametrize("text", ["hi", "", "two\nlines\r\n", 'quote " and \\', "\u2028 é 😀"])
 def test_text_goes_out_as_one_event_whatever_is_in_it(text: str) -> None:
-    assert data_of(CHAT.events(Piece(text=text), always=True)) == chat_chunk({"content": text})
-    assert data_of(COMPLETION.events(Piece(text=text), always=True)) == completion_chunk(text)
+    assert data_of(CHAT.events(piece_of(text), always=True)) == chat_chunk({"content": text})
+    assert data_of(COMPLETION.events(piece_of(text), always=True)) == completion_chunk(text)
 
 
 @pytest.mark.parametrize("reason", ["stop", "length"])
@@ -89,12 +94,12 @@ def test_a_stream_closes_with_the_reason(reason: str) -> None:
 def test_a_piece_of_nothing_is_no_event_unless_it_is_to_show_life(answer: CompletionAnswer) -> None:
     assert answer.events(Piece()) == b""
     assert len(events_of(answer.events(Piece(), always=True))) == 1
-    assert len(events_of(answer.events(Piece(text="a", finish_reason="stop")))) == 2
+    assert len(events_of(answer.events(piece_of("a", finish_reason="stop")))) == 2
 
 
 @pytest.mark.parametrize("answer", [CHAT, COMPLETION])
 def test_the_usage_comes_in_an_event_of_its_own_without_choices(answer: CompletionAnswer) -> None:
-    opened = data_of(answer.events(Piece(text="x"), always=True))
+    opened = data_of(answer.events(piece_of("x"), always=True))
     (usage_event,) = events_of(answer.ending(USAGE, include_usage=True).removesuffix(b"data: [DONE]\n\n"))
     assert usage_event == {**opened, "choices": [], "usage": USAGE}
 
@@ -106,7 +111,7 @@ def test_the_end_of_a_stream_and_an_error_in_it() -> None:
 
 # -------------------------------------------------------------------- log probabilities
 def test_log_probabilities_go_with_the_text_of_their_tokens() -> None:
-    piece = Piece(text="a", spans=(SPAN,), finish_reason="stop")
+    piece = piece_of("a", spans=(SPAN,), finish_reason="stop")
     delta, closing = events_of(CHAT.events(piece))
     told = delta["choices"][0]
     assert (told["logprobs"], told["finish_reason"]) == ({"content": [TOLD_IN_CHAT], "refusal": None}, None)
@@ -132,7 +137,7 @@ def test_what_is_told_of_the_prompt_stands_where_each_interface_has_it() -> None
 
 # -------------------------------------------------------------------- a prefill worker's answers
 HANDED_OVER = Piece(
-    text="a",
+    events=(ContentDelta("a"),),
     finish_reason="length",
     handoff=Handoff(
         request_type="context_only",

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from kv_runtime.text.byte_model import ByteText
 from worker_agent.api.choice_text import ChoiceText, Piece, StopFilter, TokenSpan
+from worker_agent.api.parsers.calls import AnswerOptions, AnswerParser, ContentDelta
 from worker_agent.port.sampling import TokenLogprob, TokenLogprobs
 from worker_agent.port.types import EngineOutput
 
@@ -91,15 +92,19 @@ class Told(NamedTuple):
     finish_reason: str | None
 
 
+def choice_text(stops: tuple[str, ...], *, with_logprobs: bool) -> ChoiceText:
+    return ChoiceText(0, TEXT, stops, AnswerParser("a", AnswerOptions()), with_logprobs=with_logprobs)
+
+
 def told(given_: Iterable[EngineOutput], stops: Sequence[str]) -> Told:
-    choice = ChoiceText(0, TEXT.detokenizer(), tuple(stops), with_logprobs=True)
+    choice = choice_text(tuple(stops), with_logprobs=True)
     pieces: list[Piece] = []
     for each in given_:
         pieces.append(choice.push(each))
         if choice.is_over:
             break
     places = [each for piece in pieces for each in piece.spans]
-    return Told("".join(piece.text for piece in pieces), places, pieces[-1].finish_reason)
+    return Told("".join(piece.content for piece in pieces), places, pieces[-1].finish_reason)
 
 
 def expected(tokens: Sequence[int], stops: Sequence[str]) -> Told:
@@ -145,23 +150,23 @@ def test_text_and_tokens_do_not_depend_on_what_came_at_once(tokens: list[int], a
 
 
 def test_the_tokens_are_counted_up_to_the_one_that_completes_a_stop_string() -> None:
-    choice = ChoiceText(0, TEXT.detokenizer(), ("bc",), with_logprobs=False)
+    choice = choice_text(("bc",), with_logprobs=False)
     piece = choice.push(output(list(b"abcdef")))
-    assert (piece.text, piece.finish_reason, choice.tokens) == ("a", "stop", 3)
+    assert (piece.content, piece.finish_reason, choice.tokens) == ("a", "stop", 3)
 
 
 def test_a_choice_that_is_over_says_nothing_more() -> None:
-    choice = ChoiceText(1, TEXT.detokenizer(), ("b",), with_logprobs=True)
+    choice = choice_text(("b",), with_logprobs=True)
     choice.push(output(list(b"ab")))
-    assert (choice.push(output(list(b"cd"), "length")), choice.tokens) == (Piece(choice=1), 2)
+    assert (choice.push(output(list(b"cd"), "length")), choice.tokens) == (Piece(), 2)
 
 
 def test_without_log_probabilities_no_token_is_told() -> None:
-    choice = ChoiceText(0, TEXT.detokenizer(), (), with_logprobs=False)
-    assert choice.push(output(list(b"ab"), "stop")) == Piece(text="ab", finish_reason="stop")
+    choice = choice_text((), with_logprobs=False)
+    assert choice.push(output(list(b"ab"), "stop")) == Piece(events=(ContentDelta("ab"),), finish_reason="stop")
 
 
 def test_tokens_of_which_nothing_is_known_are_told_all_the_same() -> None:
-    choice = ChoiceText(0, TEXT.detokenizer(), (), with_logprobs=True)
+    choice = choice_text((), with_logprobs=True)
     bare = EngineOutput(token_ids=(97, 98), cached_tokens=0, finish_reason="stop", logprobs=(place(97),))
     assert choice.push(bare).spans == (TokenSpan(97, 0, place(97)), TokenSpan(98, 1, None))

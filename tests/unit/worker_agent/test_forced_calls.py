@@ -65,8 +65,7 @@ def test_an_answer_is_a_call_of_one_of_the_functions(family: str) -> None:
 
 @each_family
 def test_what_the_model_may_write_is_read_as_one_call(family: str) -> None:
-    parser = AnswerFormat(family).parser(AnswerOptions(finds_calls=True, tools=TOOLS), answer_id="a", choice=0)
-    assert parser is not None
+    parser = AnswerFormat(family).parser(AnswerOptions(tools=TOOLS), answer_id="a", choice=0)
     found = read_of(parsed(parser, ["\n" + ONE[family] % "f2"]))
     assert (found.content or "").strip() == ""
     assert found.tool_calls == [{"name": "f2", "arguments": '{"a": "}"}'}]

@@ -17,6 +17,7 @@ from tests.system.integration.scripted_engine import ScriptedEngine
 from worker_agent.api.answers import CompletionAnswer
 from worker_agent.api.choice_text import Piece
 from worker_agent.api.generation import Generation, GenerationFailed, full_pieces
+from worker_agent.api.parsers.calls import AnswerOptions, AnswerParser
 from worker_agent.port.handoff import Handoff
 from worker_agent.port.sampling import Sampling, TokenLogprob, TokenLogprobs
 from worker_agent.port.types import EngineOutput, EngineRequest
@@ -53,7 +54,11 @@ def generation(
 ) -> Generation:
     wishes = Sampling(choices=choices, logprobs=0)
     asked = EngineRequest(request_id="r", prompt=(1, 2), max_tokens=9, sampling=wishes, handoff=handoff)
-    return Generation(engine, TEXT, [asked], stops, now_s=itertools.count().__next__, **options)
+    return Generation(engine, TEXT, [asked], stops, now_s=itertools.count().__next__, parser_of=plain, **options)
+
+
+def plain(_: int) -> AnswerParser:
+    return AnswerParser("a", AnswerOptions())
 
 
 def collected(made: Generation) -> list[Piece]:
@@ -106,7 +111,7 @@ def test_the_engine_is_told_once_every_choice_has_stopped() -> None:
     engine = Saying([output(b"ax", 0), output(b"b", 1), output(b"cccc", 0), output(b"bx", 1), output(b"never", 1)])
     heard = []
     made = generation(engine, choices=2, stops=("x",), on_output=lambda: heard.append(1))
-    assert [piece.text for piece in collected(made)] == ["a", "b", "", "b"]
+    assert [piece.content for piece in collected(made)] == ["a", "b", "", "b"]
     assert (engine.open, made.usage()["completion_tokens"], len(heard)) == (0, 5, 4)
 
 

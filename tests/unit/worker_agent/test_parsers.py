@@ -7,15 +7,17 @@ import pytest
 from tests.support.tool_calls import fed, parsed, read_of
 from worker_agent.api.parsers.calls import (
     AnswerOptions,
+    AnswerParser,
     ContentDelta,
     ReasoningDelta,
     ToolCallStarted,
 )
-from worker_agent.api.parsers.families import AnswerFormat, AnswerParser
+from worker_agent.api.parsers.families import AnswerFormat
 from worker_agent.api.parsers.reader import NAME_CHARACTERS_MAX
 
 CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
-EVERYTHING = AnswerOptions(finds_calls=True)
+TOOLS = ({"type": "function", "function": {"name": "f"}},)
+EVERYTHING = AnswerOptions(tools=TOOLS)
 
 
 def parser(
@@ -25,9 +27,7 @@ def parser(
     answer_id: str = "a",
     choice: int = 0,
 ) -> AnswerParser:
-    made = AnswerFormat(tools, reasoning).parser(wishes, answer_id=answer_id, choice=choice)
-    assert made is not None
-    return made
+    return AnswerFormat(tools, reasoning).parser(wishes, answer_id=answer_id, choice=choice)
 
 
 def ids_of(made: AnswerParser, text: str) -> list[str]:
@@ -46,12 +46,13 @@ def test_other_engines_names_are_known() -> None:
     )
     reasoning = ("deepseek-r1", "deepseek_v3", "deepseek-v3", "glm45", "minimax", "gpt-oss")
     for names in (*((name, "") for name in calls), *(("", name) for name in reasoning)):
-        assert AnswerFormat(*names).parser(EVERYTHING, answer_id="a", choice=0) is not None, names
+        assert AnswerFormat(*names).special_tokens, names
 
 
 def test_without_parsers_or_tools_nothing_is_parsed() -> None:
-    assert AnswerFormat().parser(EVERYTHING, answer_id="a", choice=0) is None
-    assert AnswerFormat("hermes").parser(AnswerOptions(), answer_id="a", choice=0) is None
+    text = f"\n <think>{CALL}"
+    for made in (parser(""), parser(wishes=AnswerOptions())):
+        assert (made.feed(text), made.finish(), made.shown_tokens) == ([ContentDelta(text)], [], ())
 
 
 def test_gpt_oss_is_read_without_tools_and_its_calls_are_content() -> None:
@@ -91,7 +92,7 @@ def test_a_value_has_the_type_that_the_schema_gives_it() -> None:
     ]
     for schema, more, value in cases:
         tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": schema}, **more}}}
-        made = parser("glm46", wishes=AnswerOptions(finds_calls=True, tools=[tool]))
+        made = parser("glm46", wishes=AnswerOptions(tools=[tool]))
         (call,) = read_of(
             parsed(made, ["<tool_call>f<arg_key>a</arg_key><arg_value>3</arg_value></tool_call>"])
         ).tool_calls
@@ -124,7 +125,7 @@ def test_ids_of_mistral_are_nine_letters_or_digits() -> None:
 
 
 def test_only_the_first_call_is_kept_where_calls_may_not_be_parallel() -> None:
-    made = parser(wishes=AnswerOptions(finds_calls=True, only_first_call=True))
+    made = parser(wishes=AnswerOptions(tools=TOOLS, only_first_call=True))
     assert len(read_of(parsed(made, [CALL * 3])).tool_calls) == 1
     assert made.calls == 1
     assert made.finish_reason("stop") == "tool_calls"
@@ -190,6 +191,5 @@ def test_a_call_in_an_open_thought_ends_it(reasoning: str, tools: str, call: str
 
 
 def test_without_tools_a_call_in_an_open_thought_is_part_of_it() -> None:
-    made = AnswerFormat("hermes", "qwen3").parser(AnswerOptions(), answer_id="a", choice=0)
-    assert made is not None
+    made = parser("hermes", "qwen3", AnswerOptions())
     assert read_of(parsed(made, [f"<think>so {CALL}"])).reasoning == f"so {CALL}"

@@ -31,7 +31,7 @@ def kinds(events: list[dict[str, Any]]) -> list[str]:
 def test_an_engine_that_fails_in_the_middle_ends_the_response_as_failed() -> None:
     failing = answer()
     failing.opening()
-    failing.events(Piece(text="hel"))
+    failing.events(Piece(events=(ContentDelta("hel"),)))
     events = read(failing.failed("the engine stopped", b""))
     assert kinds(events) == ["output_text.done", "content_part.done", "output_item.done", "failed"]
     assert [event["sequence_number"] for event in events] == [5, 6, 7, 8]

@@ -1,16 +1,16 @@
-"""The events of an answer's text, and the common part of the parsers of all families, which turn text into them.
+"""The events of an answer's text, and `AnswerParser`, which finds them in text.
 
 A call is one `ToolCallStarted`, then any number of `ToolCallArguments` of the same index. Indexes count from 0. The
 arguments, joined, are the text that the model wrote; a model may write text that is not JSON.
 
-white space      at the beginning of the content is held back, and dropped if a call follows. After a call it is dropped
+white space      where calls are read: at the beginning of the content it is held back, and dropped if a call follows.
+                 After a call it is dropped
 a call           begins once its function's name is complete. Text that only looked like its beginning is content,
                  as the model wrote it
 a call that is   its arguments so far are sent; `has_open_call` is true. It is also true if the answer ends within the
 never closed     beginning of a call, which then is content
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from itertools import groupby
@@ -107,62 +107,28 @@ class CallForm(NamedTuple):
 
 
 class AnswerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """A request's options for the events of its answer. Without `finds_calls` its `tools` are empty."""
+    """What a request says of the events of its answer. Without `tools` no calls are read, except by gpt_oss.
 
-    finds_calls: bool = False
+    `thought` None: the answer has no reasoning between tags. `begins_inside`: the prompt ended within a thought.
+    """
+
+    thought: Thought | None = None
+    begins_inside: bool = False
     tools: Sequence[Tool] = ()
     only_first_call: bool = False
     keeps_reasoning: bool = True
 
 
-class Parser(ABC):
-    """Reads one answer's text. `_steps` reads `_reader` and puts what it finds into `_events`."""
+class AnswerParser:
+    """Reads the text of one choice: reasoning, and in the subclass of a family its calls.
 
-    def __init__(self) -> None:
-        self._reader, self._events = Reader(), list[Event]()
-        self._running = self._steps()
-        next(self._running)
-
-    @abstractmethod
-    def _steps(self) -> Steps[None]:
-        """Read the text to its end."""
-
-    def feed(self, text: str) -> list[Event]:
-        """Return what `text` completes."""
-        for at in range(0, len(text), _CHARACTERS_AT_ONCE):
-            self._reader.add(text[at : at + _CHARACTERS_AT_ONCE])
-            next(self._running)
-        return self._drained()
-
-    def finish(self) -> list[Event]:
-        """Return what was held back; no more text comes."""
-        self._reader.ended = True
-        next(self._running, None)
-        return self._drained()
-
-    def _drained(self) -> list[Event]:
-        events, self._events = self._events, []
-        return events
-
-    def _content(self, text: str) -> None:
-        if text:
-            self._events.append(ContentDelta(text))
-
-    def _reasoning(self, text: str) -> None:
-        if text:
-            self._events.append(ReasoningDelta(text))
-
-
-class ToolParser(Parser):
-    """Finds calls, which begin with `call`. `calls` counts those that have begun; `answer` names their choice.
-
-    It needs the text of its `special_tokens`; `stop_tokens` end an answer.
+    The text must have a family's `special_tokens` by their names. Its `stop_tokens` end an answer.
     """
 
     special_tokens: tuple[str, ...] = ()
     stop_tokens: tuple[str, ...] = ()
     call = ""
-    """The beginning of a call."""
+    """The beginning of a call; empty: no calls are read."""
     section = section_end = ""
     """What stands before the first call, and behind the last; empty: nothing."""
     markers: tuple[str, ...] = ()
@@ -173,13 +139,102 @@ class ToolParser(Parser):
     """How calls are forced; None: they cannot be."""
 
     def __init__(self, answer: str, options: AnswerOptions) -> None:
+        """`answer` names the choice: the ids of its calls are made of it."""
         self.markers = self.markers or tuple(filter(None, (self.section, self.call)))
         self.openings = self.openings or self.markers
-        self._answer, self._options = answer, options
-        self._space, self._is_at_edge = "", True  # at the answer's begin, or behind a call
-        self.calls, self.has_open_call = 0, False
-        super().__init__()
+        self._answer, self._options, self._thought = answer, options, options.thought
+        self._space, self._is_at_edge = "", bool(self.markers)  # at the answer's begin, or behind a call
+        self._begun, self._is_open, self._is_thought_cut = 0, False, False
+        self._reader, self._events = Reader(), list[Event]()
+        self._running = self._steps()
+        self.shown_tokens: tuple[str, ...] = ()
+        """The special tokens that the text has by their names."""
 
+    @property
+    def calls(self) -> int:
+        """How many of the kept calls have begun."""
+        return min(self._begun, 1) if self._options.only_first_call else self._begun
+
+    @property
+    def has_open_call(self) -> bool:
+        """Whether the last kept call has begun and not ended."""
+        return self._is_open and (self._begun <= 1 or not self._options.only_first_call)
+
+    def feed(self, text: str) -> list[Event]:
+        """Return the events that `text` completes."""
+        for at in range(0, len(text), _CHARACTERS_AT_ONCE):
+            self._reader.add(text[at : at + _CHARACTERS_AT_ONCE])
+            next(self._running)
+        return self._drained()
+
+    def finish(self) -> list[Event]:
+        """Return the withheld events, after the last text."""
+        self._reader.ended = True
+        next(self._running, None)
+        return self._drained()
+
+    def finish_reason(self, of_engine: str) -> str:
+        """Return the answer's finish reason, given the engine's `of_engine`."""
+        return "tool_calls" if of_engine == "stop" and self.calls and not self.has_open_call else of_engine
+
+    def _drained(self) -> list[Event]:
+        events, self._events = self._events, []
+        return events if len(events) <= 1 else joined(events)
+
+    def _steps(self) -> Steps[None]:
+        """Read the text to its end."""
+        if self._thought is not None:
+            yield from self._first_thought(self._thought)
+        yield from self._begin()
+        while marker := (yield from self._reader.until(self._looked_for(), self._content)):
+            if marker in self.markers:
+                yield from self._tried(marker)
+            elif self._thought is not None and marker == self._thought.opening:
+                yield from self._think(self._thought)
+            else:
+                self._is_thought_cut = False
+        if self._is_at_edge and not self._begun:
+            self._show_content(self._space)
+
+    def _begin(self) -> Steps[None]:
+        """Read what may only be at the begin of the answer, behind its first thought."""
+        yield from ()
+
+    def _looked_for(self) -> tuple[str, ...]:
+        """Return what ends content."""
+        thought = self._thought
+        if thought is None:
+            return self.markers
+        again, end = (thought.opening,) if thought.repeats else (), (thought.closing,) if self._is_thought_cut else ()
+        return (*self.markers, *again, *end)
+
+    # ------------------------------------------------------------ reasoning
+    def _first_thought(self, thought: Thought) -> Steps[None]:
+        space = ""
+        while (yield from self._reader.peek()).isspace():
+            space += self._reader.take()
+        if (yield from self._reader.literal(thought.opening)):
+            yield from self._think(thought)
+        elif self._options.begins_inside:
+            self._reasoning(space)
+            yield from self._think(thought)
+        else:
+            self._content(space)
+
+    def _think(self, thought: Thought) -> Steps[None]:
+        """Read a thought behind its opening tag; a call ends it, too, and is read next."""
+        if thought.label:
+            yield from self._reader.literal(thought.label)
+        end = yield from self._reader.until((thought.closing, *self.openings), self._reasoning)
+        self._is_thought_cut = end not in ("", thought.closing)
+        if self._is_thought_cut:
+            self._reader.back(len(end))
+
+    def _reasoning(self, text: str) -> None:
+        if text and self._options.keeps_reasoning:
+            self._events.append(ReasoningDelta(text))
+
+    # ------------------------------------------------------------ content and calls
     def _one(self) -> Steps[None]:
         """Read one call behind its beginning; return with it open where the text ends first."""
         raise NotImplementedError
@@ -194,26 +249,20 @@ class ToolParser(Parser):
             yield from reader.skip_space()
             yield from reader.expect(self.call)
         yield from self._one()
-        while self.section and not self.has_open_call:
+        while self.section and not self._is_open:
             yield from reader.skip_space()
             reader.record("")
             if (yield from reader.literal(self.call, self.section_end)) != self.call:
                 return
             yield from self._one()
 
-    def _steps(self) -> Steps[None]:
-        while marker := (yield from self._reader.until(self.markers, self._content)):
-            yield from self._tried(marker)
-        if self._is_at_edge and not self.calls:
-            super()._content(self._space)
-
     def _tried(self, marker: str) -> Steps[None]:
         self._reader.record(marker)
-        calls = self.calls
+        begun = self._begun
         try:
             yield from self._call(marker)
         except Rejected:
-            self.has_open_call = self._reader.ended and (bool(marker) or self.calls > calls)
+            self._is_open = self._reader.ended and (bool(marker) or self._begun > begun)
             self._content(self._reader.recorded())
         self._reader.recorded()
 
@@ -222,17 +271,22 @@ class ToolParser(Parser):
             self._space += text
             if not self._space.strip():
                 return
-            text, self._is_at_edge = self._space.lstrip() if self.calls else self._space, False
-        super()._content(text)
+            text, self._is_at_edge = self._space.lstrip() if self._begun else self._space, False
+        self._show_content(text)
+
+    def _show_content(self, text: str) -> None:
+        if text:
+            self._events.append(ContentDelta(text))
 
     def _start(self, name: str, call_id: str = "") -> None:
         """Begin a call; raise `Rejected` where there can be no function of this name. `call_id` is the model's own."""
         if not 0 < len(name) <= NAME_CHARACTERS_MAX or not name.isprintable():  # JSON can name lone surrogates
             raise Rejected
         self._reader.recorded()
-        digest = sha256(f"{self._answer}/{self.calls}".encode()).hexdigest()  # equal where another worker resumes
-        self._events.append(ToolCallStarted(self.calls, call_id or self._id_of(digest), name))
-        self.calls, self.has_open_call = self.calls + 1, True
+        digest = sha256(f"{self._answer}/{self._begun}".encode()).hexdigest()  # equal where another worker resumes
+        if not self._begun or not self._options.only_first_call:
+            self._events.append(ToolCallStarted(self._begun, call_id or self._id_of(digest), name))
+        self._begun, self._is_open = self._begun + 1, True
         self._space, self._is_at_edge = "", True
 
     @staticmethod
@@ -240,5 +294,5 @@ class ToolParser(Parser):
         return f"call_{digest[:24]}"
 
     def _arguments(self, text: str) -> None:
-        if text:
-            self._events.append(ToolCallArguments(self.calls - 1, text))
+        if text and (self._begun == 1 or not self._options.only_first_call):
+            self._events.append(ToolCallArguments(self._begun - 1, text))

@@ -1,4 +1,4 @@
-"""One answer's text through the parsers of its model: reasoning first, calls in the remaining text.
+"""Parsers of answers, by the names that TensorRT-LLM, SGLang and vLLM have for them.
 
     the request                              here
     tools absent, empty, tool_choice none    calls are not parsed: their text is content
@@ -6,31 +6,36 @@
     parallel_tool_calls false                the first call is kept, others are dropped
     include_reasoning false                  reasoning is dropped
 
+    the reasoning of
+    deepseek_r1, minimax_m2    is at the beginning of the answer, with or without <think>
+    qwen3, glm46, kimi_k2,     begins with <think>, at the beginning of the answer or at the end of the prompt
+    deepseek_v32
+    gemma4                     is what stands between <|channel>thought and <channel|>, any number of times
+
+If the prompt ends with <think>, the answer begins with reasoning; if it ends with </think>, the answer has none. Where
+calls are parsed, the beginning of a call also ends reasoning, and the next </think> is dropped. Text between the tags
+is reasoning, with its white space; text after them is content.
+
 An answer that stops and has calls ends with `tool_calls`, unless a call was never closed.
 
-Parsers have the names that TensorRT-LLM, SGLang and vLLM have for them. gpt_oss reads calls and reasoning in one
-format: either of the two settings chooses it; the other is empty or names it, too.
+gpt_oss reads calls and reasoning in one format: either of the two settings chooses it; the other is empty or names it,
+too.
 Source: the OpenAI interface; `include_reasoning`: vLLM's interface; names: vllm-project/vllm,
 `vllm/tool_parsers/__init__.py`, `vllm/reasoning/__init__.py`; sgl-project/sglang,
 `python/sglang/srt/function_call/function_call_parser.py`; NVIDIA/TensorRT-LLM,
-`tensorrt_llm/serve/tool_parser/tool_parser_factory.py`, `tensorrt_llm/llmapi/reasoning_parser.py`.
+`tensorrt_llm/serve/tool_parser/tool_parser_factory.py`. Reasoning: the chat templates of these models;
+NVIDIA/TensorRT-LLM, `tensorrt_llm/llmapi/reasoning_parser.py`; vllm-project/vllm, `vllm/reasoning/`:
+`deepseek_r1_reasoning_parser.py`, `qwen3_reasoning_parser.py`, `kimi_k2_reasoning_parser.py`,
+`gemma4_reasoning_parser.py`; sgl-project/sglang, `python/sglang/srt/parser/reasoning_parser.py`.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from itertools import chain
 
-from worker_agent.api.parsers.calls import (
-    AnswerOptions,
-    ContentDelta,
-    Event,
-    Parser,
-    ReasoningDelta,
-    ToolParser,
-    joined,
-)
+from msgspec.structs import replace
+
+from worker_agent.api.parsers.calls import AnswerOptions, AnswerParser, Thought
 from worker_agent.api.parsers.forced_calls import Format, forced_calls
 from worker_agent.api.parsers.json_calls import HermesParser, Llama3JsonParser, MistralParser
-from worker_agent.api.parsers.reasoning import THOUGHTS, ThinkParser
 from worker_agent.api.parsers.tag_calls import DeepSeekV32Parser, Glm46Parser, MiniMaxM2Parser, Qwen3CoderParser
 from worker_agent.api.parsers.token_calls import (
     DeepSeekV3Parser,
@@ -42,7 +47,7 @@ from worker_agent.api.parsers.token_calls import (
 from worker_agent.api.parsers.values import Tool
 
 _GPT_OSS = "gpt_oss"
-_FAMILIES: Mapping[str, type[ToolParser]] = {
+_FAMILIES: Mapping[str, type[AnswerParser]] = {
     "hermes": HermesParser,
     "llama3_json": Llama3JsonParser,
     "mistral": MistralParser,
@@ -56,9 +61,18 @@ _FAMILIES: Mapping[str, type[ToolParser]] = {
     "deepseek_v32": DeepSeekV32Parser,
     _GPT_OSS: HarmonyParser,
 }
+_THOUGHTS = {
+    "deepseek_r1": Thought(begins_inside=True),
+    "qwen3": Thought(),
+    "glm46": Thought(),
+    "kimi_k2": Thought(),
+    "deepseek_v32": Thought(),
+    "minimax_m2": Thought(begins_inside=True),
+    "gemma4": Thought(opening="<|channel>", closing="<channel|>", label="thought\n", repeats=True),
+}
 
 TOOL_CALL_PARSERS = (*_FAMILIES, "harmony")
-REASONING_PARSERS = (*THOUGHTS, _GPT_OSS, "harmony")
+REASONING_PARSERS = (*_THOUGHTS, _GPT_OSS, "harmony")
 _ALIASES = {
     "harmony": _GPT_OSS,
     "openai": _GPT_OSS,
@@ -79,61 +93,13 @@ _REASONING_ALIASES = _ALIASES | {"deepseek_v3": "deepseek_v32", "deepseek-v3": "
 """Of DeepSeek the engines name one parser of reasoning for all models from V3.1 on."""
 
 
-class AnswerParser:
-    """Finds the events of one choice. `reasoning`, if not None, splits the text before `tools`."""
-
-    def __init__(self, reasoning: Parser | None, tools: ToolParser | None, wishes: AnswerOptions) -> None:
-        self._reasoning, self._tools, self._wishes = reasoning, tools, wishes
-
-    @property
-    def calls(self) -> int:
-        """How many of the kept calls have begun."""
-        calls = 0 if self._tools is None else self._tools.calls
-        return min(calls, 1) if self._wishes.only_first_call else calls
-
-    @property
-    def has_open_call(self) -> bool:
-        """Whether the last kept call has begun and not ended."""
-        return self._tools is not None and self._tools.has_open_call and self._tools.calls <= max(1, self.calls)
-
-    def feed(self, text: str) -> list[Event]:
-        """Return the events that `text` completes."""
-        return self._kept(self._called([ContentDelta(text)] if self._reasoning is None else self._reasoning.feed(text)))
-
-    def finish(self) -> list[Event]:
-        """Return the withheld events, after the last text."""
-        last = self._called([] if self._reasoning is None else self._reasoning.finish())
-        return self._kept(last + ([] if self._tools is None else self._tools.finish()))
-
-    def finish_reason(self, of_engine: str) -> str:
-        """Return the answer's finish reason, given the engine's `of_engine`."""
-        return "tool_calls" if of_engine == "stop" and self.calls and not self.has_open_call else of_engine
-
-    def _called(self, events: list[Event]) -> list[Event]:
-        if self._tools is None:
-            return events
-        read = (self._tools.feed(each.text) if isinstance(each, ContentDelta) else [each] for each in events)
-        return list(chain.from_iterable(read))
-
-    def _kept(self, events: list[Event]) -> list[Event]:
-        return joined([event for event in events if self._is_kept(event)])
-
-    def _is_kept(self, event: Event) -> bool:
-        if isinstance(event, ReasoningDelta):
-            return self._wishes.keeps_reasoning
-        return isinstance(event, ContentDelta) or event.index == 0 or not self._wishes.only_first_call
-
-
 class AnswerFormat:
-    """The parsers of one worker; `parses` is false without any.
-
-    They must see the text of `special_tokens`; `stop_tokens` end an answer.
-    """
+    """The parsers of one worker. They must see the text of `special_tokens`; `stop_tokens` end an answer."""
 
     def __init__(self, tool_call_parser: str = "", reasoning_parser: str = "") -> None:
         """Take the parsers by name; empty: none. Raise ValueError, which lists the allowed names, for another name."""
         tools = _own_name(tool_call_parser, _CALL_ALIASES, _FAMILIES, TOOL_CALL_PARSERS)
-        reasoning = _own_name(reasoning_parser, _REASONING_ALIASES, (*THOUGHTS, _GPT_OSS), REASONING_PARSERS)
+        reasoning = _own_name(reasoning_parser, _REASONING_ALIASES, (*_THOUGHTS, _GPT_OSS), REASONING_PARSERS)
         if _GPT_OSS in (tools, reasoning):
             if {tools, reasoning} - {"", _GPT_OSS}:
                 raise ValueError(
@@ -142,29 +108,23 @@ class AnswerFormat:
                 )
             tools = reasoning = _GPT_OSS
         self._reads_both = tools == _GPT_OSS
-        self._family = _FAMILIES[tools] if tools else None
-        self._thought = THOUGHTS.get(reasoning)
-        self.parses = bool(tools or reasoning)
-        self.special_tokens = self._family.special_tokens if self._family else ()
-        if self._thought is not None:
-            self.special_tokens += (self._thought.opening, self._thought.closing)
-        self.stop_tokens = self._family.stop_tokens if self._family else ()
+        self._family = _FAMILIES[tools] if tools else AnswerParser
+        self._thought = _THOUGHTS.get(reasoning)
+        tags = () if self._thought is None else (self._thought.opening, self._thought.closing)
+        self.special_tokens, self.stop_tokens = (*self._family.special_tokens, *tags), self._family.stop_tokens
 
-    def parser(
-        self, wishes: AnswerOptions, *, answer_id: str, choice: int, prompt_end: str = ""
-    ) -> AnswerParser | None:
-        """Return what reads one choice of an answer; None where its text is content as it is.
+    def parser(self, options: AnswerOptions, *, answer_id: str, choice: int, prompt_end: str = "") -> AnswerParser:
+        """Return what reads one choice of an answer.
 
         `prompt_end` are the last characters of the prompt, special tokens too.
         """
-        tools = None
-        if self._family is not None and (wishes.finds_calls or self._reads_both):
-            tools = self._family(f"{answer_id}/{choice}", wishes)
-        reasoning: Parser | None = None
-        if self._thought is not None and (inside := self._thought.begins(prompt_end)) is not None:
-            calls = () if tools is None else tools.openings
-            reasoning = ThinkParser(self._thought, begins_inside=inside, calls=calls)
-        return None if tools is None and reasoning is None else AnswerParser(reasoning, tools, wishes)
+        inside = None if self._thought is None else self._thought.begins(prompt_end)
+        if inside is not None:
+            options = replace(options, thought=self._thought, begins_inside=inside)
+        family = self._family if options.tools or self._reads_both else AnswerParser
+        parser = family(f"{answer_id}/{choice}", options)
+        parser.shown_tokens = () if inside is None and family is AnswerParser else self.special_tokens
+        return parser
 
     def forced(
         self, functions: Sequence[Tool], *, only_one: bool, prompt_end: str = "", begun: str = ""
@@ -173,11 +133,10 @@ class AnswerFormat:
 
         None: the format has no structural tag, or no answer of calls can begin with `begun`.
         """
-        form = None if self._family is None else self._family.form
-        if self._family is None or form is None:
+        if (form := self._family.form) is None:
             return None
         inside = self._thought and self._thought.begins(prompt_end)
-        tools = self._family("", AnswerOptions(finds_calls=True, tools=functions))
+        tools = self._family("", AnswerOptions(tools=functions))
         return forced_calls(
             form,
             functions,

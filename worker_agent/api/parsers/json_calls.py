@@ -10,7 +10,7 @@ If brackets or quotes do not match, the arguments continue until they do, or unt
 import json
 import re
 
-from worker_agent.api.parsers.calls import CallForm, ToolParser
+from worker_agent.api.parsers.calls import AnswerParser, CallForm
 from worker_agent.api.parsers.reader import NAME_CHARACTERS_MAX, Rejected, Show, Steps
 
 _IN_STRING = re.compile(r'[^"\\]+')
@@ -19,7 +19,7 @@ _SCALAR = re.compile(r"[^\s,}\]<]+")
 _ARGUMENTS = ("arguments", "parameters")
 
 
-class JsonCalls(ToolParser):
+class JsonCalls(AnswerParser):
     """Reads such objects. `end_marker` ends arguments even if brackets do not match."""
 
     end_marker = "</tool_call>"
@@ -57,7 +57,7 @@ class JsonCalls(ToolParser):
             raise Rejected
         if not has_arguments:
             self._start_with(name, "{}")
-        self.has_open_call = False
+        self._is_open = False
 
     def _start_with(self, name: str, arguments: str) -> None:
         self._start(name)
@@ -150,12 +150,11 @@ class Llama3JsonParser(JsonCalls):
     stop_tokens = ("<|eom_id|>",)
     form = CallForm('{"name": "', '", "parameters": ', "}", separator="; ")
 
-    def _steps(self) -> Steps[None]:
+    def _begin(self) -> Steps[None]:
         while (first := (yield from self._reader.peek())).isspace():
             self._content(self._reader.take())
         if first == "{":
             yield from self._tried("")
-        yield from super()._steps()
 
     def _one(self) -> Steps[None]:
         yield from self._reader.skip_space()
@@ -209,7 +208,7 @@ class MistralParser(JsonCalls):
             raise Rejected
         self._start(name.strip())
         yield from self._value(self._arguments)
-        self.has_open_call = False
+        self._is_open = False
 
 
 def _decoded(string: str) -> str:

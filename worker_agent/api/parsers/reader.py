@@ -50,6 +50,10 @@ class Reader:
             self._recorded.append(text)
         return text
 
+    def back(self, characters: int) -> None:
+        """Put back so many characters, which were taken last."""
+        self._at -= characters
+
     def peek(self) -> Steps[str]:
         """Return the next character; empty at the end."""
         while self._at >= len(self._text) and not self.ended:

@@ -23,7 +23,7 @@ NVIDIA/TensorRT-LLM, `tensorrt_llm/serve/tool_parser/`: `qwen3_coder_parser.py`,
 
 import re
 
-from worker_agent.api.parsers.calls import AnswerOptions, CallForm, ToolParser
+from worker_agent.api.parsers.calls import AnswerOptions, AnswerParser, CallForm
 from worker_agent.api.parsers.reader import Rejected, Steps
 from worker_agent.api.parsers.values import ANY, EXACT, Value, quoted, types_of
 
@@ -34,7 +34,7 @@ _STATED = {"true": EXACT, "false": ANY}
 _DSML = "\uff5cDSML\uff5c"
 
 
-class TagParser(ToolParser):
+class TagParser(AnswerParser):
     """Reads calls by the tags of one family, by the request's tools.
 
     The text from `call` or `key` to the end that it has is a header: a name, maybe quoted. `value` stands behind a
@@ -67,7 +67,7 @@ class TagParser(ToolParser):
         if marker not in self._ends:
             if (yield from reader.skip_space()) == "{":
                 marker = yield from reader.until((self.call_end,), self._arguments)
-                self.has_open_call = not marker
+                self._is_open = not marker
                 return
             marker = yield from reader.until(self._ends, self._content)
         yield from self._parameters(name, marker)
@@ -95,7 +95,7 @@ class TagParser(ToolParser):
                 marker = yield from reader.until(self._ends, self._content)
         if marker:
             self._arguments("{}" if opening == "{" else "}")
-            self.has_open_call = False
+            self._is_open = False
 
 
 class Qwen3CoderParser(TagParser):

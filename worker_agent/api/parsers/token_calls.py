@@ -45,7 +45,7 @@ sgl-project/sglang, `python/sglang/srt/function_call/gpt_oss_detector.py`.
 
 import re
 
-from worker_agent.api.parsers.calls import AnswerOptions, CallForm, Thought, ToolParser
+from worker_agent.api.parsers.calls import AnswerOptions, AnswerParser, CallForm, Thought
 from worker_agent.api.parsers.reader import Rejected, Steps
 from worker_agent.api.parsers.values import ANY, json_of, quoted
 
@@ -57,7 +57,7 @@ def _token(name: str) -> str:
     return "<\uff5c" + name.replace(" ", "\u2581") + "\uff5c>"
 
 
-class TokenParser(ToolParser):
+class TokenParser(AnswerParser):
     """Reads a name up to `separator`, and arguments up to `call_end`."""
 
     separator: str
@@ -69,7 +69,7 @@ class TokenParser(ToolParser):
         yield from self._until_end(self.call_end)
 
     def _until_end(self, *ends: str) -> Steps[None]:
-        self.has_open_call = not (yield from self._reader.until(ends, self._arguments))
+        self._is_open = not (yield from self._reader.until(ends, self._arguments))
 
 
 class DeepSeekV31Parser(TokenParser):
@@ -134,7 +134,7 @@ _CLOSING = {"{": "}", "[": "]"}
 _NULLS = ("none", "nil")
 
 
-class Gemma4Parser(ToolParser):
+class Gemma4Parser(AnswerParser):
     """Reads the calls of Gemma 4."""
 
     call = _GEMMA_CALL
@@ -148,7 +148,7 @@ class Gemma4Parser(ToolParser):
         self._start(name.strip())
         self._arguments("{")
         yield from self._members()
-        self.has_open_call = False
+        self._is_open = False
         yield from self._reader.skip_space()
         yield from self._reader.literal(_GEMMA_END)
 
@@ -199,8 +199,8 @@ _CHANNEL_NAME = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"(?:^|[\s>])to=([^\s<]+)")
 
 
-class HarmonyParser(ToolParser):
-    """Reads the messages of gpt-oss. Without `finds_calls` those with a recipient are content."""
+class HarmonyParser(AnswerParser):
+    """Reads the messages of gpt-oss. Without tools those with a recipient are content."""
 
     markers = (_START, _CHANNEL, _MESSAGE, *_MESSAGE_ENDS)
     special_tokens = (_START, _CHANNEL, _CONSTRAIN, _MESSAGE, _END, _CALL, _RETURN)
@@ -218,12 +218,11 @@ class HarmonyParser(ToolParser):
         self._shown = set[bool]()  # for a message that was reasoning True, for one of content False
         super().__init__(answer, options)
 
-    def _steps(self) -> Steps[None]:
+    def _begin(self) -> Steps[None]:
         while (yield from self._reader.peek()).isspace():
             self._content(self._reader.take())
         if begun := (yield from self._reader.literal(*_NO_MARKER)):  # the prompt said `<|start|>`, or more
             yield from self._tried(begun)
-        yield from super()._steps()
 
     def _call(self, marker: str) -> Steps[None]:
         while marker and marker not in _MESSAGE_ENDS:
@@ -231,10 +230,10 @@ class HarmonyParser(ToolParser):
             if header is None:
                 return
             recipient, channel = _RECIPIENT.search(header), _CHANNEL_NAME.search(header)
-            if recipient and self._options.finds_calls:
+            if recipient and self._options.tools:
                 self._start(recipient[1].removeprefix("functions."))
                 marker = yield from self._reader.until(_ENDS, self._arguments)
-                self.has_open_call = not marker
+                self._is_open = not marker
             else:
                 is_reasoning = not recipient and channel is not None and channel[1] == "analysis"
                 show = self._reasoning if is_reasoning else self._content
@@ -252,6 +251,6 @@ class HarmonyParser(ToolParser):
             except Rejected:
                 if marker in _NO_MARKER or not self._reader.ended:
                     raise
-                self.has_open_call = bool(_RECIPIENT.search(self._reader.recorded()))
+                self._is_open = bool(_RECIPIENT.search(self._reader.recorded()))
                 return None
         return self._reader.recorded()
