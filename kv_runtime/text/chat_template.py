@@ -23,7 +23,7 @@ check its type first, and transformers passes it so.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from time import perf_counter
@@ -51,6 +51,7 @@ RENDERED_CHARACTERS_MAX = 1 << 26
 RENDER_S = 5.0
 _NEVER_MORE_THAN = 16
 """Assignments of assignments that are followed."""
+_KINDS = ("messages", "message", "content")
 _RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template")
 
 
@@ -238,56 +239,31 @@ def _continued(rendered: str, messages: Sequence[Message]) -> str:
 
 def loops_over_parts(template: nodes.Template) -> bool:
     """Return whether the parsed template loops over the parts of a message's content."""
-    lists = _aliases(template, {"messages"}, _is_list)
-    messages = {_name(loop.target) for loop in template.find_all(nodes.For) if _is_list(loop.iter, lists)}
-    messages = _aliases(template, messages | {"message"}, lambda node, names: _is_message(node, names, lists))
-    contents = _aliases(template, {"content"}, lambda node, names: _is_content(node, names, messages, lists))
-    return any(_is_content(loop.iter, contents, messages, lists) for loop in template.find_all(nodes.For))
-
-
-def _aliases(template: nodes.Template, names: set[str], is_one: Callable[[nodes.Node, set[str]], bool]) -> set[str]:
-    """Return `names` and all variables that are assigned one of them."""
+    loops = [*template.find_all(nodes.For)]
+    assigned = [(each.target, each.node) for each in template.find_all(nodes.Assign)]
+    known = {(kind, kind) for kind in _KINDS}
     for _ in range(_NEVER_MORE_THAN):
-        more = {name for name, value in _assignments(template) if is_one(value, names)}
-        if more <= names:
+        of_loops = {(_name(each.target), "message") for each in loops if _is("messages", each.iter, known)}
+        of_assigns = {(_name(target), kind) for target, node in assigned for kind in _KINDS if _is(kind, node, known)}
+        if of_loops | of_assigns <= known:
             break
-        names = names | more
-    return names
-
-
-def _assignments(template: nodes.Template) -> Iterator[tuple[str, nodes.Node]]:
-    for assign in template.find_all(nodes.Assign):
-        if name := _name(assign.target):
-            yield name, assign.node
+        known |= of_loops | of_assigns
+    return any(_is("content", each.iter, known) for each in loops)
 
 
 def _name(node: nodes.Node) -> str:
     return node.name if isinstance(node, nodes.Name) else ""
 
 
-def _bare(node: nodes.Node | None) -> nodes.Node | None:
-    """Return the node without filters and slices around it."""
+def _is(kind: str, node: Any, known: set[tuple[str, str]]) -> bool:  # noqa: ANN401 - any node, or none
+    """Return whether the node is of this kind; `known` are variables, each with a kind that it has."""
     while isinstance(node, nodes.Filter) or (isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice)):
         node = node.node
-    return node
-
-
-def _is_list(node: nodes.Node, names: set[str]) -> bool:
-    bare = _bare(node)
-    return isinstance(bare, nodes.Name) and bare.name in names
-
-
-def _is_message(node: nodes.Node | None, names: set[str], lists: set[str]) -> bool:
-    bare = _bare(node)
-    if isinstance(bare, nodes.Getitem) and not isinstance(bare.arg, nodes.Slice):
-        return _is_list(bare.node, lists)
-    return isinstance(bare, nodes.Name) and bare.name in names
-
-
-def _is_content(node: nodes.Node, names: set[str], messages: set[str], lists: set[str]) -> bool:
-    bare = _bare(node)
-    if isinstance(bare, nodes.Getattr) and bare.attr == "content":
-        return _is_message(bare.node, messages, lists)
-    if isinstance(bare, nodes.Getitem) and isinstance(bare.arg, nodes.Const) and bare.arg.value == "content":
-        return _is_message(bare.node, messages, lists)
-    return isinstance(bare, nodes.Name) and bare.name in names
+    if isinstance(node, nodes.Name):
+        return (node.name, kind) in known
+    if kind == "message":
+        return isinstance(node, nodes.Getitem) and _is("messages", node.node, known)
+    is_content = (isinstance(node, nodes.Getattr) and node.attr == "content") or (
+        isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const) and node.arg.value == "content"
+    )
+    return kind == "content" and is_content and _is("message", node.node, known)
