@@ -15,8 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from typing_extensions import Unpack
 
-from kv_runtime.text.chat_messages import TextError, checked_unicode, digest_of, prepared_messages
-from kv_runtime.text.chat_template import ChatOptions, Message
+from kv_runtime.text.chat_messages import Message, TextError, checked_unicode, digest_of, prepared_messages
+from kv_runtime.text.chat_template import ChatOptions
 from kv_runtime.text.model import Detokenizer, Text
 
 BYTE_IDS = 256

@@ -45,8 +45,6 @@ from kv_runtime.text.chat_messages import (
 )
 from kv_runtime.text.template_sandbox import chat_environment
 
-__all__ = ["ChatOptions", "ChatTemplate", "Message", "TextError", "Tool", "file_content", "read_template"]
-
 RENDERED_CHARACTERS_MAX = 1 << 26
 RENDER_S = 5.0
 _NEVER_MORE_THAN = 16
@@ -144,19 +142,20 @@ def read_template(
     Raises:
         TextError: names the file that cannot be read, or has something else for a template.
     """
-    config, separate = _object(directory / "tokenizer_config.json"), Path(instead or directory / "chat_template.jinja")
+    config = json_object(directory / "tokenizer_config.json")
+    separate = Path(instead or directory / "chat_template.jinja")
     tokens = {**special_tokens, **_special_tokens(config)}
     if instead or separate.is_file():
         return ChatTemplate({"default": _text(separate), **_named_templates(directory)}, tokens)
     for name, fields in (("tokenizer_config.json", config), ("chat_template.json", None)):
         path = directory / name
-        if (found := (_object(path) if fields is None else fields).get("chat_template")) is not None:
+        if (found := (json_object(path) if fields is None else fields).get("chat_template")) is not None:
             return ChatTemplate(_template_sources(path, found), tokens)
     return ChatTemplate({}, tokens)
 
 
-def _object(path: Path) -> dict[str, Any]:
-    """Return the file's JSON object; an empty one if there is no such file."""
+def json_object(path: Path) -> dict[str, Any]:
+    """Return the file's JSON object; an empty one if there is no such file. Raise `TextError` for anything else."""
     if not path.exists():
         return {}
     try:

@@ -11,7 +11,8 @@ from typing import Protocol
 
 from typing_extensions import Unpack
 
-from kv_runtime.text.chat_template import ChatOptions, Message
+from kv_runtime.text.chat_messages import Message
+from kv_runtime.text.chat_template import ChatOptions
 
 
 class Detokenizer(Protocol):

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 from tokenizers import Tokenizer
 from typing_extensions import Unpack
 
-from kv_runtime.text.chat_messages import checked_unicode
-from kv_runtime.text.chat_template import ChatOptions, ChatTemplate, Message
+from kv_runtime.text.chat_messages import Message, checked_unicode
+from kv_runtime.text.chat_template import ChatOptions, ChatTemplate
 from kv_runtime.text.encoders import HfEncoder, mark_pattern, text_error
 from kv_runtime.text.model import Detokenizer, Text
 from kv_runtime.text.ranked_tokens import spelt_bytes

@@ -32,7 +32,7 @@ from kv_runtime.process import run_process
 from kv_runtime.supervise import Part, run_parts
 from kv_runtime.telemetry import LoopLag, Projection, configure_logs, new_registry
 from kv_runtime.text.byte_model import BYTE_MODEL
-from kv_runtime.text.chat_template import TextError
+from kv_runtime.text.chat_messages import TextError
 from kv_runtime.text.loading import load_text
 from router.cli.router_parts import RouterParts, ServingProcess
 from router.config import RouterSettings

@@ -14,7 +14,7 @@ import structlog
 
 from kv_protocol.errors import shortened
 from kv_protocol.openai.requests import RequestInvalid
-from kv_runtime.text.chat_template import TextError
+from kv_runtime.text.chat_messages import TextError
 from router.decision.routing import Readiness
 from router.http import refusals
 from router.http.exchange import Exchange

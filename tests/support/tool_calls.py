@@ -45,7 +45,7 @@ class Case(NamedTuple):
     def parser(self) -> AnswerParser:
         answer_format = AnswerFormat(self.tool_call_parser, self.reasoning_parser)
         wishes = AnswerOptions(tools=self.tools)
-        return answer_format.parser(wishes, answer_id="chatcmpl-1", choice=0, prompt_end=self.prompt_end)
+        return answer_format.parser(wishes, "chatcmpl-1/0", prompt_end=self.prompt_end)
 
 
 def golden_cases() -> list[Case]:

@@ -22,6 +22,7 @@ from kv_protocol.openai.requests import ChatRequest, Request
 from kv_runtime.text.model import Text
 from worker_agent.api.parsers.calls import AnswerOptions, AnswerParser, ContentDelta, Event, joined
 from worker_agent.api.parsers.families import AnswerFormat
+from worker_agent.api.parsers.forced_calls import forced_calls
 from worker_agent.port.handoff import Handoff
 from worker_agent.port.sampling import Guide, TokenLogprobs
 from worker_agent.port.types import EngineOutput
@@ -202,7 +203,7 @@ class AnswerParsing:
             only_first_call=request.parallel_tool_calls is False,
             keeps_reasoning=request.include_reasoning is not False,
         )
-        return lambda choice: self._format.parser(wishes, answer_id=answer_id, choice=choice, prompt_end=end)
+        return lambda choice: self._format.parser(wishes, f"{answer_id}/{choice}", prompt_end=end)
 
     def forced_guide(self, request: Request, prompt: tuple[int, ...], handoff: Handoff | None = None) -> Guide | None:
         """Return what makes the engine write the calls that `tool_choice` demands; None where nothing does.
@@ -215,8 +216,9 @@ class AnswerParsing:
         if isinstance(request.tool_choice, NamedToolChoice):
             name, only_one = request.tool_choice.function.name, True
             functions = tuple(each for each in functions if each["function"]["name"] == name)
-        begun = self._decoded((handoff and handoff.first_gen_tokens) or ())
-        tag = self._format.forced(functions, only_one=only_one, prompt_end=self._prompt_end(prompt), begun=begun)
+        options, end = AnswerOptions(tools=functions, only_first_call=only_one), self._prompt_end(prompt)
+        parser = self._format.parser(options, prompt_end=end)
+        tag = forced_calls(parser, begun=self._decoded((handoff and handoff.first_gen_tokens) or ()))
         return None if tag is None else Guide(kind="structural_tag", value=tag)
 
     def count(self, parsers: Sequence[AnswerParser]) -> None:

@@ -32,7 +32,7 @@ from kv_protocol.decode_time import DECODE_HEADER, decode_header
 from kv_protocol.fleet import Role
 from kv_protocol.openai.requests import Request, RequestInvalid
 from kv_runtime.clock import Clock
-from kv_runtime.text.chat_template import TextError
+from kv_runtime.text.chat_messages import TextError
 from kv_runtime.text.model import Text
 from worker_agent.api.answers import CompletionAnswer
 from worker_agent.api.bodies import dp_rank_of, engine_refusal, failure, no_such_model, read_request, refusal, worked

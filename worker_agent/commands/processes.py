@@ -29,7 +29,7 @@ from kv_runtime.main_thread import ThreadCall, run_beside
 from kv_runtime.process import print_lines, run_process
 from kv_runtime.supervise import Part, PartGaveUp, run_parts
 from kv_runtime.telemetry import configure_logs
-from kv_runtime.text.chat_template import TextError
+from kv_runtime.text.chat_messages import TextError
 from kv_runtime.text.loading import load_text
 from kv_runtime.tracing.service import opened_tracing
 from worker_agent.api.app import status_server

@@ -20,7 +20,6 @@ Source: keys of `config.json` and `preprocessor_config.json`: the models' classe
 `docs/SOURCES.md` D4.3.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ import msgspec
 from kv_protocol.errors import LimitExceeded
 from kv_protocol.images import FixedTokens, ImageRule, QwenTokens
 from kv_runtime.text.chat_messages import TextError
+from kv_runtime.text.chat_template import json_object
 from kv_runtime.text.model import Text
 from worker_agent.media.config import ImageModelSection
 from worker_agent.media.refusals import MediaRefused
@@ -64,16 +64,7 @@ def model_config(model_path: str, name: str = "config.json") -> Mapping[str, Any
     Raises:
         TextError: it cannot be read, or is no JSON object.
     """
-    path = Path(model_path) / name
-    if not path.is_file():
-        return {}
-    try:
-        config = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise TextError(str(path), str(error), "JSON") from error
-    if not isinstance(config, dict):
-        raise TextError(str(path), type(config).__name__, "a JSON object")
-    return config
+    return json_object(Path(model_path) / name)
 
 
 def image_facts(model_path: str, text: Text, section: ImageModelSection) -> ImageFacts | None:

@@ -9,7 +9,6 @@ from tests.support import engine_wheels
 from tests.support.structural_tags import Format, accepts
 from tests.support.tool_calls import golden_cases
 from tests.unit.worker_agent.test_forced_calls import ONE, tag
-from worker_agent.api.parsers.families import AnswerFormat
 
 _RAW, _END = 0, 256
 _VOCABULARY = [bytes([each]) for each in range(_END)] + [b"</s>"]
@@ -55,10 +54,7 @@ def test_xgrammar_reads_the_tags_as_the_tests_do(compiler: Any, family: str) -> 
     "case", [each for each in golden_cases() if each.family in ONE], ids=lambda case: f"{case.family}: {case.name}"
 )
 def test_xgrammar_takes_the_golden_answers_that_the_tests_take(compiler: Any, case: Any) -> None:
-    made = AnswerFormat(case.tool_call_parser, case.reasoning_parser).forced(
-        case.tools, only_one=False, prompt_end=case.prompt_end
-    )
-    assert made is not None
+    made = tag(case.family, case.reasoning_parser, case.prompt_end, case.tools)
     assert may_be_written(compiler, made, case.text) == accepts(made, case.text)
 
 

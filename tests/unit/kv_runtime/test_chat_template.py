@@ -16,8 +16,8 @@ from jinja2 import StrictUndefined, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from kv_runtime.text import chat_template
-from kv_runtime.text.chat_messages import digest_of
-from kv_runtime.text.chat_template import ChatTemplate, TextError
+from kv_runtime.text.chat_messages import TextError, digest_of
+from kv_runtime.text.chat_template import ChatTemplate
 from kv_runtime.text.loading import load_text
 from kv_runtime.text.template_sandbox import chat_environment
 from kv_runtime.text.tokenizer_model import TokenizerText

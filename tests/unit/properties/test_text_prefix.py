@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from kv_runtime.text.byte_model import ByteText
-from kv_runtime.text.chat_template import ChatTemplate, Message
+from kv_runtime.text.chat_messages import Message
+from kv_runtime.text.chat_template import ChatTemplate
 from kv_runtime.text.encoders import HfEncoder
 from kv_runtime.text.model import Text
 from kv_runtime.text.tokenizer_model import TokenizerText

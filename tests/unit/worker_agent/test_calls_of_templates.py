@@ -96,7 +96,7 @@ def test_what_a_template_writes_is_read(
     assert answer != both
     cuts = sorted(data.draw(st.lists(st.integers(0, len(answer)), max_size=4)))
     chunks = [answer[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(answer)], strict=True)]
-    parser = AnswerFormat(FAMILIES[name]).parser(AnswerOptions(tools=TOOLS), answer_id="a", choice=0)
+    parser = AnswerFormat(FAMILIES[name]).parser(AnswerOptions(tools=TOOLS))
     read = [(call["name"], json.loads(call["arguments"])) for call in read_of(parsed(parser, chunks)).tool_calls]
     assert read == calls
     assert not parser.has_open_call

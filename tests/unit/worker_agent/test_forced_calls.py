@@ -9,6 +9,7 @@ from tests.support.structural_tags import accepts
 from tests.support.tool_calls import Case, golden_cases, parsed, read_of
 from worker_agent.api.parsers.calls import AnswerOptions
 from worker_agent.api.parsers.families import AnswerFormat
+from worker_agent.api.parsers.forced_calls import forced_calls
 
 TOOLS = [
     {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("f", "f2", "g")
@@ -38,15 +39,21 @@ BETWEEN = {"hermes": "\n", "llama3_json": "; ", "qwen3_coder": "\n", "glm46": "\
 each_family = pytest.mark.parametrize("family", ONE)
 
 
-def tag(
+def forced(
     family: str,
     reasoning: str = "",
     prompt_end: str = "",
     tools: list[dict[str, Any]] = TOOLS,
     *,
     only_one: bool = False,
-) -> dict[str, Any]:
-    made = AnswerFormat(family, reasoning).forced(tools, only_one=only_one, prompt_end=prompt_end)
+    begun: str = "",
+) -> dict[str, Any] | None:
+    options = AnswerOptions(tools=tools, only_first_call=only_one)
+    return forced_calls(AnswerFormat(family, reasoning).parser(options, prompt_end=prompt_end), begun)
+
+
+def tag(*names: Any, **more: Any) -> dict[str, Any]:
+    made = forced(*names, **more)
     assert made is not None
     return made
 
@@ -65,7 +72,7 @@ def test_an_answer_is_a_call_of_one_of_the_functions(family: str) -> None:
 
 @each_family
 def test_what_the_model_may_write_is_read_as_one_call(family: str) -> None:
-    parser = AnswerFormat(family).parser(AnswerOptions(tools=TOOLS), answer_id="a", choice=0)
+    parser = AnswerFormat(family).parser(AnswerOptions(tools=TOOLS))
     found = read_of(parsed(parser, ["\n" + ONE[family] % "f2"]))
     assert (found.content or "").strip() == ""
     assert found.tool_calls == [{"name": "f2", "arguments": '{"a": "}"}'}]
@@ -122,7 +129,7 @@ def test_the_prompts_end_says_whether_the_answer_begins_with_reasoning(reasoning
 def test_calls_are_forced_behind_a_first_token_that_may_begin_them(
     prompt_end: str, begun: str, *, is_forced: bool
 ) -> None:
-    made = AnswerFormat("hermes", "qwen3").forced(TOOLS, only_one=False, prompt_end=prompt_end, begun=begun)
+    made = forced("hermes", "qwen3", prompt_end, begun=begun)
     assert made == (tag("hermes", "qwen3", prompt_end) if is_forced else None)
 
 
@@ -144,8 +151,8 @@ def test_a_functions_name_is_quoted_as_json() -> None:
 
 
 def test_calls_of_mistral_are_not_forced() -> None:
-    assert AnswerFormat("mistral").forced(TOOLS, only_one=False, prompt_end="") is None
-    assert AnswerFormat("", "qwen3").forced(TOOLS, only_one=False, prompt_end="") is None
+    assert forced("mistral") is None
+    assert forced("", "qwen3") is None
     without = {case.tool_call_parser for case in golden_cases()} - set(ONE)
     assert without == {"mistral"}
 

@@ -24,10 +24,9 @@ def parser(
     tools: str = "hermes",
     reasoning: str = "",
     wishes: AnswerOptions = EVERYTHING,
-    answer_id: str = "a",
-    choice: int = 0,
+    answer: str = "a/0",
 ) -> AnswerParser:
-    return AnswerFormat(tools, reasoning).parser(wishes, answer_id=answer_id, choice=choice)
+    return AnswerFormat(tools, reasoning).parser(wishes, answer)
 
 
 def ids_of(made: AnswerParser, text: str) -> list[str]:
@@ -113,7 +112,7 @@ def test_kimi_names_its_calls_itself() -> None:
 def test_calls_are_named_alike_by_another_worker_and_unlike_in_other_answers() -> None:
     both = CALL * 2
     assert ids_of(parser(), both) == ids_of(parser(), both)
-    others = [parser(answer_id="b"), parser(choice=1)]
+    others = [parser(answer="b/0"), parser(answer="a/1")]
     every = ids_of(parser(), both) + [call_id for other in others for call_id in ids_of(other, both)]
     assert len(set(every)) == 6
 

@@ -142,7 +142,7 @@ class AnswerParser:
         """`answer` names the choice: the ids of its calls are made of it."""
         self.markers = self.markers or tuple(filter(None, (self.section, self.call)))
         self.openings = self.openings or self.markers
-        self._answer, self._options, self._thought = answer, options, options.thought
+        self._answer, self.options, self._thought = answer, options, options.thought
         self._space, self._is_at_edge = "", bool(self.markers)  # at the answer's begin, or behind a call
         self._begun, self._is_open, self._is_thought_cut = 0, False, False
         self._reader, self._events = Reader(), list[Event]()
@@ -153,12 +153,12 @@ class AnswerParser:
     @property
     def calls(self) -> int:
         """How many of the kept calls have begun."""
-        return min(self._begun, 1) if self._options.only_first_call else self._begun
+        return min(self._begun, 1) if self.options.only_first_call else self._begun
 
     @property
     def has_open_call(self) -> bool:
         """Whether the last kept call has begun and not ended."""
-        return self._is_open and (self._begun <= 1 or not self._options.only_first_call)
+        return self._is_open and (self._begun <= 1 or not self.options.only_first_call)
 
     def feed(self, text: str) -> list[Event]:
         """Return the events that `text` completes."""
@@ -215,7 +215,7 @@ class AnswerParser:
             space += self._reader.take()
         if (yield from self._reader.literal(thought.opening)):
             yield from self._think(thought)
-        elif self._options.begins_inside:
+        elif self.options.begins_inside:
             self._reasoning(space)
             yield from self._think(thought)
         else:
@@ -231,7 +231,7 @@ class AnswerParser:
             self._reader.back(len(end))
 
     def _reasoning(self, text: str) -> None:
-        if text and self._options.keeps_reasoning:
+        if text and self.options.keeps_reasoning:
             self._events.append(ReasoningDelta(text))
 
     # ------------------------------------------------------------ content and calls
@@ -284,7 +284,7 @@ class AnswerParser:
             raise Rejected
         self._reader.recorded()
         digest = sha256(f"{self._answer}/{self._begun}".encode()).hexdigest()  # equal where another worker resumes
-        if not self._begun or not self._options.only_first_call:
+        if not self._begun or not self.options.only_first_call:
             self._events.append(ToolCallStarted(self._begun, call_id or self._id_of(digest), name))
         self._begun, self._is_open = self._begun + 1, True
         self._space, self._is_at_edge = "", True
@@ -294,5 +294,5 @@ class AnswerParser:
         return f"call_{digest[:24]}"
 
     def _arguments(self, text: str) -> None:
-        if text and (self._begun == 1 or not self._options.only_first_call):
+        if text and (self._begun == 1 or not self.options.only_first_call):
             self._events.append(ToolCallArguments(self._begun - 1, text))

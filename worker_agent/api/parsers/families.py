@@ -29,12 +29,11 @@ NVIDIA/TensorRT-LLM, `tensorrt_llm/llmapi/reasoning_parser.py`; vllm-project/vll
 `gemma4_reasoning_parser.py`; sgl-project/sglang, `python/sglang/srt/parser/reasoning_parser.py`.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 
 from msgspec.structs import replace
 
 from worker_agent.api.parsers.calls import AnswerOptions, AnswerParser, Thought
-from worker_agent.api.parsers.forced_calls import Format, forced_calls
 from worker_agent.api.parsers.json_calls import HermesParser, Llama3JsonParser, MistralParser
 from worker_agent.api.parsers.tag_calls import DeepSeekV32Parser, Glm46Parser, MiniMaxM2Parser, Qwen3CoderParser
 from worker_agent.api.parsers.token_calls import (
@@ -44,7 +43,6 @@ from worker_agent.api.parsers.token_calls import (
     HarmonyParser,
     KimiK2Parser,
 )
-from worker_agent.api.parsers.values import Tool
 
 _GPT_OSS = "gpt_oss"
 _FAMILIES: Mapping[str, type[AnswerParser]] = {
@@ -113,8 +111,8 @@ class AnswerFormat:
         tags = () if self._thought is None else (self._thought.opening, self._thought.closing)
         self.special_tokens, self.stop_tokens = (*self._family.special_tokens, *tags), self._family.stop_tokens
 
-    def parser(self, options: AnswerOptions, *, answer_id: str, choice: int, prompt_end: str = "") -> AnswerParser:
-        """Return what reads one choice of an answer.
+    def parser(self, options: AnswerOptions, answer: str = "", *, prompt_end: str = "") -> AnswerParser:
+        """Return what reads one choice of an answer. The ids of its calls are made of `answer`, which names it.
 
         `prompt_end` are the last characters of the prompt, special tokens too.
         """
@@ -122,30 +120,9 @@ class AnswerFormat:
         if inside is not None:
             options = replace(options, thought=self._thought, begins_inside=inside)
         family = self._family if options.tools or self._reads_both else AnswerParser
-        parser = family(f"{answer_id}/{choice}", options)
+        parser = family(answer, options)
         parser.shown_tokens = () if inside is None and family is AnswerParser else self.special_tokens
         return parser
-
-    def forced(
-        self, functions: Sequence[Tool], *, only_one: bool, prompt_end: str = "", begun: str = ""
-    ) -> Format | None:
-        """Return the structural tag of an answer that calls some of the functions, and goes on behind `begun`.
-
-        None: the format has no structural tag, or no answer of calls can begin with `begun`.
-        """
-        if (form := self._family.form) is None:
-            return None
-        inside = self._thought and self._thought.begins(prompt_end)
-        tools = self._family("", AnswerOptions(tools=functions))
-        return forced_calls(
-            form,
-            functions,
-            only_one=only_one,
-            thought=form.thought if inside is None else self._thought,
-            begins_inside=bool(inside),
-            openings=() if form.thought else tools.openings,
-            begun=begun,
-        )
 
 
 def _own_name(name: str, aliases: Mapping[str, str], known: Collection[str], shown: tuple[str, ...]) -> str:

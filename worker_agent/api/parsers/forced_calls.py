@@ -20,10 +20,9 @@ NVIDIA/TensorRT-LLM, `tensorrt_llm/serve/openai_server.py` (`_build_tool_strict_
 token). The sources of the calls' formats are named by the parsers of this package.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
-from worker_agent.api.parsers.calls import CallForm, Thought
+from worker_agent.api.parsers.calls import AnswerParser, CallForm
 from worker_agent.api.parsers.values import Tool, quoted
 
 Format = dict[str, Any]
@@ -34,22 +33,16 @@ _ANY_TEXT: Format = {"type": "any_text"}
 _NOTHING: Format = {"type": "const_string", "value": ""}
 
 
-def forced_calls(
-    form: CallForm,
-    functions: Sequence[Tool],
-    *,
-    only_one: bool,
-    thought: Thought | None = None,
-    begins_inside: bool = False,
-    openings: Sequence[str] = (),
-    begun: str = "",
-) -> Format | None:
-    """Return the structural tag of an answer that calls some of the functions; None if none can begin with `begun`.
+def forced_calls(parser: AnswerParser, begun: str = "") -> Format | None:
+    """Return the structural tag of an answer that calls some of the tools of `parser`, which reads that answer.
 
-    `thought` has the tags of the reasoning that may come before the calls; None: the answer has no reasoning. Reasoning
-    cannot contain one of `openings`. `begins_inside`: the answer begins within reasoning. `begun` is the text that a
-    prefill worker has generated already: the engine would fail the request if the tag did not allow this text.
+    `begun` is the text that a prefill worker has generated already: the engine would fail the request if the tag did
+    not allow this text. None: the format has no structural tag, or no answer of calls can begin with `begun`.
     """
+    if (form := parser.form) is None:
+        return None
+    options, openings = parser.options, () if form.thought else parser.openings
+    thought, begins_inside = options.thought or form.thought, options.begins_inside
     if thought is not None and begins_inside:
         may_begin = not any(each in begun for each in openings)
     else:
@@ -61,10 +54,10 @@ def forced_calls(
         return None
     calls: Format = {
         "type": "tags_with_separator",
-        "tags": [_call(form, each["function"]) for each in functions],
+        "tags": [_call(form, each["function"]) for each in options.tools],
         "separator": form.separator,
         "at_least_one": True,
-        "stop_after_first": only_one or form.is_one,
+        "stop_after_first": options.only_first_call or form.is_one,
     }
     elements = [_LINE_ENDS, _between(form.section[0], calls, form.section[1]) if any(form.section) else calls]
     if thought is not None:

@@ -84,7 +84,7 @@ class TagParser(AnswerParser):
             opening = ", "
             if self.padding:
                 yield from reader.literal(self.padding)
-            types = _STATED[stated] if stated else types_of(self._options.tools, name, key)
+            types = _STATED[stated] if stated else types_of(self.options.tools, name, key)
             value = Value(types, self._arguments)
             marker = (yield from reader.until(self._value_ends, value.add)).removeprefix(self.padding)
             if not marker:

@@ -230,7 +230,7 @@ class HarmonyParser(AnswerParser):
             if header is None:
                 return
             recipient, channel = _RECIPIENT.search(header), _CHANNEL_NAME.search(header)
-            if recipient and self._options.tools:
+            if recipient and self.options.tools:
                 self._start(recipient[1].removeprefix("functions."))
                 marker = yield from self._reader.until(_ENDS, self._arguments)
                 self._is_open = not marker
