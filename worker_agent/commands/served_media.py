@@ -20,7 +20,7 @@ from worker_agent.api.encode_endpoint import EncodeApi, ImageEncoder
 from worker_agent.api.prompts import EnginePrompts
 from worker_agent.config import AgentSettings
 from worker_agent.media.config import EncodeSection
-from worker_agent.media.encode_client import EncodeClient, EncodeWorkers
+from worker_agent.media.encode_client import EncodeClient
 from worker_agent.media.image_models import ImageFacts, image_facts, image_rule
 from worker_agent.media.loader import MediaLoader
 
@@ -39,9 +39,9 @@ class ServedMedia:
         self.loader = MediaLoader(settings.media)
         self._client: EncodeClient | None = None
         if (form := settings.encode.form) != "none":
-            workers = EncodeWorkers(model, settings.worker.advertised_host if form == "handles" else "", clock)
-            token = settings.worker.token.get_secret_value()
-            self._client = EncodeClient(workers, model=model, form=form, token=token)
+            host, token = settings.worker.advertised_host, settings.worker.token.get_secret_value()
+            host = host if form == "handles" else ""
+            self._client = EncodeClient(clock, model=model, form=form, host=host, token=token)
         self.rule = image_rule(model_path, self._facts, settings.images)
         """For the worker's registration."""
         self.prompts = EnginePrompts(text, self.loader, self._facts, self._client)
@@ -62,11 +62,11 @@ class ServedMedia:
 
     def parts(self, stage: int, log: EventLog, gate: FleetGate) -> tuple[Part, ...]:
         """Return the parts to run; encode workers are learnt from `log`."""
-        return () if self._client is None else (self._client.workers.part(stage, log, gate),)
+        return () if self._client is None else (self._client.part(stage, log, gate),)
 
     def families(self, worker: str) -> Iterator[Family]:
         """Yield the media metrics."""
-        attempts_total = None if self._client is None else self._client.workers.attempts_total
+        attempts_total = None if self._client is None else self._client.attempts_total
         yield from media_families(worker, self.loader, attempts_total, self._api)
 
 

@@ -105,26 +105,28 @@ class EncodeWorker:
         self.heard_s, self.failed_s = now_s, -math.inf
         self.in_flight = self.asked_total = 0
 
-    @property
-    def url(self) -> str:
-        """Its address."""
-        return self.registration.base_url
-
     def order(self, now_s: float) -> tuple[bool, int, int]:
         """Return the key by which the worker to ask is the smallest."""
         is_doubtful = now_s >= self.heard_s + SILENT_S or now_s < self.failed_s + SILENT_S
         return is_doubtful, self.in_flight, self.asked_total
 
 
-class EncodeWorkers:
-    """The encode workers of `model`; `host` empty: on any machine."""
+EncodedMedia = tuple[tuple[Media, ...], Handoff | None]
+"""Embeddings of a prompt's media, or an encode worker's handles of them."""
 
-    def __init__(self, model: str, host: str, clock: Clock) -> None:
-        self._model, self._host, self._clock = model, host.lower(), clock
+
+class EncodeClient:
+    """A client of the encode workers of `model`. Each question has a connection of its own.
+
+    `host` is the machine of the workers that are asked; empty: any.
+    """
+
+    def __init__(self, clock: Clock, *, model: str, form: Form, host: str = "", token: str = "") -> None:
+        self._model, self._form, self._host, self._clock = model, form, host.lower(), clock
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._gate = FleetGate()
         self._workers: dict[str, EncodeWorker] = {}
         self._failures = RateLimitedLog(_log, clock)
-        self.where = f" at {host}" if host else ""
         self.attempts_total: Counter[str] = Counter()
         """How often one was asked, by outcome: ok, refused (the media, or the worker is busy), failed."""
 
@@ -144,10 +146,34 @@ class EncodeWorkers:
                 await self._clock.wait(stop, _FOLLOW_RETRY_S)
         await stop.wait()
 
+    async def encode(self, prompt: str, parts: Sequence[MediaPart]) -> EncodedMedia:
+        """Return the encoded `parts`, one placeholder each in `prompt`.
+
+        Raises:
+            MediaRefused: the media are refused.
+            EncoderUnavailable: no encode worker answers now.
+        """
+        question = await asyncio.to_thread(self._question, prompt, parts)
+        tried = set[str]()
+        where = f" at {self._host}" if self._host else ""
+        failure = EncoderUnavailable(f"no encode worker of {self._model} takes requests{where}")
+        while len(tried) < ATTEMPTS_MAX and (worker := self.to_ask(tried)) is not None:
+            url = worker.registration.base_url
+            tried.add(url)
+            try:
+                with self.asking(worker):
+                    data = await self._ask(url + PATH, question)
+                    return await asyncio.to_thread(_read, data, self._form, parts)
+            except EncoderUnavailable as error:
+                failure = error
+        raise failure
+
     def to_ask(self, tried: Container[str]) -> EncodeWorker | None:
         """Return the worker to ask, none of those whose addresses are `tried`; None if there is no other."""
         now_s = self._clock.now()
-        workers = [each for each in self._workers.values() if not each.draining and each.url not in tried]
+        workers = [
+            each for each in self._workers.values() if not each.draining and each.registration.base_url not in tried
+        ]
         return min(workers, key=lambda each: each.order(now_s), default=None)
 
     @contextmanager
@@ -167,8 +193,9 @@ class EncodeWorkers:
                 worker.failed_s = self._clock.now()
             else:  # it works, and has enough to do
                 outcome = "refused"
-            self._failures.warning("encode_worker_failed", key=worker.url, at=worker.url, reason=str(error))
-            raise EncoderUnavailable(f"the encode worker at {worker.url}: {error}", error.retry_s) from error
+            url = worker.registration.base_url
+            self._failures.warning("encode_worker_failed", key=url, at=url, reason=str(error))
+            raise EncoderUnavailable(f"the encode worker at {url}: {error}", error.retry_s) from error
         finally:
             worker.in_flight -= 1
             self.attempts_total[outcome] += 1
@@ -202,44 +229,6 @@ class EncodeWorkers:
         except MalformedMessage:
             return
 
-
-EncodedMedia = tuple[tuple[Media, ...], Handoff | None]
-"""Embeddings of a prompt's media, or an encode worker's handles of them."""
-
-
-class _Error(msgspec.Struct, frozen=True):
-    message: str = ""
-    param: str | None = None
-    code: str | None = None
-
-
-class EncodeClient:
-    """A client of encode workers. Each question has a connection of its own."""
-
-    def __init__(self, workers: EncodeWorkers, *, model: str, form: Form, token: str) -> None:
-        self.workers, self._model, self._form = workers, model, form
-        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
-
-    async def encode(self, prompt: str, parts: Sequence[MediaPart]) -> EncodedMedia:
-        """Return the encoded `parts`, one placeholder each in `prompt`.
-
-        Raises:
-            MediaRefused: the media are refused.
-            EncoderUnavailable: no encode worker answers now.
-        """
-        question = await asyncio.to_thread(self._question, prompt, parts)
-        tried = set[str]()
-        failure = EncoderUnavailable(f"no encode worker of {self._model} takes requests{self.workers.where}")
-        while len(tried) < ATTEMPTS_MAX and (worker := self.workers.to_ask(tried)) is not None:
-            tried.add(worker.url)
-            try:
-                with self.workers.asking(worker):
-                    data = await self._ask(worker.url + PATH, question)
-                    return await asyncio.to_thread(_read, data, self._form, parts)
-            except EncoderUnavailable as error:
-                failure = error
-        raise failure
-
     def _question(self, prompt: str, parts: Sequence[MediaPart]) -> bytes:
         media = tuple(EncodeMedia(field=part.field, url=part.full_url) for part in parts)
         return msgspec.json.encode(EncodeRequest(model=self._model, form=self._form, prompt=prompt, media=media))
@@ -262,6 +251,12 @@ class EncodeClient:
         if response.status != _OK:
             raise _refusal(response, data)
         return data
+
+
+class _Error(msgspec.Struct, frozen=True):
+    message: str = ""
+    param: str | None = None
+    code: str | None = None
 
 
 def _read(data: bytes, form: Form, parts: Sequence[MediaPart]) -> EncodedMedia:

@@ -39,7 +39,7 @@ from worker_agent.api.prompts import EnginePrompts
 from worker_agent.commands.served_media import media_families
 from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
 from worker_agent.media.config import MediaSection
-from worker_agent.media.encode_client import ANSWER_BYTES_MAX, PATH, EncodeClient, EncodeWorkers, Form
+from worker_agent.media.encode_client import ANSWER_BYTES_MAX, PATH, EncodeClient, Form
 from worker_agent.media.image_models import ImageFacts
 from worker_agent.media.inputs import digest_words
 from worker_agent.media.loader import MediaLoader
@@ -57,12 +57,12 @@ PARTS = (MediaPart(field="messages[0].content[0].image_url.url", kind="image", u
 class EncodeWorker:
     """A running encode worker, and clients of it."""
 
-    def __init__(self, model: Model, engine: TensorRTLLMEngine, **rules: Any) -> None:
+    def __init__(self, model: Model, engine: TensorRTLLMEngine, served: str = MODEL, **rules: Any) -> None:
         self.model, self.engine = model, engine
         self.facts = ImageFacts(placeholder="<image>", image_token_id=model.token)
         self.loader = MediaLoader(MediaSection(kinds=("image", "embeddings"), **rules))
         self.api = EncodeApi(
-            engine, self.loader, self.facts, cache_bytes_max=1 << 20, served_names=("m",), inflight_requests_max=2
+            engine, self.loader, self.facts, cache_bytes_max=1 << 20, served_names=(served,), inflight_requests_max=2
         )
         app = web.Application(middlewares=[openai_errors, require_token(TOKEN)], client_max_size=1 << 20)
         app.add_routes(self.api.routes())
@@ -81,10 +81,10 @@ class EncodeWorker:
 
 @asynccontextmanager
 async def client_of(*urls: str, form: Form = "handles", **fields: Any) -> AsyncIterator[EncodeClient]:
-    told: dict[str, Any] = {"model": "m", "form": form, "token": TOKEN} | fields
-    workers = EncodeWorkers(MODEL, "", ManualClock())
-    async with followed(workers, *(encoder(f"w{at}", base_url=url) for at, url in enumerate(urls))):
-        yield EncodeClient(workers, **told)
+    told: dict[str, Any] = {"model": MODEL, "form": form, "token": TOKEN} | fields
+    client = EncodeClient(ManualClock(), **told)
+    async with followed(client, *(encoder(f"w{at}", base_url=url) for at, url in enumerate(urls))):
+        yield client
 
 
 @asynccontextmanager
@@ -182,7 +182,6 @@ async def test_more_than_are_encoded_at_a_time_are_sent_away(trtllm: Fake, model
     ("fields", "said"),
     [
         ({"token": "wrong"}, "401"),
-        ({"model": "other"}, '404: model: found "other", allowed m'),
         ({"urls": ("http://127.0.0.1:1",)}, "ClientConnectorError"),
         ({"urls": ()}, "no encode worker of m takes requests"),
     ],
@@ -190,6 +189,12 @@ async def test_more_than_are_encoded_at_a_time_are_sent_away(trtllm: Fake, model
 async def test_what_is_not_the_client_s_fault_is_no_refusal(model: Model, fields: Any, said: str) -> None:
     async with encoding(model) as made, asking(made, **fields) as prompts:
         with pytest.raises(EncoderUnavailable, match=said):
+            await prompt_of(prompts, picture())
+
+
+async def test_another_model_is_no_refusal(model: Model) -> None:
+    async with encoding(model, served="other") as made, asking(made) as prompts:
+        with pytest.raises(EncoderUnavailable, match='404: model: found "m", allowed other'):
             await prompt_of(prompts, picture())
 
 
@@ -241,11 +246,11 @@ async def test_where_one_encode_worker_fails_another_is_asked(model: Model, form
         for _ in range(2):
             (prompt,) = await made.prompts(client).prompts(chat(picture()))
             assert (prompt.handoff is not None) == (form == "handles")
-        assert client.workers.attempts_total == {"failed": 2, "ok": 2}
+        assert client.attempts_total == {"failed": 2, "ok": 2}
 
 
 async def test_media_that_are_refused_are_not_sent_to_another_encode_worker(model: Model) -> None:
     async with encoding(model) as made, client_of(made.url, "http://127.0.0.1:1") as client:
         with pytest.raises(MediaRefused):
             await made.prompts(client).prompts(chat(image_part(data_url(b"no"))))
-        assert client.workers.attempts_total == {"refused": 1}
+        assert client.attempts_total == {"refused": 1}

@@ -14,7 +14,7 @@ from kv_protocol.ids import WorkerRank
 from tests.support.manual_clock import ManualClock
 from tests.unit.router.samples import MODEL, registered
 from tests.unit.router.test_feeds import Log
-from worker_agent.media.encode_client import SILENT_S, EncodeWorkers
+from worker_agent.media.encode_client import SILENT_S, EncodeClient
 from worker_agent.media.refusals import MediaRefused
 from worker_agent.port.types import EncoderUnavailable
 
@@ -23,8 +23,12 @@ def encoder(name: str, **fields: Any) -> WorkerRegistered:
     return registered(name, **{"role": "encode", "base_url": f"http://10.0.0.1:{9000 + int(name[1:])}"} | fields)
 
 
+def client(clock: ManualClock | None = None, host: str = "") -> EncodeClient:
+    return EncodeClient(clock or ManualClock(), model=MODEL, form="handles", host=host)
+
+
 @asynccontextmanager
-async def followed(workers: EncodeWorkers, *told: WorkerRegistered, keys: tuple[bytes, ...] = ()) -> AsyncIterator[Log]:
+async def followed(workers: EncodeClient, *told: WorkerRegistered, keys: tuple[bytes, ...] = ()) -> AsyncIterator[Log]:
     log: Any = Log(*told)
     stop = asyncio.Event()
     following = asyncio.ensure_future(workers.part(0, log, FleetGate(keys)).run(stop))
@@ -36,13 +40,13 @@ async def followed(workers: EncodeWorkers, *told: WorkerRegistered, keys: tuple[
         await following
 
 
-def asked(workers: EncodeWorkers, *tried: str) -> str | None:
+def asked(workers: EncodeClient, *tried: str) -> str | None:
     worker = workers.to_ask(tried)
     return None if worker is None else worker.registration.worker_id
 
 
 async def test_only_encode_workers_are_known_until_they_leave() -> None:
-    workers = EncodeWorkers(MODEL, "", ManualClock())
+    workers = client()
     async with followed(workers, registered("w1", role="prefill")) as log:
         assert asked(workers) is None
         await log.join(encoder("w2"))
@@ -55,7 +59,7 @@ async def test_only_encode_workers_are_known_until_they_leave() -> None:
 
 
 async def test_a_draining_worker_is_not_asked_until_its_drain_is_ended() -> None:
-    workers = EncodeWorkers(MODEL, "", ManualClock())
+    workers = client()
     async with followed(workers, encoder("w1")) as log:
         await log.join(WorkerDraining(worker_id="w1", instance="w1-1", by_hand=True))
         assert asked(workers) is None
@@ -68,7 +72,7 @@ async def test_a_draining_worker_is_not_asked_until_its_drain_is_ended() -> None
 
 
 async def test_where_engines_open_handles_only_workers_of_that_machine_are_asked() -> None:
-    workers = EncodeWorkers(MODEL, "10.0.0.1", ManualClock())
+    workers = client(host="10.0.0.1")
     async with followed(workers, encoder("w1", base_url="http://10.0.0.2:9001")) as log:
         assert asked(workers) is None
         await log.join(encoder("w2"))
@@ -76,7 +80,7 @@ async def test_where_engines_open_handles_only_workers_of_that_machine_are_asked
 
 
 async def test_the_worker_with_fewest_requests_in_flight_is_asked_then_the_one_asked_least() -> None:
-    workers = EncodeWorkers(MODEL, "", ManualClock())
+    workers = client()
     async with followed(workers, encoder("w1"), encoder("w2")):
         order = []
         with ExitStack() as running:
@@ -97,7 +101,7 @@ async def test_the_worker_with_fewest_requests_in_flight_is_asked_then_the_one_a
 
 async def test_a_silent_worker_is_asked_last() -> None:
     clock = ManualClock()
-    workers = EncodeWorkers(MODEL, "", clock)
+    workers = client(clock)
     async with followed(workers, encoder("w1"), encoder("w2")) as log:
         await clock.advance(SILENT_S)
         await log.say(subjects.heartbeat(MODEL, WorkerRank("w1", 0)), b"no heartbeat")
@@ -118,7 +122,7 @@ async def test_a_silent_worker_is_asked_last() -> None:
     ],
 )
 async def test_how_an_attempt_ended_is_counted(error: Exception, outcome: str, next_asked: str) -> None:
-    workers = EncodeWorkers(MODEL, "", ManualClock())
+    workers = client()
     async with followed(workers, encoder("w1"), encoder("w2")):
         worker = workers.to_ask(())
         assert worker is not None
@@ -130,7 +134,7 @@ async def test_how_an_attempt_ended_is_counted(error: Exception, outcome: str, n
 
 async def test_a_worker_that_failed_is_asked_last_for_a_while() -> None:
     clock = ManualClock()
-    workers = EncodeWorkers(MODEL, "", clock)
+    workers = client(clock)
     async with followed(workers, encoder("w1")) as log:
         worker = workers.to_ask(())
         assert worker is not None
@@ -151,7 +155,7 @@ async def test_a_worker_that_failed_is_asked_last_for_a_while() -> None:
 
 
 async def test_a_registration_without_the_fleets_signature_is_not_believed() -> None:
-    workers = EncodeWorkers(MODEL, "", ManualClock())
+    workers = client()
     async with followed(workers, keys=(b"0123456789abcdef",)) as log:
         await log.join(encoder("w1"))
         assert asked(workers) is None
