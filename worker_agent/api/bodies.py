@@ -1,7 +1,7 @@
 """Decodes request bodies, small ones on the event loop, large ones on a thread; and answers those that are refused.
 
-One thread at a time decodes a large body, within the bounds of `kv_protocol/body_limits.py`. Other large bodies wait
-until the thread ends, even if its client has disconnected; the event loop serves other requests meanwhile.
+One thread decodes large bodies, within the bounds of `kv_protocol/body_limits.py`. Other large bodies wait until it has
+decoded one, even if the body's client has disconnected; the event loop serves other requests meanwhile.
 
 A body that is too large gets a 413, any other invalid request a 400 (`refusal`). An unknown model gets a 404
 (`no_such_model`).
@@ -12,6 +12,7 @@ import math
 import re
 import uuid
 from collections.abc import Callable, Iterable
+from concurrent.futures import Executor
 from typing import TypeVar
 
 from aiohttp import web
@@ -30,9 +31,9 @@ _Done = TypeVar("_Done")
 
 
 async def read_request(
-    http: web.Request, decode: Callable[[Bytes], Request], limits: BodyLimits, turn: asyncio.Semaphore
+    http: web.Request, decode: Callable[[Bytes], Request], limits: BodyLimits, thread: Executor
 ) -> tuple[Request, Body]:
-    """Return the request and its body; a large body is decoded on a thread, which has the `turn` until it ends.
+    """Return the request and its body; `thread` decodes a large body.
 
     Images are cut out of a large body before it is decoded; the returned body has them.
 
@@ -48,14 +49,7 @@ async def read_request(
         body = read_body(data, limits, uuid.uuid4().hex)
         return decode(body.text), body
 
-    def end_turn(reading: asyncio.Future[tuple[Request, Body]]) -> None:
-        turn.release()
-        reading.exception()  # no one else retrieves it if the client has disconnected
-
-    await turn.acquire()
-    reading = asyncio.get_running_loop().run_in_executor(None, read)
-    reading.add_done_callback(end_turn)
-    return await asyncio.shield(reading)  # a disconnect cancels this handler, but cannot end the thread
+    return await asyncio.get_running_loop().run_in_executor(thread, read)
 
 
 def dp_rank_of(http: web.Request, dp_ranks: tuple[int, ...]) -> int | None:

@@ -21,6 +21,7 @@ An unstreamed answer with log probabilities is rendered on a thread, one answer 
 import asyncio
 import uuid
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from functools import partial
 
@@ -84,7 +85,8 @@ class Completions:
             loras=loras,
             stop_tokens=self._parsing.stop_tokens,
         )
-        self._body_limits, self._reading, self._rendering = body_limits, asyncio.Semaphore(1), asyncio.Semaphore(1)
+        self._body_limits = body_limits
+        self._reading, self._rendering = ThreadPoolExecutor(1, "read"), ThreadPoolExecutor(1, "render")
         self._new_id, self._on_output = new_id, on_output
 
     async def answered(self, decode: Callable[[Bytes], Request], http: web.Request) -> HandledRequest:
@@ -153,8 +155,7 @@ class Completions:
         if told is None and not any(piece.spans for piece in pieces):
             body = render()
         else:
-            async with self._rendering:
-                body = await asyncio.to_thread(render)
+            body = await asyncio.get_running_loop().run_in_executor(self._rendering, render)
         headers = {DECODE_HEADER: decode_header(generation.decode_s)}
         return web.Response(body=body, content_type="application/json", headers=headers), "ok"
 

@@ -33,9 +33,7 @@ SGLang `python/sglang/srt/entrypoints/openai/serving_base.py`; TensorRT-LLM `ten
 """
 
 import re
-from collections.abc import Iterable
-from types import TracebackType
-from typing import Self
+from collections.abc import AsyncIterator, Iterable
 
 import aiohttp
 from aiohttp import web
@@ -65,7 +63,7 @@ _NOT_RETURNED = _HOP_BY_HOP | {"date", "server"}
 
 
 class Forwarder:
-    """Forwards to one engine, between entering and leaving the block."""
+    """Forwards to one engine while its application is served; `in_flight` counts the requests."""
 
     def __init__(
         self,
@@ -80,39 +78,25 @@ class Forwarder:
         """`tracer`: None: requests have no spans."""
         self._base_url, self._api_key, self._dp_ranks = base_url.rstrip("/"), api_key, dp_ranks
         self._silence_s = silence_s
-        self._session: aiohttp.ClientSession | None = None
-        self._in_flight = InFlight(inflight_requests_max, tracer)
-        self.requests_total = self._in_flight.ended
-        """How many requests have ended, by how: ok, refused, failed, cut, cancelled."""
-
-    @property
-    def running(self) -> int:
-        """How many requests are being forwarded."""
-        return self._in_flight.running
-
-    async def __aenter__(self) -> Self:
-        """Open the session to the engine."""
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S),  # bounded by inflight_requests_max
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=self._silence_s),
-            auto_decompress=False,
-            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
-        )
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Close the connections to the engine."""
-        assert self._session is not None
-        await self._session.close()
+        self._session: aiohttp.ClientSession
+        self.in_flight = InFlight(inflight_requests_max, tracer)
 
     def app(self, *, token: str, body_bytes_max: int) -> web.Application:
         """Return the application that serves the paths."""
         app = web.Application(middlewares=[openai_errors, require_token(token)], client_max_size=body_bytes_max)
-        serve = self._in_flight.serving(self._handle)
+        serve = self.in_flight.serving(self._handle)
         app.add_routes([web.post("/{path:.*}", serve), web.get("/{path:.*}", serve, allow_head=False)])
+        app.cleanup_ctx.append(self._connected)
         return app
+
+    async def _connected(self, _: web.Application) -> AsyncIterator[None]:
+        async with aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S),  # bounded by inflight_requests_max
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=self._silence_s),
+            auto_decompress=False,
+            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
+        ) as self._session:
+            yield
 
     async def _handle(self, http: web.Request) -> HandledRequest:
         try:
@@ -122,7 +106,6 @@ class Forwarder:
         return await self._answered(http, without_prompt_ids(await http.read()), dp_rank)
 
     async def _answered(self, http: web.Request, body: bytes, dp_rank: int | None) -> HandledRequest:
-        assert self._session is not None
         request = self._session.request(
             http.method,
             f"{self._base_url}{http.raw_path}",

@@ -152,10 +152,10 @@ class AttachedWorker:
         if self._loads is not None:
             yield from self._loads.families()
         if self._forwarder is not None:
-            outcomes = by_name((worker,), {each: self._forwarder.requests_total[each] for each in _FORWARDED})
+            outcomes = by_name((worker,), {each: self._forwarder.in_flight.ended[each] for each in _FORWARDED})
             meaning = "Requests forwarded to the engine, by outcome"
             yield counter("forwarded_requests", meaning, ("worker", "outcome"), outcomes)
-            running = [((worker,), self._forwarder.running)]
+            running = [((worker,), self._forwarder.in_flight.running)]
             yield gauge("forwarded_inflight_requests", "Requests being forwarded now", ("worker",), running)
         if self._streams.poller is not None:
             yield from engine_event_families(worker, self._streams.poller.source.rules)
@@ -299,10 +299,10 @@ class AttachedWorker:
             parts.append(Part("engine-loads", self._loads.run, 2))
         if settings.engine.is_forwarded:
             forwarder, served = _forwarder(settings, worker, base_url, host.tracing)
-            self._forwarder = await cleanup.enter_async_context(forwarder)
+            self._forwarder = forwarder
             await served.start()
             base_url = url_of(settings.worker.advertised_host, served.port)
-            parts.append(Part("forwarder", served.run, 1, lambda: {"requests": forwarder.running}))
+            parts.append(Part("forwarder", served.run, 1, lambda: {"requests": forwarder.in_flight.running}))
         registration = engine_registration(settings, engine.facts, engine.text, worker.instance, base_url)
         membership = self._membership = Membership(registration, worker_id, host.clock)
         watch = HealthWatch(

@@ -26,7 +26,7 @@ async def forwarding(
 ) -> AsyncIterator[tuple[Forwarder, str, aiohttp.ClientSession]]:
     """A forwarder for an engine of two ranks, its address, and a client."""
     forwarder = Forwarder(url, api_key="key", dp_ranks=(0, 1), inflight_requests_max=inflight, silence_s=silence_s)
-    async with forwarder, aiohttp.ClientSession() as session:
+    async with aiohttp.ClientSession() as session:
         app = forwarder.app(token="", body_bytes_max=4096)
         server = HttpServer(app, "127.0.0.1", 0, drain_s=1.0, handler_cancellation=True)
         async with served(server) as address:
@@ -49,7 +49,7 @@ async def test_an_answers_bytes_are_the_engines_and_the_request_is_what_the_clie
         assert headers["authorization"] == "Bearer key"
         assert headers["x-request-id"] == "r1"
         assert "x-dp-rank" not in headers
-        assert forwarder.requests_total == {"ok": 1}
+        assert forwarder.in_flight.ended == {"ok": 1}
 
 
 async def test_the_first_bytes_pass_before_the_last_are_made() -> None:
@@ -71,8 +71,8 @@ async def test_a_client_that_goes_ends_the_engines_request() -> None:
         response.close()
         async with asyncio.timeout(10):
             await engine.cancelled.wait()
-        await eventually(lambda: forwarder.requests_total == {"cancelled": 1})
-        assert forwarder.running == 0
+        await eventually(lambda: forwarder.in_flight.ended == {"cancelled": 1})
+        assert forwarder.in_flight.running == 0
 
 
 async def test_an_engine_that_cuts_its_answer_cuts_ours() -> None:
@@ -80,7 +80,7 @@ async def test_an_engine_that_cuts_its_answer_cuts_ours() -> None:
         engine.faults[PATH] = Fault(body=b"half", cuts=True)
         with pytest.raises(aiohttp.ClientError):
             await post(session, url)
-        assert forwarder.requests_total == {"cut": 1}
+        assert forwarder.in_flight.ended == {"cut": 1}
 
 
 async def test_an_engine_that_is_gone_is_a_502_and_one_that_is_silent_a_504() -> None:
@@ -89,7 +89,7 @@ async def test_an_engine_that_is_gone_is_a_502_and_one_that_is_silent_a_504() ->
     async with forwarding(gone_url) as (forwarder, url, session):
         status, body = await post(session, url)
         assert (status, b"engine_unreachable" in body) == (502, True)
-        assert forwarder.requests_total == {"failed": 1}
+        assert forwarder.in_flight.ended == {"failed": 1}
     async with VllmDouble().serving() as engine, forwarding(engine.url, silence_s=0.1) as (_, url, session):
         engine.faults[PATH] = Fault(hangs=True)
         assert (await post(session, url))[0] == 504
@@ -109,7 +109,7 @@ async def test_a_rank_that_the_engine_does_not_have_is_refused(rank: str) -> Non
     async with VllmDouble().serving() as engine, forwarding(engine.url) as (forwarder, url, session):
         status, body = await post(session, url, x_dp_rank=rank)
         assert (status, b"allowed one of (0, 1)" in body) == (400, True)
-        assert (engine.requests, forwarder.requests_total) == ([], {"refused": 1})
+        assert (engine.requests, forwarder.in_flight.ended) == ([], {"refused": 1})
 
 
 async def test_bodies_and_requests_in_flight_have_a_bound() -> None:
@@ -124,4 +124,4 @@ async def test_bodies_and_requests_in_flight_have_a_bound() -> None:
                 assert (refused.status, refused.headers["Retry-After"]) == (503, "1")
             engine.released.set()
             await held.read()
-        await eventually(lambda: forwarder.requests_total == {"ok": 1, "refused": 2})
+        await eventually(lambda: forwarder.in_flight.ended == {"ok": 1, "refused": 2})

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import threading
 from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -46,14 +47,14 @@ def refuse(text: Bytes) -> Request:
     raise RequestInvalid("body", len(text), "none")
 
 
-def reading(decode: Decoding, turn: asyncio.Semaphore) -> asyncio.Task[Any]:
+def reading(decode: Decoding, thread: Executor) -> asyncio.Task[Any]:
     http: Any = Sent()
-    return asyncio.create_task(read_request(http, decode, BodyLimits(), turn))
+    return asyncio.create_task(read_request(http, decode, BodyLimits(), thread))
 
 
-async def disconnected(decode: Decoding, turn: asyncio.Semaphore) -> None:
+async def disconnected(decode: Decoding, thread: Executor) -> None:
     """Return once a client has sent a body and left, while a thread decodes the body."""
-    first = reading(decode, turn)
+    first = reading(decode, thread)
     assert await asyncio.to_thread(decode.began.wait, WAIT_S)
     first.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -61,25 +62,22 @@ async def disconnected(decode: Decoding, turn: asyncio.Semaphore) -> None:
 
 
 async def test_a_body_waits_for_the_thread_of_a_client_that_disconnected() -> None:
-    decode, turn = Decoding(), asyncio.Semaphore(1)
-    await disconnected(decode, turn)
-    second = reading(decode, turn)
+    decode, thread = Decoding(), ThreadPoolExecutor(1)
+    await disconnected(decode, thread)
+    second = reading(decode, thread)
     await asyncio.wait({second}, timeout=0.05)
     assert decode.most == 1
-    assert turn.locked()
     decode.go_on.set()
     request, body = await asyncio.wait_for(second, WAIT_S)
     assert (request.model, body.text, decode.most) == ("m", LARGE, 1)
-    assert not turn.locked()
 
 
-async def test_a_refused_body_ends_its_turn_whether_or_not_its_client_is_there() -> None:
-    decode, turn, unheard = Decoding(refuse), asyncio.Semaphore(1), list[dict[str, Any]]()
+async def test_a_refused_body_ends_its_work_whether_or_not_its_client_is_there() -> None:
+    decode, thread, unheard = Decoding(refuse), ThreadPoolExecutor(1), list[dict[str, Any]]()
     asyncio.get_running_loop().set_exception_handler(lambda _, context: unheard.append(context))
-    await disconnected(decode, turn)
+    await disconnected(decode, thread)
     decode.go_on.set()
     with pytest.raises(RequestInvalid):
-        await asyncio.wait_for(reading(decode, turn), WAIT_S)
-    assert not turn.locked()
+        await asyncio.wait_for(reading(decode, thread), WAIT_S)
     gc.collect()
     assert unheard == []
