@@ -17,27 +17,23 @@ tokenizer's image token; vLLM keeps the tokenizer's.
 """
 
 import math
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from kv_protocol.errors import LimitExceeded
+from kv_protocol.ids import TokenId
 
 IMAGE_TOKENS_MAX = 1 << 16
 """Tokens of one image; bounds the tokens that a few bytes of a request may expand to."""
-_PLACEHOLDER_CHARACTERS_MAX = 256
-_PATCH_SIZE_MAX = 256
-_MERGE_SIZE_MAX = 16
 _RATIO_MAX = 200
-_TOKEN_ID_MAX = 0xFFFF_FFFF
 
 
 class FixedTokens(msgspec.Struct, frozen=True, tag="fixed"):
-    """Every image has so many tokens: 1..IMAGE_TOKENS_MAX."""
+    """Every image has so many tokens."""
 
-    tokens: int
-
-    def __post_init__(self) -> None:
-        _check("images.tokens.tokens", self.tokens, 1, IMAGE_TOKENS_MAX)
+    tokens: Annotated[int, Meta(ge=1, le=IMAGE_TOKENS_MAX)]
 
     def count(self, width: int, height: int) -> int | None:  # noqa: ARG002 - whatever its size
         """Return how many tokens an image has."""
@@ -47,16 +43,15 @@ class FixedTokens(msgspec.Struct, frozen=True, tag="fixed"):
 class QwenTokens(msgspec.Struct, frozen=True, tag="qwen2_vl", kw_only=True):
     """The more pixels, the more tokens: `patch_size` in pixels, `merge_size` in patches, bounds in pixels."""
 
-    patch_size: int = 14
-    merge_size: int = 2
-    min_pixels: int
+    patch_size: Annotated[int, Meta(ge=1, le=256)] = 14
+    merge_size: Annotated[int, Meta(ge=1, le=16)] = 2
+    min_pixels: Annotated[int, Meta(ge=1)]
     max_pixels: int
 
     def __post_init__(self) -> None:
-        _check("images.tokens.patch_size", self.patch_size, 1, _PATCH_SIZE_MAX)
-        _check("images.tokens.merge_size", self.merge_size, 1, _MERGE_SIZE_MAX)
-        _check("images.tokens.max_pixels", self.max_pixels, self.side**2, IMAGE_TOKENS_MAX * self.side**2)
-        _check("images.tokens.min_pixels", self.min_pixels, 1, self.max_pixels)
+        least, most = max(self.min_pixels, self.side**2), IMAGE_TOKENS_MAX * self.side**2
+        if not least <= self.max_pixels <= most:
+            raise LimitExceeded("images.tokens.max_pixels", self.max_pixels, f"{least}..{most}")
 
     @property
     def side(self) -> int:
@@ -82,25 +77,13 @@ class QwenTokens(msgspec.Struct, frozen=True, tag="qwen2_vl", kw_only=True):
 class ImageRule(msgspec.Struct, frozen=True, kw_only=True):
     """The rule for images in a model's prompts. Workers of one model must agree on it, as on its tokenizer."""
 
-    placeholder: str
-    image_token_id: int
+    placeholder: Annotated[str, Meta(min_length=1, max_length=256)]
+    image_token_id: TokenId
     tokens: FixedTokens | QwenTokens
-    cached_token_id: int | None = None
+    cached_token_id: TokenId | None = None
     """None: it is `image_token_id`."""
-
-    def __post_init__(self) -> None:
-        if not 1 <= len(self.placeholder) <= _PLACEHOLDER_CHARACTERS_MAX:
-            raise LimitExceeded("images.placeholder", self.placeholder, f"1..{_PLACEHOLDER_CHARACTERS_MAX} characters")
-        _check("images.image_token_id", self.image_token_id, 0, _TOKEN_ID_MAX)
-        if self.cached_token_id is not None:
-            _check("images.cached_token_id", self.cached_token_id, 0, _TOKEN_ID_MAX)
 
 
 def rule_text(rule: ImageRule | None) -> str:
     """Return the rule on one line, `none` without a rule: equal texts are equal rules."""
     return "none" if rule is None else msgspec.json.encode(rule).decode()
-
-
-def _check(field: str, value: int, least: int, most: int) -> None:
-    if not least <= value <= most:
-        raise LimitExceeded(field, value, f"{least}..{most}")

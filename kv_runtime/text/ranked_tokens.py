@@ -38,8 +38,6 @@ from kv_runtime.text.chat_messages import TextError
 from kv_runtime.text.chat_template import file_content
 
 _T = TypeVar("_T")
-_TOKEN_BYTES_MAX = 1 << 10
-"""Work grows with the square of a token's length; vocabularies have up to some 2^7."""
 _SPECIAL_MAX = 1 << 16
 _FALLBACK = re.compile("<0x([0-9A-F]{2})>")
 _KIMI_CLASS = "TikTokenTokenizer"
@@ -214,25 +212,17 @@ def _decoded(path: Path, kind: type[_T]) -> _T:
 
 
 def _tokenizer_json(path: Path, ranked: _Ranked) -> bytes:
-    ranks = {token: rank for rank, token in enumerate(ranked.tokens)}
-    for rank, token in enumerate(ranked.tokens):
-        if not 0 < len(token) <= _TOKEN_BYTES_MAX:
-            raise TextError(f"{path}: rank {rank}", f"{len(token)} bytes", f"1 to {_TOKEN_BYTES_MAX}")
-        if ranks[token] != rank:
-            raise TextError(f"{path}: rank {rank}", token, f"a token that no other rank has; {ranks[token]} has it")
-    if missing := [byte for byte in range(0x100) if bytes((byte,)) not in ranks]:
+    known = set(ranked.tokens)
+    if missing := [byte for byte in range(0x100) if bytes((byte,)) not in known]:
         raise TextError(str(path), f"no token for the byte {missing[0]}", "a token for each byte")
     vocab = {spelt(token): rank for rank, token in enumerate(ranked.tokens, ranked.first_id)}
-    added_ids: dict[str, int] = {}
-    for token_id, added in ranked.added.items():
-        if added_ids.setdefault(added.content, token_id) != token_id:
-            raise TextError(f"{path}: added tokens", added.content, "names that only one of them has")
-    vocab |= added_ids  # text is never encoded as a token of the same name: the added token is taken out of it before
+    # Text is never encoded as a token of an added token's name: the added token is taken out of it before.
+    vocab |= {added.content: token_id for token_id, added in ranked.added.items()}
     merges = [
         (spelt(token[:at]), spelt(token[at:]))
         for token in ranked.tokens
         for at in range(1, len(token))
-        if token[:at] in ranks and token[at:] in ranks
+        if token[:at] in known and token[at:] in known
     ]
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
     split = {"type": "Split", "pattern": {"Regex": ranked.pattern}, "behavior": "Isolated", "invert": False}

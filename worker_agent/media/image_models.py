@@ -26,7 +26,7 @@ from typing import Any
 
 import msgspec
 
-from kv_protocol.errors import LimitExceeded
+from kv_protocol.errors import UNDECODABLE
 from kv_protocol.images import FixedTokens, ImageRule, QwenTokens
 from kv_runtime.text.chat_messages import TextError
 from kv_runtime.text.chat_template import json_object
@@ -99,18 +99,15 @@ def image_rule(model_path: str, facts: ImageFacts | None, section: ImageModelSec
     """
     if facts is None:
         return None
-    try:
-        tokens = _qwen_tokens(model_path) if section.tokens_per_image is None else FixedTokens(section.tokens_per_image)
-        if tokens is None:
-            return None
-        return ImageRule(
-            placeholder=facts.placeholder,
-            image_token_id=facts.image_token_id,
-            tokens=tokens,
-            cached_token_id=section.cached_token_id,
-        )
-    except LimitExceeded as error:
-        raise TextError(error.field, error.found, error.allowed) from error
+    tokens = _qwen_tokens(model_path) if section.tokens_per_image is None else FixedTokens(section.tokens_per_image)
+    if tokens is None:
+        return None
+    return ImageRule(
+        placeholder=facts.placeholder,
+        image_token_id=facts.image_token_id,
+        tokens=tokens,
+        cached_token_id=section.cached_token_id,
+    )
 
 
 def check_placeholders(prompt: Sequence[int], image_token_id: int, items: int, field: str) -> None:
@@ -135,7 +132,12 @@ def _qwen_tokens(model_path: str) -> QwenTokens | None:
     }
     if model_type(model_config(model_path)) not in _QWEN_TYPES or any(type(each) is not int for each in found.values()):
         return None
-    return QwenTokens(**found)
+    try:
+        return msgspec.convert(found, QwenTokens)
+    except UNDECODABLE as error:
+        raise TextError(
+            f"{model_path}: preprocessor_config.json", str(error), "sizes that an image may have"
+        ) from error
 
 
 def _misfit(model_path: str, problem: str) -> TextError:

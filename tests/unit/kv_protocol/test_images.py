@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_protocol.errors import LimitExceeded, MalformedMessage
+from kv_protocol.errors import MalformedMessage
 from kv_protocol.fleet import WorkerRegistered, decode_fleet_event
 from kv_protocol.images import IMAGE_TOKENS_MAX, FixedTokens, QwenTokens, rule_text
 from tests.unit.kv_protocol.test_fleet import LEAST, wire
@@ -78,16 +78,18 @@ def counted(**fields: Any) -> dict[str, Any]:
 
 def test_a_rule_that_cannot_be_is_refused_with_its_field() -> None:
     for images, message in (
-        (changed(placeholder=""), "images.placeholder: found '', allowed 1..256 characters"),
-        (changed(placeholder="x" * 257), f"images.placeholder: found '{'x' * 79}..., allowed 1..256 characters"),
-        (changed(image_token_id=-1), "images.image_token_id: found -1, allowed 0..4294967295"),
-        (changed(cached_token_id=2**32), "images.cached_token_id: found 4294967296, allowed 0..4294967295"),
-        (changed(tokens={"type": "fixed", "tokens": 0}), "images.tokens.tokens: found 0, allowed 1..65536"),
-        (counted(patch_size=0), "images.tokens.patch_size: found 0, allowed 1..256"),
-        (counted(merge_size=17), "images.tokens.merge_size: found 17, allowed 1..16"),
-        (counted(min_pixels=0), "images.tokens.min_pixels: found 0, allowed 1..12845056"),
-        (counted(min_pixels=12_845_057), "images.tokens.min_pixels: found 12845057, allowed 1..12845056"),
-        (counted(max_pixels=783), f"images.tokens.max_pixels: found 783, allowed 784..{IMAGE_TOKENS_MAX * 784}"),
+        (changed(placeholder=""), "length >= 1 - at `$.images.placeholder`"),
+        (changed(placeholder="x" * 257), "length <= 256 - at `$.images.placeholder`"),
+        (changed(image_token_id=-1), "`int` >= 0 - at `$.images.image_token_id`"),
+        (changed(cached_token_id=2**32), "`int` <= 4294967295 - at `$.images.cached_token_id`"),
+        (changed(tokens={"type": "fixed", "tokens": 0}), "`int` >= 1 - at `$.images.tokens.tokens`"),
+        (changed(tokens={"type": "fixed", "tokens": 65537}), "`int` <= 65536 - at `$.images.tokens.tokens`"),
+        (counted(patch_size=0), "`int` >= 1 - at `$.images.tokens.patch_size`"),
+        (counted(merge_size=17), "`int` <= 16 - at `$.images.tokens.merge_size`"),
+        (counted(min_pixels=0), "`int` >= 1 - at `$.images.tokens.min_pixels`"),
+        (counted(min_pixels=12_845_057), "images.tokens.max_pixels: found 12845056, allowed 12845057..51380224"),
+        (counted(max_pixels=783), "images.tokens.max_pixels: found 783, allowed 3136..51380224"),
+        (counted(max_pixels=51_380_225), "images.tokens.max_pixels: found 51380225, allowed 3136..51380224"),
         (changed(tokens={"type": "guess"}), "Invalid value 'guess' - at `$.images.tokens.type`"),
         (changed(image_token_id="9"), "Expected `int`, got `str` - at `$.images.image_token_id`"),
         ({"placeholder": "x"}, "Object missing required field `image_token_id` - at `$.images`"),
@@ -98,7 +100,5 @@ def test_a_rule_that_cannot_be_is_refused_with_its_field() -> None:
 
 
 def test_no_rule_makes_more_of_an_image_than_it_may() -> None:
-    with pytest.raises(LimitExceeded, match=r"images\.tokens\.tokens: found 65537"):
-        FixedTokens(IMAGE_TOKENS_MAX + 1)
     largest = QwenTokens(min_pixels=1, max_pixels=IMAGE_TOKENS_MAX * 784)
     assert largest.count(1 << 20, 1 << 20) == IMAGE_TOKENS_MAX

@@ -112,6 +112,7 @@ def test_a_directory_s_rule_is_read_and_bounded(tmp_path: Path) -> None:
     assert told == ImageRule(placeholder=PLACEHOLDER, image_token_id=token, tokens=FixedTokens(8))
     assert image_rule(path, None, ImageModelSection(tokens_per_image=8)) is None
     (tmp_path / "config.json").write_text('{"model_type": "qwen2_vl"}')
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps(QWEN | {"merge_size": 99}))
-    with pytest.raises(TextError, match=r"merge_size: found 99"):
-        image_rule(path, found, ImageModelSection())
+    for wrong, said in (({"merge_size": 99}, r"`int` <= 16 - at `\$\.merge_size`"), ({"max_pixels": 1}, "found 1,")):
+        (tmp_path / "preprocessor_config.json").write_text(json.dumps(QWEN | wrong))
+        with pytest.raises(TextError, match=said):
+            image_rule(path, found, ImageModelSection())
