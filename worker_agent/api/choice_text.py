@@ -67,10 +67,10 @@ class ChoiceText:
         *,
         with_logprobs: bool,
     ) -> None:
-        detokenizer = text.detokenizer(parser.shown_tokens)
-        self._choice, self._detokenizer, self._filter = choice, detokenizer, StopFilter(stops)
-        self._held: _PendingTokens | None = _PendingTokens() if with_logprobs else None
-        self.parser = parser
+        self._choice, self._detokenizer = choice, text.detokenizer(parser.shown_tokens)
+        self._filter, self._with_logprobs, self.parser = StopFilter(stops), with_logprobs, parser
+        self._groups = deque[list[TokenSpan]]()  # tokens that were not shown yet; those of a group share their text
+        self._decoded = self._shown = 0  # characters
         self.tokens = 0
         self.is_over = False
 
@@ -84,10 +84,13 @@ class ChoiceText:
             return Piece(choice=self._choice)
         shown = self._text_of(output)
         if output.finish_reason is not None and not self._filter.stopped:
-            shown += self._filter.push(self._decoded(self._detokenizer.flush())) + self._filter.flush()
+            rest = self._detokenizer.flush()
+            self._decoded += len(rest)
+            shown += self._filter.push(rest) + self._filter.flush()
         reason: str | None = "stop" if self._filter.stopped else output.finish_reason
         self.is_over = reason is not None
-        spans = self._held.shown(len(shown), is_end=self.is_over, is_cut=self._filter.stopped) if self._held else ()
+        self._shown += len(shown)
+        spans = self._shown_spans()
         events = self.parser.feed(shown)
         if reason is not None:
             events, reason = joined(events + self.parser.finish()), self.parser.finish_reason(reason)
@@ -100,48 +103,27 @@ class ChoiceText:
         for at, token in enumerate(output.token_ids):
             self.tokens += 1
             text = self._detokenizer.push((token,))
-            if self._held is not None:
-                self._held.add(token, output.logprobs[at] if at < len(output.logprobs) else None)
-            shown += self._filter.push(self._decoded(text))
+            if self._with_logprobs:
+                if not self._groups or self._groups[-1][0].start < self._decoded:
+                    self._groups.append([])
+                logprobs = output.logprobs[at] if at < len(output.logprobs) else None
+                self._groups[-1].append(TokenSpan(token, self._decoded, logprobs))
+            self._decoded += len(text)
+            shown += self._filter.push(text)
             if self._filter.stopped:
                 break
         return shown
 
-    def _decoded(self, text: str) -> str:
-        if self._held is not None:
-            self._held.extend(len(text))
-        return text
-
-
-class _PendingTokens:
-    """Tokens that were not shown yet, in order, with the spans of their texts."""
-
-    def __init__(self) -> None:
-        self._waiting: deque[tuple[int, TokenLogprobs | None]] = deque()
-        self._spans: deque[tuple[int, TokenSpan]] = deque()  # where the text ends, and the token
-        self._decoded = self._shown = 0
-
-    def add(self, token: int, logprobs: TokenLogprobs | None) -> None:
-        self._waiting.append((token, logprobs))
-
-    def extend(self, characters: int) -> None:
-        """Assign so many decoded characters to the tokens that wait for text."""
-        if not characters:
-            return
-        end = self._decoded + characters
-        while self._waiting:
-            token, logprobs = self._waiting.popleft()
-            self._spans.append((end, TokenSpan(token, self._decoded, logprobs)))
-        self._decoded = end
-
-    def shown(self, characters: int, *, is_end: bool, is_cut: bool) -> tuple[TokenSpan, ...]:
-        """Return the tokens shown with so many more characters; at a cut also a partly shown token."""
-        self._shown += characters
-        spans = []
-        while self._spans and (self._spans[0][0] <= self._shown or (is_cut and self._spans[0][1].start < self._shown)):
-            spans.append(self._spans.popleft()[1])
-        if is_end and not is_cut:
-            spans += [TokenSpan(token, self._decoded, logprobs) for token, logprobs in self._waiting]
+    def _shown_spans(self) -> tuple[TokenSpan, ...]:
+        """Take and return the tokens that are shown now; at a cut also a partly shown group, at the end all."""
+        spans: list[TokenSpan] = []
+        while self._groups:
+            start = self._groups[0][0].start
+            end = self._groups[1][0].start if len(self._groups) > 1 else self._decoded
+            is_last = start < self._shown if self._filter.stopped else self.is_over
+            if not (start < end <= self._shown or is_last):
+                break
+            spans += self._groups.popleft()
         return tuple(spans)
 
 

@@ -29,7 +29,7 @@ NVIDIA/TensorRT-LLM, `tensorrt_llm/llmapi/reasoning_parser.py`; vllm-project/vll
 `gemma4_reasoning_parser.py`; sgl-project/sglang, `python/sglang/srt/parser/reasoning_parser.py`.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 from msgspec.structs import replace
 
@@ -96,8 +96,8 @@ class AnswerFormat:
 
     def __init__(self, tool_call_parser: str = "", reasoning_parser: str = "") -> None:
         """Take the parsers by name; empty: none. Raise ValueError, which lists the allowed names, for another name."""
-        tools = _own_name(tool_call_parser, _CALL_ALIASES, _FAMILIES, TOOL_CALL_PARSERS)
-        reasoning = _own_name(reasoning_parser, _REASONING_ALIASES, (*_THOUGHTS, _GPT_OSS), REASONING_PARSERS)
+        tools = _own_name(tool_call_parser, _CALL_ALIASES, TOOL_CALL_PARSERS)
+        reasoning = _own_name(reasoning_parser, _REASONING_ALIASES, REASONING_PARSERS)
         if _GPT_OSS in (tools, reasoning):
             if {tools, reasoning} - {"", _GPT_OSS}:
                 raise ValueError(
@@ -125,11 +125,11 @@ class AnswerFormat:
         return parser
 
 
-def _own_name(name: str, aliases: Mapping[str, str], known: Collection[str], shown: tuple[str, ...]) -> str:
+def _own_name(name: str, aliases: Mapping[str, str], known: tuple[str, ...]) -> str:
     """Return a parser's own name, given any of its names; raise ValueError for an unknown name."""
     own = aliases.get(name, name)
     if own and own not in known:
-        raise ValueError(f"allowed {', '.join(shown)}, or none")
+        raise ValueError(f"allowed {', '.join(known)}, or none")
     return own
 
 
