@@ -143,7 +143,7 @@ class AnswerParser:
         self.markers = self.markers or tuple(filter(None, (self.section, self.call)))
         self.openings = self.openings or self.markers
         self._answer, self.options, self._thought = answer, options, options.thought
-        self._space, self._is_at_edge = "", bool(self.markers)  # at the answer's begin, or behind a call
+        self._space, self._is_at_edge = "", bool(self.markers)  # at the beginning of the answer, or behind a call
         self._begun, self._is_open, self._is_thought_cut = 0, False, False
         self._reader, self._events = Reader(), list[Event]()
         self._running = self._steps()
@@ -162,6 +162,8 @@ class AnswerParser:
 
     def feed(self, text: str) -> list[Event]:
         """Return the events that `text` completes."""
+        if not self.markers and self._thought is None:  # most answers: this saves 3 us a token
+            return [ContentDelta(text)] if text else []
         for at in range(0, len(text), _CHARACTERS_AT_ONCE):
             self._reader.add(text[at : at + _CHARACTERS_AT_ONCE])
             next(self._running)
@@ -197,11 +199,11 @@ class AnswerParser:
             self._show_content(self._space)
 
     def _begin(self) -> Steps[None]:
-        """Read what may only be at the begin of the answer, behind its first thought."""
+        """Read what only the beginning of the answer may have, behind its first thought."""
         yield from ()
 
     def _looked_for(self) -> tuple[str, ...]:
-        """Return what ends content."""
+        """Return the texts that end content."""
         thought = self._thought
         if thought is None:
             return self.markers
