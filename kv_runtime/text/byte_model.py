@@ -85,7 +85,7 @@ class ByteText(Text):
         return tuple(found)
 
     def render_chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> str:
-        """Return the pieces by name; marks in a user's text look the same."""
+        """Return the chat with each mark by its name. The same name in a user's text is not a mark."""
         names = {chr(BYTE_IDS + at): name for at, name in enumerate(MARKS)}
         pieces = self.chat_pieces(messages, **options)
         return "".join([names.get(each) or each.encode("latin-1").decode() for each in pieces])

@@ -3,9 +3,9 @@
 Source: transformers 5.24, `utils/chat_template_utils.py`, `_compile_jinja_template`. As in that library a template sees
 the local time (`strftime_now`); it sees no file and no network.
 
-A rendering looks up several attributes per message, and the sandbox's checks are slow. For plain dicts, methods of
-strings, loops and namespaces the result is known and returned at once: only for names of data, and of methods that
-neither change nor format anything.
+A rendering looks up several attributes per message, and the sandbox's checks take twice as long as the rest. So this
+environment skips them for plain dicts, strings, loops and namespaces, where they would allow the name anyway: names of
+data, and of methods that neither change nor format anything.
 
 A range has the sandbox's own bound of 100,000 numbers.
 """

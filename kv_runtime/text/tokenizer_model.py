@@ -81,12 +81,12 @@ class TokenizerText(Text):
         return _PrefixDetokenizer(self._tokenizer, frozenset(self.special_ids.values()))
 
     def token_bytes(self, token_id: int) -> bytes | None:
-        """Return the text that the token adds behind itself: decoders treat the first token of a text differently."""
+        """Return the bytes that the token adds to a text, or a special token's name; None if the token is unknown."""
         name = self._tokenizer.id_to_token(token_id)
         if name is None or name in self.special_ids:
             return None if name is None else name.encode()
         once = _decoded(self._tokenizer, [token_id])
-        if _REPLACEMENT not in once:
+        if _REPLACEMENT not in once:  # decoders treat the first token of a text differently: the second one counts
             return _decoded(self._tokenizer, [token_id, token_id])[len(once) :].encode()
         return spelt_bytes(name)
 

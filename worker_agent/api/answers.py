@@ -81,9 +81,9 @@ class CompletionAnswer:
         return b"".join(self._chunk(Piece(choice=choice), role) for choice in range(self._choices))
 
     def events(self, piece: Piece, prompt: Sequence[int] = (), *, always: bool = False) -> bytes:
-        """Return the stream events of a piece: its text and tokens, and its finish reason; none if it has none of them.
+        """Return the stream's events of a piece: one if it has text or tokens, and one if it has a finish reason.
 
-        With `always` there is at least one event. `prompt` is the engine's prompt, if it differs from the request's.
+        With `always` the first event is there in any case. `prompt` is the engine's, if it differs from the request's.
         """
         delta = b""
         if always or piece.events or piece.spans:

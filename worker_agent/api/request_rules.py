@@ -198,7 +198,7 @@ def check_supported(request: Request, skills: frozenset[Skill]) -> None:
 
 
 def check_several(request: Request, prompts: int) -> None:
-    """Raise `RequestInvalid` if the request has several prompts and an option that is of one prompt only."""
+    """Raise `RequestInvalid` if the request has several prompts, and an option of a single prompt."""
     for field in ("disaggregated_params", "kv_continue", "prompt_logprobs"):
         value = getattr(request, field)
         if prompts > 1 and value is not None and value != ABSENT:
@@ -351,7 +351,7 @@ _REQUEST_TYPES: dict[Role, tuple[str, ...]] = {
 
 
 def phase_of(request: Request, role: Role) -> EngineRequest:
-    """Return an engine request of the phase that a request asks for; raise `RequestInvalid` if the role has not that.
+    """Return an engine request of the phase that a request asks for; raise `RequestInvalid` if the role lacks it.
 
     role          without              `disaggregated_params.request_type`
                   the key              context_only          generation_only   context_and_generation

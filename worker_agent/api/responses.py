@@ -57,7 +57,7 @@ class ResponseChat(ChatRequest, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class _Own(msgspec.Struct, frozen=True, kw_only=True):
-    """The keys that a chat has not, or has by another name."""
+    """The keys that a chat does not have, or has under another name."""
 
     input: msgspec.Raw
     instructions: str | None = None

@@ -40,7 +40,8 @@ FETCHES_MAX = 8
 class MediaLoader:
     """Loads media for all requests of an agent. The counters are for its metrics.
 
-    `refused_total` is by reason, and counts the requests whose media were refused: those that ask for them count.
+    `refused_total` counts, by reason, the requests that were refused because of their media. Callers count them: they
+    also refuse requests before anything is loaded.
     """
 
     def __init__(self, section: MediaSection, *, resolve: Resolve | None = None, fetch_s: float = FETCH_S) -> None:

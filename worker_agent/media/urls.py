@@ -6,7 +6,7 @@
     http(s)://<host>[:<port>]/<path>      a target of ASCII characters with an allowed scheme and port, no credentials
 
 A host of digits and dots is an IPv4 address as four decimal numbers; no old spelling of one (`2130706433`, `0177.1`)
-is taken. What any other host is, its addresses say, which are checked.
+is taken. Any other host is judged by its addresses.
 
 Media may be fetched from public addresses and configured networks:
 

@@ -35,10 +35,11 @@ _DSML = "\uff5cDSML\uff5c"
 
 
 class TagParser(AnswerParser):
-    """Reads calls by the tags of one family, by the request's tools.
+    """Reads the calls of a family by its tags.
 
-    The text from `call` or `key` to the end that it has is a header: a name, maybe quoted. `value` stands behind a
-    key's end, if there is such a tag. `value_ends` are followed or preceded by `padding`.
+    A header is a name, perhaps in quotes. That of a call is between `call` and one of `name_ends`, that of a parameter
+    between `key` and `key_end`. `value` is the tag before a value, if the family has one; `value_ends` end the value.
+    One `padding` after the header, and one before the end, are not part of the value.
     """
 
     call_end: str
