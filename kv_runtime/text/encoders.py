@@ -152,13 +152,15 @@ def text_error(error: BaseException, field: str, allowed: str) -> BaseException:
     return TextError(field, str(error), allowed) if is_panic(error) else error
 
 
-class HfEncoder:
-    """The reference. Thread-safe. tokenizers' batch call releases the GIL; its call for one text does not."""
+class Encoder:
+    """Encodes texts with the reference, or with `fast` (fastokens), and then texts at which that fails. Thread-safe.
 
-    name = "hf"
+    tokenizers' batch call releases the GIL; its call for one text does not.
+    """
 
-    def __init__(self, tokenizer: Tokenizer, reason: str) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, reason: str, fast: Any = None) -> None:  # noqa: ANN401 - it has no types
+        self.name = "hf" if fast is None else "fast"
+        self._tokenizer, self._fast = tokenizer, fast
         self._segments: Segments | None = None
         self.reason = reason
         """Why this encoder was chosen."""
@@ -168,76 +170,60 @@ class HfEncoder:
     def pack(self, text: str, *, add_special_tokens: bool) -> bytes:
         """Return the ids as little-endian u32s, optionally with the model's special tokens around them.
 
-        A panic of the library is raised as it is: the caller makes it a `TextError` that names the text's field.
+        A panic of the reference is raised as it is: the caller makes it a `TextError` that names the text's field.
         """
+        if self._fast is not None:
+            try:
+                return self.pack_fast(text, add_special_tokens=add_special_tokens)
+            except BaseException as error:
+                if not isinstance(error, Exception) and not is_panic(error):
+                    raise
+                self.failures += 1
         if self._segments is not None and not add_special_tokens:
             return self._segments.pack(text, self._packed)
         return self._packed([text], add_special_tokens=add_special_tokens)[0]
+
+    def pack_fast(self, text: str, *, add_special_tokens: bool) -> bytes:
+        """Return the ids of fastokens; raise what it raises."""
+        ids: bytes = self._fast.encode_batch_flat([text], add_special_tokens=add_special_tokens)[0]
+        return ids
 
     def _packed(self, texts: list[str], *, add_special_tokens: bool = False) -> list[bytes]:
         encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
         return [array.array("I", each.ids).tobytes() for each in encoded]
 
     def keep_segments(self, marks: re.Pattern[str], bytes_max: int) -> None:
-        """Keep the ids of text between `marks`, in at most about `bytes_max` bytes."""
-        self._segments = Segments(marks, bytes_max)
+        """Keep the ids of text between `marks`, in at most about `bytes_max` bytes. fastokens finds marks by itself."""
+        if self._fast is None:
+            self._segments = Segments(marks, bytes_max)
+        else:
+            self._fast.enable_segment_cache(bytes_max)
 
     def kept(self) -> KeptSegments:
         """Return the totals and the size of the kept segments."""
-        return KeptSegments() if self._segments is None else self._segments.kept()
-
-
-class FastEncoder(HfEncoder):
-    """The fast encoder; the reference encodes texts at which it fails. fastokens itself finds where text may be cut."""
-
-    name = "fast"
-
-    def __init__(self, tokenizer: Tokenizer, fast: Any, reason: str) -> None:  # noqa: ANN401 - fastokens ships no types
-        super().__init__(tokenizer, reason)
-        self._fast = fast
-
-    def pack(self, text: str, *, add_special_tokens: bool) -> bytes:
-        """Return the ids, as the reference does."""
-        try:
-            return self.pack_raw(text, add_special_tokens=add_special_tokens)
-        except BaseException as error:
-            if not isinstance(error, Exception) and not is_panic(error):
-                raise
-            self.failures += 1
-            return super().pack(text, add_special_tokens=add_special_tokens)
-
-    def pack_raw(self, text: str, *, add_special_tokens: bool) -> bytes:
-        """Return the ids of fastokens; raise what it raises."""
-        ids: bytes = self._fast.encode_batch_flat([text], add_special_tokens=add_special_tokens)[0]
-        return ids
-
-    def keep_segments(self, marks: re.Pattern[str], bytes_max: int) -> None:  # noqa: ARG002 - fastokens knows its own
-        """Keep the ids of text between added tokens, in at most `bytes_max` bytes."""
-        self._fast.enable_segment_cache(bytes_max)
-
-    def kept(self) -> KeptSegments:
-        """Return the totals and the size of the kept segments."""
+        if self._fast is None:
+            return KeptSegments() if self._segments is None else self._segments.kept()
         statistics = self._fast.segment_cache_stats() or {}
         return KeptSegments(*[statistics.get(name, 0) for name in KeptSegments._fields])
 
 
-def choose_encoder(tokenizer: Tokenizer, content: bytes, wanted: Wanted = "auto") -> HfEncoder:
+def choose_encoder(tokenizer: Tokenizer, content: bytes, wanted: Wanted = "auto") -> Encoder:
     """Return the encoder of a model: `content` is its `tokenizer.json`, and `tokenizer` was read from it.
 
     Raises:
         TextError: fastokens is wanted, but cannot read the tokenizer or fails the self-check.
     """
     if wanted == "hf":
-        return HfEncoder(tokenizer, CONFIGURED)
+        return Encoder(tokenizer, CONFIGURED)
     failed = "fastokens cannot read the tokenizer"
     try:
         _check_ids(content)
         fast = fastokens.Tokenizer.from_json_str(content.decode())
         fast.no_truncation()
         fast.no_padding()
-        candidate = FastEncoder(tokenizer, fast, "equal in the self-check")
+        candidate = Encoder(tokenizer, "equal in the self-check", fast)
         failed = "the self-check fails"
-        why = first_difference(tokenizer, candidate.pack_raw)
+        why = first_difference(tokenizer, candidate.pack_fast)
     except BaseException as error:
         if not isinstance(error, Exception) and not is_panic(error):
             raise
@@ -246,7 +232,7 @@ def choose_encoder(tokenizer: Tokenizer, content: bytes, wanted: Wanted = "auto"
         return candidate
     if wanted == "fast":
         raise TextError("tokens.encoder", why, "fast for a model that it encodes as tokenizers does, auto, or hf")
-    return HfEncoder(tokenizer, why)
+    return Encoder(tokenizer, why)
 
 
 class _AddedToken(msgspec.Struct, gc=False):

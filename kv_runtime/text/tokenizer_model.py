@@ -16,7 +16,7 @@ from typing_extensions import Unpack
 
 from kv_runtime.text.chat_messages import Message, checked_unicode
 from kv_runtime.text.chat_template import ChatOptions, ChatTemplate
-from kv_runtime.text.encoders import HfEncoder, mark_pattern, text_error
+from kv_runtime.text.encoders import Encoder, mark_pattern, text_error
 from kv_runtime.text.model import Detokenizer, Text
 from kv_runtime.text.ranked_tokens import spelt_bytes
 
@@ -28,7 +28,7 @@ _HELD_TOKENS_MAX = 8
 class TokenizerText(Text):
     """A model of a directory: a `tokenizers` tokenizer and a Jinja2 template."""
 
-    def __init__(self, tokenizer: Tokenizer, tokenizer_digest: str, template: ChatTemplate, encoder: HfEncoder) -> None:
+    def __init__(self, tokenizer: Tokenizer, tokenizer_digest: str, template: ChatTemplate, encoder: Encoder) -> None:
         """Decode with `tokenizer`, and encode with `encoder`."""
         added = tokenizer.get_added_tokens_decoder()
         self._tokenizer = tokenizer

@@ -14,7 +14,7 @@ from kv_runtime.text.chat_messages import TextError
 from kv_runtime.text.encoders import (
     IDS_MAX,
     TEXTS,
-    FastEncoder,
+    Encoder,
     check_texts,
     choose_encoder,
 )
@@ -152,7 +152,7 @@ def test_a_text_at_which_the_fast_one_fails_or_panics_gets_the_ids_of_tokenizers
     library: Failing | Panicking,
 ) -> None:
     tokenizer = llama_like()
-    encoder = FastEncoder(tokenizer, library, "")
+    encoder = Encoder(tokenizer, "", library)
     expected = packed(tokenizer.encode(PANIC, add_special_tokens=False).ids)
     assert (encoder.pack(PANIC, add_special_tokens=False), encoder.failures) == (expected, 1)
 

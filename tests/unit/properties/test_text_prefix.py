@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from kv_runtime.text.byte_model import ByteText
 from kv_runtime.text.chat_messages import Message
 from kv_runtime.text.chat_template import ChatTemplate
-from kv_runtime.text.encoders import HfEncoder
+from kv_runtime.text.encoders import Encoder
 from kv_runtime.text.model import Text
 from kv_runtime.text.tokenizer_model import TokenizerText
 from tests.support.amount import examples
@@ -45,7 +45,7 @@ def awkward_tokenizer() -> Tokenizer:
 
 def tokenizer_text() -> TokenizerText:
     tokenizer = awkward_tokenizer()
-    return TokenizerText(tokenizer, "", ChatTemplate({"default": TEMPLATE}, {}), HfEncoder(tokenizer, ""))
+    return TokenizerText(tokenizer, "", ChatTemplate({"default": TEMPLATE}, {}), Encoder(tokenizer, ""))
 
 
 TOKENIZER_TEXT = tokenizer_text()

@@ -13,7 +13,7 @@ from kv_protocol.openai.requests import CHAT, decode_inbound
 from kv_runtime.telemetry import Projection, new_registry
 from kv_runtime.text.byte_model import ByteText
 from kv_runtime.text.chat_template import ChatTemplate
-from kv_runtime.text.encoders import CONFIGURED, HfEncoder, Wanted
+from kv_runtime.text.encoders import CONFIGURED, Encoder, Wanted
 from kv_runtime.text.loading import load_text
 from kv_runtime.text.tokenizer_model import TokenizerText
 from router.metrics import prompt_families
@@ -54,6 +54,6 @@ async def test_images_are_told_by_whether_they_were_seen() -> None:
 def test_a_model_that_could_not_have_the_fast_encoder_is_told_in_the_log() -> None:
     tokenizer, template = qwen_like(), ChatTemplate({"default": QWEN_TEMPLATE}, {})
     with capture_logs() as told:
-        ModelPrompts(TokenizerText(tokenizer, "", template, HfEncoder(tokenizer, CONFIGURED)))
-        ModelPrompts(TokenizerText(tokenizer, "", template, HfEncoder(tokenizer, "it encodes 'x' otherwise")))
+        ModelPrompts(TokenizerText(tokenizer, "", template, Encoder(tokenizer, CONFIGURED)))
+        ModelPrompts(TokenizerText(tokenizer, "", template, Encoder(tokenizer, "it encodes 'x' otherwise")))
     assert told == [{"event": "encoder_not_fast", "reason": "it encodes 'x' otherwise", "log_level": "warning"}]
