@@ -25,7 +25,7 @@ from kv_runtime.text.model import Text
 from worker_agent.api.bodies import worked
 from worker_agent.api.request_rules import NOTHING_ASKED, prompt_field, prompt_ids
 from worker_agent.media.encode_client import EncodeClient
-from worker_agent.media.image_models import ImageFacts, check_placeholders
+from worker_agent.media.image_models import ImageFacts
 from worker_agent.media.loader import MediaLoader
 from worker_agent.media.parts import MediaChat, MediaPart, names_media, split_chat
 from worker_agent.media.refusals import MediaRefused
@@ -113,9 +113,13 @@ class EnginePrompts:
         return replace(wished, media=media, handoff=wishes.handoff or handoff)
 
     def _check(self, tokens: Sequence[int], items: int, field: str) -> None:
-        """Raise `MediaRefused` unless a prompt has one image token for each of its media, and no more."""
-        if self._facts is not None:
-            check_placeholders(tokens, self._facts.image_token_id, items, field)
+        """Raise `MediaRefused` unless the prompt, not yet expanded, has one image token for each of its media.
+
+        Additional ones come from the client's text, and would get other items' features.
+        """
+        found = items if self._facts is None else tokens.count(self._facts.image_token_id)
+        if found != items:
+            raise MediaRefused("placeholder", field, f"{found} image tokens in the prompt", f"{items}, one an image")
 
 
 def _tokens(packed: bytes) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""A model's image placeholder in chats, its image token, and the check of a prompt's image tokens.
+"""A model's image placeholder in chats, its image token, and how many tokens an image has.
 
 A model's facts are in `config.json` and `preprocessor_config.json` of its directory.
 
@@ -20,7 +20,7 @@ Source: keys of `config.json` and `preprocessor_config.json`: the models' classe
 `docs/SOURCES.md` D4.3.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,6 @@ from kv_runtime.text.chat_messages import TextError
 from kv_runtime.text.chat_template import json_object
 from kv_runtime.text.model import Text
 from worker_agent.media.config import ImageModelSection
-from worker_agent.media.refusals import MediaRefused
 
 NO_STANDALONE_ENCODER = frozenset({"llama4"})
 TOKEN_KEYS = ("image_token_id", "image_token_index", "media_placeholder_token_id")
@@ -108,16 +107,6 @@ def image_rule(model_path: str, facts: ImageFacts | None, section: ImageModelSec
         tokens=tokens,
         cached_token_id=section.cached_token_id,
     )
-
-
-def check_placeholders(prompt: Sequence[int], image_token_id: int, items: int, field: str) -> None:
-    """Raise `MediaRefused` unless the prompt, not yet expanded, has one image token for each item.
-
-    Additional ones come from the client's text, and would get other items' features.
-    """
-    found = prompt.count(image_token_id)
-    if found != items:
-        raise MediaRefused("placeholder", field, f"{found} image tokens in the prompt", f"{items}, one an image")
 
 
 def _qwen_tokens(model_path: str) -> QwenTokens | None:
