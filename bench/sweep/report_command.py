@@ -63,16 +63,27 @@ class _Export(msgspec.Struct, frozen=True, kw_only=True):
     output_sequence_length: _Metric = _Metric()
 
 
-class AiperfRun(msgspec.Struct, frozen=True, kw_only=True):
-    """An export: its load in words, its version, and its figures."""
+class SummaryRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One run, of a sweep or of aiperf."""
 
+    name: str
+    fleet: str
+    workload: str
     load: str
-    version: str
+    workers: int
+    """Or GPUs, by which the throughput is divided."""
     figures: RunFigures
+    machine: str = ""
+    versions: dict[str, str] = {}
+
+    @property
+    def is_served(self) -> bool:
+        """Whether its users were served, and its latencies are not those of a busy machine."""
+        return not self.figures.failed and (self.figures.lag_p99_s or 0.0) <= LAG_LIMIT_S
 
 
-def read_export(file: Path, *, workers: int) -> AiperfRun:
-    """Return the run; `workers` served it.
+def read_export(file: Path, place: Sequence[str], workers: int) -> SummaryRow:
+    """Return the run; `workers` served it, and the first of the directories in `place` is the name of its fleet.
 
     Raises:
         ResultInvalid: the file is no export, or one without `--streaming`.
@@ -85,9 +96,13 @@ def read_export(file: Path, *, workers: int) -> AiperfRun:
         why = f"{type(error).__name__}: {error}"
         raise ResultInvalid(f"{file}: found no export ({why}), allowed aiperf's {NAME}, with --streaming") from None
     itl_s, tokens_s = found.inter_token_latency.quantiles_s, found.output_token_throughput.avg
-    return AiperfRun(
+    return SummaryRow(
+        name="-".join(("aiperf", *place, load)),
+        fleet="-".join(("aiperf", *place[:1])),
+        workload="aiperf",
         load=load,
-        version=found.aiperf_version,
+        workers=workers,
+        versions={"aiperf": found.aiperf_version},
         figures=RunFigures(
             requests=int(found.request_count.avg) + failed,
             failed=failed,
@@ -126,25 +141,6 @@ COLUMNS = (
     "ITL p50 ms", "p99", "hit rate", "lag p99 ms",
 )  # fmt: skip
 COMPARED = ("run", "figure", "base", "this", "this / base")
-
-
-class SummaryRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One run, of a sweep or of aiperf."""
-
-    name: str
-    fleet: str
-    workload: str
-    load: str
-    workers: int
-    """Or GPUs, by which the throughput is divided."""
-    figures: RunFigures
-    machine: str = ""
-    versions: dict[str, str] = {}
-
-    @property
-    def is_served(self) -> bool:
-        """Whether its users were served, and its latencies are not those of a busy machine."""
-        return not self.figures.failed and (self.figures.lag_p99_s or 0.0) <= LAG_LIMIT_S
 
 
 def by_workload(rows: Iterable[SummaryRow]) -> dict[str, dict[str, list[SummaryRow]]]:
@@ -312,19 +308,7 @@ def rows_of(directory: Path, gpus: Mapping[str, int]) -> list[SummaryRow]:
     ]
     for file in sorted(directory.rglob(NAME)):
         place = file.parent.relative_to(directory).parts
-        workers = gpus.get("".join(place[:1]), gpus[""])
-        run = read_export(file, workers=workers)
-        rows.append(
-            SummaryRow(
-                name="-".join(("aiperf", *place, run.load)),
-                fleet="-".join(("aiperf", *place[:1])),
-                workload="aiperf",
-                load=run.load,
-                workers=workers,
-                figures=run.figures,
-                versions={"aiperf": run.version},
-            )
-        )
+        rows.append(read_export(file, place, gpus.get("".join(place[:1]), gpus[""])))
     return rows
 
 

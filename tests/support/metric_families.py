@@ -26,8 +26,8 @@ from router.metrics import http_families, prompt_families
 from router.pools.watch import PoolMetrics
 from worker_agent.attached.watch import EngineLoads
 from worker_agent.attached.worker import AttachedWorker
+from worker_agent.commands.serve import served_families
 from worker_agent.commands.served_media import media_families
-from worker_agent.commands.served_metrics import served_families
 from worker_agent.events.metrics import consolidator_families
 from worker_agent.fleet.membership import Membership
 from worker_agent.metrics import (

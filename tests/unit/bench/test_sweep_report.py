@@ -98,8 +98,8 @@ def test_a_run_that_served_badly_is_not_on_the_frontier() -> None:
 
 def test_an_export_of_aiperf_is_read() -> None:
     """The file is what aiperf 0.13.0 wrote of 81 requests of a trace, without the metrics that are not read."""
-    run = read_export(EXPORT, workers=4)
-    assert (run.load, run.version) == ("fixed-schedule", "0.13.0")
+    run = read_export(EXPORT, (), 4)
+    assert (run.load, run.versions) == ("fixed-schedule", {"aiperf": "0.13.0"})
     found = run.figures
     assert (found.requests, found.failed) == (81, 0)
     assert found.ttft_s == pytest.approx((0.08010, 0.18684, 0.24655), abs=1e-5)
@@ -115,7 +115,7 @@ def test_the_load_of_an_export_is_named_as_a_sweeps(tmp_path: Path, phase: dict[
     export["input_config"]["phases"] = [{"type": "warmup", "concurrency": 1}, {"type": "x"} | phase]
     export["error_summary"] = [{"error_details": {"type": "T", "message": "m"}, "count": 3}]
     (tmp_path / NAME).write_text(json.dumps(export))
-    run = read_export(tmp_path / NAME, workers=1)
+    run = read_export(tmp_path / NAME, (), 1)
     assert (run.load, run.figures.requests, run.figures.failed) == (load, 84, 3)
     assert run.figures.reasons == ("3 x T: m",)
 
