@@ -1,4 +1,4 @@
-"""A multi-turn workload: conversations with assistants, some of which share a system prompt; and who plays it.
+"""A multi-turn workload: conversations with assistants, some with the same system prompt; and its player.
 
 Each conversation sends its full history every turn, so turn k's prompt begins with turn k - 1's prompt and answer.
 """

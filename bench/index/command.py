@@ -1,12 +1,11 @@
 """`router bench index`: the index beside the strongest peer, each in a process of its own, on one core, in turns.
 
-Only one process works at a time. A round is one turn of each seat, so a disturbance of the machine affects all of them.
+Only one process works at a time. A cell is one measurement, with several seats; a round is one turn of each seat, so
+that a disturbance of the machine affects all of them. A seat is one of these:
 
     buffers, lists, messages  our index, by the form in which it gets hashes
     peer                      the peer's tree: events as JSON that was made before, queries as lists, answers as dicts
     floor                     the peer's tree, empty, with the same queries: the fixed cost of a call
-
-A cell has several seats, each one of these; in a round every seat has its turn.
 
 The schedule of a trace fixes the rank of each request and its evictions before the run. Each of some ranks has an LRU
 cache of blocks. A request goes to the rank with the longest prefix of it (among equals, any), every `STRAY`-th on

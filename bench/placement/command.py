@@ -6,8 +6,9 @@ A cell is a regime, a load, a cache size and a policy. Regret: how far a policy 
     rate          best / value - 1
     at most       `REGRET_MAX`, also where a value is 0 and the best is not
 
-TTFT p50 and p99, requests a second and goodput count alike. The best of ten policies is in part the luckiest one: with
-several runs a policy is also compared with the one that is best in the others, and what it has lost in all is listed.
+TTFT p50 and p99, requests a second and goodput count alike. The best of ten policies is in part the luckiest one. So
+with several runs each run of a policy is also compared with the policy that is best in the other runs, and the places
+are listed where a policy loses in every run.
 """
 
 import os

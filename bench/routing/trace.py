@@ -116,7 +116,7 @@ def at_rate(requests: Iterable[TraceRequest], rate: float) -> list[TraceRequest]
 def spread(requests: Sequence[TraceRequest], seed: int) -> list[TraceRequest]:
     """Return the same requests, those of one moment spread at random over the time to the next, same seed, same times.
 
-    For traces whose clock was coarse (the Mooncake traces tick every 3 s): as recorded, they come in bursts that no
+    For traces with a coarse clock (3 s in the Mooncake traces): as recorded, their requests come in bursts that no
     client sent. Requests of the last moment stay there.
     """
     draw = random.Random(seed)  # noqa: S311 - a workload, not a secret

@@ -3,7 +3,7 @@
     arrival           the router's own `Routing` decides and promises, now or once its queue lets the request go
     request is there  at the worker chosen, after the time that a request takes to its engine
     iteration ends    the engine's outputs are there: the ledger gets first tokens and ends; the next one begins
-    events arrive     what the iteration changed in the KV cache, `lag_s` later, is folded into the index
+    events arrive     `lag_s` later the iteration's changes of the KV cache are folded into the index
 
 Decisions, tokenization and an answer's way back take no time here; workers' heartbeats come on time. Of what happens at
 one moment the ends of iterations come first, then events, arrivals, and requests at their workers, each in the order in

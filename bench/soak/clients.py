@@ -53,7 +53,7 @@ AS_DUE = (AnswerOutcome.RIGHT, AnswerOutcome.REFUSED, AnswerOutcome.LEFT)
 
 
 class SoakAnswer:
-    """What has come of one answer so far."""
+    """One answer, as far as it has come."""
 
     def __init__(self) -> None:
         self.status = 0

@@ -329,7 +329,7 @@ class SoakRun:
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="write the report there, too")
 @click.pass_context
 def soak(context: click.Context, /, out: Path | None, **plan: Any) -> None:  # noqa: ANN401 - as `SoakPlan` has them
-    """Send many requests through real processes while faults happen, and print what became of them.
+    """Send many requests through real processes while faults happen, and print how they ended.
 
     Exit code 1 where a request was lost, a process grew, or the index differs from what workers hold.
     """

@@ -4,12 +4,11 @@ They arrive when they were decided, whatever the fleet does: clients that waited
 not wait longer here. Caches are empty at first, so the first `WARM` of the requests are played and not counted. Ranks
 neither join nor leave.
 
-The engines are as fast as those of the recorded fleet: a prior, scaled until the simulation shows its factors. The
-router's rule learns two factors of a rank from its decisions and their outcomes: of prompts and of tokens. The
-recorded fleet has them; so has a simulation of it, if the recorded requests are played under the recorded policy. Each
-round scales the times of prompts and of tokens by (recorded factor / simulated factor): after `ROUNDS` both agree, with
-all that the rule does not know (iterations, batches, the request's way) in its place. A rank with few measurements is
-as the mean of all.
+The engines are fitted to the recorded fleet. The router learns two factors of each rank from its decisions and their
+outcomes: how slow it is with prompts, and with tokens. It learnt them of the recorded fleet, and it learns them of the
+simulated one when the recorded requests are played under the recorded policy. Each of `ROUNDS` rounds scales the
+engines' times of prompts and of tokens by (recorded factor / simulated factor), so that both agree in the end. A rank
+with few measurements is drawn towards the mean of all ranks.
 
     of prompts    request_base_s, prompt_token_s, context_floor_s, token_s, attention_pair_s
     of tokens     base_s, kv_token_s, sequence_s
@@ -92,7 +91,7 @@ _RESERVE_BLOCKS = 8
 
 
 class Played(NamedTuple):
-    """One run: of each counted request, in the order of arrival, what came of it."""
+    """One run: the figures of each counted request, in the order of arrival."""
 
     arrival_s: Floats
     end_s: Floats

@@ -100,8 +100,8 @@ def tune(
 def screened(tallies: Mapping[str, Tally], count: int) -> list[str]:
     """Return the names of `count` policies: in turn the next by the gain of predicted TTFT, and by the live cost.
 
-    A request's own TTFT alone would favour policies that let other requests wait. Policies of which nothing is
-    predicted, as the recorded policy read no overlap, come last, in their order.
+    A request's own TTFT alone would favour policies that let other requests wait. Policies without a prediction
+    (the recorded policy read no overlap) come last, in their order.
     """
     reports = {name: tally.report() for name, tally in tallies.items()}
     by_ttft = sorted(reports, key=lambda name: _rank(reports[name].ttft_gain_s))

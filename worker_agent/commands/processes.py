@@ -1,4 +1,4 @@
-"""The commands `worker-agent serve`, whose process `serve.py` composes, and `attach`.
+"""The commands `worker-agent serve` (`serve.py` composes its process) and `worker-agent attach`.
 
 `attach` brings an engine that runs in another process into the fleet, while this process runs: it is one
 `AttachedWorker` with a connection to the log and a status page of its own.

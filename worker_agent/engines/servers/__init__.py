@@ -10,4 +10,4 @@ from worker_agent.engines.servers.vllm import Vllm
 SERVERS: Mapping[str, EngineServer] = {each.name: each for each in (Vllm(), Sglang(), TrtllmServe())}
 """By name."""
 ASSUMED = Vllm.name
-"""The engine without an address, which can say nothing of itself."""
+"""The kind of an engine without an address, which cannot be asked."""

@@ -54,7 +54,7 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Info(NamedTuple):
-    """A source of facts: `read` finds them in the answer of the first path that has any, without paths in the metrics.
+    """A source of facts: `read` finds them in the answer of the first path that has any; without paths in the metrics.
 
     `read` raises `MalformedMessage` for a body of another form.
     """
@@ -86,7 +86,7 @@ class EngineServer:
     takes_rank: ClassVar[bool] = True
     """Whether a request can name the data-parallel rank that serves it."""
     stream_words: ClassVar[str] = ""
-    """The engine in whose format its streams tell token ids (`WorkerRegistered.stream_token_ids`); empty: none."""
+    """The format in which its streams tell token ids (`WorkerRegistered.stream_token_ids`); empty: they do not."""
     info: ClassVar[tuple[Info, ...]]
     """The facts that not every engine's server states in the same way; the first that states one counts."""
 

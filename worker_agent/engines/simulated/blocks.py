@@ -6,7 +6,7 @@
     reserved = blocks that running sequences may yet ask for;  reserved <= cached + free
 
 The reuse tree is a dictionary (parent block, tokens, LoRA, salt) -> block; its full blocks can be reused. With a host
-tier some of them are there, and are copied back when they are reused.
+tier some of its blocks lie in host memory; a block is copied back to the GPU when it is reused.
 
 A sequence gets the blocks of its prompt when admitted, and one at a time later; at the end of its context the full
 blocks of all prompt tokens but the last enter the tree, at its release all computed tokens do, the last block perhaps
@@ -65,7 +65,7 @@ class BlockKey(NamedTuple):
 
 
 class Block:
-    """One block of the reuse tree, full or partial: whether it lies on the GPU, how many running sequences have it."""
+    """One block of the reuse tree, full or partial. `sequences` counts the running sequences that have it."""
 
     __slots__ = ("engine_hash", "key", "on_gpu", "sequences")
 
@@ -138,7 +138,7 @@ class RankEvents:
         self._next_id += 1
 
     def _close_removal(self) -> None:
-        """Let the next removal begin a new event."""
+        """Append the event of the removals so far, so that the next removal begins a new event."""
         if self._removed:
             removed, self._removed = self._removed, []
             self._append("removed", block_hashes=removed)

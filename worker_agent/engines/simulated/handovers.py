@@ -1,8 +1,8 @@
 """The handover of computed prompts between simulated engines: what is held, how long a transfer takes, how it ends.
 
-A prefill engine holds a context, a computed prompt with its blocks, until its KV was fetched, or has expired. Its name
-is the request's `transfer_id`, else the next free number of the engine. The decode engine fetches the tokens that it
-has not cached, then begins to decode.
+A context is a computed prompt with its blocks. A prefill engine holds it until its KV was fetched, or until it
+expires. The name of a context is the request's `transfer_id`, or the engine's next free number. A decode engine fetches
+the KV of the tokens that it has not cached, then begins to decode.
 
     duration   latency + tokens * bytes of a token / bandwidth
 
@@ -124,7 +124,7 @@ class HeldContexts:
         )
 
     def fetched(self, name: int, state: bytes) -> HeldContext | None:
-        """Remove and return the context, whose blocks the caller releases; None if none with this state is held."""
+        """Remove and return a context; the caller releases its blocks. None: none with this name and state is held."""
         held = self._held.get(name)
         if held is None or held.state != state:
             return None
@@ -132,7 +132,7 @@ class HeldContexts:
         return self._held.pop(name)
 
     def expired(self, now_s: float) -> list[HeldContext]:
-        """Remove and return the contexts that were not fetched in time, likewise."""
+        """Remove and return the contexts that were not fetched in time; the caller releases their blocks."""
         late = [name for name, each in self._held.items() if each.until_s <= now_s]
         self.expired_total += len(late)
         return [self._held.pop(name) for name in late]

@@ -1,14 +1,14 @@
 """A simulated engine's KV transfers in wall time, both ends, over HTTP. No KV is moved.
 
-    fetch     the decode engine: the transfer's time passes, then it tells the prefill engine that all has come
-    answer    the prefill engine: it frees the blocks of the context that was fetched
+    fetch     the decode engine waits for the time of the transfer, then tells the prefill engine that all has come
+    answer    the prefill engine frees the blocks of the context that was fetched
 
     POST /v1/kv_transfers/ID    the body is the handoff's state; the answer is 200, or 404 if the prefill engine holds
                                 no context with this id and state
 
-A fetch needs no secret but that state, and there is no TLS: the network between workers must be closed. An engine
+The state is the only secret of a fetch, and there is no TLS: the network between workers must be closed. An engine
 fetches only from IP addresses (no host names) within `transfer.networks`, by default loopback, so that a forged handoff
-cannot name any other target.
+cannot name another target.
 """
 
 import asyncio
@@ -32,8 +32,7 @@ from worker_agent.port.types import EngineError, KvFetches, RequestRefused
 PATH = "/v1/kv_transfers/"
 _BODY_BYTES_MAX = 4096
 _DRAIN_S = 0.5
-"""The server's wait for running requests when it stops. It may be short: an engine that stops normally holds no context
-any more when the server stops."""
+"""How long the stopping server waits for running requests: an engine that stops normally holds no context by then."""
 _FIELD = "disaggregated_params.ctx_info_endpoint"
 _OUTCOMES: dict[int, TransferOutcome] = {200: "done", 404: "gone"}
 

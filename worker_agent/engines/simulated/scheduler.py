@@ -109,7 +109,7 @@ class Simulator:
     def submit(self, request: EngineRequest, now_s: float, choice: int = 0) -> None:
         """Queue a request that arrives at `now_s`, on its rank or on that with the fewest requests.
 
-        `choice` is its number among several generations of a prompt, each of which is a request of its own here.
+        `choice` is its number among the choices of a prompt: each choice is a request of its own here.
 
         Raises:
             RequestRefused: it can never be served, or its id is in use; the state is unchanged.

@@ -24,7 +24,8 @@ import msgspec
 class IterationWork(msgspec.Struct, frozen=True, kw_only=True):
     """What one iteration of a rank computes.
 
-    `kv_tokens` are those that the decoding sequences read, `host_tokens` those whose K/V moved between GPU and host.
+    `kv_tokens` counts the tokens whose K/V the decoding sequences read, `host_tokens` those that moved between GPU and
+    host.
     """
 
     context_tokens: int = 0

@@ -2,9 +2,8 @@
 
     state = mixed seed;  state' = state * M + token + 1 mod 2^64;  next token = letter[mixed state * their number]
 
-So a stream that is cut anywhere, and sent again as prompt + tokens so far, continues with the tokens of an uncut one.
-
-Of several choices each but the first has a seed of its own. Requested log probabilities are made up:
+So if a stream is cut, and the prompt is sent again with the tokens so far, the answer continues as if it had not been
+cut. Each choice but the first has a seed of its own. Requested log probabilities are made up:
 
     p(next token) = 1 - (1 + u(state)) / 4, in (1/2, 3/4];  p(runner-up k) = (1 - p) / 2^k, other tokens in turn
 """
@@ -58,8 +57,7 @@ class TokenSource(msgspec.Struct, frozen=True):
 class ScriptedSource(TokenSource, frozen=True, kw_only=True):
     """Generates `script` repeatedly, for tests and demonstrations; it should end with an end token.
 
-    The state is how many tokens of the script's beginning came last. So a stream that was cut, and is sent again as
-    prompt and tokens so far, continues where it was.
+    The state is how many tokens of the script's beginning came last, so that a cut stream continues where it was.
     """
 
     script: tuple[int, ...]

@@ -3,9 +3,9 @@
     ours                                 the library's
     engine arguments, role encode        `MultimodalEncoder`
     backend pytorch, _autodeploy         `tensorrt_llm.LLM`, `tensorrt_llm._torch.auto_deploy.LLM`
-    sections of the arguments            mappings, of which its own models make their classes
+    sections of the arguments            mappings, which the library's own models turn into its classes
     error, warning, info, debug          log levels error, warning, info, debug; TLLM_LOG_LEVEL wins
-    a prompt with media                  `preprocess`, which takes long, then `generate_async` of what it gives
+    a prompt with media                  `preprocess`, which takes long, then `generate_async` of its result
 
 `fault` reports a dead engine, and is checked before `meaning`, which classifies other errors.
 
@@ -57,7 +57,9 @@ class LibraryMismatch(EngineError):
 
 
 class Bindings:
-    """The imported library, and its engine `llm` once that is loaded. `placing`: tokenizers are not thread-safe.
+    """The imported library, and its engine `llm` once that is loaded.
+
+    `placing` is held while a thread places media in a prompt: tokenizers are not thread-safe.
 
     An error of the library                          means
     AttributeError, TypeError, ImportError           `LibraryMismatch`: this version lacks a name, or takes other

@@ -1,7 +1,7 @@
 """Calls of the loaded library: a request's stream, polls, what an encoder makes of a prompt's images, its own metrics.
 
-A poll fetches with timeout 0 and pauses after an empty fetch: with a timeout the RPC worker sleeps 100 ms after each,
-however soon rows come; and immediate empty answers, for whatever reason, do not cause busy polling.
+A poll fetches with timeout 0 and pauses after an empty fetch: with a timeout the RPC worker would sleep 100 ms after
+each empty fetch, however soon rows come. The pause also prevents busy polling of an engine that answers at once.
 
 Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/executor/rpc_worker_mixin.py` (`fetch_kv_cache_events_wait_async`,
 `fetch_stats_wait_async`: 100 ms) and `tensorrt_llm/executor/executor.py` (`get_stats` answers at once before the first

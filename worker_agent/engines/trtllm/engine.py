@@ -60,7 +60,7 @@ _ABORTS_MAX = 10_000
 _CUT_S = 1.0
 """How long streams that were cut may take to end before the engine is shut down."""
 _HEALTH_S = 30.0
-"""An engine whose health check takes longer, which is longer than any iteration, is dead."""
+"""An engine is dead if its health check takes longer, as no iteration does."""
 _EVENTS_PAUSE_S, _STATISTICS_PAUSE_S = 0.02, 0.1
 _OURS, _RANDOM_BITS = 1 << 62, 62
 """Ids of transfers have the highest of 63 bits set, unlike the ids that an engine counts itself. The other bits are
@@ -103,7 +103,7 @@ class TensorRTLLMEngine:
         self._bindings: Bindings | None = None
         self._description: EngineDescription | None = None
         self._streams = set[Stream]()
-        """Those that a client reads, and those that are aborted after their transfer."""
+        """The streams that a client reads, and those that are aborted after their transfer."""
         self._aborts: TaskSet | None = None
         self._working = set[object]()
         """What a stop waits for: ids of requests, streams that are aborted after their transfer, and encodings."""

@@ -1,7 +1,7 @@
 """Images and embeddings as tensors: the one module that imports Pillow and torch.
 
     image          Pillow's, decoded, RGB: what the library's own server hands to its processors
-    embeddings     a torch tensor of the file's one tensor; and back: a file of a tensor on whichever device
+    embeddings     a torch tensor of the file's one tensor; and back, from any device
     logit_bias     a torch tensor, f32, one number for each token of the vocabulary
 
 Both come with TensorRT-LLM (the extra `trtllm`), and are imported when they are used. Everything here takes long, or
