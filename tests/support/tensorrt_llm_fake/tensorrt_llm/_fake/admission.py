@@ -33,7 +33,6 @@ def build_request(
     disaggregated: Any,
     scheduling: Any,
     cache_salt: str | None,
-    priority: float,
 ) -> Callable[[int], Built]:
     """Return what makes the request and its result, once it has an id."""
     from ..executor.result import GenerationResult  # noqa: PLC0415  it needs this package
@@ -58,9 +57,7 @@ def build_request(
             streaming=streaming,
             max_tokens=max(0, room if asked is None else min(asked, room)),
             identity=_identity(lora, cache_salt, media),
-            priority=priority,
             dp_rank=None if scheduling is None else scheduling.attention_dp_rank,
-            relax=scheduling is None or bool(scheduling.attention_dp_relax),
             kind=kind,
             disaggregated=disaggregated,
             media=media,

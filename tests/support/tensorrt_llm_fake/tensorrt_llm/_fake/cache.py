@@ -1,4 +1,4 @@
-"""One window's paged KV cache: a tree of blocks by content, held by sequences or waiting to be reused or evicted.
+"""A rank's paged KV cache: a tree of blocks by content, held by sequences or waiting to be reused or evicted.
 
     usable tokens     all but the last of a sequence: its KV does not exist yet
     after prefill     the prompt's full blocks are stored, the new ones in one event that names the last known one
@@ -47,24 +47,24 @@ class Block:
 class Held:
     """What a sequence holds: its blocks in the tree, the rest of its own, and how many prompt tokens it found."""
 
-    blocks: list[Block]
-    own: int
-    cached_tokens: int
-    reserved: int
+    blocks: list[Block] = field(default_factory=list)
+    own: int = 0
+    cached_tokens: int = 0
+    reserved: int = 0
 
 
-class WindowCache:
+class BlockCache:
     """`blocks` on the GPU; tells `events` what happens."""
 
-    def __init__(self, window: int, block_size: int, blocks: int, events: RankEvents) -> None:
-        self.window, self.block_size, self.capacity = window, block_size, blocks
+    def __init__(self, block_size: int, blocks: int, events: RankEvents) -> None:
+        self.block_size, self.capacity = block_size, blocks
         self._events = events
         self.reuse, self.algorithm = True, "v1_block_key"
         self._roots: dict[tuple[Any, ...], Block] = {}
         self._let_go: dict[Block, None] = {}
         self._tree_blocks = self._own_blocks = self._reserved = 0
         self.alloc_total = self.alloc_new = self.reused = self.missed = 0
-        events.created(window, [blocks, 0])
+        events.created([blocks, 0])
 
     @property
     def used(self) -> int:
@@ -171,7 +171,7 @@ class WindowCache:
             keys = [_mm_key(self.algorithm, each) for each in identity.mm_keys(start, start + len(block.tokens))]
             told.append(stored_block(block.hash, block.tokens, PRIORITY, keys, identity.cache_salt))
         parent = new[0].parent
-        self._events.stored(self.window, None if parent is None else parent.hash, told)
+        self._events.stored(None if parent is None else parent.hash, told)
 
     # ------------------------------------------------------------------------------------------ room
     def _hold(self, block: Block) -> None:
@@ -186,7 +186,7 @@ class WindowCache:
         assert not block.children
         del siblings[block.key], self._let_go[block]
         self._tree_blocks -= 1
-        self._events.removed(self.window, block.hash)
+        self._events.removed(block.hash)
 
 
 def _mm_key(algorithm: str, key: tuple[str, int, str | None]) -> dict[str, Any]:

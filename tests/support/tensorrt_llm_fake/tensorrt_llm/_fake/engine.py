@@ -2,8 +2,8 @@
 
 | step | rule |
 |---|---|
-| admit | while there is room for whole requests (GUARANTEED_NO_EVICT) and in the batch; by priority, then turn |
-| rank | the one that is asked for; the least busy where `attention_dp_relax` allows it or none is asked for |
+| admit | while there is room for whole requests (GUARANTEED_NO_EVICT) and in the batch; in turn |
+| rank | the one that is asked for; the least busy where none is |
 | prefill | in the iteration of admission, whole; it makes the first token |
 | generate | one token for each sequence |
 | tell | responses to sinks, events visible, a row of statistics |
@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import model, statistics
-from .cache import Held, WindowCache
+from .cache import BlockCache
 from .control import control
 from .events import RankEvents
 from .hashing import number_of
@@ -34,7 +34,7 @@ STATE = b"fake-kv-state:"
 
 
 class Rank:
-    """One attention-DP rank: its windows' caches and its events."""
+    """One attention-DP rank: its cache and its events."""
 
     def __init__(self, args: Any, dp_rank: int | None) -> None:
         config = args.kv_cache_config
@@ -42,15 +42,13 @@ class Rank:
         algorithm = (
             "v1_block_key" if config.kv_cache_event_hash_algo == "auto" or not v2 else config.kv_cache_event_hash_algo
         )
-        self.events = RankEvents(config.event_buffer_max_size, dp_rank, algorithm if v2 else None)
         longest = control.model.seq_len_of(args.max_seq_len)
-        windows = sorted({min(window, longest) for window in config.max_attention_window or [longest]})
+        self.events = RankEvents(longest, config.event_buffer_max_size, dp_rank, algorithm if v2 else None)
         blocks = control.model.gpu_blocks
         if config.max_tokens is not None:
             blocks = min(blocks, -(-config.max_tokens // config.tokens_per_block))
-        self.caches = [WindowCache(each, config.tokens_per_block, blocks, self.events) for each in windows]
-        for cache in self.caches:
-            cache.reuse, cache.algorithm = config.enable_block_reuse, algorithm
+        self.cache = BlockCache(config.tokens_per_block, blocks, self.events)
+        self.cache.reuse, self.cache.algorithm = config.enable_block_reuse, algorithm
         self.events.flush()
         self.active: list[Request] = []
 
@@ -79,8 +77,8 @@ class Engine:
         return bool(self.waiting or self.transfers.taken) or any(not _waits(each) for each in active)
 
     def capacity(self) -> Json:
-        """Return the size of the GPU pool of the widest window."""
-        cache = self.ranks[0].caches[-1]
+        """Return the size of a rank's GPU pool."""
+        cache = self.ranks[0].cache
         return {
             "maxNumBlocks": cache.capacity,
             "tokensPerBlock": cache.block_size,
@@ -122,7 +120,7 @@ class Engine:
     # ----------------------------------------------------------------------------------------- admission
     def _admit(self) -> list[Request]:
         admitted = []
-        for request in sorted(self.waiting, key=lambda each: -each.priority if self._by_priority else 0):
+        for request in list(self.waiting):
             if request.is_cancelled or request.failure is not None:
                 self.waiting.remove(request)
                 finish: Finish = "cancelled"
@@ -136,16 +134,11 @@ class Engine:
             admitted.append(request)
         return admitted
 
-    @property
-    def _by_priority(self) -> bool:
-        return bool(self.args.scheduler_config.waiting_queue_policy == "priority")
-
     def _rank_for(self, request: Request) -> Rank | None:
         free = [rank for rank in self.ranks if len(rank.active) < (self.args.max_batch_size or 2048)]
         if request.dp_rank is not None:
             wanted = self.ranks[request.dp_rank]
-            if wanted in free or not request.relax:
-                return wanted if wanted in free else None
+            return wanted if wanted in free else None
         return min(free, key=lambda rank: len(rank.active), default=None)
 
     def _begin(self, rank: Rank, request: Request) -> bool:
@@ -153,19 +146,14 @@ class Engine:
         if self.encoder_only:
             request.sequences = [Sequence(0)]
             return True
-        started: list[Held] = []
         for number in range(request.params.best_of or 1):
-            sequence = Sequence(number)
-            request.sequences.append(sequence)
-            for cache in rank.caches:
-                held = cache.begin(request.prompt, len(request.prompt) + request.max_tokens, request.identity)
-                if held is None:
-                    self._release(rank, request)
-                    request.sequences = []
-                    return False
-                sequence.held.append(held)
-                started.append(held)
-        request.cached_tokens = min((held.cached_tokens for held in started), default=0)
+            held = rank.cache.begin(request.prompt, len(request.prompt) + request.max_tokens, request.identity)
+            if held is None:
+                self._release(rank, request)
+                request.sequences = []
+                return False
+            request.sequences.append(Sequence(number, held=held))
+            request.cached_tokens = held.cached_tokens
         return True
 
     # -------------------------------------------------------------------------------------- computation
@@ -194,8 +182,7 @@ class Engine:
     def _prefill(self, rank: Rank, request: Request) -> None:
         request.is_prefilled, request.first_iteration = True, self.iterations
         for sequence in request.sequences:
-            for cache, held in zip(rank.caches, sequence.held, strict=True):
-                cache.store(held, request.prompt, request.identity, partial=False)
+            rank.cache.store(sequence.held, request.prompt, request.identity, partial=False)
             if request.kind == "generation_only":
                 sequence.generated += request.disaggregated.first_gen_tokens or []
                 sequence.logprobs += _first_logprobs(request)
@@ -209,9 +196,7 @@ class Engine:
             return
         token = self._next(request, sequence)
         sequence.generated.append(token)
-        tokens = len(request.tokens(sequence))
-        for cache, held in zip(rank.caches, sequence.held, strict=True):
-            cache.grow(held, tokens)
+        rank.cache.grow(sequence.held, len(request.tokens(sequence)))
         sequence.finish = self._finish_of(request, sequence)
 
     def _next(self, request: Request, sequence: Sequence) -> int:
@@ -295,15 +280,13 @@ class Engine:
     def _end(self, rank: Rank, request: Request) -> None:
         rank.active.remove(request)
         for sequence in request.sequences:
-            for cache, held in zip(rank.caches, sequence.held, strict=True):
-                if request.is_prefilled:
-                    cache.store(held, request.tokens(sequence), request.identity, partial=True)
+            if request.is_prefilled:
+                rank.cache.store(sequence.held, request.tokens(sequence), request.identity, partial=True)
         self._release(rank, request)
 
     def _release(self, rank: Rank, request: Request) -> None:
         for sequence in request.sequences:
-            for cache, held in zip(rank.caches, sequence.held, strict=False):
-                cache.end(held)
+            rank.cache.end(sequence.held)
 
     def _account(self, loads: list[RankLoad], new: int, completed: int) -> None:
         active = sum(len(rank.active) for rank in self.ranks)
@@ -318,7 +301,7 @@ class Engine:
             self.statistics.append(row)
 
     def _kv_cache(self) -> Json:
-        cache = self.ranks[0].caches[-1]
+        cache = self.ranks[0].cache
         looked_up = cache.reused + cache.missed
         return {
             "maxNumBlocks": cache.capacity,

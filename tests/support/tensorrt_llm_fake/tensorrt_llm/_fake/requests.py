@@ -44,7 +44,8 @@ class Sequence:
     sent: int = 0
     logprobs: list[Any] = field(default_factory=list)
     finish: Finish | None = None
-    held: list[Held] = field(default_factory=list)
+    held: Held = field(default_factory=Held)
+    """What it holds of the cache: nothing for an encoder."""
 
 
 @dataclass(eq=False)
@@ -58,9 +59,7 @@ class Request:
     streaming: bool
     max_tokens: int
     identity: Identity
-    priority: float = 0.5
     dp_rank: int | None = None
-    relax: bool = True
     kind: str = "context_and_generation"
     disaggregated: Any = None
     media: list[MediaItem] = field(default_factory=list)

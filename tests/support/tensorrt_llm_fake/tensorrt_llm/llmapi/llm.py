@@ -182,7 +182,6 @@ class BaseLLM:
                 disaggregated=disaggregated_params,
                 scheduling=scheduling_params,
                 cache_salt=cache_salt,
-                priority=priority,
             )
         )
         result = RequestOutput._from_generation_result(made, text, self.tokenizer)
