@@ -18,7 +18,7 @@ from itertools import count
 from types import MappingProxyType
 from typing import NamedTuple
 
-from bench.routing.trace import TRACE_BLOCK_TOKENS, TraceHashes, TraceRequest
+from bench.routing.trace import TRACE_BLOCK_TOKENS, TraceRequest, prompt_tokens
 from bench.routing.virtual_router import (
     NO_QUEUE,
     VirtualClock,
@@ -34,6 +34,7 @@ from indexer.native.index import NativeIndex
 from kv_protocol.codec import encode_message, pack_u64
 from kv_protocol.decided import RouteRequest
 from kv_protocol.events import Batch
+from kv_protocol.hashing import sequence_hashes
 from kv_protocol.ids import WorkerRank
 from router.decision.policies import MODES, Mode
 from router.decision.policy import Policy
@@ -145,7 +146,6 @@ class VirtualFleet:
         self._follow_ups = follow_ups
         self._draw, self._router_free_s = random.Random(seed), 0.0  # noqa: S311 - a workload, not a secret
         self._clock = VirtualClock()
-        self._hashes = TraceHashes(shape.block_size, shape.id_tokens)
         alike = describe(
             kv_tokens=shape.kv_tokens,
             block_size=shape.block_size,
@@ -159,7 +159,6 @@ class VirtualFleet:
             VirtualEngine(
                 WorkerRank(f"w{number}", 0),
                 descriptions[number],
-                self._hashes.of_engine_block,
                 slowdown=shape.slowdowns[number % len(shape.slowdowns)],
                 host_blocks=shape.host_blocks,
                 timing=shape.timings[number] if shape.timings else H200_8B,
@@ -234,8 +233,9 @@ class VirtualFleet:
 
     def _admit(self, number: int) -> None:
         request, router = self._requests[number], self._router
-        hashes = pack_u64(self._hashes.of_prompt(request))
-        route_request = route_request_of(f"r{number}", request, hashes, self._shape.block_size)
+        size = self._shape.block_size
+        hashes = pack_u64(sequence_hashes(prompt_tokens(request, self._shape.id_tokens), size))
+        route_request = route_request_of(f"r{number}", request, hashes, size)
         router.admit(route_request, lambda: self._place(router, number, route_request))
 
     def _place(self, router: VirtualRouter, number: int, route_request: RouteRequest) -> None:

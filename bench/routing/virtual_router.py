@@ -1,20 +1,13 @@
-"""A worker of a virtual fleet (engine, registration, canonical stream), and its router, which decides by itself.
+"""A worker of a virtual fleet: its engine, and its agent's rules and mirror; and its router, which decides by itself.
 
-The router is on the run's clock and index; heartbeats of workers come on time. The engine's block hashes are sequence
-hashes already:
-
-    engine event                      published
-    stored                            its full blocks; partial ones are not remembered either
-    removed                           from the tier where each block is
-    updated, to another cache level   stored on the one tier, then removed from the other
-
-So do an agent's rules for TensorRT-LLM: `worker_agent/events/dialects/`.
+The router is on the run's clock and index; heartbeats of workers come on time.
 """
 
 import asyncio
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, count
+from typing import NamedTuple
 
 import msgspec
 
@@ -22,7 +15,7 @@ from bench.routing.trace import TRACE_BLOCK_TOKENS, OneToken, TraceRequest, prom
 from indexer.follow.fold import IndexFold
 from indexer.follow.inputs import Received
 from kv_protocol.decided import RouteRequest
-from kv_protocol.events import Batch, Event, Removed, Stored, Tier
+from kv_protocol.events import Batch
 from kv_protocol.fleet import HEARTBEAT_PERIOD_S, Heartbeat, WorkerRegistered
 from kv_protocol.hashing import HASH_SCHEME, canary
 from kv_protocol.ids import WorkerRank
@@ -35,10 +28,11 @@ from router.decision.verdict import Verdict
 from router.fleet.registry import TextDigests
 from router.queue.config import QueuePolicy, QueueSection
 from router.queue.gate import Admission, FleetHeadroom
-from worker_agent.engines.simulated.blocks import BlockHash, EngineEvent
 from worker_agent.engines.simulated.scheduler import Simulator
 from worker_agent.engines.simulated.scheduling import TRTLLM, Scheduling
 from worker_agent.engines.simulated.timing import H200_8B, EngineTiming
+from worker_agent.events.dialects.trtllm import TrtllmRules
+from worker_agent.events.mirror import RankMirror
 from worker_agent.port.types import EngineDescription, EngineOutput, EngineRequest
 
 _ONE_TOKEN = OneToken()
@@ -57,7 +51,6 @@ class VirtualEngine:
         self,
         rank: WorkerRank,
         description: EngineDescription,
-        block_hash: BlockHash,
         *,
         slowdown: float = 1.0,
         host_blocks: int = 0,
@@ -73,10 +66,10 @@ class VirtualEngine:
             timing=self._timing,
             scheduling=scheduling,
             token_source=_ONE_TOKEN,
-            block_hash=block_hash,
             host_blocks=host_blocks,
         )
-        self.stream = CanonicalStream(description.block_size)
+        self._rules, self._mirror = TrtllmRules(description.block_size), RankMirror(description.block_size)
+        self._numbers = count(1)
         self._outputs: tuple[tuple[str, EngineOutput], ...] = ()
         self.waiting_requests = 0
         """That wait for their first iteration, as the engine's metrics would say: at an iteration's end or later."""
@@ -108,68 +101,11 @@ class VirtualEngine:
         """End the iteration; return the outputs by request id, and the batches that it publishes."""
         self.ends_s = None
         self.simulator.flush_events()
-        batches = [batch for event in self.simulator.drain_events() for batch in self.stream.of(event)]
-        return self._outputs, batches
+        changes = [self._mirror.apply(each.event) for each in self._rules.translate(self.simulator.drain_events())]
+        return self._outputs, [Batch(EPOCH, next(self._numbers), change) for change in chain.from_iterable(changes)]
 
 
 EPOCH = 1
-
-
-class _Held(NamedTuple):
-    parent: int | None
-    position: int
-    tier: Tier
-
-
-class CanonicalStream:
-    """Turns the events of one rank into batches."""
-
-    def __init__(self, block_size: int) -> None:
-        self._block_size = block_size
-        self._held: dict[int, _Held] = {}
-        self.seq = 0
-
-    def of(self, engine_event: EngineEvent) -> Iterator[Batch]:
-        """Yield the batches of an engine event, in order."""
-        for event in self._events(engine_event["data"]):
-            self.seq += 1
-            yield Batch(EPOCH, self.seq, event)
-
-    def _events(self, data: dict[str, Any]) -> Iterator[Event]:
-        if data["type"] == "stored":
-            yield from self._stored(data["parent_hash"], data["blocks"])
-        elif data["type"] == "removed":
-            yield from self._removed(data["block_hashes"])
-        elif data["type"] == "updated":
-            yield from self._moved(data["block_hash"], Tier(data["cache_level"]["new_value"]))
-
-    def _stored(self, parent_hash: int | None, blocks: Sequence[dict[str, Any]]) -> Iterator[Event]:
-        hashes = tuple(block["block_hash"] for block in blocks if len(block["tokens"]) == self._block_size)
-        if not hashes:
-            return
-        start = 0 if parent_hash is None else self._held[parent_hash].position + 1
-        parent = parent_hash
-        for position, each in enumerate(hashes, start):
-            self._held[each] = _Held(parent, position, Tier.GPU)
-            parent = each
-        yield Stored(hashes, parent_hash, start)
-
-    def _removed(self, block_hashes: Sequence[int]) -> Iterator[Event]:
-        known = [(each, self._held.pop(each).tier) for each in block_hashes if each in self._held]
-        for tier in (Tier.GPU, Tier.HOST):
-            gone = tuple(each for each, held_on in known if held_on is tier)
-            if gone:
-                yield Removed(gone, tier)
-
-    def _moved(self, block_hash: int, tier: Tier) -> Iterator[Event]:
-        held = self._held.get(block_hash)
-        if held is None or held.tier is tier:
-            return
-        self._held[block_hash] = held._replace(tier=tier)
-        yield Stored((block_hash,), held.parent, held.position, tier)
-        yield Removed((block_hash,), held.tier)
-
-
 MODEL = "sim-8b"
 TEXT = TextDigests("trace", "trace")
 MAX_NUM_SEQS = 256

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
-from bench.routing.trace import TraceRequest, at_rate, load_trace
+from bench.routing.trace import ANSWER_TOKEN, TraceRequest, at_rate, load_trace, prompt_tokens
 from bench.routing.virtual_fleet import RequestFigures, VirtualFleet, VirtualFleetShape
 from kv_protocol.events import Tier
+from kv_protocol.hashing import Namespace, sequence_hashes
 from router.decision.policy import Policy
 from tests.unit.bench.traces import random_trace, request
+from worker_agent.engines.simulated.blocks import named_block
 from worker_agent.engines.simulated.timing import H200_8B, IterationWork
 
 SHAPE = VirtualFleetShape(workers=3, kv_tokens=24 * 512)
@@ -39,22 +41,20 @@ def test_every_request_ends_once_and_nothing_is_promised_any_more(policy: Policy
     assert fleet.state.core.expired_total == 0
 
 
-@pytest.mark.parametrize("block_size", [64, 512])
-def test_in_the_end_the_index_holds_what_the_engines_hold(block_size: int) -> None:
-    fleet, _ = played(random_trace(4), SHAPE._replace(block_size=block_size))
-    for engine in fleet.engines:
-        held = {block.sequence_hash for block in fleet.index.held(engine.rank)}
-        assert held == engine.simulator.pool().held_hashes()
-        assert held
-
-
-def test_the_index_holds_every_tier() -> None:
-    fleet, _ = played(random_trace(4, requests=80), SHAPE._replace(host_blocks=12))
+@pytest.mark.parametrize(("block_size", "host_blocks"), [(64, 0), (512, 0), (512, 12)])
+def test_in_the_end_the_index_holds_what_the_engines_hold_on_each_tier(block_size: int, host_blocks: int) -> None:
+    trace, names = random_trace(4, requests=80), {}
+    for each in trace:
+        tokens, parent = (*prompt_tokens(each), *(ANSWER_TOKEN,) * each.osl_tokens), 0
+        for at, sequence_hash in enumerate(sequence_hashes(tokens, block_size)):
+            parent = named_block(tokens[at * block_size : (at + 1) * block_size], parent, Namespace())
+            names[parent] = sequence_hash
+    fleet, _ = played(trace, SHAPE._replace(block_size=block_size, host_blocks=host_blocks))
     for engine in fleet.engines:
         for tier in (Tier.GPU, Tier.HOST):
             held = {block.sequence_hash for block in fleet.index.held(engine.rank) if tier in block.tiers}
-            assert held == engine.simulator.pool().held_hashes(tier)
-            assert held
+            assert held == {names[each] for each in engine.simulator.pool().held_hashes(tier)}
+            assert bool(held) == (tier is Tier.GPU or host_blocks > 0)
 
 
 def test_a_router_that_starts_anew_knows_the_index_and_no_request() -> None:

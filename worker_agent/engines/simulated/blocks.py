@@ -34,7 +34,7 @@ Source: `docs/SOURCES.md` E1.1, E1.3 to E1.5, E3.3.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -45,14 +45,15 @@ from kv_protocol.hashing import Namespace
 
 _PRIORITY = 35
 """Of every block: the engine's default retention priority. Source: `docs/SOURCES.md` E1.3."""
-BlockHash = Callable[[Sequence[int], int, Namespace], int]
-"""Hashes a block: its tokens, the hash of the block before it (0: none) and its namespace in, a u64 out."""
 EngineEvent = dict[str, Any]
 """One event, as the engine's JSON has it."""
 
 
 def named_block(tokens: Sequence[int], parent: int, namespace: Namespace) -> int:
-    """Return a block's engine hash, full or partial. Readers of events cannot compute it: engines differ in theirs."""
+    """Return the engine hash, a u64, of a full or partial block after the block with the hash `parent` (0: none).
+
+    Readers of events cannot compute it: engines differ in theirs.
+    """
     return xxh3_64_intdigest(msgspec.msgpack.encode((tokens, parent, namespace)))
 
 
@@ -165,12 +166,10 @@ class BlockPool:
         total_blocks: int,
         block_size: int,
         events: RankEvents,
-        block_hash: BlockHash = named_block,
         *,
         host_blocks: int = 0,
     ) -> None:
         self._block_size = block_size
-        self._block_hash = block_hash
         self.events = events
         self._tree: dict[BlockKey, Block] = {}
         self._cached: OrderedDict[Block, None] = OrderedDict()
@@ -321,7 +320,7 @@ class BlockPool:
             block = self._tree.get(key)
             if block is None:
                 parent = 0 if key.parent is None else key.parent.engine_hash
-                block = self._tree[key] = Block(key, self._block_hash(key.tokens, parent, key.namespace))
+                block = self._tree[key] = Block(key, named_block(key.tokens, parent, key.namespace))
                 new.append(block)
             else:
                 self.used_blocks -= 1

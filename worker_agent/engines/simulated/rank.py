@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from kv_protocol.fleet import Role
-from worker_agent.engines.simulated.blocks import BlockHash, BlockPool, BlockTable, RankEvents
+from worker_agent.engines.simulated.blocks import BlockPool, BlockTable, RankEvents
 from worker_agent.engines.simulated.handovers import HeldContexts, first_logprobs, handed_over
 from worker_agent.engines.simulated.scheduling import SGLANG, TRTLLM, VLLM, Chunk, Generation, Scheduling, work_of
 from worker_agent.engines.simulated.timing import IterationWork
@@ -55,7 +55,6 @@ class Rank:
         engine: EngineDescription,
         token_source: TokenSource,
         attention_dp_rank: int | None,
-        block_hash: BlockHash,
         scheduling: Scheduling,
         *,
         host_blocks: int,
@@ -69,7 +68,7 @@ class Rank:
         self._engine = engine
         self._token_source = token_source
         events = RankEvents(engine.max_seq_len, attention_dp_rank)
-        self.pool = BlockPool(engine.total_kv_blocks, engine.block_size, events, block_hash, host_blocks=host_blocks)
+        self.pool = BlockPool(engine.total_kv_blocks, engine.block_size, events, host_blocks=host_blocks)
         self._moved_blocks = 0
         self._waiting: OrderedDict[str, Generation] = OrderedDict()
         self._waiting_tokens = 0

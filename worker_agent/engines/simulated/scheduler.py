@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from kv_protocol.fleet import Role
-from worker_agent.engines.simulated.blocks import BlockHash, BlockPool, EngineEvent, named_block
+from worker_agent.engines.simulated.blocks import BlockPool, EngineEvent
 from worker_agent.engines.simulated.handovers import NETWORK, HeldContext, HeldContexts, TransferRules, state_of
 from worker_agent.engines.simulated.rank import Rank
 from worker_agent.engines.simulated.scheduling import TRTLLM, Scheduling, namespace_of
@@ -61,7 +61,6 @@ class Simulator:
         timing: EngineTiming = H200_8B,
         scheduling: Scheduling = TRTLLM,
         token_source: TokenSource | None = None,
-        block_hash: BlockHash = named_block,
         host_blocks: int = 0,
         event_buffer_max_size: int = EVENT_BUFFER_MAX_SIZE,
         role: Role = "aggregated",
@@ -77,7 +76,6 @@ class Simulator:
                 description,
                 source,
                 dp_rank if len(description.dp_ranks) > 1 else None,
-                block_hash,
                 scheduling,
                 host_blocks=host_blocks,
                 role=role,
