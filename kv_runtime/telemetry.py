@@ -9,8 +9,9 @@ import logging
 import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from math import inf
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import structlog
 from prometheus_client import CollectorRegistry, Histogram, disable_created_metrics
@@ -177,11 +178,11 @@ class Projection(Collector):
         yield from self._families()
 
 
-class MadeFamily(Metric, Generic[Row]):
-    """A family that makes its samples from rows at each read: all of them (`samples`), or some at a time (`parts`).
+class MadeFamily(Metric):
+    """A family that makes its samples while they are read, which is possible once.
 
     The samples of 4,000 workers take half a second to make, which would hold up the event loop. The rows are copied,
-    because their source may change between two parts.
+    because their source may change between two samples.
     """
 
     def __init__(
@@ -195,27 +196,7 @@ class MadeFamily(Metric, Generic[Row]):
     ) -> None:
         super().__init__(PREFIX + name, meaning, kind)
         self.labels = labels
-        self._rows, self._made = list(rows), made
-
-    @property
-    def samples(self) -> list[OneSample]:
-        """All samples."""
-        return [sample for part in self.parts(len(self._rows)) for sample in part]
-
-    @samples.setter
-    def samples(self, _none: list[OneSample]) -> None:
-        """Take the library's empty list, which its constructor sets."""
-
-    def parts(self, samples_at_once: int) -> Iterator[list[OneSample]]:
-        """Yield the samples in their order, about so many at a time; a family without any has one empty part."""
-        part = list[OneSample]()
-        for row in self._rows:
-            part += self._made(row)
-            if len(part) >= samples_at_once:
-                yield part
-                part = []
-        if part or not self._rows:
-            yield part
+        self.samples = chain.from_iterable(map(made, list(rows)))  # type: ignore[assignment]  # the library only iterates
 
 
 def counter(name: str, meaning: str, labels: Iterable[str] = (), rows: Iterable[Sample] = ()) -> Family:

@@ -26,47 +26,21 @@ _NEAREST_CHARACTERS_MAX = 80
 _QUOTED_NAME = re.compile(r"(alias|anchor|tag|handle) (['\"]).*\2")
 
 
-class KeysRepeated(yaml.YAMLError):
-    """Keys are twice in a mapping; `problems` has the path and the lines of each."""
-
-    def __init__(self, problems: list[str]) -> None:
-        super().__init__("; ".join(problems))
-        self.problems = problems
-
-
 class _Loader(yaml.SafeLoader):
-    """Loads a document, and notes the keys that are twice in a mapping: their values would be ambiguous.
+    """Loads a document; refuses a key that is twice in a mapping, and a value that its type does not allow.
 
-    For a value that its type does not allow it raises a `MarkedYAMLError`, which has the place.
+    Both errors are `MarkedYAMLError`, which has the place.
     Source: YAML 1.2.2, 3.2.1.1: the keys of a mapping are unique.
     """
 
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.repeated: list[str] = []
-        self._path: list[str] = []
-
-    def compose_node(self, parent: yaml.Node | None, index: yaml.Node | int | None) -> yaml.Node | None:
-        """Return the node at the index of its parent; a value's index is its key's node."""
-        name = index.value if isinstance(index, yaml.ScalarNode) else "?" if isinstance(index, yaml.Node) else index
-        self._path += [] if name is None else [f"{name}."]
-        node = super().compose_node(parent, index)  # type: ignore[arg-type]  # its types allow an int alone
-        del self._path[len(self._path) - (name is not None) :]
-        return node
-
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:  # noqa: ANN401 - as PyYAML's
-        """Return the mapping; note its repeated keys before those of its values."""
-        at, lines = len(self.repeated), dict[tuple[str, str], list[str]]()
-        node = super().compose_mapping_node(anchor)
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode):
-                lines.setdefault((key.tag, key.value), []).append(str(key.start_mark.line + 1))
-        path = "".join(self._path)
-        self.repeated[at:at] = [
-            f"{path}{name}: found in lines {' and '.join(found)}, allowed once"
-            for (_, name), found in lines.items()
-            if len(found) > 1
-        ]
+        """Return the mapping as it is written: keys that it merges from another one may be in both."""
+        node, known = super().compose_mapping_node(anchor), set[tuple[str, str]]()
+        for key in (each for each, _ in node.value if isinstance(each, yaml.ScalarNode)):
+            if (key.tag, key.value) in known:
+                problem = f"found {key.value} again, allowed once"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+            known.add((key.tag, key.value))
         return node
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:  # noqa: ANN401, FBT001, FBT002 - as PyYAML's
@@ -87,18 +61,11 @@ def load_yaml(text: str) -> object:
     the line, and the names of aliases, anchors and tags.
 
     Raises:
-        KeysRepeated: a mapping has a key twice.
-        yaml.YAMLError: the text is no YAML, or has something other than mappings, lists, texts and numbers.
+        yaml.YAMLError: the text is no YAML, has a key twice in a mapping, or has something other than mappings, lists,
+            texts and numbers.
     """
     try:
-        loader = _Loader(text)
-        try:
-            node = loader.get_single_node()
-            if loader.repeated:
-                raise KeysRepeated(loader.repeated)
-            value: object = None if node is None else loader.construct_document(node)
-        finally:
-            loader.dispose()
+        value: object = yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
@@ -200,9 +167,6 @@ def _assigned(kind: type[BaseModel], assignments: Iterable[str], problems: list[
 def _from_file(file: Path, problems: list[str]) -> dict[str, Any]:
     try:
         tree = load_yaml(file.read_text(encoding="utf-8"))
-    except KeysRepeated as error:
-        problems += [f"{file}: {problem}" for problem in error.problems]
-        return {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         problems.append(f"{file}: {error}")
         return {}

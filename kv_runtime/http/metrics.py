@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
+from collections.abc import Callable, Iterable
+from itertools import chain, count, islice
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
@@ -12,7 +12,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from kv_runtime.http.answers import Handler
-from kv_runtime.telemetry import Family, MadeFamily
+from kv_runtime.telemetry import Family
 
 SERVER_FAMILIES: web.AppKey[Callable[[], Iterable[Family]]] = web.AppKey("server_families")
 """The key under which an application has the function that returns its server's families."""
@@ -45,7 +45,12 @@ def metrics_handler(registry: CollectorRegistry, now: Callable[[], float] = time
         parts, end, turn_ends_s = [], encoder(_Some()), now() + _METRICS_TURN_S
         of_server = request.app.get(SERVER_FAMILIES)
         for family in chain(of_server() if of_server else (), registry.collect()):
-            for number, part in enumerate(_parts(family)):
+            samples = iter(family.samples)
+            for number in count():
+                part = Metric(family.name, family.documentation, family.type, family.unit)
+                part.samples = list(islice(samples, SAMPLES_AT_ONCE))
+                if number and not part.samples:
+                    break
                 encoded = encoder(_Some(part)).removesuffix(end)
                 parts.append(_without_head(encoded) if number else encoded)
                 if now() >= turn_ends_s:
@@ -54,17 +59,6 @@ def metrics_handler(registry: CollectorRegistry, now: Callable[[], float] = time
         return web.Response(body=b"".join((*parts, end)), headers={"Content-Type": content_type})
 
     return metrics
-
-
-def _parts(family: Metric) -> Iterator[Metric]:
-    """Yield the family in parts, its samples in order; the library's own families are small, and are one part."""
-    if not isinstance(family, MadeFamily):
-        yield family
-        return
-    for samples in family.parts(SAMPLES_AT_ONCE):
-        part = Metric(family.name, family.documentation, family.type, family.unit)
-        part.samples = samples
-        yield part
 
 
 def _without_head(encoded: bytes) -> bytes:

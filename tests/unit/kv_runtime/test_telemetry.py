@@ -6,6 +6,7 @@ import logging
 import re
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -168,11 +169,11 @@ def test_traced_observations_are_exemplars_of_their_buckets() -> None:
         labels: {1.0: Exemplar({"trace_id": "b"}, 1.0), float("inf"): Exemplar({"trace_id": "c"}, 9.0)}
     }
     rows = [(labels, seen), (("other",), built.Histogram((1.0, 2.0)))]
-    family = histogram("wait_seconds", "Waits", ("mode",), rows, exemplars)
-    buckets = [sample for sample in family.samples if sample.name.endswith("_bucket")]
+    made = partial(histogram, "wait_seconds", "Waits", ("mode",), rows, exemplars)
+    buckets = [sample for sample in made().samples if sample.name.endswith("_bucket")]
     found = [each.exemplar and (each.exemplar.labels["trace_id"], each.exemplar.value) for each in buckets]
     assert found == [("b", 1.0), None, ("c", 9.0), None, None, None]
-    assert [line for line in shown(family) if "trace_id" in line] == []
+    assert [line for line in shown(made()) if "trace_id" in line] == []
 
 
 # ---------------------------------------------------------------- loop lag

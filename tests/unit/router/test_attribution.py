@@ -200,7 +200,7 @@ def test_metrics_name_the_most_requested_names_alone() -> None:
         sent.send(tenant=f"t{number}")
         sent.send(tenant="acme")
     families = {family.name: family for family in savings_families(sent.savings.attribution, "serving-1")}
-    samples = families["kvrouter_savings_requests"].samples
+    samples = [*families["kvrouter_savings_requests"].samples]
     assert {(each.labels["by"] == "all", each.labels["process"]) for each in samples} == {
         (True, ""), (False, "serving-1")
     }  # fmt: skip

@@ -264,7 +264,7 @@ def test_an_answer_that_did_not_end_has_no_length(outcome: OutcomeKnown | None) 
 def test_metrics_have_no_samples_of_what_is_unknown() -> None:
     planning = Planning()
     planning.routing.take(planning.routing.decide(route()))
-    samples = {family.name: family.samples for family in planner_families([planning.plan()])}
+    samples = {family.name: [*family.samples] for family in planner_families([planning.plan()])}
     assert samples["kvrouter_planner_advised_workers"] == []
     assert [each.value for each in samples["kvrouter_planner_workers"]] == [1.0]
     assert [each.labels for each in samples["kvrouter_planner_offered_prefill_tokens_per_second"]] == [
