@@ -31,8 +31,8 @@ from kv_protocol.decision import ADDENDS
 from kv_runtime.http.acceptor import ACCEPT_ERRORS
 from kv_runtime.telemetry import Family, Mean, Projection, Sample, by_name, counter, gauge, histogram, summary
 from kv_runtime.text.encoders import KeptSegments
-from router.decision.disaggregation import PLACEMENT_REASONS, PlacementReason
-from router.decision.plan import REROUTES, STREAM_LOSSES, Reroute, StreamLoss
+from router.decision.disaggregation import PLACEMENT_REASONS
+from router.decision.plan import REROUTES, STREAM_LOSSES
 from router.decision.policies import MODES
 from router.decision.routing import DecisionLog, Routing
 from router.decision.state import RouterState
@@ -94,7 +94,8 @@ _HISTOGRAMS = (
     ("queue_wait_seconds", "Time that a request waited in the queue", "", "queue_wait"),
 )  # fmt: skip
 """Name, meaning, label, and the field of the sums by that label; without one, of the sums of all requests."""
-_COUNTED: dict[str, tuple[str, str, tuple[str, ...]]] = {
+Counted = Literal["rejected", "retries", "streams_lost", "request_turns", "prefill_placements", "fallback"]
+_COUNTED: dict[Counted, tuple[str, str, tuple[str, ...]]] = {
     "rejected": ("Requests refused for load or an account's limit", "reason", REJECTIONS),
     "retries": ("Further attempts at another rank, by the phase in which the attempt before failed", "phase", PHASES),
     "streams_lost": ("Streams that ended with an error after their worker failed", "reason", STREAM_LOSSES),
@@ -143,6 +144,7 @@ class Weighing:
 class RequestMetrics(built.RequestSums):
     """Counters and distributions of requests; each call costs a fraction of a microsecond.
 
+    count         an event of one of the counters in `_COUNTED`
     inflight      requests that are being served
     end           a request ended; an unknown model is counted as `unknown`
     queue_waited  a request left the queue, for any reason, after this time
@@ -170,29 +172,9 @@ class RequestMetrics(built.RequestSums):
         first_tokens = zip(*(seen.ttft.counts for seen in self.modes.values()), strict=True)
         return sum(self._stages["parse"].counts), [sum(each) for each in first_tokens]
 
-    def rejected(self, reason: str) -> None:
-        """A request was refused for load, or an account's limit."""
-        self._counts["rejected"][reason] += 1
-
-    def retried(self, phase: str) -> None:
-        """After an attempt that failed in this phase another rank was tried; counted when the request ends."""
-        self._counts["retries"][phase] += 1
-
-    def stream_lost(self, why: StreamLoss) -> None:
-        """A stream that had begun ended with an error."""
-        self._counts["streams_lost"][why] += 1
-
-    def fallback(self, reason: str) -> None:
-        """A decision was not made as configured; the core counts those that are `approximate`."""
-        self._counts["fallback"][reason] += 1
-
-    def rerouted(self, why: Reroute) -> None:
-        """A request leaves its first plan."""
-        self._counts["request_turns"][why] += 1
-
-    def placed(self, reason: PlacementReason) -> None:
-        """A prompt was placed, for this reason."""
-        self._counts["prefill_placements"][reason] += 1
+    def count(self, name: Counted, value: str) -> None:
+        """Count one event; `value` is that of the counter's label. The core counts the fallback `approximate`."""
+        self._counts[name][value] += 1
 
     def traced(self, mode: str, trace_id: str, decision_id: str, duration_s: float, ttft_s: float | None) -> None:
         """The spans of a request that ended were sent: it becomes the exemplar of its latencies.

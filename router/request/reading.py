@@ -304,7 +304,7 @@ class FleetReader(Destination[RankAttempt]):
         except (NoEligibleWorker, WorkerNotNamed):
             return plan
         placed = placement(verdict, self._disaggregation)
-        self.metrics.placed(placed.reason)
+        self.metrics.count("prefill_placements", placed.reason)
         return plan.computed_at_decode() if placed.is_local else plan
 
     def route_of(self, request: "FleetRequest", plan: RequestPlan) -> RouteRequest:

@@ -134,11 +134,11 @@ class FleetRecords(Destination[RankAttempt]):
     def _count_detours(self, request: "FleetRequest") -> None:
         for attempt in request.attempts[:-1]:
             if attempt.is_retried:
-                self.metrics.retried(attempt.stage)
+                self.metrics.count("retries", attempt.stage)
         for why in request.plan.reroutes if request.is_read else ():
-            self.metrics.rerouted(why)
+            self.metrics.count("request_turns", why)
         if request.stream_loss is not None:
-            self.metrics.stream_lost(request.stream_loss)
+            self.metrics.count("streams_lost", request.stream_loss)
 
 
 def _charge(request: "FleetRequest", account: Account) -> None:

@@ -81,12 +81,12 @@ class Serving(FleetReader, Calls, FleetRecords):
         """
         metrics = self.metrics
         if metrics.inflight >= self._inflight_max:
-            metrics.rejected("inflight_requests_max")
+            metrics.count("rejected", "inflight_requests_max")
             message = f"queue.inflight_requests_max: {self._inflight_max} requests are being served; try again"
             self.refuse(exchange, refusals.unavailable(message, "overloaded"))
             return None
         if exchange.account is not None and (refusal := exchange.account.refusal(self._now())) is not None:
-            metrics.rejected(refusal.param or "")
+            metrics.count("rejected", refusal.param or "")
             self.refuse(exchange, refusal)
             return None
         metrics.inflight += 1
@@ -126,7 +126,7 @@ class Serving(FleetReader, Calls, FleetRecords):
         if place is not None or refusal is None:  # else the queue was full: the request was never in it
             self.left_queue(request, self._now() if place is None else place.arrived_s)
         if refusal is not None:
-            self.metrics.rejected(refusal.code or "")
+            self.metrics.count("rejected", refusal.code or "")
             raise RequestRejected(refusal)
 
     # ------------------------------------------------------------------------------------------- deciding
@@ -180,9 +180,9 @@ class Serving(FleetReader, Calls, FleetRecords):
     def _unmet(self, verdict: Verdict) -> None:
         """No rank is predicted to meet the request's targets: go on or refuse, as configured."""
         if verdict.action != "reject":
-            self.metrics.fallback("unmet_target")
+            self.metrics.count("fallback", "unmet_target")
             return
-        self.metrics.rejected("unmet_target")
+        self.metrics.count("rejected", "unmet_target")
         message = "no rank is predicted to meet the targets of nvext.router or of policy.ttft_target_s, itl_target_s"
         raise RequestRejected(refusals.unavailable(message, "unmet_target", outcome="refused"))
 

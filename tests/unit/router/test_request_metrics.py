@@ -316,7 +316,7 @@ def test_a_decision_without_events_of_the_winner_is_approximate() -> None:
     told = counted(registered(template_digest="another"))
     told.bench.routing.take(decided(told))
     assert told("fallback_total", reason="approximate") == 1
-    told.metrics.fallback("not_encoded")
+    told.metrics.count("fallback", "not_encoded")
     assert told("fallback_total", reason="not_encoded") == 1
 
 
