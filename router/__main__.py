@@ -35,12 +35,6 @@ _TEXTS_OF_EXTRAS = {
 
 
 _OPTIONS = "options: kv-events, replay-endpoint, engine, id"
-_SETTINGS = {
-    "mode": "policy.mode", "processes": "data.processes", "port": "data.port", "reuse_port": "data.reuse_port",
-    "control_port": "control.port", "nats_url": "nats.url", "text": "tokens.text", "keep_text": "control.keep_text",
-    "state": "state.dir",
-}  # fmt: skip
-"""The settings of flags that have another name."""
 
 
 @click.group(
@@ -56,15 +50,27 @@ _SETTINGS = {
     "--worker", "workers", multiple=True, metavar="URL[,OPTION=VALUE...]", help=f"an engine that runs; {_OPTIONS}"
 )
 @click.option("--workers-from", help="a watched list of such engines: a file, or dns://name:port")
-@click.option("--mode", help="how a worker is chosen: kv, round-robin, ...; see policy.mode")
-@click.option("--processes", type=int, help="processes that serve on one port")
-@click.option("--port", type=int, help="data plane port; 0: any free one")
-@click.option("--reuse-port", is_flag=True, default=None, help="share the data plane's port with other routers")
-@click.option("--control-port", type=int, help="control plane port; 0: any free one")
-@click.option("--nats-url", help="the event log; without it a nats-server is embedded")
-@click.option("--text", help="tokenizer and template: `byte`, or a local model directory")
-@click.option("--keep-text", is_flag=True, default=None, help="keep prompts' first and last text in memory; show it")
-@click.option("--state", help="directory that keeps a policy changed over /v1/policy across restarts")
+@click.option("--mode", "policy__mode", help="how a worker is chosen: kv, round-robin, ...; see policy.mode")
+@click.option("--processes", "data__processes", type=int, help="processes that serve on one port")
+@click.option("--port", "data__port", type=int, help="data plane port; 0: any free one")
+@click.option(
+    "--reuse-port",
+    "data__reuse_port",
+    is_flag=True,
+    default=None,
+    help="share the data plane's port with other routers",
+)
+@click.option("--control-port", "control__port", type=int, help="control plane port; 0: any free one")
+@click.option("--nats-url", "nats__url", help="the event log; without it a nats-server is embedded")
+@click.option("--text", "tokens__text", help="tokenizer and template: `byte`, or a local model directory")
+@click.option(
+    "--keep-text",
+    "control__keep_text",
+    is_flag=True,
+    default=None,
+    help="keep prompts' first and last text in memory; show it",
+)
+@click.option("--state", "state__dir", help="directory that keeps a policy changed over /v1/policy across restarts")
 @click.pass_context
 def main(
     context: click.Context,
@@ -82,7 +88,7 @@ def main(
         return
     from router.cli.serve import run
 
-    wanted = {_SETTINGS.get(name, name): None if value == () else value for name, value in flags.items()}
+    wanted = {name.replace("__", "."): None if value == () else value for name, value in flags.items()}
     run(wanted, file=file, assignments=assignments, print_config=print_config)
 
 

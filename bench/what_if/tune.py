@@ -14,21 +14,17 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import aiohttp
 import click
 import msgspec
 import yaml
 
-from bench.child import finished
 from bench.report import machine_line
 from bench.what_if.command import Asked, named_policies, read, simulated, simulation_options
 from bench.what_if.recorded import JournalOfOne
 from bench.what_if.report import Result, advice, as_object, best_of, lines
-from kv_protocol.errors import UNDECODABLE
 from kv_runtime.process import print_json, print_lines
-from router.cli.options import NothingRead, check_token, checked_urls, with_settings
+from router.cli.options import asked, with_settings
 from router.config import RouterSettings
-from router.doctor.pages import HttpAsker, Reply
 from router.shadows.comparison import SeriesMean, ShadowReport, Tally
 
 PLAYED = 4
@@ -39,7 +35,6 @@ CANDIDATES: dict[str, dict[str, Any]] = {
     "predicted-ttft": {"mode": "predicted-ttft"},
     "least-loaded": {"mode": "least-loaded"},
 }
-_TIMEOUT_S = 10.0
 
 
 class _Page(msgspec.Struct):
@@ -169,19 +164,5 @@ def _gain(mean: SeriesMean) -> str:
 
 def _shadows_of(settings: RouterSettings, url: str) -> list[ShadowReport]:
     """Return the shadows of a running router; raise `NothingRead` if it does not tell them."""
-    (plane,) = checked_urls("--shadows", [url])
-    token = settings.control.token.get_secret_value()
-    check_token("control.token", token)
-
-    async def asked() -> Reply:
-        async with aiohttp.ClientSession() as session:
-            return await HttpAsker(session, _TIMEOUT_S).get(f"{plane}/v1/shadows", token)
-
-    reply = finished(asked())
-    try:
-        if reply.is_ok:
-            return msgspec.json.decode(reply.body, type=_Page).shadows
-    except UNDECODABLE as error:
-        raise NothingRead(f"--shadows: found another answer at {plane} ({error})") from error
-    found = reply.problem or f"status {reply.status}"
-    raise NothingRead(f"--shadows: found {found} at {plane}, allowed the control plane of a running router")
+    page = asked(settings, url, lambda plane: plane.page("/v1/shadows", _Page), flag="--shadows")
+    return page.shadows

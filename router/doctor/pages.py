@@ -21,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from kv_protocol.errors import UNDECODABLE
+from kv_runtime.http.answers import bounded_body
 
 LANES = 16
 """Simultaneous queries: a fleet of 4096 is queried within a minute, without noticeable load."""
@@ -57,21 +58,14 @@ class HttpAsker:
             async with self._session.get(
                 url, headers=headers, timeout=self._timeout, allow_redirects=False
             ) as response:
-                return await _reply(response, self._bytes_max)
+                body = await bounded_body(response, self._bytes_max)
         except TimeoutError:
             return Reply(f"no answer within {self._timeout_s:g} s")
         except (aiohttp.ClientError, OSError, ValueError) as error:
             return Reply(str(error) or type(error).__name__)
-
-
-async def _reply(response: aiohttp.ClientResponse, bytes_max: int) -> Reply:
-    parts, size = [], 0
-    async for part in response.content.iter_any():
-        size += len(part)
-        if size > bytes_max:
-            return Reply(f"more than {bytes_max} bytes")
-        parts.append(part)
-    return Reply(status=response.status, body=b"".join(parts))
+        if body is None:
+            return Reply(f"more than {self._bytes_max} bytes")
+        return Reply(status=response.status, body=body)
 
 
 async def in_lanes(works: Iterable[Callable[[], Awaitable[_T]]]) -> list[_T]:
