@@ -168,9 +168,8 @@ def thread_part(
     *,
     stage: int = 0,
     join_s: float = 5.0,
-    wake: Callable[[], None] = lambda: None,
 ) -> Part:
-    """Return a part that runs the blocking `target(stop)` in a thread of its own; `wake` lets it look at `stop`.
+    """Return a part that runs the blocking `target(stop)` in a thread of its own.
 
     A thread cannot be cancelled: if the part is, the thread is asked to stop, and `ThreadStuck` raised if it has not
     returned within `join_s`. Errors of `target` are raised by the part.
@@ -183,11 +182,9 @@ def thread_part(
         try:
             await until(stop, asyncio.wrap_future(outcome))
             stop_thread.set()
-            wake()
             await asyncio.wrap_future(outcome)
         except asyncio.CancelledError:
             stop_thread.set()
-            wake()
             ending = asyncio.wrap_future(outcome)
             await asyncio.wait([ending], timeout=join_s)
             if not ending.done():
