@@ -1,8 +1,8 @@
 """The dashboards as data (`boards.yaml`): rows are questions, panels are answers, queries of PromQL compute them.
 
-Rules that the tests hold: a description names every metric that the panel shows, and what to do; a query names only
-metrics that exist; nothing needs a label that is not there. There is no variable for a cluster, because no metric has
-such a label: a Prometheus that scrapes several clusters has to add one.
+Tests check that a description names every metric of its panel, and what to do, and that a query names only metrics and
+labels that exist. There is no variable for a cluster, because no metric has such a label: a Prometheus that scrapes
+several clusters has to add one.
 
 A panel's `links` lead to the router's page of decisions (`${router}` is the address of a router's control plane, which
 the reader types at the top), to traces in the provisioned data source `tempo`, and to other dashboards. A traced

@@ -42,8 +42,8 @@ EAGLE_HASH_SCHEME = "xxh3-1337-eagle"
 """The same, with windows of one token more than a block: engines that draft with EAGLE key their caches by bigrams."""
 HASH_SCHEMES = (HASH_SCHEME, EAGLE_HASH_SCHEME)
 TEXT_SCHEME = "text"
-"""Not of tokens: of a prompt's text, four bytes for each token of a block. No worker states it, so a rank's overlap is
-what was routed there."""
+"""Name of hashes over a prompt's text, with four bytes in place of each token. No worker states this scheme, so the
+overlap of a rank is estimated from the requests that were routed to it."""
 BASE_SEED = 1337
 _PAIR = struct.Struct("<QQ")
 _PAD_BASE = 1_000_000
@@ -195,8 +195,8 @@ def expanded(
 ) -> tuple[list[int], list[MmRun]]:
     """Return the prompt with the n-th image token repeated `token_counts[n]` times, and each item's run.
 
-    There are as many of both as the prompt has image tokens; each count is at least 1. Where an engine computes on
-    another id than the tokenizer's, `cached_token_id` is what is repeated.
+    `digests` and `token_counts` have one item for each image token of the prompt; each count is at least 1. Where an
+    engine computes with another id than the tokenizer's, `cached_token_id` is repeated.
     """
     repeated = image_token_id if cached_token_id is None else cached_token_id
     tokens: list[int] = []

@@ -33,7 +33,7 @@ _PASSED_ON = frozenset(
         *("PYTHONHOME", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"),
     )
 )
-"""Where programs, libraries and temporary files are, the language, and what a runtime may take."""
+"""Paths of programs, libraries and temporary files; the language; the limits of language runtimes."""
 
 _M_MMAP_THRESHOLD, _MAPPED_BYTES_MIN = -3, 1 << 20
 

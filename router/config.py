@@ -28,9 +28,8 @@ from kv_runtime.config.sections import (
     Settings,
     TelemetrySection,
 )
-from kv_runtime.http.connection_limit import CONTROL_CONNECTIONS_MAX
 from kv_runtime.http.hosts import HostName, HostNames, WebOrigin
-from kv_runtime.http.server import HttpServer
+from kv_runtime.http.server import CONTROL_CONNECTIONS_MAX, HttpServer
 from kv_runtime.text.encoders import Wanted
 from kv_runtime.tracing.service import TracingSection
 from router.attribution.service import ReportSection

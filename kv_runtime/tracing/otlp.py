@@ -1,9 +1,9 @@
 """Sends spans to the collector with OpenTelemetry's SDK, from a thread of its own: the one module that imports the SDK.
 
 put      the event loop hands over the spans of one request; when `requests_max` wait already, they are dropped
-work     the thread sends what waits, in batches, and drops a batch that the collector does not take, once the SDK's
-         exporter has tried it as often as it does
-stop     what waits is sent for `LAST_S`; the rest is dropped
+work     the thread sends the waiting spans in batches; it drops a batch that the collector has not taken after all
+         retries of the SDK's exporter
+stop     the thread goes on for `LAST_S`, and drops the spans that wait then
 
 A collector that is away, slow or refuses costs requests nothing: spans are dropped and counted. The SDK's own batch
 processor does not count what it drops, and wants the SDK's spans, which cost the event loop 27 us each to make.

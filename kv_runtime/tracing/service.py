@@ -52,7 +52,7 @@ class EventTracing(NamedTuple):
     wall_ns: Callable[[], int] = time_ns
 
     def is_sampled(self, trace_id: int) -> bool:
-        """Return whether the message with this trace is."""
+        """Return whether the message with this trace id is traced."""
         return Sampling(follows_parent=False, ratio=self.ratio).is_sampled(trace_id, parent=None)
 
 

@@ -57,7 +57,7 @@ class _Doctor(click.Command):
               help="seconds that heartbeats are heard")  # fmt: skip
 @click.option("--timeout", "timeout_s", type=click.FloatRange(0.1, 60), default=_TIMEOUT_S, show_default=True,
               help="seconds that each answer may take")  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="print all of it as one JSON object")
+@click.option("--json", "as_json", is_flag=True, help="print the findings as one JSON object")
 def doctor(
     *,
     settings: RouterSettings,
@@ -92,7 +92,7 @@ def doctor(
 
 
 def as_object(facts: FleetFacts, findings: Sequence[Finding]) -> bytes:
-    """Return all of it as JSON."""
+    """Return the counts of the survey and its findings as JSON."""
     return msgspec.json.encode(
         {
             "exit_code": exit_code(findings),
@@ -106,7 +106,7 @@ def as_object(facts: FleetFacts, findings: Sequence[Finding]) -> bytes:
 
 
 def as_lines(facts: FleetFacts, findings: Sequence[Finding]) -> list[str]:
-    """Return all of it for people: the worst first."""
+    """Return the findings as lines for people, the worst first, and a summary."""
     lines = []
     for each in findings:
         meaning = CATALOGUE[each.id]

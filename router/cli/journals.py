@@ -215,9 +215,9 @@ class _Replays:
         shown_max: float,
         say: Callable[[str], None],
     ) -> None:
-        """`policies`: the others that are asked, by name.
+        """`policies`: those to compare with the recorded decisions, by name.
 
-        At most `shown_max` differences are said, and as many losses.
+        `say` gets at most `shown_max` differences, and as many losses.
         """
         self._policies, self._shown_max, self._say = policies, shown_max, say
         self.what_if = WhatIf(list(policies))

@@ -12,7 +12,7 @@ from prometheus_client.core import Metric
 
 from indexer.service.metrics import index_families, snapshot_families
 from kv_runtime.event_log import log_families
-from kv_runtime.http.connection_limit import Connections
+from kv_runtime.http.server import Connections
 from kv_runtime.telemetry import PREFIX, LoopLag
 from kv_runtime.text.byte_model import BYTE_MODEL
 from kv_runtime.text.loading import load_text

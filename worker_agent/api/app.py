@@ -28,9 +28,8 @@ from kv_runtime.config.sections import ControlSection
 from kv_runtime.event_log import EventLog, log_families
 from kv_runtime.http.access import require_token
 from kv_runtime.http.answers import error_response, json_response, openai_errors
-from kv_runtime.http.connection_limit import CONTROL_CONNECTIONS_MAX
 from kv_runtime.http.metrics import metrics_handler
-from kv_runtime.http.server import HttpServer
+from kv_runtime.http.server import CONTROL_CONNECTIONS_MAX, HttpServer
 from kv_runtime.telemetry import Family, Projection, new_registry
 from kv_runtime.tracing.service import Tracing, span_families
 from worker_agent.api.completions import Completions

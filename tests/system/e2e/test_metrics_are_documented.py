@@ -2,7 +2,7 @@
 
 import pytest
 
-from kv_runtime.http.connection_limit import CONTROL_CONNECTIONS_MAX
+from kv_runtime.http.server import CONTROL_CONNECTIONS_MAX
 from tests.support.metric_families import COMMANDS, shown_families
 from tests.system.e2e.client import Client
 

@@ -13,8 +13,7 @@ from structlog.testing import capture_logs
 
 from kv_runtime.files import RESERVED, OpenFiles
 from kv_runtime.http import server as server_module
-from kv_runtime.http.connection_limit import CONNECTIONS_MAX, CONNECTIONS_MIN, connections_bound
-from kv_runtime.http.server import HttpServer
+from kv_runtime.http.server import CONNECTIONS_MAX, CONNECTIONS_MIN, HttpServer, connections_bound
 from tests.support.descriptors import no_descriptors_left
 from tests.unit.kv_runtime.http_server import BODY_BYTES_MAX, SHAPE, TOKEN, Gate, Served, application, served
 
