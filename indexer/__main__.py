@@ -22,7 +22,7 @@ from kv_runtime.config.loading import ConfigurationError, load_settings
 from kv_runtime.config.options import config_options
 from kv_runtime.config.rendering import render
 from kv_runtime.event_log import BrokerUnavailable, StreamUnfit
-from kv_runtime.extras import InstalledCommands
+from kv_runtime.extras import LazyCommand
 from kv_runtime.http.acceptor import PortUsed
 from kv_runtime.http.hosts import url_of
 from kv_runtime.http.server import HttpServer
@@ -37,7 +37,7 @@ SERVICE = "kv-router-index"
 _EXPECTED = (ConfigurationError, BrokerUnavailable, StreamUnfit, NatsServerError, PortUsed)
 
 
-@click.group(cls=InstalledCommands, program="indexer")
+@click.group()
 @click.version_option(package_name="kv-router")
 def main() -> None:
     """Follow the event log; say which worker rank holds which prefix."""
@@ -67,7 +67,14 @@ def serve(
         sys.exit(f"indexer: {error}")
 
 
-for command in (verify, tail, at, dump):
+check_capture = LazyCommand(
+    "check-capture",
+    "bench.capture.command:check_capture",
+    "Compare what a recording of a real engine's KV events predicts with what the engine reused.",
+    program="indexer",
+    extra="tools",
+)
+for command in (verify, tail, at, dump, check_capture):
     main.add_command(command)
 
 

@@ -6,10 +6,8 @@ The contents of an extra are read from the installation's metadata. Sources with
 import os
 import re
 import sys
-from collections.abc import Mapping
 from importlib import import_module, metadata
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import click
@@ -20,6 +18,7 @@ _TOOLS = Path(__file__).parent / "tools"
 
 A checkout does not have this folder: it has both packages at its root.
 """
+_OF_TOOLS = ("bench.", "dashboards.")
 _OF_EXTRA = re.compile(r"""([\w.-]+).*;.*\bextra\s*==\s*["']([\w.-]+)["']""")
 """A requirement of an extra: the package, and the extra."""
 
@@ -73,11 +72,14 @@ def reach_tools() -> None:
 
 
 class LazyCommand(click.Command):
-    """A command that is imported when called. `place` is `package.module:name`, `text` its one-line help."""
+    """A command that is imported when called. `place` is `package.module:name`, `text` its one-line help.
 
-    def __init__(self, name: str, place: str, text: str) -> None:
+    If packages of its `extra` are not installed, the command says what to install, as `program`.
+    """
+
+    def __init__(self, name: str, place: str, text: str, *, program: str = "", extra: str = "") -> None:
         super().__init__(name, help=text)
-        self._place = place
+        self._place, self._program, self._extra = place, program, extra
 
     def make_context(
         self,
@@ -87,60 +89,17 @@ class LazyCommand(click.Command):
         **extra: Any,  # noqa: ANN401 - click's
     ) -> click.Context:
         """Return the context of the imported command, which click then invokes."""
+        if self._extra:
+            require(self._extra, self._program, str(self.name))
         return self.imported().make_context(info_name, args, parent, **extra)
 
     def imported(self) -> click.Command:
         """Return the command itself."""
         module, _, attribute = self._place.partition(":")
+        if module.startswith(_OF_TOOLS):
+            reach_tools()
         command: click.Command = getattr(import_module(module), attribute)
         return command
-
-
-class InstalledCommands(click.Group):
-    """A group that has its own commands, and one for each of the installation's entry points in `kv_router.<program>`.
-
-    An entry point is imported when its command is called. `texts` maps the names of commands to their one-line help; a
-    command that is not in `texts` is imported even to list it. An entry point names the extra that its command needs.
-    """
-
-    def __init__(
-        self,
-        *arguments: Any,  # noqa: ANN401 - click's
-        program: str,
-        texts: Mapping[str, str] = MappingProxyType({}),
-        **options: Any,  # noqa: ANN401
-    ) -> None:
-        super().__init__(*arguments, **options)
-        self._program, self._texts = program, texts
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of all commands, in order."""
-        return sorted({*super().list_commands(ctx), *self._entries()})
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return the command of this name; if its extra is not installed, a command that says what to install."""
-        command = super().get_command(ctx, cmd_name)
-        entry = None if command else self._entries().get(cmd_name)
-        if entry is None:
-            return command
-        extra = "".join(entry.extras)
-        if missing(extra):
-            return _install_hint(extra, self._program, cmd_name)
-        reach_tools()
-        command = LazyCommand(cmd_name, f"{entry.module}:{entry.attr}", self._texts.get(cmd_name, ""))
-        return command if cmd_name in self._texts else command.imported()
-
-    def _entries(self) -> dict[str, metadata.EntryPoint]:
-        return {entry.name: entry for entry in metadata.entry_points(group=f"kv_router.{self._program}")}
-
-
-def _install_hint(extra: str, program: str, name: str) -> click.Command:
-    """Return a command in place of one that needs a missing extra: with any arguments, it says what to install."""
-    anything = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
-    text = f"needs {DISTRIBUTION}[{extra}]"
-    return click.Command(
-        name, context_settings=anything, callback=lambda: require(extra, program, name), short_help=text
-    )
 
 
 def _is_installed(name: str) -> bool:

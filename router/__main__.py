@@ -7,40 +7,37 @@ from typing import Any
 import click
 
 from kv_runtime.config.options import config_options
-from kv_runtime.extras import InstalledCommands, LazyCommand, require, require_built
+from kv_runtime.extras import LazyCommand, require, require_built
 
 require("router", "router", "the router")  # before numpy is imported
 require_built("router", "indexer.native", "router.native")
 
 _COMMANDS = {
-    "doctor:doctor": "Look at a running fleet for --listen seconds: what is wrong, why it matters, and the fix,"
-    " the worst first.",
-    "reports:explain": "Explain a decision: why that worker, what every other would have cost, and whether the"
-    " prediction held.",
-    "journals:journal": "Look into routers' journals.",
-    "pools:pools": "Choose a pool of workers for each request, by its length, its targets and the state of the pools.",
-    "journals:replay": "Take every decision of the journal again, from the journal alone, and compare bit for bit.",
-    "reports:report": "Report what the reuse of prompts saved, and for whom: by model, tenant, LoRA adapter and prefix"
-    " family.",
+    "bench.commands:bench": "Measure it: every bench states the machine, and prints losses too.",
+    "bench.demo.command:demo": "Show it: one workload through a real fleet twice, round-robin and kv.",
+    "bench.up:up": "Start a fleet on this machine, with readiness checks and logs; Ctrl-C ends it in order.",
+    "bench.what_if.command:what_if": "Play a journal's requests through simulated engines, in a closed loop, under this"
+    " policy and others.",
+    "bench.what_if.tune:tune": "Propose a policy from a journal: what it would gain, how sure that is, and the command"
+    " that sets it.",
+    "dashboards.command:dashboards": "Write the Grafana dashboards and their provisioning into a directory.",
+    "router.cli.doctor:doctor": "Look at a running fleet for --listen seconds: what is wrong, why it matters, and the"
+    " fix, the worst first.",
+    "router.cli.journals:journal": "Look into routers' journals.",
+    "router.cli.journals:replay": "Take every decision of the journal again, from the journal alone, and compare bit"
+    " for bit.",
+    "router.cli.pools:pools": "Choose a pool of workers for each request, by its length, its targets and the state of"
+    " the pools.",
+    "router.cli.reports:explain": "Explain a decision: why that worker, what every other would have cost, and whether"
+    " the prediction held.",
+    "router.cli.reports:report": "Report what the reuse of prompts saved, and for whom: by model, tenant, LoRA adapter"
+    " and prefix family.",
 }
-"""The help of each command of `router/cli/` in a list, by its module and its name there."""
-_TEXTS_OF_EXTRAS = {
-    "bench": "Measure it: every bench states the machine, and prints losses too.",
-    "dashboards": "Write the Grafana dashboards and their provisioning into a directory.",
-    "demo": "Show it: one workload through a real fleet twice, round-robin and kv.",
-    "tune": "Propose a policy from a journal: what it would gain, how sure that is, and the command that sets it.",
-    "up": "Start a fleet on this machine, with readiness checks and logs; Ctrl-C ends it in order.",
-    "what-if": "Play a journal's requests through simulated engines, in a closed loop, under this policy and others.",
-}
-
-
+"""The help of each command in a list, by its module and its name there. Those of `bench` need the extra `tools`."""
 _OPTIONS = "options: kv-events, replay-endpoint, engine, id"
 
 
 @click.group(
-    cls=InstalledCommands,
-    program="router",
-    texts=_TEXTS_OF_EXTRAS,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -110,7 +107,8 @@ def key(account: str) -> None:
 
 
 for _place, _text in _COMMANDS.items():
-    main.add_command(LazyCommand(_place.partition(":")[2], f"router.cli.{_place}", _text))
+    _name, _extra = _place.partition(":")[2].replace("_", "-"), "tools" if _place.startswith("bench.") else ""
+    main.add_command(LazyCommand(_name, _place, _text, program="router", extra=_extra))
 
 
 if __name__ == "__main__":

@@ -221,7 +221,7 @@ async def look(
     timeout_s: float,
     clock: Clock,
 ) -> FleetFacts:
-    """Return the facts, after `listen_s` or more; raise `CannotLook`. The settings have the log's address and tokens."""
+    """Return the facts, after `listen_s` or more; raise `CannotLook`. `settings` have the log's address and tokens."""
     watch, token = LogWatch(clock, FleetGate(settings.nats.fleet_secrets)), settings.control.token.get_secret_value()
     async with AsyncExitStack() as cleanup:
         asker = HttpAsker(await cleanup.enter_async_context(aiohttp.ClientSession()), timeout_s)

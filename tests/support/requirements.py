@@ -91,15 +91,13 @@ def lay_out(directory: Path, *extras: str) -> None:
     for name in closure(*extras):
         for entry in _top_level(metadata.distribution(name)):
             (directory / entry.name).symlink_to(entry)
-    info = _describe(directory, "kv-router", *_requires())
-    (info / "entry_points.txt").write_text("\n".join(_entry_points()) + "\n")
+    _describe(directory, "kv-router", *_requires())
 
 
-def _describe(directory: Path, name: str, *lines: str) -> Path:
+def _describe(directory: Path, name: str, *lines: str) -> None:
     info = directory / f"{name.replace('-', '_')}-0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("\n".join(("Metadata-Version: 2.1", f"Name: {name}", "Version: 0", *lines)))
-    return info
 
 
 def _link(source: Path, target: Path) -> None:
@@ -130,12 +128,6 @@ def _requires() -> Iterator[str]:
     for extra, requirements in project()["optional-dependencies"].items():
         yield f"Provides-Extra: {extra}"
         yield from (f"Requires-Dist: {_for_extra(Requirement(each), extra)}" for each in requirements)
-
-
-def _entry_points() -> Iterator[str]:
-    for group, entries in project()["entry-points"].items():
-        yield f"[{group}]"
-        yield from (f"{name} = {value}" for name, value in entries.items())
 
 
 def _for_extra(requirement: Requirement, extra: str) -> str:
