@@ -222,10 +222,6 @@ def prompt_ids(encoded: str) -> bytes:
 
 
 # ---------------------------------------------------------------- sampling
-_COPIED = (
-    "temperature", "top_p", "top_k", "min_p", "seed", "min_tokens", "frequency_penalty", "presence_penalty",
-    "repetition_penalty",
-)  # fmt: skip
 _STRUCTURED_UNKNOWN = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
 """Keys of `structured_outputs` that no engine supports."""
 _STRUCTURED = ("json", "regex", "grammar", "structural_tag", "choice", "json_object")
@@ -259,14 +255,9 @@ def sampling_of(request: Request) -> Sampling:
     logprobs = request.logprobs
     if isinstance(request, ChatRequest):
         logprobs = (request.top_logprobs or 0) if request.logprobs else None
-    return Sampling(
-        **{name: getattr(request, name) for name in _COPIED},
-        ignore_eos=bool(request.ignore_eos),
-        choices=request.n or 1,
-        logprobs=logprobs,
-        prompt_logprobs=request.prompt_logprobs,
-        guide=_guide(request)[1],
-    )
+    same = {name: getattr(request, name) for name in Sampling.__struct_fields__ if hasattr(request, name)}
+    own = {"ignore_eos": bool(request.ignore_eos), "choices": request.n or 1, "logprobs": logprobs}
+    return Sampling(**same | own, guide=_guide(request)[1])
 
 
 def check_size(request: Request, sampling: Sampling, *, prompt_tokens: int, max_tokens: int) -> None:
