@@ -27,10 +27,6 @@ _LISTEN_S = 3.0
 _TIMEOUT_S = 2.0
 
 
-class _FlagRefused(click.UsageError):
-    exit_code = NOT_LOOKED
-
-
 class _Doctor(click.Command):
     """A command that ends with `NOT_LOOKED` for an invalid flag, because that is not a finding."""
 
@@ -39,7 +35,8 @@ class _Doctor(click.Command):
         try:
             return super().make_context(*given, **more)
         except click.UsageError as error:
-            raise _FlagRefused(error.format_message(), error.ctx) from error
+            error.exit_code = NOT_LOOKED
+            raise
 
 
 @click.command(cls=_Doctor)

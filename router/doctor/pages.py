@@ -13,7 +13,7 @@ ignored: another version may have more. Redirects are not followed, so that a to
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import aiohttp
 import msgspec
@@ -31,17 +31,12 @@ OK = 200
 _T = TypeVar("_T")
 
 
-class Reply(NamedTuple):
-    """An answer: `problem` says why there is none; else the status and the complete body."""
+class PageUnreadable(Exception):
+    """A page did not come, or has another format; `status` and `body` are those of the answer in its place, if any."""
 
-    problem: str = ""
-    status: int = 0
-    body: bytes = b""
-
-    @property
-    def is_ok(self) -> bool:
-        """Whether there is an answer with status 200."""
-        return not self.problem and self.status == OK
+    def __init__(self, words: str, status: int = 0, body: bytes = b"") -> None:
+        super().__init__(words)
+        self.status, self.body = status, body
 
 
 class HttpAsker:
@@ -51,21 +46,23 @@ class HttpAsker:
         self._session, self._timeout_s, self._bytes_max = session, timeout_s, bytes_max
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
 
-    async def get(self, url: str, token: str = "") -> Reply:
-        """Return the answer to a GET; with the token, if one is given."""
+    async def get(self, url: str, token: str = "", *, also: int = OK) -> bytes:
+        """Return the body of an answer of status 200, or `also`; raise `PageUnreadable`. The token is sent if given."""
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         try:
             async with self._session.get(
                 url, headers=headers, timeout=self._timeout, allow_redirects=False
             ) as response:
                 body = await bounded_body(response, self._bytes_max)
-        except TimeoutError:
-            return Reply(f"no answer within {self._timeout_s:g} s")
+        except TimeoutError as error:
+            raise PageUnreadable(f"no answer within {self._timeout_s:g} s") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            return Reply(str(error) or type(error).__name__)
+            raise PageUnreadable(str(error) or type(error).__name__) from error
         if body is None:
-            return Reply(f"more than {self._bytes_max} bytes")
-        return Reply(status=response.status, body=body)
+            raise PageUnreadable(f"more than {self._bytes_max} bytes")
+        if response.status not in (OK, also):
+            raise PageUnreadable(f"status {response.status}", response.status, body)
+        return body
 
 
 async def in_lanes(works: Iterable[Callable[[], Awaitable[_T]]]) -> list[_T]:
@@ -77,14 +74,6 @@ async def in_lanes(works: Iterable[Callable[[], Awaitable[_T]]]) -> list[_T]:
             return await work()
 
     return await asyncio.gather(*map(one, works))
-
-
-class PageUnreadable(Exception):
-    """A page did not come, or has another format; `status` is that of the answer in its place, 0: there was none."""
-
-    def __init__(self, words: str, status: int = 0) -> None:
-        super().__init__(words)
-        self.status = status
 
 
 class CannotLook(Exception):
@@ -99,10 +88,7 @@ class ControlPages:
 
     async def page(self, path: str, kind: type[_T]) -> _T:
         """Return a page; raise `PageUnreadable`."""
-        reply = await self._asker.get(f"{self.url}{path}", self._token)
-        if not reply.is_ok:
-            raise PageUnreadable(reply.problem or f"status {reply.status}", reply.status)
-        return decoded(reply.body, kind, path)
+        return decoded(await self._asker.get(f"{self.url}{path}", self._token), kind, path)
 
 
 class _Readiness(msgspec.Struct):

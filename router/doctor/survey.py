@@ -36,7 +36,6 @@ from router.doctor.facts import (
     WorkerSeen,
 )
 from router.doctor.pages import (
-    OK,
     CannotLook,
     ControlPages,
     HttpAsker,
@@ -158,13 +157,10 @@ async def fills(log: EventLog) -> dict[str, tuple[int, int]]:
 
 async def ready_answer(asker: HttpAsker, url: str) -> AddressAnswer:
     """Return a plane's answer."""
-    reply = await asker.get(f"{url}/ready")
-    if reply.problem or reply.status not in (OK, _UNREADY):
-        return AddressAnswer(url=url, problem=reply.problem or f"status {reply.status} at /ready")
     try:
-        return AddressAnswer(url=url, reason=not_ready(reply.body))
+        return AddressAnswer(url=url, reason=not_ready(await asker.get(f"{url}/ready", also=_UNREADY)))
     except PageUnreadable as error:
-        return AddressAnswer(url=url, problem=str(error))
+        return AddressAnswer(url=url, problem=f"{error} at /ready" if error.status else str(error))
 
 
 class RouterProbe:
@@ -203,9 +199,15 @@ class RouterProbe:
 async def worker_seen(asker: HttpAsker, registration: WorkerRegistered) -> WorkerSeen:
     """Return a worker with what its registered address says of its health."""
     url = registration.base_url.rstrip("/")
-    reply = await asker.get(f"{url}/health")
-    reason = "" if reply.is_ok or reply.problem else unhealthy(reply.body) or f"status {reply.status} at /health"
-    return WorkerSeen(registration=registration, http=AddressAnswer(url=url, problem=reply.problem, reason=reason))
+    problem = reason = ""
+    try:
+        await asker.get(f"{url}/health")
+    except PageUnreadable as error:
+        if error.status:
+            reason = unhealthy(error.body) or f"{error} at /health"
+        else:
+            problem = str(error)
+    return WorkerSeen(registration=registration, http=AddressAnswer(url=url, problem=problem, reason=reason))
 
 
 def reads_overlap(mode: str) -> bool:

@@ -225,7 +225,7 @@ class PoolWatch:
 
     async def _get(self, session: aiohttp.ClientSession, url: str, *, also: int = OK) -> bytes:
         """Return the body of an answer of status 200, or `also`; raise `PageUnreadable`."""
-        reply = await HttpAsker(session, self._config.own.look_timeout_s, _PAGE_BYTES_MAX).get(url)
-        if reply.problem or reply.status not in (OK, also):
-            raise PageUnreadable(f"{url}: {reply.problem or f'status {reply.status}'}")
-        return reply.body
+        try:
+            return await HttpAsker(session, self._config.own.look_timeout_s, _PAGE_BYTES_MAX).get(url, also=also)
+        except PageUnreadable as error:
+            raise PageUnreadable(f"{url}: {error}") from error
