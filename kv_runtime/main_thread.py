@@ -1,6 +1,6 @@
 """A process with its main thread free for libraries that need it, and its event loop in another thread.
 
-    main thread    runs the functions given to `ThreadCall`, one after another
+    main thread    runs the functions given to a `ThreadCall`, one after another
     event loop     everything else, in the thread `event-loop`, on uvloop
 
     SIGINT, SIGTERM    read from a wakeup descriptor, also during a long call on the main thread
@@ -44,44 +44,26 @@ class ThreadCall(Protocol):
         """Return the function's result, or raise its error."""
 
 
-class MainThread:
-    """Functions for the main thread. `serve` belongs to that thread, `call` and `close` to the event loop's."""
-
-    def __init__(self) -> None:
-        self._work: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
-
-    async def call(self, function: Callable[[], T], /) -> T:
-        """Run the function on the main thread; a cancelled one that has not begun is not run."""
-        future: Future[T] = Future()
-        self._work.put((function, future))
-        return await asyncio.wrap_future(future)
-
-    def serve(self) -> None:
-        """Run functions until `close`."""
-        while (work := self._work.get()) is not None:
-            function, future = work
-            if future.set_running_or_notify_cancel():
-                settle(future, function)
-
-    def close(self) -> None:
-        """Let `serve` return after the functions that were called before."""
-        self._work.put(None)
-
-
 def run_beside(main: Callable[[asyncio.Event, ThreadCall], Coroutine[Any, Any, None]]) -> None:
     """Run `main(stop, call)` on uvloop in a thread beside the main thread; otherwise as `run_process`.
 
-    `call` runs a function on the main thread, which must be the caller of this function.
+    `call` runs a function on the main thread, which must be the caller of this function. A cancelled call that has not
+    begun is not run.
     """
-    thread, outcome = MainThread(), Future[None]()
+    calls, outcome = SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None](), Future[None]()
+
+    async def call(function: Callable[[], T], /) -> T:
+        future: Future[T] = Future()
+        calls.put((function, future))
+        return await asyncio.wrap_future(future)
 
     def run_loop(signals: socket.socket) -> None:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_run_main(main, signals, thread.call))
+            runner.run(_run_main(main, signals, call))
 
     def beside_main(signals: socket.socket) -> None:
         settle(outcome, partial(run_loop, signals))
-        thread.close()
+        calls.put(None)
         _end_at_a_signal(signals)
 
     prepare_process()
@@ -89,7 +71,10 @@ def run_beside(main: Callable[[asyncio.Event, ThreadCall], Coroutine[Any, Any, N
         with _stop_signals() as signals:
             beside = threading.Thread(target=beside_main, args=(signals,), name="event-loop", daemon=True)
             beside.start()
-            thread.serve()
+            while (called := calls.get()) is not None:
+                function, future = called
+                if future.set_running_or_notify_cancel():
+                    settle(future, function)
         beside.join()
         outcome.result()
 
