@@ -24,7 +24,7 @@ Unit = Literal["reqps", "s", "percentunit", "short", "cps", "bytes", "none"]
 WIDTH = 24
 """Columns of a row."""
 _ROW_HEIGHT, _PANEL_HEIGHT, _LINE = 1, 8, 3
-"""Of a line: so many panels at most."""
+"""Heights of a row's title and of a panel, and the most panels in a line."""
 _REF_IDS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 TRUST_COLORS = {"EXACT": "green", "DEGRADED": "orange", "FALLBACK": "purple"}

@@ -71,7 +71,7 @@ class Namespace(NamedTuple):
     cache_salt: str | None = None
 
     def below(self, above: "Namespace") -> "Namespace":
-        """Return this namespace, with the texts of `above`, its parent block's, where it has none."""
+        """Return this namespace, completed with the texts of `above`, the namespace of its parent block."""
         return Namespace(*[own or inherited for own, inherited in zip(self, above, strict=True)])
 
 

@@ -93,7 +93,7 @@ _HISTOGRAMS = (
     ("output_tokens", "Output tokens of answers that state their number", "", "output_tokens"),
     ("queue_wait_seconds", "Time that a request waited in the queue", "", "queue_wait"),
 )  # fmt: skip
-"""Name, meaning, label, and the field of the sums by that label; without one, of the sums of all requests."""
+"""Name, meaning, label, and the field of the sums by that label; without a label, of the sums of all requests."""
 Counted = Literal["rejected", "retries", "streams_lost", "request_turns", "prefill_placements", "fallback"]
 _COUNTED: dict[Counted, tuple[str, str, tuple[str, ...]]] = {
     "rejected": ("Requests refused for load or an account's limit", "reason", REJECTIONS),

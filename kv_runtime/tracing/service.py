@@ -74,7 +74,7 @@ def opened_tracing(
     ttft_target_s: float | None = None,
     has_requests: bool = True,
 ) -> Tracing | None:
-    """Return what traces are sent by; None if nothing is to be traced. `service` and `instance` name this process.
+    """Return what samples traces and sends them; None if nothing is traced. `service` and `instance` name this process.
 
     `has_requests`: whether it has requests to trace; if not, it traces KV events or nothing.
     `ratio`: the share of the requests without a `traceparent`; None: as the environment says.

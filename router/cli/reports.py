@@ -61,7 +61,7 @@ class Question(NamedTuple):
 
 
 class _Known:
-    """One decision, as far as it was read; `of_request` has all of its request."""
+    """One decision that was read; `of_request` lists all decisions of its request."""
 
     def __init__(self, verdict: Verdict, note: str, of_request: "list[_Known]") -> None:
         self.verdict, self._note, self._of_request = verdict, note, of_request

@@ -78,7 +78,7 @@ export class Poll extends View {
     return get(this.path, signal);
   }
 
-  /** Whether nothing new can come. */
+  /** Whether no newer answer can come. */
   isOver() {
     return false;
   }
@@ -212,7 +212,7 @@ function ranksOf({ workers, ranks, models, roles, reasons }) {
   }));
 }
 
-/** In one word, whether a rank takes new work. */
+/** One word for whether a rank takes new work. */
 export function stateOf(rank) {
   return rank.draining ? "draining" : rank.unfit ? "unfit" : "fit";
 }
