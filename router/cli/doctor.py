@@ -35,8 +35,8 @@ class _Doctor(click.Command):
         try:
             return super().make_context(*given, **more)
         except click.UsageError as error:
-            error.exit_code = NOT_LOOKED
-            raise
+            error.show()
+            sys.exit(NOT_LOOKED)
 
 
 @click.command(cls=_Doctor)
