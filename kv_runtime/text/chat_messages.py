@@ -40,7 +40,7 @@ MEDIA = frozenset(
 )  # fmt: skip
 """Types of parts that are no text. Source: vLLM `chat_utils.py` (`MM_PARSER_MAP`); the OpenAI API reference."""
 _OTHER_MEDIA = MEDIA - {"image_url"}
-_TEXT_KEYS = {
+TEXT_KEYS = {
     "text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking",
 }  # fmt: skip
 """The key of a text part's text, by its type."""
@@ -230,8 +230,8 @@ def _text(where: str, part: object) -> str:
         return ""
     if (kind := _kind(part)) in MEDIA:
         raise HasImages(f"{where}.type", kind, '"text"')
-    if (key := _TEXT_KEYS.get(kind)) is None:
-        raise TextError(f"{where}.type", part.get("type"), ", ".join(_TEXT_KEYS))
+    if (key := TEXT_KEYS.get(kind)) is None:
+        raise TextError(f"{where}.type", part.get("type"), ", ".join(TEXT_KEYS))
     text = part.get(key)
     if not isinstance(text, str):
         raise TextError(f"{where}.{key}", text, "a string")

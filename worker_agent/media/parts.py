@@ -28,6 +28,7 @@ import msgspec
 from blake3 import blake3
 
 from kv_protocol.image_headers import IMAGE_TYPES, image_pixels, image_type
+from kv_runtime.text.chat_messages import TEXT_KEYS
 from worker_agent.media.config import MediaSection
 from worker_agent.media.refusals import MediaReason, MediaRefused, shown_url
 from worker_agent.media.safetensors import read_tensor
@@ -85,7 +86,7 @@ def content_digest(data: bytes) -> str:
 def names_media(messages: Sequence[Mapping[str, Any]]) -> bool:
     """Return whether a message has a part that is not text."""
     return any(
-        isinstance(part, Mapping) and part.get("type") != "text"
+        isinstance(part, Mapping) and part.get("type") not in [*TEXT_KEYS]
         for message in messages
         if isinstance(content := message.get("content"), list)
         for part in content
@@ -166,10 +167,10 @@ def _split_part(where: str, part: object, parts: list[MediaPart], rules: MediaSe
     kind = part.get("type") if isinstance(part, Mapping) else None
     if not isinstance(part, Mapping) or not isinstance(kind, str):
         raise MediaRefused("part_form", where, type(part).__name__, "an object with a type")
-    if kind == "text":
-        if not isinstance(part.get("text"), str):
-            raise MediaRefused("part_form", f"{where}.text", type(part.get("text")).__name__, "a string")
-        _check_text(f"{where}.text", part["text"], placeholder)
+    if (key := TEXT_KEYS.get(kind)) is not None:
+        if not isinstance(text := part.get(key), str):
+            raise MediaRefused("part_form", f"{where}.{key}", type(text).__name__, "a string")
+        _check_text(f"{where}.{key}", text, placeholder)
         return part
     if kind != "image_url":
         allowed = "text, image_url: this worker takes no video and no audio"

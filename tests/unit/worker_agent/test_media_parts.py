@@ -25,7 +25,15 @@ from tests.unit.worker_agent.media_samples import (
 )
 from worker_agent.engines.trtllm.tensors import image_of
 from worker_agent.media.config import MediaSection
-from worker_agent.media.parts import PARTS_MAX, REQUEST_BYTES_MAX, MediaPart, check_total, checked_media, split_chat
+from worker_agent.media.parts import (
+    PARTS_MAX,
+    REQUEST_BYTES_MAX,
+    MediaPart,
+    check_total,
+    checked_media,
+    names_media,
+    split_chat,
+)
 from worker_agent.media.refusals import MediaRefused, shown_url
 from worker_agent.port.types import MediaKind, RequestRefused
 
@@ -64,6 +72,7 @@ def test_what_is_split_can_be_rendered() -> None:
         ({"type": ["text"]}, "part_form", "messages[0].content[0]"),
         ({"type": "text", "text": 1}, "part_form", "messages[0].content[0].text"),
         ({"type": "text", "text": f"a{PLACEHOLDER}b"}, "placeholder", "messages[0].content[0].text"),
+        ({"type": "refusal", "refusal": PLACEHOLDER}, "placeholder", "messages[0].content[0].refusal"),
         ({"type": "video_url", "video_url": {"url": URL}}, "part_kind", "messages[0].content[0].type"),
         ({"type": "image_url", "image_url": URL}, "part_form", "messages[0].content[0]"),
         ({**image_part(URL), "uuid": "a"}, "part_form", "messages[0].content[0]"),
@@ -77,6 +86,12 @@ def test_another_part_is_refused_at_its_place(found: Any, reason: str, field: st
     with pytest.raises(MediaRefused) as caught:
         split_chat(chat(found), RULES, PLACEHOLDER)
     assert (refused(caught), caught.value.field) == (reason, field)
+
+
+@pytest.mark.parametrize("text", [{"type": "input_text", "text": "a"}, {"type": "refusal", "refusal": "no"}])
+def test_text_of_every_type_is_no_media(text: Any) -> None:
+    assert not names_media(chat(text))
+    assert split_chat(chat(image_part(URL), text), RULES, PLACEHOLDER).messages[0]["content"][1] == text
 
 
 def test_a_placeholder_in_plain_content_is_refused() -> None:
