@@ -159,7 +159,7 @@ class IndexFold:
                 stream.follower.on_refused(now_s)
             case _:
                 stream.alive_at_s = now_s
-                effects = stream.on_answer(content, now_s)
+                effects = stream.follower.on_answer(content, now_s)
         return self._perform(stream, effects, now_s)
 
     def _apply_message(self, stream: FollowedRank, message: Message, now_s: float) -> list[Question]:
@@ -229,8 +229,6 @@ class IndexFold:
         overfull = self._overfull.refresh()
         for stream in self._ranks.values():
             stream.follower.on_memory(is_overfull=stream.slot in overfull)
-        for slot in sorted(self._index.expire(now_s)):
-            self._at(slot).follower.on_parked_lost(now_s)
         for slot in self._overfull.due_for_dump():
             self._at(slot).follower.want_dump(now_s)
         for stream in self._ranks.values():
@@ -275,7 +273,7 @@ class IndexFold:
             MalformedMessage: its index cannot be read; nothing changed.
             IndexFull: there is no memory for it; nothing changed.
         """
-        self._index.restore(checkpoint.index, now_s)
+        self._index.restore(checkpoint.index)
         for stream in self._ranks.values():
             self._overfull.forget(stream.slot)
             self._leave_queue(stream)

@@ -28,14 +28,13 @@
     DOUBT        dump complete                         replace all; settle at its last_seq
     LIVE, DOUBT  bytes refused, here or by the index   DOUBT: repair
     HOLE         bytes refused                         nothing: the tail has them, or they are another hole
-    not NEW      parked blocks lost                    DOUBT: repair
     not NEW      memory free again                     DOUBT: dump
     HOLE, DOUBT  an answer that cannot be right        DOUBT: dump
     any          heartbeat of another epoch            restart: forget all, LIVE at seq 0; if a batch outran it,
                                                          DOUBT: dump
     any          batch of another epoch                before the first heartbeat or answer: restart; else nothing
     any          anything of a retired epoch           nothing
-    overfull     a mismatch, parked blocks lost        stale, no question: no answer would fit
+    overfull     a mismatch                            stale, no question: no answer would fit
     overfull     equal digests                         not stale until more is refused: the refused blocks are
                                                          gone at the source, too
 
@@ -295,13 +294,8 @@ class StreamFollower:
         if self._phase is not StreamState.HOLE:
             self._recover("repair" if self._has_epoch else "dump", now_s)
 
-    def on_parked_lost(self, now_s: float) -> None:
-        """Parked blocks were lost; for an overfull rank this only means that their parents were refused."""
-        if not self._is_overfull:
-            self._recover("repair", now_s)
-
     def want_dump(self, now_s: float) -> None:
-        """Ask for all blocks: there is memory for refused ones again, or they changed since a repair was requested."""
+        """Ask for all blocks: there may be memory again for refused ones."""
         self._recover("dump", now_s)
 
     def tick(self, now_s: float) -> None:

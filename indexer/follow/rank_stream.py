@@ -1,7 +1,8 @@
 """One rank of the fold: connects its stream's state machine with its slot in the index.
 
-effects     applied to the index, in order       questions   contain the rank's place, and its digests in the index
-claims      compared with the index              answers     dropped if the digests in the question changed since
+effects     applied to the index, in order
+claims      compared with the index
+questions   get the rank's place, and its digests in the index
 
 Of ranks with blocks for which the index had no memory, the dump is requested again:
 
@@ -27,7 +28,7 @@ from indexer.index.prefix_index import PrefixIndex
 from kv_protocol.digest import bucket_table
 from kv_protocol.events import TIERS, Cleared, Event, Stored
 from kv_protocol.ids import WorkerRank
-from kv_protocol.recovery import Answer, DumpChunk, RecoverRequest
+from kv_protocol.recovery import RecoverRequest
 
 HEALED_RATIO = 0.9
 
@@ -85,7 +86,7 @@ class OverfullRanks:
 class FollowedRank:
     """One rank with a slot in the index."""
 
-    __slots__ = ("_index", "_overfull", "_requested_table", "alive_at_s", "follower", "instance", "rank", "slot")
+    __slots__ = ("_index", "_overfull", "alive_at_s", "follower", "instance", "rank", "slot")
 
     def __init__(
         self,
@@ -102,7 +103,6 @@ class FollowedRank:
         self.instance = ""
         """The worker's instance in that heartbeat; empty: not known yet."""
         self._index, self._overfull = index, overfull
-        self._requested_table = b""
 
     def begin_at(self, checkpoint: RankCheckpoint) -> None:
         """Continue from a checkpoint; without a place in it, nothing was received yet."""
@@ -158,21 +158,12 @@ class FollowedRank:
             self._index.remove(self.slot, event.sequence_hashes, event.tier)
 
     def next_question(self, now_s: float) -> Question:
-        """Return the question that is due; its digests are right until the stream applies something."""
+        """Return the question that is due. Its digests stay right: a stream in doubt applies nothing."""
         place, question = self.follower.position, self.follower.question
         request_id = question.begin(place[1], now_s)
-        self._requested_table = self._table() if question.wants == "repair" else b""
         if question.wants == "dump":
             return Question(self.rank, RecoverRequest(request_id))
-        return Question(self.rank, RecoverRequest(request_id, *place, self._requested_table))
-
-    def on_answer(self, answer: Answer, now_s: float) -> list[Effect]:
-        """Take a part of an answer. A parked block may have found its parent since a repair was requested."""
-        is_repair = isinstance(answer, DumpChunk) and bool(answer.buckets)
-        if is_repair and self.follower.question.expects(answer.request_id) and self._requested_table != self._table():
-            self.follower.want_dump(now_s)
-            return []
-        return self.follower.on_answer(answer, now_s)
-
-    def _table(self) -> bytes:
-        return bucket_table(self._index.bucket_digests(self.slot, tier) for tier in TIERS)
+        table = b""
+        if question.wants == "repair":
+            table = bucket_table(self._index.bucket_digests(self.slot, tier) for tier in TIERS)
+        return Question(self.rank, RecoverRequest(request_id, *place, table))

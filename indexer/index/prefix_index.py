@@ -12,8 +12,7 @@ A sequence hash identifies a block and all before it, so the index has one node 
 * A rank *holds* a block that it stored. The block is *reachable* if the rank holds its whole chain. Only reachable
   blocks match: a rank's match ends before the first block that it lacks, and goes on once that block is stored.
 * A node without holders stays while it has children, so that storing its block again restores their chain.
-* A stored block is *parked* while its parent has no node: it is not held, and no root. Parked blocks are bounded,
-  counted, and dropped after a time. A dump (`load`) parks none: unknown parents become nodes without holders.
+* A parent that has no node gets one, without holders and without a known parent, until its own store comes.
 * Stores and removals are idempotent; the removal of an unknown block is a counted no-op. The first parent of a block
   stays; a different one, or one that would close a cycle, is counted and ignored.
 * Tiers: depth t of a match is the longest prefix with every block on one of the tiers 0..t.
@@ -58,18 +57,15 @@ class IndexStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Present state, and counts so far (`_total`), in blocks, except for `ranks` and `memory_bytes`.
 
     `nodes` counts each block once, held or not; `held_blocks` counts it once for each holder, on whichever tiers.
-    `memory_bytes` is the sum of `memory()`, which the limit bounds. Parked blocks are not held.
+    `memory_bytes` is the sum of `memory()`, which the limit bounds.
     """
 
     ranks: int
     nodes: int
     held_blocks: int
-    parked_blocks: int
     memory_bytes: int
     duplicate_blocks_total: int
     unknown_removals_total: int
-    parked_blocks_total: int
-    parked_lost_blocks_total: int
     parent_conflicts_total: int
     refused_blocks_total: int
 
@@ -143,13 +139,13 @@ class PrefixIndex(Protocol):
         """
 
     def store(self, rank: int, parent: int | None, sequence_hashes: Hashes, tier: Tier, now_s: float) -> None:
-        """Add these blocks of `rank` on `tier`; a block is parked while its parent is unknown."""
+        """Add these blocks of `rank` on `tier`: a chain behind `parent`, or from the beginning."""
 
     def remove(self, rank: int, sequence_hashes: Hashes, tier: Tier) -> None:
         """Remove these blocks of `rank` on `tier`, in any order."""
 
     def clear(self, rank: int, tier: Tier | None = None) -> None:
-        """Remove all blocks of `rank` on `tier` (None: on all tiers), parked ones too."""
+        """Remove all blocks of `rank` on `tier` (None: on all tiers)."""
 
     def drop(self, rank: int) -> None:
         """Remove `rank`; no effect if it is unknown."""
@@ -162,7 +158,7 @@ class PrefixIndex(Protocol):
 
         All blocks of `chunks` are in these buckets.
 
-        The rank's parked blocks are dropped. It stays overfull if it was, and becomes so if blocks are refused now.
+        The rank stays overfull if it was, and becomes so if blocks are refused now.
         """
 
     def apply_batch(self, rank: int, message: bytes, now_s: float) -> int:
@@ -193,10 +189,10 @@ class PrefixIndex(Protocol):
         """Yield the blocks of `rank`, parents first, in chunks; the index must not change meanwhile."""
 
     def snapshot(self) -> bytes:
-        """Return the state of all ranks with parked blocks, without counters. See `snapshot.py`."""
+        """Return the state of all ranks, without counters. See `snapshot.py`."""
 
-    def restore(self, data: Buffer, now_s: float) -> None:
-        """Replace the state by a snapshot's; parked blocks wait from now, and no rank is overfull.
+    def restore(self, data: Buffer) -> None:
+        """Replace the state by a snapshot's; no rank is overfull.
 
         Raises:
             MalformedMessage: `data` is no snapshot of a known version, or is damaged; nothing changed.
@@ -218,12 +214,6 @@ class PrefixIndex(Protocol):
         At most `limit` blocks are returned.
         """
 
-    def expire(self, now_s: float) -> set[int]:
-        """Drop blocks that were parked too long; return the ranks to resync.
-
-        These are the ranks that lost parked blocks now, or since the last call because there was no room for them.
-        """
-
     def overfull(self) -> set[int]:
         """Return the overfull ranks."""
 
@@ -231,7 +221,7 @@ class PrefixIndex(Protocol):
         """Return the bytes in use by part; their sum is what the limit bounds."""
 
     def structure(self) -> dict[str, int]:
-        """Return the number of internal objects by kind; all 0 when nothing is held or parked."""
+        """Return the number of internal objects by kind; all 0 when nothing is held."""
 
     def statistics(self) -> IndexStatistics:
         """Return the present state and the counts."""

@@ -4,7 +4,7 @@
     body   = ranks:  count u32, then each u32, ascending
            | sets:   count u32, then each: members u32 >= 1, then by rank ascending (rank u32 << 4 | tier bits 1..15)
            | runs:   count u64, then each: flags u8, parent u64, set u32, last_stored_s f64, n u32 >= 1, n x u64 hashes
-           | parked: count u32, then each, oldest first: rank u32, tier u8, parent u64, sequence hash u64
+           | reserved u32 = 0
 
 A run is consecutive blocks, in chain order, with the same holders on the same tiers: those of the k-th set, none if
 `set` is 0. Flags: bit 0, it has a known parent (`parent` is 0 otherwise); bit 1, its parent is unknown. Parents come

@@ -43,8 +43,6 @@ void append(std::string& bytes, T value) {
 }
 
 struct Limits {
-    u32 parked_blocks_max = 65'536;  // beyond it messages were lost, not reordered: the rank is repaired
-    double parked_ttl_s = 5.0;       // then the rank is repaired; a publisher sends a refused message again within a second
     u64 memory_bytes_max = 0;  // 0: none
     u64 seed = 0;              // of the map from hashes to blocks, so that clients cannot choose hashes that collide
 };

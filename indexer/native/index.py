@@ -40,14 +40,14 @@ class NativeIndex(Tree):
         return iter([BlockColumns(*columns) for columns in self._dump(rank, chunk_blocks)])
 
     def snapshot(self) -> bytes:
-        """Return the state of all ranks with parked blocks."""
+        """Return the state of all ranks."""
         return snapshot.seal(self._snapshot())
 
-    def restore(self, data: Buffer, now_s: float) -> None:
+    def restore(self, data: Buffer) -> None:
         """Replace the state by a snapshot's."""
         body = snapshot.unseal(data)
         try:
-            self._restore(bytes(body), now_s)
+            self._restore(bytes(body))
         except MalformedMessage as error:
             raise MalformedMessage(snapshot.HEAD_BYTES + error.offset, error.reason) from None
 

@@ -1,5 +1,4 @@
-// Loads dumps and repairs: afterwards a rank holds exactly the blocks of the rows, among all blocks or some buckets. A
-// parent that is not in the tree becomes a placeholder: a block without holders and without a known parent.
+// Loads dumps and repairs: afterwards a rank holds exactly the blocks of the rows, among all blocks or some buckets.
 #include <algorithm>
 
 #include "tree.hpp"
@@ -14,7 +13,6 @@ void Tree::load(u32 rank, const std::vector<ColumnsView>& chunks, double now_s) 
 void Tree::repair(u32 rank, const u8* buckets, const std::vector<ColumnsView>& chunks, double now_s) {
     for (u32 tier = 0; tier < kTiers; ++tier) {
         const std::vector<u64> held = held_in(buckets, {rank, tier});
-        parked_.forget(rank, tier);
         remove(rank, held.data(), held.size(), tier);
     }
     hold_rows(rank, chunks, now_s);
@@ -50,22 +48,13 @@ void Tree::hold_rows(u32 rank, const std::vector<ColumnsView>& chunks, double no
 
 // Hold the chain of rows that begins at `at`; return its length.
 std::size_t Tree::load_chain(u32 rank, const ColumnsView& rows, std::size_t at, double now_s) {
-    const u32 bits = rows.tiers[at] & (kAllTiers);
+    const u32 bits = rows.tiers[at] & kAllTiers;
     const bool has_parent = (rows.tiers[at] & kRowHasParent) != 0;
     const u64 parent = read<u64>(rows.parents + 8 * at);
-    u32 above = has_parent ? find(parent) : kNone;
-    const bool is_new_parent = has_parent && above == kNone;
-    if (is_new_parent) {
-        above = placeholder(parent, now_s);
-        if (above == kNone) {
-            refuse(rank, 1);
-            return 1;
-        }
-    }
     std::size_t length = 1;
     chain_.assign(1, read<u64>(rows.hashes + 8 * at));
-    while (!(is_new_parent && !parked_.empty()) && at + length < rows.rows &&
-           rows.tiers[at + length] == (bits | kRowHasParent) && read<u64>(rows.parents + 8 * (at + length)) == chain_.back()) {
+    while (at + length < rows.rows && rows.tiers[at + length] == (bits | kRowHasParent) &&
+           read<u64>(rows.parents + 8 * (at + length)) == chain_.back()) {
         chain_.push_back(read<u64>(rows.hashes + 8 * (at + length++)));
     }
     const Counters before = counters_;
@@ -74,27 +63,14 @@ std::size_t Tree::load_chain(u32 rank, const ColumnsView& rows, std::size_t at, 
         if ((bits >> tier & 1) != 0) {
             counters_.parent_conflicts = before.parent_conflicts;
             counters_.refused_blocks = before.refused_blocks;
-            attach_and_wake(above, chain_.data(), length, {rank, tier}, now_s);
+            store(rank, has_parent ? &parent : nullptr, chain_.data(), length, tier, now_s);
             after.parent_conflicts = std::max(after.parent_conflicts, counters_.parent_conflicts);
             after.refused_blocks = std::max(after.refused_blocks, counters_.refused_blocks);
         }
     }
     counters_.parent_conflicts = after.parent_conflicts;  // a row counts once, on however many tiers it is
     counters_.refused_blocks = after.refused_blocks;
-    if (is_new_parent) {
-        wake(parent, now_s);
-        prune(runs_.of(above));
-    }
     return length;
-}
-
-// Adds a block without holders and without a known parent.
-u32 Tree::placeholder(u64 hash, double now_s) {
-    const Grown made = grow(kNone, &hash, 1, HolderSets::kEmpty, nullptr, now_s);
-    if (made.count != 0) {
-        runs_[runs_.of(made.last)].is_parent_unknown = 1;
-    }
-    return made.last;
 }
 
 }  // namespace kv

@@ -35,7 +35,6 @@ void translate(const std::exception_ptr& thrown, void*) {
 NB_MODULE(_core, module) {
     using kv::Outline;
     using kv::PyTree;
-    const kv::Limits limits;
     module.doc() = "The native index and its outlines, hashing, the pieces of chats, and the spans of messages.";
     nb::register_exception_translator(kv::translate);
     nb::class_<Outline>(module, "Outline")
@@ -52,8 +51,7 @@ NB_MODULE(_core, module) {
         .def_prop_ro("skipped_blocks", &Outline::skipped_blocks)
         .def("__len__", &Outline::size);
     nb::class_<PyTree>(module, "Tree")
-        .def(nb::init<kv::u32, double, kv::u64, kv::u64>(), nb::kw_only(), "parked_blocks_max"_a = limits.parked_blocks_max,
-             "parked_ttl_s"_a = limits.parked_ttl_s, "memory_bytes_max"_a = limits.memory_bytes_max, "seed"_a = limits.seed)
+        .def(nb::init<kv::u64, kv::u64>(), nb::kw_only(), "memory_bytes_max"_a = 0, "seed"_a = 0)
         .def("register", &PyTree::add_rank, "rank"_a, "capacity_blocks"_a = 0)
         .def("store", &PyTree::store, "rank"_a, "parent"_a.none(), "sequence_hashes"_a, "tier"_a, "now_s"_a)
         .def("remove", &PyTree::remove, "rank"_a, "sequence_hashes"_a, "tier"_a)
@@ -62,8 +60,7 @@ NB_MODULE(_core, module) {
         .def("apply_batch", &PyTree::apply_batch, "rank"_a, "message"_a, "now_s"_a)
         .def("load", &PyTree::load, "rank"_a, "chunks"_a, "now_s"_a)
         .def("repair", &PyTree::repair, "rank"_a, "buckets"_a, "chunks"_a, "now_s"_a)
-        .def("expire", &PyTree::expire, "now_s"_a)
-        .def("_restore", &PyTree::restore_body, "body"_a, "now_s"_a)
+        .def("_restore", &PyTree::restore_body, "body"_a)
         .def("match", &PyTree::match, "sequence_hashes"_a, "out"_a, "ranks"_a.none() = nb::none())
         .def("_digest", &PyTree::digest_of, "rank"_a, "tier"_a)
         .def("bucket_digests", &PyTree::bucket_digests, "rank"_a, "tier"_a)

@@ -117,8 +117,7 @@ inline nb::list outline_path(const Outline& outline, u32 node, u64 limit) {
 
 class PyTree {
 public:
-    PyTree(u32 parked_blocks_max, double parked_ttl_s, u64 memory_bytes_max, u64 seed)
-        : tree_(std::make_unique<Tree>(Limits{parked_blocks_max, parked_ttl_s, memory_bytes_max, seed})) {}
+    PyTree(u64 memory_bytes_max, u64 seed) : tree_(std::make_unique<Tree>(Limits{memory_bytes_max, seed})) {}
 
     // ------------------------------------------------------------------------------------------------- facts
 
@@ -159,13 +158,11 @@ public:
         locked()->repair(rank, bytes_of(buckets), rows.views, now_s);
     }
 
-    std::set<u32> expire(double now_s) { return locked()->expire(now_s); }
-
-    void restore_body(const nb::bytes& body, double now_s) {
+    void restore_body(const nb::bytes& body) {
         const nb::gil_scoped_release unlocked;
         const std::lock_guard<std::mutex> lock(mutex_);
         auto made = std::make_unique<Tree>(tree_->limits());
-        restore(*made, *tree_, bytes_of(body), body.size(), now_s);
+        restore(*made, *tree_, bytes_of(body), body.size());
         std::swap(tree_, made);
     }
 
@@ -282,10 +279,8 @@ public:
     std::vector<u64> figures() {
         const Locked tree = locked();
         const Counters& counted = tree->counters();
-        const ParkedBlocks& parked = tree->parked();
-        return {tree->ranks(),           tree->nodes(),          tree->held_blocks(),  parked.size(),
-                tree->memory_bytes(),    counted.duplicate_blocks, counted.unknown_removals, parked.parked_total,
-                parked.lost_total,       counted.parent_conflicts, counted.refused_blocks};
+        return {tree->ranks(),            tree->nodes(),           tree->held_blocks(),     tree->memory_bytes(),
+                counted.duplicate_blocks, counted.unknown_removals, counted.parent_conflicts, counted.refused_blocks};
     }
 
 private:

@@ -14,18 +14,17 @@ void Tree::remove(u32 rank, const u64* hashes, std::size_t count, u32 tier) {
             fetched = std::min<std::size_t>(count, at + SpotsAhead::kAhead);
             prefetch(hashes + at, fetched - at);
         }
-        const bool was_parked = !parked_.empty() && parked_.remove({rank, hashes[at], tier});
         const u32 block = find(hashes[at]);
         Piece piece{0, 1};
         bool is_held = false;
         if (block != kNone) {
-            piece = piece_at(hashes + at, parked_.empty() ? count - at : 1, block);
+            piece = piece_at(hashes + at, count - at, block);
             is_held = sets_.contains(runs_[runs_.of(block)].set, holder);
         }
         if (is_held) {
             release(runs_.of(block), piece.offset, piece.length, holder);
         } else {
-            counters_.unknown_removals += piece.length - (was_parked ? 1 : 0);
+            counters_.unknown_removals += piece.length;
         }
         at += piece.length;
     }
@@ -101,7 +100,6 @@ void Tree::clear(u32 rank, u32 tier_bits) {
     ranks_.at(rank);
     for (u32 tier = 0; tier < kTiers; ++tier) {
         if ((tier_bits >> tier & 1) != 0) {
-            parked_.forget(rank, tier);
             clear_tier({rank, tier});
         }
     }

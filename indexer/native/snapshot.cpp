@@ -11,7 +11,7 @@ namespace kv {
 namespace {
 
 constexpr u8 kRunHasParent = 1, kParentUnknown = 2;
-constexpr std::size_t kRunHeadBytes = 1 + 8 + 4 + 8 + 4, kParkedBytes = 4 + 1 + 8 + 8;
+constexpr std::size_t kRunHeadBytes = 1 + 8 + 4 + 8 + 4;
 
 void require(bool is_so, u64 at, const char* otherwise) {
     if (!is_so) {
@@ -53,28 +53,22 @@ std::string Tree::snapshot() const {
         append(body, own.length);
         body.append(reinterpret_cast<const char*>(blocks_.hashes() + own.begin), own.length * sizeof(u64));
     }
-    append(body, static_cast<u32>(parked_.size()));
-    for (const auto& entry : parked_.oldest_first()) {
-        append(body, entry.block.rank);
-        append(body, static_cast<u8>(entry.block.tier));
-        append(body, entry.parent);
-        append(body, entry.block.hash);
-    }
+    append(body, u32{0});
     return body;
 }
 
 // Builds a new tree from a body; if it throws, that tree must not be used.
 class SnapshotReader {
 public:
-    SnapshotReader(Tree& tree, const u8* data, std::size_t size, double now_s)
-        : tree_(tree), data_(data), size_(size), now_s_(now_s) {}
+    SnapshotReader(Tree& tree, const u8* data, std::size_t size) : tree_(tree), data_(data), size_(size) {}
 
     void read() {
         read_ranks();
         read_sets();
         read_runs();
-        read_parked();
-        require(at_ == size_, at_, "bytes after the last parked block");
+        const u64 from = at_;
+        require(take<u32>() == 0, from, "reserved is not 0");
+        require(at_ == size_, at_, "bytes after the end");
     }
 
 private:
@@ -213,29 +207,9 @@ private:
         return tree_.ranks_.digest(holder);
     }
 
-    void read_parked() {
-        const u32 count = take_count<u32>(kParkedBytes);
-        std::set<ParkedBlock> seen;
-        for (u32 each = 0; each < count; ++each) {
-            const u64 from = at_;
-            expect(kParkedBytes);
-            const u32 rank = take<u32>();
-            const u8 tier = take<u8>();
-            const u64 parent = take<u64>(), hash = take<u64>();
-            check_rank(rank, from);
-            require(tier < kTiers, from + 4, "a tier beyond 3");
-            require(tree_.find(parent) == kNone, from + 5, "the parent of a parked block is in a run");
-            require(seen.insert({rank, hash, tier}).second, from, "a block that is parked twice");
-            if (!tree_.parked_.park({rank, hash, tier}, parent, now_s_)) {
-                throw IndexFull("no memory for the snapshot");
-            }
-        }
-    }
-
     Tree& tree_;
     const u8* data_;
     std::size_t size_;
-    double now_s_;
     u64 at_ = 0;
     u32 last_ = kNone;
     std::vector<u32> sets_;
@@ -243,11 +217,9 @@ private:
     std::vector<std::pair<u32, u64>> unheld_ends_;  // last block of a run without holders, and the run's offset
 };
 
-void restore(Tree& made, const Tree& old, const u8* data, std::size_t size, double now_s) {
-    SnapshotReader(made, data, size, now_s).read();
+void restore(Tree& made, const Tree& old, const u8* data, std::size_t size) {
+    SnapshotReader(made, data, size).read();
     made.counters_ = old.counters_;
-    made.parked_.parked_total = old.parked_.parked_total;
-    made.parked_.lost_total += old.parked_.lost_total;
 }
 
 }  // namespace kv

@@ -1,4 +1,5 @@
-// Stores: a chain of blocks hangs behind its parent, is held where it is known, and grows where it is new.
+// Stores: a chain of blocks hangs behind its parent, is held where it is known, and grows where it is new. A parent that is
+// not in the tree becomes a placeholder: a block without holders and without a known parent.
 #include <algorithm>
 
 #include "tree.hpp"
@@ -15,43 +16,27 @@ constexpr u32 kGrowingOrderMax = 3;               // a chain that grows block by
 // Returns how many of the blocks there was no memory for.
 std::size_t Tree::store(u32 rank, const u64* parent, const u64* hashes, std::size_t count, u32 tier, double now_s) {
     ranks_.at(rank);
-    u32 above = kNone;
-    std::size_t at = 0;
-    if (parent != nullptr) {
-        prefetch(hashes, std::min<std::size_t>(count, 1));
-        u64 missing = *parent;
-        above = find(missing);
-        while (above == kNone && at < count) {
-            if (!parked_.park({rank, hashes[at], tier}, missing, now_s)) {
-                return refuse(rank, not_held(hashes + at, count - at, {rank, tier}));
-            }
-            missing = hashes[at++];
-            above = find(missing);
-        }
+    prefetch(hashes, std::min<std::size_t>(count, parent != nullptr ? 1 : 0));
+    u32 above = parent == nullptr ? kNone : find(*parent);
+    const bool is_new_parent = parent != nullptr && above == kNone;
+    if (is_new_parent) {
+        above = placeholder(*parent, now_s);
     }
-    return attach_and_wake(above, hashes + at, count - at, {rank, tier}, now_s);
+    const bool has_no_place = is_new_parent && above == kNone;
+    const std::size_t held = has_no_place ? 0 : attach(above, hashes, count, {rank, tier}, now_s);
+    if (is_new_parent && above != kNone) {
+        prune(runs_.of(above));  // in case nothing hangs behind it after all
+    }
+    return held == count ? 0 : refuse(rank, not_held(hashes + held, count - held, {rank, tier}));
 }
 
-// The chain hangs behind `above`; what waited for one of its blocks hangs there before the next one comes.
-std::size_t Tree::attach_and_wake(u32 above, const u64* hashes, std::size_t count, Holder holder, double now_s) {
-    std::size_t at = 0;
-    while (at < count) {
-        std::size_t stop = count;
-        if (!parked_.empty()) {
-            stop = at;
-            while (stop + 1 < count && !parked_.awaits(hashes[stop])) {
-                ++stop;
-            }
-            ++stop;
-        }
-        at += attach(above, hashes + at, stop - at, holder, now_s);
-        if (at < stop) {
-            return refuse(holder.rank, not_held(hashes + at, count - at, holder));
-        }
-        wake(hashes[at - 1], now_s);
-        above = at < count ? find(hashes[at - 1]) : kNone;
+// Adds a block without holders and without a known parent; kNone where there is no memory.
+u32 Tree::placeholder(u64 hash, double now_s) {
+    const Grown made = grow(kNone, &hash, 1, HolderSets::kEmpty, nullptr, now_s);
+    if (made.count != 0) {
+        runs_[runs_.of(made.last)].is_parent_unknown = 1;
     }
-    return 0;
+    return made.last;
 }
 
 std::size_t Tree::not_held(const u64* hashes, std::size_t count, Holder holder) const {
@@ -61,24 +46,6 @@ std::size_t Tree::not_held(const u64* hashes, std::size_t count, Holder holder) 
         missing += block == kNone || !is_held(block, holder);
     }
     return missing;
-}
-
-void Tree::wake(u64 hash, double now_s) {
-    if (parked_.empty()) {
-        return;
-    }
-    std::vector<u64> came{hash};
-    while (!came.empty()) {
-        const u64 parent = came.back();
-        came.pop_back();
-        for (const ParkedBlock& block : parked_.take(parent)) {
-            if (attach(find(parent), &block.hash, 1, {block.rank, block.tier}, now_s) == 0) {
-                refuse(block.rank, 1);
-            } else {
-                came.push_back(block.hash);
-            }
-        }
-    }
 }
 
 // Hold a chain behind `above` (kNone: from the beginning); return how many of its blocks there was memory for.

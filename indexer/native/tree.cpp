@@ -36,8 +36,7 @@ Tree::Tree(const Limits& limits)
       map_(budget_, blocks_, limits.seed),
       sets_(budget_),
       runs_(budget_, blocks_, sets_),
-      ranks_(budget_),
-      parked_(budget_, limits.parked_blocks_max, limits.parked_ttl_s) {}
+      ranks_(budget_) {}
 
 void Tree::add_rank(u32 rank, u64 capacity_blocks) {
     if (!ranks_.has(rank)) {

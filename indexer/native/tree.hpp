@@ -18,7 +18,6 @@
 #include "blocks.hpp"
 #include "common.hpp"
 #include "holder_sets.hpp"
-#include "parked.hpp"
 #include "ranks.hpp"
 #include "runs.hpp"
 
@@ -56,7 +55,6 @@ public:
 
     const Limits& limits() const { return limits_; }
     const Counters& counters() const { return counters_; }
-    const ParkedBlocks& parked() const { return parked_; }
 
     // changes; for an unknown rank they throw UnknownRank and change nothing
     void add_rank(u32 rank, u64 capacity_blocks);
@@ -65,11 +63,10 @@ public:
     void clear(u32 rank, u32 tier_bits);
     void drop(u32 rank);
     void load(u32 rank, const std::vector<ColumnsView>& chunks, double now_s);
-    // `buckets`: 256 bits; of the blocks in those buckets the rank holds exactly the rows, and none of its blocks is parked
+    // `buckets`: 256 bits; of the blocks in those buckets the rank holds exactly the rows
     void repair(u32 rank, const u8* buckets, const std::vector<ColumnsView>& chunks, double now_s);
     // returns how many blocks there was no memory for; throws Malformed, and then nothing has changed
     std::size_t apply_batch(u32 rank, const u8* data, std::size_t size, double now_s);
-    std::set<u32> expire(double now_s) { return parked_.expire(now_s); }
 
     // queries
     // writes 4 rows of `columns` depths; returns how many blocks at least one rank reaches on some tier
@@ -97,7 +94,7 @@ public:
 private:
     friend class Outline;
     friend class SnapshotReader;
-    friend void restore(Tree& made, const Tree& old, const u8* data, std::size_t size, double now_s);
+    friend void restore(Tree& made, const Tree& old, const u8* data, std::size_t size);
 
     struct Grown {
         std::size_t count;
@@ -119,8 +116,7 @@ private:
     void reset_if_empty();
 
     // store.cpp
-    std::size_t attach_and_wake(u32 above, const u64* hashes, std::size_t count, Holder holder, double now_s);
-    void wake(u64 hash, double now_s);
+    u32 placeholder(u64 hash, double now_s);
     std::size_t attach(u32 above, const u64* hashes, std::size_t count, Holder holder, double now_s);
     u32 find_behind(u32 above, u64 hash) const;
     std::size_t not_held(const u64* hashes, std::size_t count, Holder holder) const;
@@ -149,7 +145,6 @@ private:
     void hold_rows(u32 rank, const std::vector<ColumnsView>& chunks, double now_s);
     std::vector<u64> held_in(const u8* buckets, Holder holder) const;
     std::size_t load_chain(u32 rank, const ColumnsView& rows, std::size_t at, double now_s);
-    u32 placeholder(u64 hash, double now_s);
 
     // walk.cpp
     u32 next_in_walk(u32 run) const;
@@ -162,14 +157,13 @@ private:
     HolderSets sets_;
     Runs runs_;
     Ranks ranks_;
-    ParkedBlocks parked_;
     Counters counters_;
     std::vector<u64> chain_;  // hashes of the event or the rows that are being applied, aligned
 };
 
 // Gives `made`, a new tree, the state of a snapshot's body and the counters of `old`. Throws Malformed or IndexFull; then
 // `made` must not be used.
-void restore(Tree& made, const Tree& old, const u8* data, std::size_t size, double now_s);
+void restore(Tree& made, const Tree& old, const u8* data, std::size_t size);
 
 // How many of the first `count` hashes are the same.
 std::size_t common_prefix(const u64* left, const u64* right, std::size_t count);

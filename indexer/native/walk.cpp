@@ -93,16 +93,15 @@ std::vector<u64> Tree::chain(u64 hash, std::size_t limit) const {
 const Digest* Tree::digest(u32 rank, u32 tier) const { return ranks_.at(rank).digests[tier].get(); }
 
 std::vector<std::pair<const char*, u64>> Tree::memory() const {
-    return {{"blocks", blocks_.bytes()}, {"map", map_.bytes()},     {"runs", runs_.bytes()},
-            {"sets", sets_.bytes()},     {"ranks", ranks_.bytes()}, {"parked", parked_.bytes()}};
+    return {{"blocks", blocks_.bytes()},
+            {"map", map_.bytes()},
+            {"runs", runs_.bytes()},
+            {"sets", sets_.bytes()},
+            {"ranks", ranks_.bytes()}};
 }
 
 std::vector<std::pair<const char*, u64>> Tree::structure() const {
-    return {{"blocks", map_.size()},
-            {"runs", runs_.size()},
-            {"sets", sets_.size()},
-            {"extents", blocks_.extents()},
-            {"parked", parked_.size()}};
+    return {{"blocks", map_.size()}, {"runs", runs_.size()}, {"sets", sets_.size()}, {"extents", blocks_.extents()}};
 }
 
 }  // namespace kv

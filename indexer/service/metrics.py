@@ -87,7 +87,6 @@ def _size_families(statistics: FoldStatistics) -> Iterator[Family]:
     for name, meaning, figure in (
         ("index_ranks", "Ranks in the index", index.ranks),
         ("index_nodes", "Distinct prefixes in the index", index.nodes),
-        ("index_parked_blocks", "Blocks that wait for their parent", index.parked_blocks),
         ("index_overfull_ranks", overfull, statistics.overfull_ranks),
         ("index_refused_ranks", refused, statistics.refused_ranks),
     ):
@@ -108,11 +107,6 @@ def _count_families(statistics: FoldStatistics, feed: IndexFeed) -> Iterator[Fam
             index.duplicate_blocks_total,
         ),
         ("index_unknown_removals", "Removals of blocks that the rank did not hold", index.unknown_removals_total),
-        (
-            "index_parked_lost_blocks",
-            "Parked blocks that were dropped before their parent came; their rank is repaired unless it is overfull",
-            index.parked_lost_blocks_total,
-        ),
         ("index_parent_conflicts", "Blocks stored with another parent than before", index.parent_conflicts_total),
         ("index_refused_blocks", "Blocks refused because the memory limit was reached", index.refused_blocks_total),
         ("index_refused_messages", "Messages that the feed or the index refused", refused_messages),

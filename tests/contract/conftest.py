@@ -1,7 +1,7 @@
 import pytest
 
 from indexer.index.prefix_index import PrefixIndex
-from tests.contract.indexes import IMPLEMENTATIONS, TTL_S, MakeIndex, with_ranks
+from tests.contract.indexes import IMPLEMENTATIONS, MakeIndex, with_ranks
 
 
 @pytest.fixture(params=list(IMPLEMENTATIONS.values()), ids=list(IMPLEMENTATIONS))
@@ -13,4 +13,4 @@ def make_index(request: pytest.FixtureRequest) -> MakeIndex:
 @pytest.fixture
 def index(make_index: MakeIndex) -> PrefixIndex:
     """Return an empty index that knows the ranks 0, 1 and 2."""
-    return with_ranks(make_index(parked_ttl_s=TTL_S))
+    return with_ranks(make_index())

@@ -16,13 +16,10 @@ from tests.reference.index.index import ReferenceIndex
 
 GPU, HOST, DISK, EXTERNAL = TIERS
 U64_MAX = 2**64 - 1
-TTL_S = 5.0
 
 
 class MakeIndex(Protocol):
-    def __call__(
-        self, *, parked_blocks_max: int = ..., parked_ttl_s: float = ..., memory_bytes_max: int = ...
-    ) -> PrefixIndex: ...
+    def __call__(self, *, memory_bytes_max: int = ...) -> PrefixIndex: ...
 
 
 IMPLEMENTATIONS: dict[str, MakeIndex] = {

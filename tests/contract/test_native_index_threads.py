@@ -20,7 +20,7 @@ from indexer.index.prefix_index import Hashes, PassedRequest
 from indexer.native.index import NativeIndex
 from kv_protocol.codec import encode_message
 from kv_protocol.events import Batch, Event, Removed, Stored
-from tests.contract.indexes import GPU, TTL_S, assert_sound, chain, overlaps
+from tests.contract.indexes import GPU, assert_sound, chain, overlaps
 from tests.support.amount import examples
 
 THREADS = 5
@@ -45,7 +45,6 @@ class Visitor:
         every: list[Callable[[], object]] = [
             self._apply, self._apply, self._store, self._load, self._match, self._match_without_room,
             self._match_no_hashes, self._overlaps, self._dump, self._keep, self._drop, self._look, self._outline,
-            self._expire,
         ]  # fmt: skip
         for number in range(OPERATIONS):
             ask = self._random.choice(every)
@@ -106,7 +105,7 @@ class Visitor:
     def _keep(self) -> None:
         snapshot = bytearray(self._index.snapshot())
         if self._random.random() < 0.5:
-            self._index.restore(snapshot, 0)
+            self._index.restore(snapshot)
 
     def _drop(self) -> None:
         rank = self._rank()
@@ -128,9 +127,6 @@ class Visitor:
         roots = outline.children(None, "heat", 0, 10)
         assert sum(each.subtree_blocks for each in roots) == outline.blocks
         assert all(len(self._index.chain(each.first, 9)) <= 72 for each in roots)
-
-    def _expire(self) -> None:
-        self._index.expire(self._random.choice([0, TTL_S]))
 
 
 def visit(make: MakeNative, seed: int, told: Connection) -> None:

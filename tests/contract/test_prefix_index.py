@@ -8,20 +8,17 @@ import pytest
 from indexer.index.prefix_index import RANKS_MAX, Depths, Hashes, PrefixIndex
 from kv_protocol.codec import encode_message, pack_u64
 from kv_protocol.events import TIERS, Batch, Stored, Tier
-from kv_protocol.recovery import HeldBlock
 from tests.contract.indexes import (
     DISK,
     EXTERNAL,
     GPU,
     HOST,
-    TTL_S,
     U64_MAX,
     MakeIndex,
     assert_sound,
     both,
     chain,
     held,
-    load,
     overlaps,
     with_ranks,
 )
@@ -84,7 +81,7 @@ def test_a_second_parent_of_a_block_is_counted_and_not_believed(index: PrefixInd
 @pytest.mark.parametrize("numbers", [(0, 1, U64_MAX), (U64_MAX, 0, 1), (1, U64_MAX, 0)])
 def test_zero_and_the_largest_number_are_hashes_like_others(index: PrefixIndex, numbers: tuple[int, ...]) -> None:
     index.store(0, numbers[0], numbers[1:], GPU, 0)
-    assert held(index, 0) == {}
+    assert overlaps(index, numbers) == {}
     index.store(0, None, numbers[:1], GPU, 0)
     assert overlaps(index, numbers) == {0: both(3)}
     assert_sound(index, 0)
@@ -141,83 +138,26 @@ def test_every_number_of_the_rows_is_written(index: PrefixIndex) -> None:
     assert set(out) == {0}
 
 
-# ------------------------------------------------------------------------------------------------- parked
+# ------------------------------------------------------------------------------------------------- unknown parents
 
 
-@pytest.mark.parametrize("end", ["clear", "drop", "load"])
-def test_nothing_parked_outlives_what_ends_the_whole_rank(index: PrefixIndex, end: str) -> None:
-    path = chain(2)
-    index.store(0, path[0], path[1:], GPU, 0)
-    index.store(1, path[0], path[1:], GPU, 0)
-    match end:
-        case "clear":
-            index.clear(0)
-        case "drop":
-            index.drop(0)
-            index.register(0)
-        case "load":
-            load(index, 0, [])
-    assert index.statistics().parked_blocks == 1
-    index.store(2, None, path[:1], GPU, 0)
-    assert (held(index, 0), held(index, 1)) == ({}, {path[1]: (path[0], 1)})
+def test_a_block_that_comes_before_its_parent_is_held_and_matches_once_the_parent_is_stored(index: PrefixIndex) -> None:
+    path = chain(5)
+    index.store(0, path[3], path[4:], GPU, 0)
+    index.store(0, path[1], path[2:4], GPU, 0)
+    index.store(1, path[1], path[2:3], GPU, 0)
+    assert held(index, 0) == {block: (path[at - 1], 1) for at, block in enumerate(path) if at >= 2}
+    assert (overlaps(index, path), index.children(None), index.holders(path[1])) == ({}, [path[1]], {})
+    index.store(2, path[0], path[1:2], GPU, 0)
+    index.store(0, None, path[:2], GPU, 0)
+    assert overlaps(index, path) == {0: both(5)}
+    assert index.statistics().parent_conflicts_total == 0
+    assert_sound(index)
 
 
-def test_the_parent_of_a_parked_block_may_come_as_the_unheld_parent_of_a_dump(index: PrefixIndex) -> None:
-    path, other = chain(3), chain(1, seed=2)
-    index.store(0, path[1], path[2:], GPU, 0)
-    load(index, 1, [HeldBlock(other[0], path[1], 1)])
-    assert held(index, 0) == {path[2]: (path[1], 1)}, "as it is when the dump comes before the store"
-    assert index.statistics().parked_blocks == 0
-
-
-def test_a_block_whose_own_parent_is_known_is_not_parked_with_the_head_of_its_event(index: PrefixIndex) -> None:
-    path = chain(4)
-    load(index, 1, [HeldBlock(path[3], path[2], 1)])  # so path[2] is known, but not where it belongs
-    index.store(0, path[0], path[1:], GPU, 0)
-    assert held(index, 0) == {path[3]: (path[2], 1)}
-    assert index.statistics().parked_blocks == 2
-    index.store(0, None, path[:1], GPU, 0)
-    assert overlaps(index, path) == {0: both(4)}
-
-
-def test_parked_blocks_are_lost_after_their_time_and_their_ranks_are_named_once(index: PrefixIndex) -> None:
-    path, other = chain(2), chain(2, seed=2)
-    index.store(0, path[0], path[1:], GPU, 10.0)
-    index.store(1, other[0], other[1:], GPU, 12.0)
-    assert index.expire(10.0 + TTL_S - 0.01) == set()
-    assert index.expire(10.0 + TTL_S) == {0}
-    assert index.expire(10.0 + TTL_S) == set()
-    assert (index.statistics().parked_blocks, index.statistics().parked_lost_blocks_total) == (1, 1)
-    index.store(0, None, path[:1], GPU, 16.0)
-    assert overlaps(index, path) == {0: both(1)}
-    assert index.expire(1e9) == {1}
-    assert index.statistics().parked_blocks == 0
-
-
-def test_beyond_the_bound_the_oldest_gives_way_and_its_rank_is_named(make_index: MakeIndex) -> None:
-    index, path = with_ranks(make_index(parked_blocks_max=3, parked_ttl_s=TTL_S)), chain(5)
-    index.store(0, path[0], path[1:2], GPU, 0)
-    index.store(1, path[0], path[1:4], GPU, 0)
-    assert (index.statistics().parked_blocks, index.statistics().parked_lost_blocks_total) == (3, 1)
-    assert index.expire(0) == {0}
-    index.store(2, None, path[:1], GPU, 0)
-    assert (len(held(index, 0)), len(held(index, 1))) == (0, 3)
-    assert index.expire(1e9) == set()
-
-
-@pytest.mark.parametrize("end", ["clear", "clear of the tier", "drop", "load"])
-def test_a_rank_that_began_anew_is_not_named_for_what_it_lost_before(make_index: MakeIndex, end: str) -> None:
-    index, path = with_ranks(make_index(parked_blocks_max=0)), chain(2)
-    index.store(0, path[0], path[1:], HOST, 0)
-    index.store(1, path[0], path[1:], HOST, 0)
-    match end:
-        case "clear":
-            index.clear(0)
-        case "clear of the tier":
-            index.clear(0, HOST)
-        case "drop":
-            index.drop(0)
-            index.register(0)  # the number may be given to another rank
-        case "load":
-            load(index, 0, [HeldBlock(path[1], path[0], 2)])
-    assert index.expire(1e9) == {1}
+def test_a_parent_that_no_block_follows_after_all_leaves_nothing(index: PrefixIndex) -> None:
+    path, other = chain(2), chain(1, seed=2)
+    index.store(0, None, path, GPU, 0)
+    index.store(0, other[0], path, GPU, 0)
+    assert (index.statistics().nodes, index.statistics().parent_conflicts_total) == (2, 1)
+    assert_sound(index)

@@ -23,7 +23,7 @@ from tests.contract.indexes import (
 # ------------------------------------------------------------------------------------------------- dump, load
 
 
-def test_a_load_replaces_all_that_was_held_or_parked(index: PrefixIndex) -> None:
+def test_a_load_replaces_all_that_was_held(index: PrefixIndex) -> None:
     path, other = chain(3), chain(3, seed=2)
     index.store(0, None, path, GPU, 0)
     index.store(0, other[0], other[1:], GPU, 0)
@@ -40,9 +40,8 @@ def test_a_dump_is_believed_about_blocks_whose_parent_is_not_held(index: PrefixI
     rows = [HeldBlock(path[1], path[0], 1), HeldBlock(path[3], path[2], 1)]
     load(index, 0, rows)
     assert held(index, 0) == {path[1]: (path[0], 1), path[3]: (path[2], 1)}
-    assert index.statistics().parked_blocks == 0
     assert (overlaps(index, path), index.digest(0, GPU).block_count) == ({}, 2)
-    index.store(0, path[1], [path[2]], GPU, 0)  # the unheld parents are known: nothing is parked
+    index.store(0, path[1], [path[2]], GPU, 0)
     index.store(0, None, [path[0]], GPU, 0)
     assert overlaps(index, path) == {0: both(4)}
     assert index.statistics().parent_conflicts_total == 0
@@ -60,8 +59,6 @@ def test_an_unheld_parent_is_forgotten_with_its_last_child(index: PrefixIndex) -
     assert index.statistics().nodes == 3
     index.clear(2)
     assert index.statistics().nodes == 0
-    index.store(0, path[0], path[1:2], GPU, 0)
-    assert index.statistics().parked_blocks == 1, "the parent is in the index no longer"
 
 
 # ------------------------------------------------------------------------------------------------- repair
@@ -93,23 +90,12 @@ def test_a_repair_replaces_the_named_buckets_and_nothing_else(index: PrefixIndex
     assert held(index, 1).keys() == set(path)
 
 
-def test_after_a_repair_nothing_of_the_rank_is_parked(index: PrefixIndex) -> None:
-    path = chain(3)
-    index.store(0, path[0], path[1:], GPU, 0)
-    index.store(1, path[0], path[1:], GPU, 0)
-    repair(index, 0, bytes(32))
-    assert index.statistics().parked_blocks == 2
-    index.store(2, None, path[:1], GPU, 0)
-    assert held(index, 0) == {}
-    assert held(index, 1).keys() == set(path[1:])
-
-
 # ------------------------------------------------------------------------------------------------- memory, proof
 
 
 def test_a_chain_of_any_length_needs_no_deep_stack(index: PrefixIndex) -> None:
     path = chain(20_000)
-    for at in range(5_000, 10_000):  # last ones first: each is parked until the root comes
+    for at in range(9_999, 4_999, -1):  # children first
         index.store(0, path[at - 1], path[at : at + 1], GPU, 0)
     index.store(0, path[9_999], path[10_000:], GPU, 0)
     index.store(0, None, path[:5_000], GPU, 0)
@@ -118,7 +104,7 @@ def test_a_chain_of_any_length_needs_no_deep_stack(index: PrefixIndex) -> None:
     index.drop(0)
     assert overlaps(index, path) == {1: both(20_000)}
     index.remove(1, path, GPU)
-    assert (index.statistics().nodes, index.statistics().parked_blocks) == (0, 0)
+    assert index.statistics().nodes == 0
 
 
 # ------------------------------------------------------------------------------------------------- chunks

@@ -7,11 +7,9 @@ import pytest
 from indexer.index.prefix_index import RANKS_MAX, IndexFull, PrefixIndex
 from kv_protocol.codec import encode_message
 from kv_protocol.events import Batch, Stored, Tier
-from kv_protocol.recovery import HeldBlock, block_columns
 from tests.contract.indexes import (
     GPU,
     HOST,
-    TTL_S,
     MakeIndex,
     assert_sound,
     both,
@@ -71,13 +69,12 @@ def test_beyond_the_limit_new_blocks_are_refused_and_their_rank_is_overfull(tigh
     assert tight.statistics().refused_blocks_total == 40_000 - stored
     assert tight.overfull() == {0}
     assert overlaps(tight, HASHES) == {0: both(stored)}, "what there was room for is held from the first block on"
-    assert tight.statistics().parked_blocks == 0
     assert used(tight) > limit
     assert_sound(tight)
 
 
 def test_the_limit_is_never_passed(make_index: MakeIndex) -> None:
-    for memory_bytes_max in (300_000, 1_000_000, 2_000_000):
+    for memory_bytes_max in (300_000, 600_000, 1_000_000):
         index = make_index(memory_bytes_max=memory_bytes_max)
         index.register(0)
         for at in range(0, 40_000, 500):
@@ -112,7 +109,7 @@ def test_a_rank_that_begins_anew_is_not_overfull(tight: PrefixIndex, make_index:
         case "load":
             tight.load(0, tight.dump(0, 500), 0)
         case "restore":
-            tight.restore(with_ranks(make_index(), 1).snapshot(), 0)
+            tight.restore(with_ranks(make_index(), 1).snapshot())
     assert tight.overfull() == set()
 
 
@@ -171,7 +168,7 @@ def test_a_snapshot_that_does_not_fit_changes_nothing(tight: PrefixIndex, make_i
     tight.store(0, None, HASHES[:1_000], GPU, 0)
     before = tight.snapshot(), tight.statistics()
     with pytest.raises(IndexFull):
-        tight.restore(whole.snapshot(), 0)
+        tight.restore(whole.snapshot())
     assert (tight.snapshot(), tight.statistics()) == before
     assert overlaps(tight, HASHES) == {0: both(1_000)}
 
@@ -186,7 +183,7 @@ def test_a_restore_fits_with_its_digests_or_is_refused(make_index: MakeIndex) ->
     for memory_bytes_max in range(used(with_ranks(make_index(), 1)), used(whole) + 2_000, 1_000):
         index = make_index(memory_bytes_max=memory_bytes_max)
         try:
-            index.restore(whole.snapshot(), 0)
+            index.restore(whole.snapshot())
         except IndexFull:
             refused += 1
             continue
@@ -194,25 +191,6 @@ def test_a_restore_fits_with_its_digests_or_is_refused(make_index: MakeIndex) ->
         assert used(index) <= memory_bytes_max
     assert restored > 0
     assert refused > 0
-
-
-def test_a_parked_block_without_memory_when_its_parent_comes_makes_its_rank_overfull(make_index: MakeIndex) -> None:
-    block, parent, waiting = chain(3, seed=9)
-    outcomes = set()
-    for spare_blocks in (0, 1):  # what an implementation needs in memory is its own affair
-        tight = with_ranks(make_tight(make_index), 3)
-        tight.store(0, None, [block], GPU, 0)
-        tight.store(1, None, [block], GPU, 0)
-        tight.store(2, parent, [waiting], HOST, 0)
-        last = fill(tight) - 1
-        tight.remove(0, HASHES[last - spare_blocks : last], GPU)
-        refused = tight.statistics().refused_blocks_total
-        tight.repair(1, bytes([255]) * 32, block_columns([HeldBlock(block, parent, 1)]), 0)
-        if block in held(tight, 1) and waiting not in held(tight, 2):
-            outcomes.add((tight.overfull() == {0, 2}, tight.statistics().refused_blocks_total - refused))
-            assert tight.statistics().parked_blocks == 0
-            assert_sound(tight)
-    assert outcomes == {(True, 1)}
 
 
 @pytest.mark.parametrize("seed", range(examples(3, least=1)))
@@ -247,19 +225,6 @@ def test_of_the_blocks_behind_a_refused_one_those_that_are_held_are_not_refused(
     more = tight.digest(0, GPU).block_count - stored
     assert 0 <= more < 9_000
     assert tight.statistics().refused_blocks_total - refused == 9_000 - more
-
-
-def test_without_memory_a_parked_block_is_parked_again_and_no_other(tight: PrefixIndex) -> None:
-    waiting = chain(40_000, seed=5)
-    tight.store(0, 7, waiting, GPU, 0)
-    parked, refused = tight.statistics().parked_blocks, tight.statistics().refused_blocks_total
-    assert 0 < parked == 40_000 - refused < 40_000, "there is no memory for more"
-    tight.store(0, 7, waiting[:1], GPU, 1)
-    assert tight.statistics().refused_blocks_total == refused
-    tight.store(1, 7, waiting[:1], GPU, 1)
-    assert tight.statistics().refused_blocks_total == refused + 1
-    assert tight.expire(TTL_S) == {0}
-    assert tight.statistics().parked_blocks == 1, "it waits anew since it was parked again"
 
 
 def test_a_chain_that_is_held_alike_again_has_no_more_parts_than_before(index: PrefixIndex) -> None:

@@ -16,7 +16,6 @@ from tests.contract.indexes import (
     EXTERNAL,
     GPU,
     IMPLEMENTATIONS,
-    TTL_S,
     U64_MAX,
     MakeIndex,
     assert_sound,
@@ -54,7 +53,7 @@ def known(index: PrefixIndex) -> list[object]:
         [index.bucket_digests(rank, tier) for rank in (0, 1, 2, 4095) for tier in TIERS],
         [index.children(block) for block in (None, 77, *blocks)],
         [index.holders(block) for block in (77, *blocks)],
-        (now.ranks, now.nodes, now.held_blocks, now.parked_blocks),
+        (now.ranks, now.nodes, now.held_blocks),
     ]
 
 
@@ -65,7 +64,7 @@ def test_a_restored_index_knows_all_that_was_known(
     paths = fill(index)
     reader = with_ranks(make_reader(), 9)
     reader.store(7, None, chain(3, seed=8), GPU, 0)
-    reader.restore(index.snapshot(), 10)
+    reader.restore(index.snapshot())
     assert known(reader) == known(index)
     assert [overlaps(reader, path) for path in paths] == [overlaps(index, path) for path in paths]
     assert_sound(reader)
@@ -73,27 +72,15 @@ def test_a_restored_index_knows_all_that_was_known(
     with pytest.raises(KeyError):
         reader.digest(7, GPU)
     again = make_index()
-    again.restore(reader.snapshot(), 11)
+    again.restore(reader.snapshot())
     assert known(again) == known(index)
-
-
-@READERS
-def test_parked_blocks_wait_from_the_restore_on(index: PrefixIndex, make_reader: MakeIndex) -> None:
-    fill(index)
-    reader = make_reader(parked_ttl_s=TTL_S)
-    reader.restore(index.snapshot(), 100)
-    assert reader.expire(100 + TTL_S - 0.1) == set()
-    reader.store(4095, None, [1234], GPU, 101)
-    assert held(reader, 1).items() >= {5: (1234, 8), 6: (5, 8), 7: (6, 8)}.items()
-    assert reader.expire(100 + TTL_S) == {2}
-    assert reader.statistics().parked_lost_blocks_total == 1
 
 
 @READERS
 def test_a_restored_index_lives_on(index: PrefixIndex, make_reader: MakeIndex) -> None:
     paths = fill(index)
     reader = make_reader()
-    reader.restore(index.snapshot(), 0)
+    reader.restore(index.snapshot())
     for each in (index, reader):
         each.store(0, None, paths[0], GPU, 20)
         each.store(2, None, [77], GPU, 20)
@@ -111,7 +98,7 @@ def test_a_restored_index_lives_on(index: PrefixIndex, make_reader: MakeIndex) -
 def refuses(index: PrefixIndex, data: bytes, offset: int | None = None) -> None:
     before = index.snapshot(), index.statistics()
     with pytest.raises(MalformedMessage) as refused:
-        index.restore(data, 0)
+        index.restore(data)
     assert 0 <= refused.value.offset <= max(len(data), HEAD_BYTES)
     assert refused.value.reason
     assert offset is None or refused.value.offset == offset
@@ -180,33 +167,29 @@ def body(
     ranks: tuple[int, ...] = (0, 3),
     sets: tuple[tuple[int, ...], ...] = ((0 << 4 | 1,), (0 << 4 | 3, 3 << 4 | 8)),
     runs: tuple[bytes, ...] = (run(1, 2), run(3, parent=2, flags=1, holders=2)),
-    parked: tuple[tuple[int, int, int, int], ...] = ((3, 2, 70, 71),),
     *,
-    counts: tuple[int | None, int | None, int | None, int | None] = (None, None, None, None),
+    counts: tuple[int | None, int | None, int | None] = (None, None, None),
+    reserved: int = 0,
 ) -> bytes:
     """Return a body, valid unless told otherwise; `counts` replace the true ones."""
-    said = [
-        len(each) if count is None else count for each, count in zip((ranks, sets, runs, parked), counts, strict=True)
-    ]
+    said = [len(each) if count is None else count for each, count in zip((ranks, sets, runs), counts, strict=True)]
     parts = [struct.pack("<I", said[0]), *(struct.pack("<I", rank) for rank in ranks), struct.pack("<I", said[1])]
     parts += [struct.pack(f"<I{len(each)}I", len(each), *each) for each in sets]
-    parts += [struct.pack("<Q", said[2]), *runs, struct.pack("<I", said[3])]
-    parts += [struct.pack("<IBQQ", *each) for each in parked]
+    parts += [struct.pack("<Q", said[2]), *runs, struct.pack("<I", reserved)]
     return b"".join(parts)
 
 
 def test_a_snapshot_made_by_hand_is_restored(index: PrefixIndex) -> None:
-    index.restore(seal(body()), 0)
+    index.restore(seal(body()))
     assert held(index, 0) == {1: (None, 1), 2: (1, 1), 3: (2, 3)}
     assert held(index, 3) == {3: (2, 8)}
-    assert index.statistics().parked_blocks == 1
     assert_sound(index, 3)
 
 
 def test_runs_may_be_cut_and_sets_be_said_twice_or_for_nothing(index: PrefixIndex) -> None:
     sets = ((1,), (1,), (3 << 4 | 15,))
     runs = (run(1, 2, 3), run(4, parent=3, flags=1, holders=2), run(5, parent=2, flags=1))
-    index.restore(seal(body(sets=sets, runs=runs)), 0)
+    index.restore(seal(body(sets=sets, runs=runs)))
     assert held(index, 0) == {1: (None, 1), 2: (1, 1), 3: (2, 1), 4: (3, 1), 5: (2, 1)}
     assert index.children(2) == [3, 5]
     assert_sound(index)
@@ -220,17 +203,17 @@ LIES: dict[str, bytes] = {
     "a rank twice": body(ranks=(0, 0, 3)),
     "ranks descending": body(ranks=(3, 0)),
     "a rank too large": body(ranks=(0, 3, 4096)),
-    "ranks without end": body(counts=(2**32 - 1, None, None, None)),
+    "ranks without end": body(counts=(2**32 - 1, None, None)),
     "a set without members": body(sets=((1,), ())),
     "a member without a tier": body(sets=((0,), (1,))),
     "a member twice": body(sets=((1, 2), (1,))),
     "members descending": body(sets=((3 << 4 | 1, 1), (1,))),
     "a member of an unknown rank": body(sets=((1,), (2 << 4 | 1,))),
     "a member of a rank too large": body(sets=((1,), (2**28 - 1 << 4 | 1,))),
-    "sets without end": body(counts=(None, 2**32 - 1, None, None)),
-    "runs without end": body(counts=(None, None, 2**64 - 1, None)),
-    "runs whose bytes wrap": body(counts=(None, None, 2**61, None)),
-    "a run too few": body(counts=(None, None, 1, None)),
+    "sets without end": body(counts=(None, 2**32 - 1, None)),
+    "runs without end": body(counts=(None, None, 2**64 - 1)),
+    "runs whose bytes wrap": body(counts=(None, None, 2**61)),
+    "a run too few": body(counts=(None, None, 1)),
     "a hash twice in a run": body(runs=(run(1, 1),)),
     "a hash in two runs": body(runs=(run(1, 2), run(2))),
     "a child before its parent": body(runs=(run(3, parent=2, flags=1), run(1, 2))),
@@ -247,17 +230,12 @@ LIES: dict[str, bytes] = {
     "stored never": body(runs=(run(1, last_stored_s=float("inf")),)),
     "a run without blocks": body(runs=(run(), run(1))),
     "blocks without end": body(runs=(run(1, n=2**32 - 1),)),
-    "a block too many": body(runs=(run(1, n=2),), parked=()),
+    "a block too many": body(runs=(run(1, n=2),)),
     "a block without holders at the end": body(runs=(run(1), run(2, holders=0))),
     "a block without holders behind another": body(runs=(run(1, holders=0), run(2, holders=0, parent=1, flags=1))),
     "a block without holders before a fork above it": body(runs=(run(1, 2, holders=0), run(3, parent=1, flags=1))),
-    "a parked block of an unknown rank": body(parked=((2, 0, 70, 71),)),
-    "a parked block of a rank too large": body(parked=((2**32 - 1, 0, 70, 71),)),
-    "a parked block on no tier": body(parked=((3, 4, 70, 71),)),
-    "a parked block twice": body(parked=((3, 2, 70, 71), (3, 2, 72, 71))),
-    "a parked block whose parent is there": body(parked=((3, 2, 3, 71),)),
-    "parked blocks without end": body(counts=(None, None, None, 2**32 - 1)),
-    "a parked block too few": body(counts=(None, None, None, 0)),
+    "something reserved": body(reserved=1),
+    "bytes after the end": body() + b"\0",
 }
 
 
@@ -291,14 +269,14 @@ def test_any_byte_of_a_sealed_body_may_be_anything(full: PrefixIndex, make_index
             assert index.statistics().nodes == index.statistics().ranks == 0, at
         else:
             assert_sound(index)
-            twin.restore(index.snapshot(), 0)
+            twin.restore(index.snapshot())
             assert whole_tree(twin) == whole_tree(index), at
             index = make_index()
 
 
 def refusal_of(index: PrefixIndex, data: bytes) -> MalformedMessage | None:
     try:
-        index.restore(data, 0)
+        index.restore(data)
     except MalformedMessage as error:
         return error
     return None

@@ -20,10 +20,8 @@ std::uint64_t hash_of(std::uint8_t number) {
 
 kv::Limits limits_of(std::uint8_t choice) {
     kv::Limits limits;
-    constexpr std::uint32_t parked[] = {0, 1, 5, 65'536};
     static const std::uint64_t empty = kv::Tree(kv::Limits{}).memory_bytes();
     const std::uint64_t memory[] = {0, 1, empty + 65'000, 300'000};  // the third: some blocks, and little beside them
-    limits.parked_blocks_max = parked[choice & 3];
     limits.memory_bytes_max = memory[choice >> 2 & 3];
     limits.seed = choice;
     return limits;
@@ -53,7 +51,7 @@ public:
             }
         }
         expect_sound(*tree_);
-        expect_restorable(*tree_, now_s_);
+        expect_restorable(*tree_);
         expect_drained(*tree_);
     }
 
@@ -79,7 +77,7 @@ private:
         case 10: has_removed_ = true; tree_->clear(rank, input_.byte() & 15u); break;
         case 11: add(rank, input_.byte() % 4 == 0 ? input_.word() : 0); break;
         case 12: restore(); break;
-        case 13: now_s_ += input_.byte() / 16.0; tree_->expire(now_s_); break;
+        case 13: now_s_ += input_.byte() / 16.0; break;
         default: look(*tree_, hashes(input_.byte() % 32)); break;
         }
     }
@@ -182,7 +180,7 @@ private:
     void restore() {
         const std::string before = tree_->snapshot();
         try {
-            tree_ = restored(*tree_, before, now_s_);
+            tree_ = restored(*tree_, before);
             has_removed_ = false;
         } catch (const kv::IndexFull&) {
             expect(limits_.memory_bytes_max != 0, "no unbounded tree is full");

@@ -11,12 +11,11 @@ constexpr std::uint64_t kBlocks = 12;
 
 kv::Limits limits_of(std::uint8_t choice) {
     kv::Limits limits;
-    limits.parked_blocks_max = choice & 1 ? 3 : 65'536;
     limits.memory_bytes_max = choice & 2 ? 2'000'000 : 0;
     return limits;
 }
 
-// Two ranks that share a beginning, a hole, and a block that waits for its parent.
+// Two ranks that share a beginning, a hole, and a block with an unknown parent.
 void fill(kv::Tree& tree) {
     std::uint64_t hashes[kBlocks];
     for (std::uint64_t at = 0; at < kBlocks; ++at) {
@@ -27,16 +26,16 @@ void fill(kv::Tree& tree) {
     tree.store(0, nullptr, hashes, kBlocks, 0, 0);
     tree.store(5, nullptr, hashes, kBlocks / 2, 1, 0);
     tree.remove(0, hashes + 2, 1, 0);
-    const std::uint64_t unknown = kv::splitmix64(100), waiting = kv::splitmix64(101);
-    tree.store(5, &unknown, &waiting, 1, 0, 0);
+    const std::uint64_t unknown = kv::splitmix64(100), behind = kv::splitmix64(101);
+    tree.store(5, &unknown, &behind, 1, 0, 0);
 }
 
 std::unique_ptr<kv::Tree> restored_exactly(const kv::Tree& old, const std::vector<std::uint8_t>& body) {
 #if KV_PLANTED_BUG == 2
     const std::vector<std::uint8_t> cut(body.begin(), body.end() - (body.empty() ? 0 : 1));
-    return restored(old, cut.data(), body.size(), 1);
+    return restored(old, cut.data(), body.size());
 #else
-    return restored(old, body.data(), body.size(), 1);
+    return restored(old, body.data(), body.size());
 #endif
 }
 
@@ -59,7 +58,7 @@ void expect_good(kv::Tree& tree) {
     expect_sound(tree);
     expect_bounded(tree, false);
     look(tree, {kv::splitmix64(0), kv::splitmix64(1), kv::splitmix64(2)});
-    expect_restorable(tree, 1);
+    expect_restorable(tree);
     expect_drained(tree);
 }
 

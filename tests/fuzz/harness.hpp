@@ -104,13 +104,13 @@ inline void expect_bounded(const kv::Tree& tree, bool has_removed) {
     expect(limit == 0 || used <= std::max(limit, empty), "a tree keeps to its memory");
 }
 
-inline std::unique_ptr<kv::Tree> restored(const kv::Tree& old, const std::uint8_t* body, std::size_t size, double now_s) {
+inline std::unique_ptr<kv::Tree> restored(const kv::Tree& old, const std::uint8_t* body, std::size_t size) {
     auto made = std::make_unique<kv::Tree>(old.limits());
-    kv::restore(*made, old, body, size, now_s);
+    kv::restore(*made, old, body, size);
     return made;
 }
-inline std::unique_ptr<kv::Tree> restored(const kv::Tree& old, const std::string& body, double now_s) {
-    return restored(old, reinterpret_cast<const std::uint8_t*>(body.data()), body.size(), now_s);
+inline std::unique_ptr<kv::Tree> restored(const kv::Tree& old, const std::string& body) {
+    return restored(old, reinterpret_cast<const std::uint8_t*>(body.data()), body.size());
 }
 
 // An outline of a tree that rests has all its blocks, and every node can be found by its last block.
@@ -154,10 +154,10 @@ inline void look(const kv::Tree& tree, const std::vector<std::uint64_t>& hashes)
 }
 
 // A snapshot says all: a tree made of it knows the same, unless there is no memory for both.
-inline void expect_restorable(const kv::Tree& tree, double now_s) {
+inline void expect_restorable(const kv::Tree& tree) {
     const std::string snapshot = tree.snapshot();
     try {
-        const std::unique_ptr<kv::Tree> copy = restored(tree, snapshot, now_s);
+        const std::unique_ptr<kv::Tree> copy = restored(tree, snapshot);
         expect_sound(*copy);
         expect(state_of(copy->snapshot()) == state_of(snapshot), "a restored tree knows what its snapshot says");
     } catch (const kv::IndexFull&) {

@@ -21,7 +21,6 @@ from tests.contract.indexes import overlaps, whole_tree
 from tests.reference.index.snapshot import read_body
 
 _ODD_HASHES = (0, 2**64 - 1, 1, 2**32 - 1, 2**63, 2**32)
-_PARKED_BLOCKS_MAX = (0, 1, 5, 65_536)
 _HEAD = struct.Struct("<BBBBQQQqQII")
 _STORED, _CLEARED = 0, 2
 _ALL_TIERS = 15
@@ -32,7 +31,7 @@ _ODD_FORMS = 0xE0
 class MakeIndex(Protocol):
     """The constructor of an implementation."""
 
-    def __call__(self, *, parked_blocks_max: int) -> PrefixIndex:
+    def __call__(self) -> PrefixIndex:
         """Return an empty index."""
 
 
@@ -44,9 +43,9 @@ Operation = Callable[[int], Outcome]
 
 def restored(make_index: MakeIndex, data: bytes) -> tuple[PrefixIndex, list[Outcome]]:
     """Restore an index from the body of a snapshot behind the first byte; return it with the outcome."""
-    index = make_index(parked_blocks_max=3 if data[:1] and data[0] & 1 else 65_536)
+    index = make_index()
     try:
-        index.restore(seal(data[1:]), 1.0)
+        index.restore(seal(data[1:]))
     except MalformedMessage as error:
         return index, [error.offset]
     return index, []
@@ -57,7 +56,8 @@ class Program:
 
     def __init__(self, make_index: MakeIndex, data: bytes) -> None:
         self._data, self._at, self._now_s = data, 0, 0.0
-        self.index = make_index(parked_blocks_max=_PARKED_BLOCKS_MAX[self._byte() & 3])
+        self._byte()
+        self.index = make_index()
         self._ops: dict[int, Operation] = {
             0: lambda rank: self._apply(rank, self._bytes(self._byte() | self._byte() << 8)),
             **dict.fromkeys((1, 2, 3), lambda rank: self._apply(rank, self._message())),
@@ -66,8 +66,8 @@ class Program:
             9: self.index.drop,
             10: self._clear,
             11: self._register,
-            12: lambda _: self.index.restore(self.index.snapshot(), self._now_s),
-            13: self._expire,
+            12: lambda _: self.index.restore(self.index.snapshot()),
+            13: self._wait,
         }
         for rank in range(2):
             self.index.register(rank)
@@ -142,9 +142,8 @@ class Program:
     def _register(self, rank: int) -> None:
         self.index.register(rank, (self._byte() | self._byte() << 8) if self._byte() % 4 == 0 else 0)
 
-    def _expire(self, _: int) -> Outcome:
+    def _wait(self, _: int) -> None:
         self._now_s += self._byte() / 16
-        return self.index.expire(self._now_s)
 
     def _look(self, _: int) -> Outcome:
         hashes = self._hashes(self._byte() % 32)
@@ -158,7 +157,6 @@ def _known(index: PrefixIndex) -> dict[str, Outcome]:
         "ranks": saved.ranks,
         "digests": [index.digest(rank, tier) for rank in saved.ranks for tier in TIERS],
         "dumps": [_dumped(index, rank) for rank in saved.ranks],
-        "parked blocks": saved.parked,
         "tree": whole_tree(index),
         "statistics": msgspec.structs.replace(index.statistics(), memory_bytes=0),
     }

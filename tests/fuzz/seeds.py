@@ -29,7 +29,6 @@ _MESSAGE, _STORE, _ADD_RANK, _OPERATIONS = 0, 4, 11, 16
 _LITTLE_MEMORY = 2 << 2
 """In the byte of limits: memory for a few blocks."""
 _STORED_BLOCKS_MAX = 31
-_TTL_S = 5.0
 
 
 def _event(draw: Random) -> Event:
@@ -84,7 +83,7 @@ def _filling_input(draw: Random) -> bytes:
 
 
 def _restore_input(draw: Random) -> bytes:
-    index = ReferenceIndex(parked_ttl_s=_TTL_S)
+    index = ReferenceIndex()
     for rank in range(_RANKS):
         index.register(rank)
     for rank, message in _messages(draw):

@@ -16,15 +16,11 @@ namespace fuzz {
 struct State {
     using Holders = std::vector<std::uint32_t>;                      // rank << 4 | tier bits
     using Block = std::tuple<std::uint8_t, std::uint64_t, Holders>;  // flags of its run, parent, holders
-    using Parked = std::tuple<std::uint32_t, std::uint8_t, std::uint64_t, std::uint64_t>;
 
     std::vector<std::uint32_t> ranks;
     std::map<std::uint64_t, Block> blocks;
-    std::vector<Parked> parked;
 
-    bool operator==(const State& other) const {
-        return ranks == other.ranks && blocks == other.blocks && parked == other.parked;
-    }
+    bool operator==(const State& other) const { return ranks == other.ranks && blocks == other.blocks; }
 };
 
 class StateReader {
@@ -39,12 +35,6 @@ public:
         }
         for (std::uint64_t left = take<std::uint64_t>(); left > 0; --left) {
             read_run(state);
-        }
-        for (std::uint32_t left = take<std::uint32_t>(); left > 0; --left) {
-            const auto rank = take<std::uint32_t>();
-            const auto tier = take<std::uint8_t>();
-            const auto parent = take<std::uint64_t>(), hash = take<std::uint64_t>();
-            state.parked.emplace_back(rank, tier, parent, hash);
         }
         return state;
     }

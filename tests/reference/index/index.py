@@ -129,10 +129,8 @@ def chain_from(forest: Forest, sequence_hash: int, limit: int) -> list[int]:
 class ReferenceIndex(ReferenceTree):
     """A `PrefixIndex`, whose methods are described there. `memory_bytes_max` is in bytes; 0: no limit."""
 
-    def __init__(
-        self, *, parked_blocks_max: int = 65_536, parked_ttl_s: float = 5.0, memory_bytes_max: int = 0
-    ) -> None:
-        super().__init__(parked_blocks_max, parked_ttl_s, memory_bytes_max)
+    def __init__(self, *, memory_bytes_max: int = 0) -> None:
+        super().__init__(memory_bytes_max)
 
     # ------------------------------------------------------------------------------------------------- changes
 
@@ -171,7 +169,6 @@ class ReferenceIndex(ReferenceTree):
         self._check_known(rank)
         rows = [block for columns in chunks for block in columns.blocks()]
         for tier in TIERS:
-            self._parked.forget(rank, tier)
             for sequence_hash in self._ranks[rank].on(tier):
                 if is_in_buckets(sequence_hash, buckets):
                     self._release(rank, sequence_hash, tier)
@@ -193,9 +190,6 @@ class ReferenceIndex(ReferenceTree):
         else:
             self._clear(rank, event.tier)
         return 0
-
-    def expire(self, now_s: float) -> set[int]:
-        return self._parked.expire(now_s)
 
     def _check_known(self, rank: int) -> None:
         if rank not in self._ranks:
@@ -248,10 +242,10 @@ class ReferenceIndex(ReferenceTree):
         return block_columns(rows, chunk_blocks)
 
     def snapshot(self) -> bytes:
-        return seal(write_body(saved(self._nodes, self._ranks, self._parked)))
+        return seal(write_body(saved(self._nodes, self._ranks)))
 
-    def restore(self, data: Buffer, now_s: float) -> None:
-        self._become(read_body(unseal(data)), now_s)
+    def restore(self, data: Buffer) -> None:
+        self._become(read_body(unseal(data)))
 
     def children(self, sequence_hash: int | None) -> list[int]:
         return children_of(self._nodes, sequence_hash)
@@ -271,24 +265,16 @@ class ReferenceIndex(ReferenceTree):
         return set(self._overfull)
 
     def structure(self) -> dict[str, int]:
-        return {
-            "nodes": len(self._nodes),
-            "holdings": self._holdings,
-            "parked": len(self._parked),
-            "awaited": len(self._parked.parents()),
-        }
+        return {"nodes": len(self._nodes), "holdings": self._holdings}
 
     def statistics(self) -> IndexStatistics:
         return IndexStatistics(
             ranks=len(self._ranks),
             nodes=len(self._nodes),
             held_blocks=self._holdings,
-            parked_blocks=len(self._parked),
             memory_bytes=sum(self.memory().values()),
             duplicate_blocks_total=self._duplicates,
             unknown_removals_total=self._unknown_removals,
-            parked_blocks_total=self._parked.parked_total,
-            parked_lost_blocks_total=self._parked.lost_total,
             parent_conflicts_total=self._nodes.conflicts_total,
             refused_blocks_total=self._refused,
         )

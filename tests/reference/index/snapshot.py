@@ -9,11 +9,11 @@ from indexer.index.prefix_index import RANKS_MAX
 from indexer.index.snapshot import HEAD_BYTES
 from kv_protocol.codec import pack_u64, unpack_u64
 from kv_protocol.errors import MalformedMessage
-from kv_protocol.events import TIERS, Tier
-from tests.reference.index.nodes import Forest, Node, ParkedBlocks, RankHolding
+from kv_protocol.events import TIERS
+from tests.reference.index.nodes import Forest, Node, RankHolding
 
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
-_RUN, _PARKED = struct.Struct("<BQIdI"), struct.Struct("<IBQQ")
+_RUN = struct.Struct("<BQIdI")
 _HAS_PARENT, _PARENT_UNKNOWN = 1, 2
 
 Holders = tuple[tuple[int, int], ...]
@@ -30,21 +30,11 @@ class SavedRun(NamedTuple):
     hashes: Sequence[int]
 
 
-class SavedParked(NamedTuple):
-    """A block that waits for its parent."""
-
-    rank: int
-    tier: Tier
-    parent: int
-    sequence_hash: int
-
-
 class Snapshot(NamedTuple):
     """The contents of a body."""
 
     ranks: Sequence[int]
     runs: Sequence[SavedRun]
-    parked: Sequence[SavedParked]
 
 
 def write_body(snapshot: Snapshot) -> bytes:
@@ -61,8 +51,7 @@ def write_body(snapshot: Snapshot) -> bytes:
         flags = _HAS_PARENT if run.parent is not None else 0 if run.parent_known else _PARENT_UNKNOWN
         number = sets[run.holders] if run.holders else 0
         parts += [_RUN.pack(flags, run.parent or 0, number, run.last_stored_s, len(run.hashes)), pack_u64(run.hashes)]
-    parts.append(_U32.pack(len(snapshot.parked)))
-    parts += [_PARKED.pack(*each) for each in snapshot.parked]
+    parts.append(_U32.pack(0))
     return b"".join(parts)
 
 
@@ -86,9 +75,11 @@ class _BodyReader:
             self._ranks.append(rank)
         for _ in range(self._count(_U32, 2 * _U32.size)):
             self._sets.append(self._read_set())
-        runs, parked = self._read_runs(), self._read_parked()
-        self._expect(self._at == len(self._body), self._at, "bytes after the last parked block")
-        return Snapshot(self._ranks, runs, parked)
+        runs = self._read_runs()
+        at, (reserved,) = self._at, self._read(_U32)
+        self._expect(not reserved, at, "reserved is not 0")
+        self._expect(self._at == len(self._body), self._at, "bytes after the end")
+        return Snapshot(self._ranks, runs)
 
     @staticmethod
     def _expect(is_so: object, at: int, otherwise: str) -> None:
@@ -150,20 +141,6 @@ class _BodyReader:
         known = parent if flags == _HAS_PARENT else None
         return SavedRun(known, flags != _PARENT_UNKNOWN, self._sets[number], last_stored_s, hashes)
 
-    def _read_parked(self) -> list[SavedParked]:
-        parked: list[SavedParked] = []
-        seen: set[tuple[int, int, int]] = set()
-        for _ in range(self._count(_U32, _PARKED.size)):
-            at = self._at
-            rank, tier, parent, sequence_hash = self._read(_PARKED)
-            self._expect(rank in self._ranks, at, "a rank that is not one of the ranks")
-            self._expect(tier < len(TIERS), at + 4, "a tier beyond 3")
-            self._expect(parent not in self._hashes, at + 5, "the parent of a parked block is in a run")
-            self._expect((rank, tier, sequence_hash) not in seen, at, "a block that is parked twice")
-            seen.add((rank, tier, sequence_hash))
-            parked.append(SavedParked(rank, TIERS[tier], parent, sequence_hash))
-        return parked
-
 
 def children_of(forest: Forest, sequence_hash: int | None) -> list[int]:
     """Return the blocks whose parent is `sequence_hash` (None: those without a known one), ascending."""
@@ -186,13 +163,9 @@ def walk(forest: Forest) -> Iterator[list[int]]:
         pending += after
 
 
-def saved(forest: Forest, ranks: Iterable[int], parked: ParkedBlocks) -> Snapshot:
+def saved(forest: Forest, ranks: Iterable[int]) -> Snapshot:
     """Return the state as a snapshot."""
-    return Snapshot(
-        sorted(ranks),
-        [_saved_run(forest, hashes) for hashes in walk(forest)],
-        [SavedParked(block.rank, block.tier, parent, block.sequence_hash) for block, parent in parked.waiting()],
-    )
+    return Snapshot(sorted(ranks), [_saved_run(forest, hashes) for hashes in walk(forest)])
 
 
 def _saved_run(forest: Forest, hashes: list[int]) -> SavedRun:

@@ -1,9 +1,9 @@
-"""The data structures of a reference index: nodes, holders, parked blocks, memory.
+"""The data structures of a reference index: nodes, holders, memory.
 
     nodes:  sequence hash -> parent, number of children, per tier a bit set of the ranks that hold it
     ranks:  rank -> sequence hash -> bits of tiers, and digests
 
-Memory is estimated: a node, a holding (a block at a rank), a parked block and a rank cost fixed numbers of bytes, as
+Memory is estimated: a node, a holding (a block at a rank) and a rank cost fixed numbers of bytes, as
 measured with `tracemalloc` on CPython 3.11; bit sets of very many ranks cost more than this estimate.
 """
 
@@ -11,12 +11,11 @@ from collections.abc import Sequence
 
 from indexer.index.prefix_index import IndexFull
 from kv_protocol.events import TIERS, Tier
-from tests.reference.index.nodes import Forest, Node, ParkedBlock, ParkedBlocks, RankHolding
+from tests.reference.index.nodes import Forest, Node, RankHolding
 from tests.reference.index.snapshot import Snapshot, rebuilt
 
 NODE_BYTES = 320
 HOLDING_BYTES = 96
-PARKED_BYTES = 448
 RANK_BYTES = 50_000
 _TIERS_OF = tuple(tuple(tier for tier in TIERS if bits >> tier & 1) for bits in range(1 << len(TIERS)))
 
@@ -24,10 +23,9 @@ _TIERS_OF = tuple(tuple(tier for tier in TIERS if bits >> tier & 1) for bits in 
 class ReferenceTree:
     """The state of a `ReferenceIndex`. It has checked all arguments: ranks are known, hashes are u64s."""
 
-    def __init__(self, parked_blocks_max: int, parked_ttl_s: float, memory_bytes_max: int) -> None:
+    def __init__(self, memory_bytes_max: int) -> None:
         self._nodes = Forest()
         self._ranks: dict[int, RankHolding] = {}
-        self._parked = ParkedBlocks(parked_blocks_max, parked_ttl_s)
         self._overfull: set[int] = set()
         self._memory_bytes_max = memory_bytes_max
         self._holdings = 0
@@ -38,7 +36,6 @@ class ReferenceTree:
         return {
             "nodes": NODE_BYTES * len(self._nodes),
             "holdings": HOLDING_BYTES * self._holdings,
-            "parked": PARKED_BYTES * len(self._parked),
             "ranks": RANK_BYTES * len(self._ranks),
         }
 
@@ -56,36 +53,14 @@ class ReferenceTree:
         for sequence_hash in hashes:
             if refused:
                 refused += not self._ranks[rank].has(sequence_hash, tier)
-            elif parent is None or parent in self._nodes:
-                refused += not self._attach(rank, parent, sequence_hash, 1 << tier, now_s)
             else:
-                refused += not self._park(ParkedBlock(rank, sequence_hash, tier), parent, now_s)
+                refused += not self._attach(rank, parent, sequence_hash, 1 << tier, now_s)
             parent = sequence_hash
         self._refuse(rank, refused)
         return refused
 
-    def _park(self, block: ParkedBlock, parent: int, now_s: float) -> bool:
-        if block not in self._parked and not self._has_memory(PARKED_BYTES):
-            return False
-        self._parked.park(block, parent, now_s)
-        return True
-
     def _attach(self, rank: int, parent: int | None, sequence_hash: int, tier_bits: int, now_s: float) -> bool:
-        """Add a block of `rank` and the parked blocks that waited for it; return False without memory for the block."""
-        if not self._insert(rank, parent, sequence_hash, tier_bits, now_s):
-            return False
-        if self._parked:
-            came = [sequence_hash] if parent is None else [parent, sequence_hash]  # a dump's unheld parent is new too
-            while came:
-                at = came.pop()
-                for block in self._parked.take(at):
-                    if self._insert(block.rank, at, block.sequence_hash, 1 << block.tier, now_s):
-                        came.append(block.sequence_hash)
-                    else:
-                        self._refuse(block.rank, 1)
-        return True
-
-    def _insert(self, rank: int, parent: int | None, sequence_hash: int, tier_bits: int, now_s: float) -> bool:
+        """Add a block of `rank`; return False without memory for it."""
         if self._memory_bytes_max:
             needed = NODE_BYTES * self._nodes.missing(sequence_hash, parent)
             if not self._has_memory(needed + HOLDING_BYTES * (sequence_hash not in self._ranks[rank].held)):
@@ -110,9 +85,7 @@ class ReferenceTree:
 
     def _remove(self, rank: int, hashes: Sequence[int], tier: Tier) -> None:
         for sequence_hash in hashes:
-            parked = self._parked.remove(ParkedBlock(rank, sequence_hash, tier))
-            if not self._release(rank, sequence_hash, tier) and not parked:
-                self._unknown_removals += 1
+            self._unknown_removals += not self._release(rank, sequence_hash, tier)
 
     def _release(self, rank: int, sequence_hash: int, tier: Tier) -> bool:
         is_held = self._ranks[rank].discard(sequence_hash, tier)
@@ -124,19 +97,15 @@ class ReferenceTree:
         return True
 
     def _clear(self, rank: int, tier: Tier) -> None:
-        self._parked.forget(rank, tier)
         for sequence_hash in self._ranks[rank].on(tier):
             self._release(rank, sequence_hash, tier)
 
-    def _become(self, snapshot: Snapshot, now_s: float) -> None:
+    def _become(self, snapshot: Snapshot) -> None:
         nodes, ranks = rebuilt(snapshot)
         holdings = sum(len(holding.held) for holding in ranks.values())
-        needed = NODE_BYTES * len(nodes) + HOLDING_BYTES * holdings
-        needed += RANK_BYTES * len(ranks) + PARKED_BYTES * len(snapshot.parked)
+        needed = NODE_BYTES * len(nodes) + HOLDING_BYTES * holdings + RANK_BYTES * len(ranks)
         if self._memory_bytes_max and needed > self._memory_bytes_max:
             raise IndexFull(f"the snapshot needs {needed} bytes, {self._memory_bytes_max} are allowed")
         nodes.conflicts_total = self._nodes.conflicts_total
         self._nodes, self._ranks, self._holdings = nodes, ranks, holdings
         self._overfull.clear()
-        waiting = ((ParkedBlock(each.rank, each.sequence_hash, each.tier), each.parent) for each in snapshot.parked)
-        self._parked.replace(waiting, now_s)

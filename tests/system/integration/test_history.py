@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import pytest_asyncio
@@ -34,15 +34,14 @@ MESSAGES, SHORT = 3000, 900
 POSITIONS = 50
 RESTARTS_RATIO, BEATS_RATIO = 0.004, 0.1
 OFTEN = NATS.model_copy(update={"snapshot_period_s": 1.0})
-LIMITS: dict[str, Any] = {"parked_blocks_max": 1000, "parked_ttl_s": 5.0, "memory_bytes_max": 0}
 
 
 def native() -> PrefixIndex:
-    return NativeIndex(**LIMITS, seed=1)
+    return NativeIndex(seed=1)
 
 
 def python() -> PrefixIndex:
-    return ReferenceIndex(**LIMITS)
+    return ReferenceIndex()
 
 
 class Told(NamedTuple):

@@ -32,16 +32,12 @@ class Refused(NamedTuple):
     """Bytes could not be read."""
 
 
-class Lost(NamedTuple):
-    """Parked blocks were lost."""
-
-
 class Tick(NamedTuple):
     """Nothing but time."""
 
 
-Input = Batch | Heartbeat | DumpChunk | ReplayChunk | Refused | Lost | Tick
-REFUSED, LOST, TICK = Refused(), Lost(), Tick()
+Input = Batch | Heartbeat | DumpChunk | ReplayChunk | Refused | Tick
+REFUSED, TICK = Refused(), Tick()
 
 
 def batch(seq: int, epoch: int = EPOCH) -> Batch:
@@ -127,8 +123,6 @@ def _given(follower: StreamFollower, one: Input, now_s: float) -> Sequence[Effec
             return follower.on_answer(one, now_s)
         case Refused():
             follower.on_refused(now_s)
-        case Lost():
-            follower.on_parked_lost(now_s)
         case Tick():
             follower.tick(now_s)
     return ()

@@ -193,7 +193,7 @@ def test_a_fold_that_is_restored_asks_nothing_that_it_wanted_before() -> None:
 
 
 def fold() -> IndexFold:
-    fold = IndexFold(ReferenceIndex(parked_blocks_max=10, parked_ttl_s=5.0))
+    fold = IndexFold(ReferenceIndex())
     fold.apply(arrived(A0, Batch(7, 1, Stored((1, 2)))), 0.0)
     fold.apply(arrived(A0, Batch(7, 2, Stored((2,), parent=1, start=1, tier=Tier.HOST))), 0.0)
     return fold

@@ -22,14 +22,14 @@ from tests.unit.indexer.life import EPOCH, Life, arrived, batch, pulse, told, un
 
 A0, A1, B0, C0 = WorkerRank("a", 0), WorkerRank("a", 1), WorkerRank("b", 0), WorkerRank("c", 0)
 LATER = 22
-GONE_S, PARKED_TTL_S = 5.0, 4.0
+GONE_S = 5.0
 PATH = [splitmix64(at) for at in range(6)]
 NEVER_HEARD = RankView((0, 0, 0, 0), 0, 0, "never_heard")
 
 
-def make_fold(parked_blocks_max: int = 100) -> IndexFold:
-    index = NativeIndex(parked_blocks_max=parked_blocks_max, parked_ttl_s=PARKED_TTL_S)
-    return IndexFold(index, FollowerLimits(gap_s=0.0, behind_s=2.0, answer_s=2.0, early_batches_max=64), gone_s=GONE_S)
+def make_fold() -> IndexFold:
+    limits = FollowerLimits(gap_s=0.0, behind_s=2.0, answer_s=2.0, early_batches_max=64)
+    return IndexFold(NativeIndex(), limits, gone_s=GONE_S)
 
 
 def path(first: int = 0, last: int = len(PATH), tier: Tier = Tier.GPU) -> Stored:
@@ -97,11 +97,12 @@ def test_a_heartbeat_that_proves_the_set_asks_nothing_and_one_that_does_not_asks
     assert fold.statistics().streams[A0].counts.digest_mismatches == 1
 
 
-def test_a_parked_block_is_not_held_and_the_digest_says_so(fold: IndexFold) -> None:
+def test_a_block_whose_parent_is_unknown_is_held_as_at_its_source(fold: IndexFold) -> None:
     told(fold, batch(A0, 1, path(2, 4)))
-    assert told(fold, pulse(A0, 1, *PATH[2:4])) == [asks_repair(A0, 1, 1)]
-    told(fold, dump(A0, 1, 1, [HeldBlock(PATH[2], PATH[1], 1), HeldBlock(PATH[3], PATH[2], 1)]))
     assert told(fold, pulse(A0, 1, *PATH[2:4])) == []
+    assert depths(fold, A0) == [(0, 0, 0, 0)]
+    told(fold, batch(A0, 2, path(0, 2)))
+    assert depths(fold, A0) == [(4, 4, 4, 4)]
 
 
 def test_a_restart_forgets_the_former_life_of_that_rank_alone(fold: IndexFold) -> None:
@@ -133,22 +134,6 @@ def test_bytes_that_could_not_be_read_make_the_rank_stale_and_ask(fold: IndexFol
     assert fold.statistics().refused_messages_total == 3
     told(fold, dump(A0, 1, 1), pulse(A0, 1))
     assert told(fold, unreadable(A0)) == [asks_repair(A0, 3, 1)]
-
-
-def test_blocks_parked_too_long_are_a_question_to_their_rank(fold: IndexFold) -> None:
-    told(fold, batch(A0, 1, path(1, 3)), batch(B0, 1, path(0, 1)), batch(C0, 1, path(4, 5)))
-    assert fold.statistics().index.parked_blocks == 1, "rank b had the parent"
-    assert fold.tick(PARKED_TTL_S - 0.1) == []
-    assert fold.tick(PARKED_TTL_S) == [asks_repair(C0, 1, 1)]
-    assert fold.overlap(PATH, [C0])[0].stale == "resyncing"
-    assert fold.tick(PARKED_TTL_S + 0.1) == []
-
-
-def test_blocks_parked_beyond_the_bound_are_a_question_to_their_rank() -> None:
-    fold = make_fold(parked_blocks_max=1)
-    told(fold, batch(A0, 1, path(1, 2)), batch(B0, 1, path(3, 4)))
-    assert fold.tick(0) == [asks_repair(A0, 1, 1)]
-    assert fold.statistics().index.parked_lost_blocks_total == 1
 
 
 # ------------------------------------------------------------------------------------------------- silence
@@ -281,7 +266,6 @@ def test_a_rank_in_a_reused_slot_has_no_blocks_of_the_former_rank(fold: IndexFol
     assert fold.ranks() == [B0, C0]
     assert (depths(fold, B0, C0), fold.held(C0)) == ([(0, 0, 0, 0)] * 2, [])
     assert told(fold, pulse(C0, 0), now_s=GONE_S) == [], "the digests are those of an empty set"
-    assert fold.statistics().index.parked_blocks == 0
     told(fold, batch(B0, 1, Stored((76,))), now_s=GONE_S)
     assert fold.held(C0) == []
 
@@ -300,7 +284,7 @@ def test_ranks_come_and_go_without_end_and_nothing_stays_behind(fold: IndexFold)
     for life in range(190, 200):
         told(fold, WorkerGone(f"w{life}"))
     now = fold.statistics()
-    assert (now.index.ranks, now.index.nodes, now.index.parked_blocks, now.streams) == (0, 0, 0, {})
+    assert (now.index.ranks, now.index.nodes, now.streams) == (0, 0, {})
 
 
 def test_ranks_beyond_the_bound_are_refused_and_counted_until_there_is_room(fold: IndexFold) -> None:
@@ -342,12 +326,12 @@ def test_whatever_is_lost_the_index_is_what_the_workers_hold_once_they_were_hear
         assert set(fold.held(rank)) == set(life.rows())
         assert fold.overlap((), [rank]) == [RankView((0, 0, 0, 0), life.epoch, life.seq, "")]
     now = fold.statistics().index
-    assert (now.parked_blocks, now.parent_conflicts_total, now.parked_lost_blocks_total) == (0, 0, 0)
+    assert now.parent_conflicts_total == 0
     assert now.held_blocks == sum(len(life.held) for life in lives.values())
 
 
 def test_the_same_facts_in_the_same_order_give_the_same_state() -> None:
-    folds = [make_fold(parked_blocks_max=2), make_fold(parked_blocks_max=2)]
+    folds = [make_fold(), make_fold()]
     outcomes = []
     for fold in folds:
         random = Random(5)

@@ -27,7 +27,6 @@ A0, B0, C0 = WorkerRank("a", 0), WorkerRank("b", 0), WorkerRank("c", 0)
 BLOCK_BYTES = NODE_BYTES + HOLDING_BYTES
 BLOCKS_MAX = 1000
 MEMORY_BYTES = 2 * RANK_BYTES + BLOCKS_MAX * BLOCK_BYTES
-PARKED_TTL_S = 4.0
 
 
 def chain(name: int, blocks: int) -> tuple[int, ...]:
@@ -46,7 +45,7 @@ class Eager(ReferenceIndex):
 
 
 def make_fold(kind: type[ReferenceIndex] = ReferenceIndex, *, gone_s: float = 1e9) -> IndexFold:
-    index = kind(memory_bytes_max=MEMORY_BYTES, parked_ttl_s=PARKED_TTL_S)
+    index = kind(memory_bytes_max=MEMORY_BYTES)
     return IndexFold(index, FollowerLimits(gap_s=0.0, behind_s=2.0, answer_s=2.0), gone_s=gone_s)
 
 
@@ -179,7 +178,7 @@ def turn(life: Life, step: int) -> list[Batch]:
 @pytest.mark.parametrize("seed", range(examples(5, least=2)))
 def test_whatever_was_refused_all_is_known_soon_after_there_is_room(seed: int) -> None:
     random = Random(seed)
-    fold = IndexFold(NativeIndex(memory_bytes_max=ROOM_BYTES, parked_ttl_s=PARKED_TTL_S))
+    fold = IndexFold(NativeIndex(memory_bytes_max=ROOM_BYTES))
     lives = {rank: Life(rank, random, blocks_max=ROOM_BLOCKS) for rank in (A0, B0, C0)}
     was_overfull: set[WorkerRank] = set()
     for step in range(160):

@@ -15,17 +15,15 @@ from kv_protocol.fleet import Heartbeat
 from kv_protocol.ids import WorkerRank
 from kv_protocol.recovery import DumpChunk, ReplayChunk
 from kv_protocol.splitmix import splitmix64
-from tests.dumped import dump_chunks
 from tests.unit.indexer.life import Life, arrived, stale, told, unreadable
 
 A0, B0 = WorkerRank("a", 0), WorkerRank("b", 0)
-PARENT, CHILD = splitmix64(1), splitmix64(2)
 SPOILT = 1 << 20
 
 
 @pytest.fixture
 def fold() -> IndexFold:
-    return IndexFold(NativeIndex(parked_blocks_max=100, parked_ttl_s=50.0), FollowerLimits(gap_s=0.0), gone_s=20.0)
+    return IndexFold(NativeIndex(), FollowerLimits(gap_s=0.0), gone_s=20.0)
 
 
 def lived(fold: IndexFold, batches: int, rank: WorkerRank = A0) -> Life:
@@ -107,29 +105,6 @@ def test_nothing_is_applied_between_the_question_for_a_repair_and_its_answer(fol
     assert set(fold.held(A0)) == before
     told(fold, *answer)
     assert (fold.overlap((), [A0])[0].seq, set(fold.held(A0))) == (25, set(life.rows()))
-
-
-def test_a_question_that_another_rank_made_untrue_is_not_answered_by_a_repair(fold: IndexFold) -> None:
-    """A parked block finds its parent, which another rank stores: held now, and unknown to the question."""
-    told(fold, arrived(A0, Batch(7, 1, Stored((CHILD,), PARENT, 1))))
-    (question,) = told(fold, unreadable(A0))
-    assert fold.held(A0) == []
-    told(fold, arrived(B0, Batch(7, 1, Stored((PARENT,)))))
-    assert [block.sequence_hash for block in fold.held(A0)] == [CHILD]
-    nothing_differs = dump_chunks(question.request.request_id, 7, 2, [], buckets=bytes(32))
-    assert told(fold, *(Received(A0, chunk) for chunk in nothing_differs)) == []
-    assert stale(fold, A0) == ["resyncing"]
-    (again,) = fold.tick(2.0)
-    assert (again.rank, again.request.epoch, again.request.buckets) == (A0, 0, b"")
-
-
-def test_what_a_repair_leaves_out_waits_for_no_parent(fold: IndexFold) -> None:
-    told(fold, arrived(A0, Batch(7, 1, Stored((CHILD,), PARENT, 1))))
-    (question,) = told(fold, unreadable(A0))
-    told(fold, *(Received(A0, chunk) for chunk in dump_chunks(1, 7, 2, [], buckets=bytes(32))))
-    assert question.request.request_id == 1
-    told(fold, arrived(B0, Batch(7, 1, Stored((PARENT,)))))
-    assert (fold.held(A0), stale(fold, A0)) == ([], [""])
 
 
 # ------------------------------------------------------------------------------------------------- turns

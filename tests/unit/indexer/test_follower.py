@@ -24,7 +24,6 @@ from tests.unit.indexer.stream_inputs import (
     LATER,
     LIMITS,
     LIVE,
-    LOST,
     NEW,
     PULSED,
     REFUSED,
@@ -93,7 +92,6 @@ ROWS = [
     Row("LIVE, the source does not vouch", LIVE, pulse(3, stale="why"), [], "source", (EPOCH, 3)),
     Row("LIVE, the source vouches again", [*LIVE, pulse(3, stale="why")], pulse(3), [], "", (EPOCH, 3)),
     Row("LIVE, refused", LIVE, REFUSED, [repair(1)], "resyncing", (EPOCH, 3)),
-    Row("LIVE, parked blocks lost", LIVE, LOST, [repair(1)], "resyncing", (EPOCH, 3)),
     Row("LIVE, an answer to nothing", LIVE, whole(0, 9), [], "", (EPOCH, 3)),
     Row("HOLE, the next batch", HOLE, batch(4), applied(4), "resyncing", (EPOCH, 4)),
     Row("HOLE, the last one missing", [*HOLE, batch(4)], batch(5), applied(5, 6), "", (EPOCH, 6)),
@@ -341,9 +339,9 @@ def test_a_stream_is_overfull_beside_its_state(inputs: Sequence[Input], stale: s
     assert overfull(*inputs).stale == stale
 
 
-def test_while_overfull_a_mismatch_and_lost_parked_blocks_ask_nothing_and_the_rest_is_as_ever() -> None:
+def test_while_overfull_a_mismatch_asks_nothing_and_the_rest_is_as_ever() -> None:
     follower = overfull(*LIVE)
-    assert [give(follower, pulse(3, held=[7])), give(follower, LOST), give(follower, TICK, 99)] == [[], [], []]
+    assert [give(follower, pulse(3, held=[7])), give(follower, TICK, 99)] == [[], []]
     assert (counts(follower).digest_mismatches, give(follower, batch(4))) == (0, applied(4))
     assert give(follower, batch(6)) == [tail(1)]
 
@@ -387,7 +385,7 @@ inputs = st.one_of(
     st.builds(lambda request, seq, epoch: repaired(request, seq, 1, epoch=epoch), numbers, seqs, epochs),
     st.builds(lambda request, seq, first, epoch: replay(request, seq, first, first + 1, epoch=epoch),
               numbers, seqs, st.integers(1, 12), epochs),
-    st.sampled_from([REFUSED, LOST, TICK]),
+    st.sampled_from([REFUSED, TICK]),
 )  # fmt: skip
 
 

@@ -19,7 +19,6 @@ from tests.unit.indexer.stream_inputs import (
     LATER,
     LIMITS,
     LIVE,
-    LOST,
     PULSED,
     REFUSED,
     TICK,
@@ -189,13 +188,13 @@ def test_after_an_outage_the_log_has_gap_s_again_to_close_a_gap() -> None:
 # ------------------------------------------------------------------------------------------------- wanting more
 
 
-def test_lost_parked_blocks_make_more_wanted_than_a_tail_and_the_former_answer_is_void() -> None:
+def test_once_more_is_wanted_than_a_tail_the_former_answer_is_void() -> None:
     follower = after(*HOLE)
-    assert give(follower, LOST, 1) == []
+    follower.want_dump(1)
     assert [give(follower, one, 1) for one in (replay(1, 6, 4, 5, 6), whole(1, 6), batch(4))] == [[]] * 3
-    assert give(follower, TICK, 2) == [repair(2)]
+    assert give(follower, TICK, 2) == [dump(2)]
     assert give(follower, batch(7), 2) == []
-    assert give(follower, repaired(2, 6), 2) == [mended(), *applied(7)]
+    assert give(follower, whole(2, 6), 2) == [ReplaceAll(), *applied(7)]
 
 
 def test_a_repair_in_vain_makes_all_wanted() -> None:

@@ -15,7 +15,7 @@ A0 = WorkerRank("a", 0)
 
 
 def empty() -> IndexFold:
-    return IndexFold(ReferenceIndex(parked_blocks_max=10, parked_ttl_s=5.0))
+    return IndexFold(ReferenceIndex())
 
 
 def batch(seq: int, epoch: int = 7) -> Received:
@@ -28,7 +28,7 @@ def moment(fold: IndexFold, *rank_checkpoints: RankCheckpoint) -> Moment:
 
 def restored(seq: int, logged_seq: int, stale: str = "") -> Moment:
     """Return the moment of a snapshot in which a rank was so."""
-    index = ReferenceIndex(parked_blocks_max=10, parked_ttl_s=5.0)
+    index = ReferenceIndex()
     index.register(0)
     checkpoint = RankCheckpoint(*A0, 0, 7, seq, logged_seq, stale, "i")
     fold = empty()

@@ -11,7 +11,7 @@ from kv_protocol.codec import encode_batch, encode_message
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.events import TIERS, Batch, Cleared, Event, Removed, Stored, Tier
 from kv_protocol.recovery import HeldBlock, block_columns
-from tests.unit.properties.index_scenario import TTL_S, Voices
+from tests.unit.properties.index_scenario import Voices
 from tests.unit.properties.index_world import compare_answers, compare_everything, same
 
 RANKS = (0, 1, 2, 65)
@@ -22,7 +22,6 @@ STEPS = {
     "_message": 5,
     "_clear": 1,
     "_drop": 1,
-    "_expire": 1,
     "_restore": 1,
 }
 """How often each step is taken."""
@@ -44,9 +43,7 @@ class Collisions:
     def __init__(self, seed: int, voices: Voices) -> None:
         self._random = Random(seed)
         self.step_name = "begin"
-        self._voices = voices
-        self._limits = {"parked_blocks_max": self._random.choice([3, 12, 65_536]), "parked_ttl_s": TTL_S}
-        self._indexes = {name: make(**self._limits) for name, make in voices.items()}
+        self._indexes = {name: make() for name, make in voices.items()}
         size = self._random.choice([3, 6, 12, 40, 150])
         self._universe = [0, 2**64 - 1, *(self._random.getrandbits(64) for _ in range(size - 2))]
         self._tiers: tuple[Tier, ...] = self._random.choice([TIERS, TIERS[:1]])
@@ -145,14 +142,10 @@ class Collisions:
         self._each("drop", rank)
         self._each("register", rank)
 
-    def _expire(self) -> None:
-        self._now_s += self._random.choice([0.0, 1.0, TTL_S])
-        same({name: index.expire(self._now_s) for name, index in self._indexes.items()})
-
     def _restore(self) -> None:
         snapshots = [index.snapshot() for index in self._indexes.values()]
         for snapshot, index in zip(snapshots[1:] + snapshots[:1], self._indexes.values(), strict=True):
-            index.restore(snapshot, self._now_s)
+            index.restore(snapshot)
 
     def _compare(self) -> None:
         compare_answers(self._indexes, [self._blocks() for _ in range(3)])

@@ -27,7 +27,6 @@ from tests.unit.properties.index_world import (
     same,
 )
 
-TTL_S = 5.0
 Voices = Mapping[str, Callable[..., PrefixIndex]]
 
 
@@ -51,8 +50,7 @@ class Scenario:
         self._family = FAMILIES[self.family_name]
         self._world = World(self._random, self._family)
         self._voices = voices
-        self._limits = {"parked_blocks_max": self._family.parked_max, "parked_ttl_s": TTL_S}
-        self._indexes = {name: make(**self._limits) for name, make in voices.items()}
+        self._indexes = {name: make() for name, make in voices.items()}
         self._registered = set[int]()
         self._ranks = self._random.sample(range(self._family.rank_max + 1), self._random.randint(*self._family.ranks))
         self._now_s = self._random.choice([0.0, 1e6])
@@ -261,10 +259,6 @@ class Scenario:
         for index in self._indexes.values():
             index.repair(rank, buckets, block_columns(rows.values(), self._random.choice([1, 5, 1000])), self._now_s)
 
-    def _expire(self) -> None:
-        self._now_s += self._random.choice([0.0, TTL_S / 2, TTL_S])
-        same({name: index.expire(self._now_s) for name, index in self._indexes.items()})
-
     def _message(self) -> None:
         """Give one implementation a message, sometimes an invalid one, and the others its events one by one."""
         rank, tier = self._rank(), self._tier()
@@ -292,14 +286,14 @@ class Scenario:
         """Each implementation goes on from the snapshot of another."""
         snapshots = [index.snapshot() for index in self._indexes.values()]
         for snapshot, index in zip(snapshots[1:] + snapshots[:1], self._indexes.values(), strict=True):
-            index.restore(snapshot, self._now_s)
+            index.restore(snapshot)
 
     def _renew(self) -> None:
         """Each implementation is made anew, from the snapshot of another."""
         snapshots = [index.snapshot() for index in self._indexes.values()]
-        self._indexes = {name: make(**self._limits) for name, make in self._voices.items()}
+        self._indexes = {name: make() for name, make in self._voices.items()}
         for snapshot, index in zip(snapshots[1:] + snapshots[:1], self._indexes.values(), strict=True):
-            index.restore(snapshot, self._now_s)
+            index.restore(snapshot)
 
     def _drain(self) -> None:
         for rank in self._random.sample(sorted(self._registered), len(self._registered)):
@@ -318,7 +312,7 @@ class Scenario:
         self._compare_everything()
         for name, index in self._indexes.items():
             assert set(index.structure().values()) == {0}, (name, index.structure())
-            assert index.statistics().nodes == index.statistics().parked_blocks == 0, name
+            assert index.statistics().nodes == 0, name
 
     def _empty(self, rank: int) -> None:
         for tier in TIERS:
@@ -326,5 +320,4 @@ class Scenario:
                 held = [block for block in path if self._bits(rank, block) >> tier & 1]
                 for event in removals(self._random, held, tier):
                     self._tell(rank, event)
-            self._tell(rank, Removed(tuple(self._world.parent_of), tier))  # what is parked
         compare_answers(self._indexes, self._queries(3))

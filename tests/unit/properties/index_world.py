@@ -24,11 +24,10 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[int, int] = (2, 5)
     rank_max: int = 70
     tiers: tuple[Tier, ...] = (Tier.GPU, Tier.GPU, Tier.HOST)
-    parked_max: int = 65_536
     length: int = 50
 
 
-_ANY = {"store": 6, "store_path": 4, "remove": 4, "remove_run": 3, "refill": 3, "expire": 1, "clear": 1}
+_ANY = {"store": 6, "store_path": 4, "remove": 4, "remove_run": 3, "refill": 3, "clear": 1}
 _RESTARTS = {"clear": 2, "clear_tier": 2, "drop": 2, "come_back": 3, "load_rows": 2, "repair_rows": 4, "copy_dump": 3}
 
 FAMILIES: dict[str, Family] = {
@@ -45,12 +44,12 @@ FAMILIES: dict[str, Family] = {
         steps={"store": 8, "store_path": 4, "remove_run": 10, "refill": 3, "copy_dump": 1},
         paths=4, path_blocks=300, event_blocks=90, length=30,
     ),
-    "parked": Family(
+    "orphans": Family(
         steps={
-            **_ANY, "orphan": 12, "reorder": 4, "expire": 5, "clear": 2, "clear_tier": 3, "load_rows": 4,
+            **_ANY, "orphan": 12, "reorder": 4, "clear": 2, "clear_tier": 3, "load_rows": 4,
             "repair_rows": 4, "restore": 2,
         },
-        parked_max=4, length=70,
+        length=70,
     ),
     "snapshots": Family(steps={**_ANY, "orphan": 2, "restore": 5, "renew": 5, "load_rows": 1}, tiers=tuple(Tier)),
     "messages": Family(steps={**_ANY, "message": 14, "orphan": 1}, tiers=tuple(Tier)),
@@ -59,7 +58,7 @@ FAMILIES: dict[str, Family] = {
             **_ANY, **_RESTARTS, "orphan": 3, "reorder": 3, "repeat": 2, "remove_twice": 1,
             "move": 3, "message": 4, "restore": 1, "renew": 1,
         },
-        paths=10, path_blocks=40, event_blocks=20, ranks=(3, 20), tiers=tuple(Tier), parked_max=40, length=70,
+        paths=10, path_blocks=40, event_blocks=20, ranks=(3, 20), tiers=tuple(Tier), length=70,
     ),
 }  # fmt: skip
 

@@ -20,7 +20,6 @@ from tests.unit.indexer.life import Life, unreadable
 RANKS = [WorkerRank("a", 0), WorkerRank("a", 1), WorkerRank("b", 0)]
 STEPS, QUIET_STEPS, STEP_S = 120, 80, 0.25
 SEEDS = range(examples(25, least=8))
-PARKED_TTL_S = 4.0
 
 
 class Input(NamedTuple):
@@ -64,7 +63,7 @@ class Reader:
 
     def __init__(self) -> None:
         limits = FollowerLimits(early_batches_max=16, backoff_max_s=4.0)
-        self.fold = IndexFold(NativeIndex(parked_ttl_s=PARKED_TTL_S), limits)
+        self.fold = IndexFold(NativeIndex(), limits)
         self.recovering: set[str] = set()
 
     def take(self, step: int, given: Input, *, hears_answers: bool = True) -> None:

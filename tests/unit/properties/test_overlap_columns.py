@@ -81,8 +81,7 @@ def by_columns(fold: IndexFold, chain: list[int], asked: tuple[WorkerRank, ...])
 
 def differences(told: list[Step]) -> list[str]:
     """Return where the columns are not the views."""
-    index = NativeIndex(parked_blocks_max=4, parked_ttl_s=1.0)
-    fold = IndexFold(index, FollowerLimits(behind_s=0.5, answer_s=0.5, early_batches_max=8), gone_s=4.0)
+    fold = IndexFold(NativeIndex(), FollowerLimits(behind_s=0.5, answer_s=0.5, early_batches_max=8), gone_s=4.0)
     now_s, found = 0.0, list[str]()
     for fact, later_s in told:
         now_s += later_s
