@@ -9,7 +9,6 @@ from indexer.commands.options import chosen_ranks, connected, ranks_option, read
 from indexer.config import IndexerSettings
 from indexer.follow.checkpoint import RankState
 from indexer.follow.fold import IndexFold
-from indexer.index.slots import BlockSummary
 from indexer.native.index import make_index
 from indexer.service.history import Moment, moment_at, read_time, seq_at, time_text
 from indexer.service.log_lines import short
@@ -101,7 +100,7 @@ def _report(moment: Moment, wanted: tuple[WorkerRank, ...], overlap: list[int], 
             {**rank._asdict(), "overlap_blocks": dict(zip(_MEDIA, view.overlap_blocks, strict=True))}
             for rank, view in views
         ],
-        "prefixes": [moment.fold.prefix(block, _CHILDREN_MAX) for block in prefixes],
+        "prefixes": [_prefix(moment.fold, block) for block in prefixes],
     }
 
 
@@ -111,6 +110,19 @@ def _rank(state: RankState, notes: list[str]) -> dict[str, Any]:
         "blocks": state.block_counts,
         "digests": {digest.tier.name.lower(): digest.digest for digest in state.digests},
         "notes": notes,
+    }
+
+
+def _prefix(fold: IndexFold, block: int) -> dict[str, Any]:
+    children = fold.children(block)
+    return {
+        "sequence_hash": block,
+        "holders": [
+            {**rank._asdict(), "media": [medium for tier, medium in enumerate(_MEDIA) if bits >> tier & 1]}
+            for rank, bits in fold.holders(block).items()
+        ],
+        "children_total": len(children),
+        "children": children[:_CHILDREN_MAX],
     }
 
 
@@ -130,11 +142,11 @@ def _lines(report: dict[str, Any], blocks_asked: int) -> list[str]:
     for view in report["overlap"]:
         depths = ", ".join(f"{depth} {medium}" for medium, depth in view["overlap_blocks"].items())
         lines.append(f"    {view['worker_id']}/{view['dp_rank']}  {depths}")
-    return [*lines, *map(_prefix, report["prefixes"])]
-
-
-def _prefix(prefix: BlockSummary) -> str:
-    holders = ", ".join(f"{each.worker_id}/{each.dp_rank} ({', '.join(each.media)})" for each in prefix.holders)
-    behind = f"{prefix.children_total} blocks behind it"
-    children = f": {', '.join(map(str, prefix.children))}" if prefix.children else ""
-    return f"prefix {prefix.sequence_hash}: held by {holders or 'no rank'}; {behind}{children}"
+    for prefix in report["prefixes"]:
+        holders = ", ".join(
+            f"{each['worker_id']}/{each['dp_rank']} ({', '.join(each['media'])})" for each in prefix["holders"]
+        )
+        children = f": {', '.join(map(str, prefix['children']))}" if prefix["children"] else ""
+        behind = f"{prefix['children_total']} blocks behind it{children}"
+        lines.append(f"prefix {prefix['sequence_hash']}: held by {holders or 'no rank'}; {behind}")
+    return lines

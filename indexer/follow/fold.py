@@ -10,7 +10,7 @@ and ranks that were current or behind are stale (log_away).
 
 A message that continues its stream is passed to the index undecoded (`inputs.py`), any other batch by batch, with the
 same result. At most 16 questions are in flight, the others wait. A rank is stale while the index lacks memory for some
-of its blocks (`rank_stream.py`). Without memory or a slot a new rank is refused, and admitted by a later fact of it
+of its blocks (`rank_blocks.py`). Without memory or a slot a new rank is refused, and admitted by a later fact of it
 once there is; a refused rank without facts for `gone_s` is forgotten.
 """
 
@@ -22,29 +22,19 @@ from math import inf
 import msgspec
 from msgspec.structs import replace
 
-from indexer.follow.checkpoint import Checkpoint, RankState
+from indexer.follow.checkpoint import Checkpoint, RankCheckpoint, RankState
 from indexer.follow.follower import FollowerLimits, StreamFollower
-from indexer.follow.inputs import (
-    Effect,
-    Fact,
-    LogConnected,
-    Message,
-    Question,
-    Received,
-    WorkerCame,
-    WorkerGone,
-)
-from indexer.follow.rank_stream import FollowedRank, OverfullRanks
+from indexer.follow.inputs import Fact, LogConnected, Message, Question, Received, WorkerCame, WorkerGone
+from indexer.follow.rank_blocks import RankBlocks
 from indexer.follow.status import FollowerStatistics, without_log
 from indexer.index.overlap_columns import OverlapColumns, StatusColumnsCache, StreamStatus
 from indexer.index.prefix_index import Depths, Hashes, IndexStatistics, PrefixIndex
 from indexer.index.slots import RankSlots
 from kv_protocol import codec
-from kv_protocol.errors import MalformedMessage
 from kv_protocol.events import TIERS
 from kv_protocol.fleet import HEARTBEAT_PERIOD_S, MISSED_HEARTBEATS_MAX, Heartbeat
 from kv_protocol.ids import WorkerRank
-from kv_protocol.recovery import Answer, HeldBlock
+from kv_protocol.recovery import Answer, HeldBlock, RecoverRequest
 
 __all__ = ["TICK_S", "FoldStatistics", "IndexFold", "OverlapColumns", "RankView"]
 
@@ -79,7 +69,45 @@ class FoldStatistics(msgspec.Struct, frozen=True, kw_only=True):
     refused_rank_facts_total: int
     """Facts of ranks that were refused."""
     refused_messages_total: int
-    """Messages of ranks' streams that were malformed, or that the index refused."""
+    """Messages of ranks' streams that were malformed."""
+
+
+class FollowedRank:
+    """One rank with a slot in the index: its stream and its blocks."""
+
+    __slots__ = ("alive_at_s", "blocks", "follower", "instance", "rank")
+
+    def __init__(self, rank: WorkerRank, blocks: RankBlocks, follower: StreamFollower, now_s: float) -> None:
+        self.rank, self.blocks, self.follower = rank, blocks, follower
+        self.alive_at_s = now_s
+        """When the last heartbeat or answer proved it alive."""
+        self.instance = ""
+        """The worker's instance in that heartbeat; empty: not known yet."""
+
+    @property
+    def slot(self) -> int:
+        """The rank's slot in the index."""
+        return self.blocks.slot
+
+    def begin_at(self, checkpoint: RankCheckpoint) -> None:
+        """Continue from a checkpoint; without a place in it, nothing was received yet."""
+        self.instance = checkpoint.instance
+        if checkpoint.epoch or checkpoint.seq:
+            self.follower.begin_at(checkpoint.epoch, checkpoint.seq, checkpoint.logged_seq)
+
+    def checkpoint(self) -> RankCheckpoint:
+        """Return the rank's entry of a checkpoint."""
+        now = self.follower.statistics()
+        return RankCheckpoint(*self.rank, self.slot, now.epoch, now.cursor, now.logged_seq, now.stale, self.instance)
+
+    def next_question(self, now_s: float) -> Question:
+        """Return the question that is due. Its digests stay right: a stream in doubt applies nothing."""
+        place, question = self.follower.position, self.follower.question
+        request_id = question.begin(place[1], now_s)
+        if question.wants == "dump":
+            return Question(self.rank, RecoverRequest(request_id))
+        table = self.blocks.table() if question.wants == "repair" else b""
+        return Question(self.rank, RecoverRequest(request_id, *place, table))
 
 
 class IndexFold:
@@ -96,8 +124,8 @@ class IndexFold:
         self._slots = RankSlots(index)
         self.outline, self.chain, self.match = index.outline, index.chain, index.match
         """From any thread, if the index is for several."""
-        self.rank_at, self.refused_ranks, self.prefix = self._slots.rank_of.get, self._slots.refused, self._slots.prefix
-        self._overfull = OverfullRanks(index)
+        self.children = index.children
+        self.rank_at, self.refused_ranks = self._slots.rank_of.get, self._slots.refused
         self._limits = limits or FollowerLimits()
         self._gone_s = gone_s
         self._ranks: dict[WorkerRank, FollowedRank] = {}
@@ -147,47 +175,30 @@ class IndexFold:
             stream = self._admit(fact.rank, now_s)
         if stream is None:
             return []
-        effects: list[Effect] = []
         match content:
             case Message():
-                return self._apply_message(stream, content, now_s)
+                if not self._is_to_prove(stream.follower, content, now_s):
+                    return []
             case Heartbeat():
-                effects = stream.follower.on_heartbeat(content, now_s)
+                stream.follower.on_heartbeat(content, now_s)
                 if stream.follower.position[0] == content.epoch:  # else it is of a retired epoch
                     stream.alive_at_s, stream.instance = now_s, content.instance
             case None:
                 stream.follower.on_refused(now_s)
             case _:
                 stream.alive_at_s = now_s
-                effects = stream.follower.on_answer(content, now_s)
-        return self._perform(stream, effects, now_s)
-
-    def _apply_message(self, stream: FollowedRank, message: Message, now_s: float) -> list[Question]:
-        follower, span, effects = stream.follower, message.span, list[Effect]()
-        if span is None or not follower.continues(span):
-            batches = codec.decode_message(message.data)
-            effects = [effect for batch in batches for effect in follower.on_batch(batch, now_s)]
-        elif not self._is_applied(stream, message.data, now_s):
-            follower.on_refused(now_s)
-        elif not follower.on_applied(span):
-            return []
-        return self._perform(stream, effects, now_s)
-
-    def _perform(self, stream: FollowedRank, effects: list[Effect], now_s: float) -> list[Question]:
-        stream.perform(effects, now_s)
+                stream.follower.on_answer(content, now_s)
+        stream.follower.prove(now_s)
         self._queue_question(stream, now_s)
         return self._next_questions(now_s)
 
-    def _is_applied(self, stream: FollowedRank, data: bytes, now_s: float) -> bool:
-        """Apply the message as far as there is memory; return whether the index could read it."""
-        try:
-            refused_blocks = self._index.apply_batch(stream.slot, data, now_s)
-        except MalformedMessage:
-            self._refused_messages += 1
-            return False
-        if refused_blocks:
-            self._overfull.is_overfull(stream.slot)  # notes the memory in use before the next tick
-            stream.follower.on_no_memory()
+    @staticmethod
+    def _is_to_prove(follower: StreamFollower, message: Message, now_s: float) -> bool:
+        """Take a message of the stream; return False if nothing but the place and the blocks can have changed."""
+        if message.span is not None and follower.continues(message.span):
+            return follower.on_next(message.span, message.data, now_s)
+        for batch in codec.decode_message(message.data):
+            follower.on_batch(batch, now_s)
         return True
 
     def _admit(self, rank: WorkerRank, now_s: float) -> FollowedRank | None:
@@ -196,15 +207,15 @@ class IndexFold:
 
     def _follow(self, rank: WorkerRank, slot: int, now_s: float) -> FollowedRank:
         self._status_columns.clear()
-        follower = StreamFollower(self._limits, self._request_ids)
-        stream = self._ranks[rank] = FollowedRank(rank, slot, follower, self._index, self._overfull, now_s)
+        blocks = RankBlocks(self._index, slot)
+        follower = StreamFollower(blocks, self._limits, self._request_ids)
+        stream = self._ranks[rank] = FollowedRank(rank, blocks, follower, now_s)
         return stream
 
     def _forget(self, stream: FollowedRank) -> None:
         del self._ranks[stream.rank]
         self._status_columns.clear()
         self._slots.give_back(stream.slot)
-        self._overfull.forget(stream.slot)
         self._leave_queue(stream)
 
     def _leave_queue(self, stream: FollowedRank) -> None:
@@ -214,7 +225,7 @@ class IndexFold:
     # ---------------------------------------------------------------------------------------------- time, questions
 
     def tick(self, now_s: float) -> list[Question]:
-        """Forget silent ranks, repeat unanswered questions, and request the dumps for which there is memory now.
+        """Forget silent ranks, repeat unanswered questions, and request the dumps for which there may be memory now.
 
         It is due each `TICK_S`.
         """
@@ -226,11 +237,6 @@ class IndexFold:
             for stream in [each for each in self._ranks.values() if now_s - each.alive_at_s >= self._gone_s]:
                 self._forget(stream)
             self._slots.forget_silent(now_s - self._gone_s)
-        overfull = self._overfull.refresh()
-        for stream in self._ranks.values():
-            stream.follower.on_memory(is_overfull=stream.slot in overfull)
-        for slot in self._overfull.due_for_dump():
-            self._at(slot).follower.want_dump(now_s)
         for stream in self._ranks.values():
             if self._is_log_connected:
                 stream.follower.tick(now_s)
@@ -275,7 +281,6 @@ class IndexFold:
         """
         self._index.restore(checkpoint.index)
         for stream in self._ranks.values():
-            self._overfull.forget(stream.slot)
             self._leave_queue(stream)
         self._ranks.clear()
         self._status_columns.clear()
@@ -326,23 +331,40 @@ class IndexFold:
         return self._ranks.get(rank)
 
     def overfull_ranks(self) -> set[WorkerRank]:
-        """Return the ranks that were overfull at the last check."""
-        return {self._slots.rank_of[slot] for slot in self._overfull.known()}
+        """Return the ranks of which the index lacks blocks for want of memory."""
+        return {rank for rank, stream in self._ranks.items() if stream.follower.full_at is not None}
 
     def held(self, rank: WorkerRank) -> list[HeldBlock]:
         """Return what `rank` holds, parents first; nothing for an unknown rank."""
         stream = self._ranks.get(rank)
-        return [] if stream is None else [block for chunk in self._index.dump(stream.slot) for block in chunk.blocks()]
+        return [] if stream is None else [block for chunk in stream.blocks.dump() for block in chunk.blocks()]
 
     def state(self, rank: WorkerRank) -> RankState | None:
         """Return the present state of a rank; None if it has no slot."""
         stream = self._ranks.get(rank)
-        return None if stream is None else stream.state(self._stream_statistics(stream))
+        if stream is None:
+            return None
+        status = self._stream_statistics(stream)
+        return RankState(
+            worker_id=rank.worker_id,
+            dp_rank=rank.dp_rank,
+            epoch=status.epoch,
+            seq=status.cursor,
+            logged_seq=status.logged_seq,
+            stale=status.stale,
+            digests=stream.blocks.digests(),
+            chunks=stream.blocks.dump(),
+        )
+
+    def holders(self, sequence_hash: int) -> dict[WorkerRank, int]:
+        """Return which ranks hold a block, each with the bits of its tiers; empty for an unknown block."""
+        holders = self._index.holders(sequence_hash)
+        return dict(sorted((self._slots.rank_of[slot], bits) for slot, bits in holders.items()))
 
     def block_counts(self) -> dict[WorkerRank, tuple[int, ...]]:
         """Return how many blocks each rank holds, by tier."""
         return {
-            rank: tuple(self._index.digest(stream.slot, tier).block_count for tier in TIERS)
+            rank: tuple(digest.block_count for digest in stream.blocks.digests())
             for rank, stream in self._ranks.items()
         }
 
@@ -358,7 +380,7 @@ class IndexFold:
             structure=self._index.structure(),
             streams={rank: self._stream_statistics(stream) for rank, stream in self._ranks.items()},
             blocks=self.block_counts(),
-            overfull_ranks=len(self._index.overfull()),
+            overfull_ranks=len(self.overfull_ranks()),
             refused_ranks=len(self._slots.refused()),
             refused_rank_facts_total=self._slots.refused_total,
             refused_messages_total=self._refused_messages,

@@ -28,40 +28,41 @@
     DOUBT        dump complete                         replace all; settle at its last_seq
     LIVE, DOUBT  bytes refused, here or by the index   DOUBT: repair
     HOLE         bytes refused                         nothing: the tail has them, or they are another hole
-    not NEW      memory free again                     DOUBT: dump
     HOLE, DOUBT  an answer that cannot be right        DOUBT: dump
     any          heartbeat of another epoch            restart: forget all, LIVE at seq 0; if a batch outran it,
                                                          DOUBT: dump
     any          batch of another epoch                before the first heartbeat or answer: restart; else nothing
     any          anything of a retired epoch           nothing
     overfull     a mismatch                            stale, no question: no answer would fit
-    overfull     equal digests                         not stale until more is refused: the refused blocks are
-                                                         gone at the source, too
+    overfull     equal digests                         not overfull any more: the refused blocks are gone at the
+                                                         source, too
+    overfull     memory free again                     DOUBT: dump
 
 *Settle*: waiting batches that follow are applied; if others remain, there is a new hole before them, else LIVE. Claims
 that were received before the question, of a place beyond the answer's last_seq, are dropped. A stream that wants more
 than before sends a new question (`question.py`). A repair is right only while nothing else changes the rank's blocks,
 so DOUBT applies nothing. `received.py` tracks heartbeats, and decides which epoch is followed.
 
-A stream is *overfull*, beside its state, once the index had no memory for some of its blocks; the fold reports this
-(`on_memory`). The stream is still followed.
+A stream is *overfull*, beside its state, once the index had no memory for some of its blocks. It is still followed;
+`rank_blocks.py` says when there may be memory again.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from copy import copy
 from enum import Enum
 from itertools import count
 
 import msgspec
 
-from indexer.follow.inputs import ApplyEvent, BatchSpan, Effect, RepairBuckets, ReplaceAll
+from indexer.follow.inputs import BatchSpan
 from indexer.follow.question import AnsweredState, RecoveryQuestion, Wants
+from indexer.follow.rank_blocks import Fill, RankBlocks
 from indexer.follow.received import EpochTracker, HeartbeatClaim, HeartbeatTracker, ReorderBuffer
 from indexer.follow.status import FollowerCounts, FollowerStatistics, StaleReason
 from kv_protocol import codec
 from kv_protocol.digest import TierDigest
 from kv_protocol.errors import MalformedMessage
-from kv_protocol.events import TIERS, Batch, Tier
+from kv_protocol.events import Batch
 from kv_protocol.fleet import NO_EVENTS, Heartbeat
 from kv_protocol.recovery import Answer, ReplayChunk
 from kv_protocol.splitmix import U64_MASK
@@ -101,12 +102,15 @@ class FollowerLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StreamFollower:
-    """One rank's stream: methods return changes of the index, in order; `question` is what it wants to be told.
+    """One rank's stream: changes the rank's blocks in the index; `question` is what it wants to be told.
 
-    The owner calls `prove` after each change of the index. `request_ids` are unique among all questions of the owner.
+    The owner calls `prove` after each input. `request_ids` are unique among all questions of the owner.
     """
 
-    def __init__(self, limits: FollowerLimits | None = None, request_ids: Iterator[int] | None = None) -> None:
+    def __init__(
+        self, blocks: RankBlocks, limits: FollowerLimits | None = None, request_ids: Iterator[int] | None = None
+    ) -> None:
+        self._blocks = blocks
         self._limits = limits or FollowerLimits()
         self.question = RecoveryQuestion(self._limits.answer_s, self._limits.backoff_max_s, request_ids or count(1))
         """What the stream wants to be told, if anything, and when; only the stream changes it."""
@@ -119,8 +123,8 @@ class StreamFollower:
         self._has_epoch = False
         self._epoch = self._cursor = self._logged_seq = 0
         self._source_stale = ""
-        self._is_overfull = self.is_proven_complete = False
-        """Whether the index refused blocks of the rank; whether its digests equal those of its source all the same."""
+        self.full_at: Fill | None = None
+        """While the rank is overfull: how full the index was when it refused blocks of the rank."""
         self._hole_end = 0
         self._is_repaired = False
         self._lost_at_s: float | None = None
@@ -150,7 +154,7 @@ class StreamFollower:
 
     def status(self) -> tuple[int, int, StaleReason]:
         """Return position and staleness together: every decision reads them of every rank."""
-        if self._phase is _LIVE and not (self._source_stale or self._heartbeats.awaited or self._is_overfull):
+        if self._phase is _LIVE and not (self._source_stale or self._heartbeats.awaited or self.full_at):
             return self._epoch, self._cursor, ""
         return self._epoch, self._cursor, self._reason()
 
@@ -159,7 +163,7 @@ class StreamFollower:
             return "never_heard"
         if self._phase is not StreamState.LIVE:
             return "resyncing"
-        if self._is_overfull and not self.is_proven_complete:
+        if self.full_at is not None:
             return "overfull"
         if self._source_stale:
             return "no_events" if self._source_stale.startswith(NO_EVENTS) else "source"
@@ -181,51 +185,55 @@ class StreamFollower:
         """Return whether the batches of `span` are the next ones, so that all would be applied."""
         return self._phase is _LIVE and span.epoch == self._epoch and span.first_seq == self._cursor + 1
 
-    def on_applied(self, span: BatchSpan) -> bool:
-        """The next batches of the log were applied; return whether `prove` may have a claim to compare."""
+    def on_next(self, span: BatchSpan, message: bytes, now_s: float) -> bool:
+        """Apply a message of the next batches of the log; return whether `prove` may have a claim to compare."""
+        self._note_refused(self._blocks.apply_message(message, now_s))
         self._advance(span.last_seq)
         self._logged_seq = span.last_seq
         return self._heartbeats.claim is not None
 
-    def on_batch(self, batch: Batch, now_s: float) -> list[Effect]:
+    def on_batch(self, batch: Batch, now_s: float) -> None:
         """Apply a batch from the log, or let it wait."""
-        effects: list[Effect] = []
         if batch.epoch != self._epoch or not self._has_epoch:
             if not self._epochs.on_other_batch(batch.epoch):
                 self.counts.other_epoch += 1
-                return []
-            effects += self._adopt(batch.epoch, now_s)
+                return
+            self._adopt(batch.epoch, now_s)
         if batch.seq <= self._cursor + AHEAD_MAX:
             self._logged_seq = max(self._logged_seq, batch.seq)
         before = self._cursor
-        effects += self._take(batch, now_s)
+        self._take(batch, now_s)
         if self._phase is StreamState.HOLE and not self._reorder_buffer and self._cursor >= self._hole_end:
             self.counts.holes_closed += 1
-            effects += self._settle(now_s)
+            self._settle(now_s)
         elif self._is_gap and self._cursor > before:
             self.question.not_before_s = now_s + self._limits.gap_s
-        return effects
 
-    def _take(self, batch: Batch, now_s: float) -> list[Effect]:
+    def _take(self, batch: Batch, now_s: float) -> None:
         if batch.seq <= self._cursor:
             self.counts.duplicates += 1
         elif batch.seq > self._cursor + AHEAD_MAX:
             self._disbelieve(now_s)
         elif batch.seq == self._cursor + 1 and self._phase is not StreamState.DOUBT:
-            return [self._step(batch), *self._drain()]
+            self._step(batch, now_s)
+            self._drain(now_s)
         else:
             self.counts.kept_lost += self._reorder_buffer.keep(batch, self.question.request_id)
             if self._phase is StreamState.LIVE:
                 self.counts.gaps += 1
                 self._recover("tail", now_s)
-        return []
 
-    def _step(self, batch: Batch) -> Effect:
+    def _step(self, batch: Batch, now_s: float) -> None:
+        self._note_refused(self._blocks.apply(batch.event, now_s))
         self._advance(batch.seq)
-        return ApplyEvent(batch.event)
 
-    def _drain(self) -> list[Effect]:
-        return [self._step(batch) for batch in self._reorder_buffer.following(self._cursor)]
+    def _drain(self, now_s: float) -> None:
+        for batch in self._reorder_buffer.following(self._cursor):
+            self._step(batch, now_s)
+
+    def _note_refused(self, refused_blocks: int) -> None:
+        if refused_blocks and self.full_at is None:
+            self.full_at = self._blocks.fill()
 
     def _advance(self, seq: int) -> None:
         self.counts.applied += seq - self._cursor
@@ -236,13 +244,12 @@ class StreamFollower:
 
     # ---------------------------------------------------------------------------------------------- heartbeats
 
-    def on_heartbeat(self, heartbeat: Heartbeat, now_s: float) -> list[Effect]:
+    def on_heartbeat(self, heartbeat: Heartbeat, now_s: float) -> None:
         """Take the epoch and the claim of a heartbeat."""
         if self._epochs.is_over(heartbeat.epoch, now_s):
-            return []
-        effects: list[Effect] = []
+            return
         if heartbeat.epoch != self._epoch or not self._has_epoch:
-            effects += self._adopt(heartbeat.epoch, now_s)
+            self._adopt(heartbeat.epoch, now_s)
             if self._epochs.has_lost_batches(heartbeat.epoch):
                 self._recover("dump", now_s)
         self._epochs.on_proof(now_s)
@@ -255,7 +262,6 @@ class StreamFollower:
         elif self._heartbeats.compare(claim, self._cursor, self._limits.behind_s):
             self.counts.implausible += 1
             self._recover("dump", now_s)
-        return effects
 
     def _disbelieve(self, now_s: float) -> None:
         """A seq is too far ahead; if nothing was applied yet, it only means a long hole."""
@@ -264,42 +270,31 @@ class StreamFollower:
             self.counts.gaps += self._cursor == 0
             self._recover("tail", now_s, hole_end=_ONLY_AN_ANSWER)
 
-    def prove(self, digest_of: Callable[[Tier], TierDigest], now_s: float) -> None:
-        """Compare the claim for the present place, if any, with the digests of the index (`digest_of`)."""
+    def prove(self, now_s: float) -> None:
+        """Compare the claim for the present place, if any, with the digests of the index."""
         claim, self._heartbeats.claim = self._heartbeats.claim, None
         if claim is None or claim.seq != self._cursor or self._phase is not StreamState.LIVE:
             return
         reported = {digest.tier: digest for digest in claim.tiers}
-        differs = any(digest_of(tier) != reported.get(tier, TierDigest(tier, 0, 0)) for tier in TIERS)
-        self.is_proven_complete = self._is_overfull and not differs
-        if not differs:
+        if all(own == reported.get(own.tier, TierDigest(own.tier, 0, 0)) for own in self._blocks.digests()):
             self._is_repaired = False
+            self.full_at = None
             self.question.on_proof()
-        elif not self._is_overfull:
+        elif self.full_at is None:
             self.counts.digest_mismatches += 1
             self._recover("dump" if self._is_repaired else "repair", now_s)
 
     # ---------------------------------------------------------------------------------------------- doubts, time
 
-    def on_memory(self, *, is_overfull: bool) -> None:
-        """Note whether the index lacks blocks of this rank for want of memory."""
-        self._is_overfull, self.is_proven_complete = is_overfull, is_overfull and self.is_proven_complete
-
-    def on_no_memory(self) -> None:
-        """The index has just refused blocks of this rank: earlier proofs do not cover them."""
-        self._is_overfull, self.is_proven_complete = True, False
-
     def on_refused(self, now_s: float) -> None:
-        """Bytes of this stream could not be read or applied: the blocks may be wrong."""
+        """Bytes of this stream could not be read: the blocks may be wrong."""
         if self._phase is not StreamState.HOLE:
             self._recover("repair" if self._has_epoch else "dump", now_s)
 
-    def want_dump(self, now_s: float) -> None:
-        """Ask for all blocks: there may be memory again for refused ones."""
-        self._recover("dump", now_s)
-
     def tick(self, now_s: float) -> None:
-        """Request awaited batches that did not come within `behind_s`."""
+        """Request awaited batches that did not come within `behind_s`, and all blocks if there may be memory again."""
+        if self.full_at is not None and self._blocks.fill().is_fall_from(self.full_at):
+            self._recover("dump", now_s)
         awaited = self._heartbeats.awaited
         if self._phase is _LIVE and awaited is not None and now_s - awaited.at_s >= self._limits.behind_s:
             self.counts.gaps += 1
@@ -327,65 +322,72 @@ class StreamFollower:
 
     # ---------------------------------------------------------------------------------------------- answers
 
-    def on_answer(self, answer: Answer, now_s: float) -> list[Effect]:
+    def on_answer(self, answer: Answer, now_s: float) -> None:
         """Take a part of an answer."""
         if not self.question.expects(answer.request_id) or self._epochs.is_retired(answer.epoch):
-            return []
+            return
         if isinstance(answer, ReplayChunk):
-            return self._replay(answer, now_s)
+            self._replay(answer, now_s)
+            return
         if answer.buckets and (self.question.wants != "repair" or answer.epoch != self._epoch):
-            return []
+            return
         state = self.question.collect(answer, now_s)
         if state is None:
-            return []
+            return
         self._epochs.on_proof(now_s)
-        return self._repair(state, now_s) if state.buckets else self._replace(state, now_s)
+        if state.buckets:
+            self._repair(state, now_s)
+        else:
+            self._replace(state, now_s)
 
-    def _replay(self, answer: ReplayChunk, now_s: float) -> list[Effect]:
+    def _replay(self, answer: ReplayChunk, now_s: float) -> None:
         if self._phase is not StreamState.HOLE or answer.epoch != self._epoch:
-            return []
+            return
         try:
             batches = codec.decode_message(answer.message) if answer.message else []
         except MalformedMessage:
             self._recover("dump", now_s)
-            return []
+            return
         self._epochs.on_proof(now_s)
         if answer.last_seq < self.question.after_seq:
             self.counts.implausible += 1
             self._recover("dump", now_s)
-            return []
-        before, effects = (self._cursor, len(self._reorder_buffer)), list[Effect]()
+            return
+        before = self._cursor, len(self._reorder_buffer)
         for batch in batches:
             if batch.epoch == self._epoch:
-                effects += self._take(batch, now_s)
+                self._take(batch, now_s)
         if (self._cursor, len(self._reorder_buffer)) != before:
             self.question.progress_at_s = now_s
         if self._cursor >= answer.last_seq:
             self.counts.replays += 1
-            effects += self._settle(now_s, answer.last_seq)
-        return effects
+            self._settle(now_s, answer.last_seq)
 
-    def _repair(self, state: AnsweredState, now_s: float) -> list[Effect]:
+    def _repair(self, state: AnsweredState, now_s: float) -> None:
         if not state.keeps_to_its_buckets:
             self._recover("dump", now_s)
-            return []
+            return
         self.counts.repairs += 1
         self._is_repaired = True
         self._cursor = state.last_seq
-        return [RepairBuckets(state.buckets, state.chunks), *self._settle(now_s, state.last_seq)]
+        self._note_refused(self._blocks.repair(state.buckets, state.chunks, now_s))
+        self._settle(now_s, state.last_seq)
 
-    def _replace(self, state: AnsweredState, now_s: float) -> list[Effect]:
+    def _replace(self, state: AnsweredState, now_s: float) -> None:
         epoch, last_seq = state.epoch, state.last_seq
         if epoch != self._epoch or not self._has_epoch:
             self._adopt(epoch, now_s)
         elif self._phase is StreamState.HOLE and self.question.after_seq <= last_seq < self._cursor:
-            return self._settle(now_s, last_seq)
+            self._settle(now_s, last_seq)
+            return
         self.counts.resyncs += 1
         self._is_repaired = False
         self._cursor = last_seq
-        return [ReplaceAll(state.chunks), *self._settle(now_s, last_seq)]
+        self.full_at = None
+        self._note_refused(self._blocks.replace(state.chunks, now_s))
+        self._settle(now_s, last_seq)
 
-    def _settle(self, now_s: float, answered_seq: int | None = None) -> list[Effect]:
+    def _settle(self, now_s: float, answered_seq: int | None = None) -> None:
         """Close the question and apply waiting batches that follow; LIVE, or a hole before the rest."""
         if answered_seq is not None:
             self._heartbeats.discard_beyond(answered_seq, self.question.sent_at_s)
@@ -395,14 +397,13 @@ class StreamFollower:
             self.question.end()
         self._phase = StreamState.LIVE
         self.counts.duplicates += self._reorder_buffer.drop_up_to(self._cursor)
-        effects = self._drain()
+        self._drain(now_s)
         self._heartbeats.settle(self._cursor, now_s)
         if self._reorder_buffer:
             self.counts.gaps += 1
             self._recover("tail", now_s)
         else:
             self._end_recovery(now_s)
-        return effects
 
     def _end_recovery(self, now_s: float) -> None:
         if self._lost_at_s is not None:
@@ -411,10 +412,12 @@ class StreamFollower:
             self.counts.healing_s_total += self.counts.last_healing_s
             self._lost_at_s = None
 
-    def _adopt(self, epoch: int, now_s: float) -> list[Effect]:
-        restarted = self._has_epoch
-        self.counts.restarts += restarted
-        self._epochs.begin(epoch, self._epoch if restarted else None)
+    def _adopt(self, epoch: int, now_s: float) -> None:
+        self._epochs.begin(epoch, self._epoch if self._has_epoch else None)
+        if self._has_epoch:
+            self.counts.restarts += 1
+            self.full_at = None
+            self._blocks.replace((), now_s)
         self._phase, self._has_epoch = StreamState.LIVE, True
         self._epoch, self._cursor, self._logged_seq = epoch, 0, 0
         self._source_stale, self._is_repaired = "", False
@@ -423,4 +426,3 @@ class StreamFollower:
         self.question.end()
         self.question.on_proof()
         self._end_recovery(now_s)
-        return [ReplaceAll()] if restarted else []

@@ -1,4 +1,4 @@
-"""The inputs of the fold, the questions that it returns, and the changes of the index that its streams return.
+"""The inputs of the fold, and the questions that it returns.
 
     a message of a rank's stream    span        what the fold does with it
     ----------------------------    ---------   --------------------------------------------------------------------
@@ -16,10 +16,9 @@ import msgspec
 
 from indexer.native import core
 from kv_protocol import codec
-from kv_protocol.events import Event
 from kv_protocol.fleet import Heartbeat
 from kv_protocol.ids import WorkerRank
-from kv_protocol.recovery import Answer, BlockColumns, RecoverRequest
+from kv_protocol.recovery import Answer, RecoverRequest
 
 
 class BatchSpan(NamedTuple):
@@ -90,25 +89,3 @@ class Question(msgspec.Struct, frozen=True):
 
     rank: WorkerRank
     request: RecoverRequest
-
-
-class ApplyEvent(msgspec.Struct, frozen=True):
-    """Fold one event in."""
-
-    event: Event
-
-
-class ReplaceAll(msgspec.Struct, frozen=True):
-    """The rank holds exactly the blocks of these chunks (parents first)."""
-
-    chunks: tuple[BlockColumns, ...] = ()
-
-
-class RepairBuckets(msgspec.Struct, frozen=True):
-    """In these buckets the rank holds exactly the blocks of the chunks; other buckets do not change."""
-
-    buckets: bytes
-    chunks: tuple[BlockColumns, ...] = ()
-
-
-Effect = ApplyEvent | ReplaceAll | RepairBuckets

@@ -16,10 +16,10 @@ A sequence hash identifies a block and all before it, so the index has one node 
 * Stores and removals are idempotent; the removal of an unknown block is a counted no-op. The first parent of a block
   stays; a different one, or one that would close a cycle, is counted and ignored.
 * Tiers: depth t of a match is the longest prefix with every block on one of the tiers 0..t.
-* Memory is bounded: at the limit, new ranks and new blocks are refused. A rank with refused blocks is *overfull* until
-  it is cleared on all tiers, dropped, or loaded without a refusal, or until the index is restored. Removals are always
-  done, even at the limit, and may exceed it: the native index keeps blocks in runs with the same holders, and a removal
-  in the middle of a run adds up to two runs of 48 bytes each, and a set of holders if it is a new one.
+* Memory is bounded: at the limit, new ranks and new blocks are refused. `store`, `load`, `repair` and `apply_batch`
+  return the number of refused blocks: the first of a chain that has no room, and those behind it that are not held.
+  Removals are always done, even at the limit, and may exceed it: the native index keeps blocks in runs with the same
+  holders, and a removal in the middle of a run adds up to two runs of 48 bytes each, and a set of holders if it is new.
 
 An *outline* is the shape of the index at one moment, for people; it never changes. Its nodes are blocks in a row
 without a fork, whichever ranks hold them; the root is no node. The children of the root begin sequences, or have no
@@ -138,7 +138,7 @@ class PrefixIndex(Protocol):
             IndexFull: the rank is new, and there is no memory.
         """
 
-    def store(self, rank: int, parent: int | None, sequence_hashes: Hashes, tier: Tier, now_s: float) -> None:
+    def store(self, rank: int, parent: int | None, sequence_hashes: Hashes, tier: Tier, now_s: float) -> int:
         """Add these blocks of `rank` on `tier`: a chain behind `parent`, or from the beginning."""
 
     def remove(self, rank: int, sequence_hashes: Hashes, tier: Tier) -> None:
@@ -150,19 +150,17 @@ class PrefixIndex(Protocol):
     def drop(self, rank: int) -> None:
         """Remove `rank`; no effect if it is unknown."""
 
-    def load(self, rank: int, chunks: Iterable[BlockColumns], now_s: float) -> None:
+    def load(self, rank: int, chunks: Iterable[BlockColumns], now_s: float) -> int:
         """Replace the blocks of `rank` by those of `chunks`, parents first."""
 
-    def repair(self, rank: int, buckets: bytes, chunks: Iterable[BlockColumns], now_s: float) -> None:
+    def repair(self, rank: int, buckets: bytes, chunks: Iterable[BlockColumns], now_s: float) -> int:
         """Replace the blocks of `rank` in `buckets` (32 bytes, a bit for each bucket) by those of `chunks`.
 
         All blocks of `chunks` are in these buckets.
-
-        The rank stays overfull if it was, and becomes so if blocks are refused now.
         """
 
     def apply_batch(self, rank: int, message: bytes, now_s: float) -> int:
-        """Apply the events of a message of canonical batches; return for how many blocks there was no memory.
+        """Apply the events of a message of canonical batches.
 
         Raises:
             MalformedMessage: the codec would not decode the message; nothing was applied.
@@ -192,7 +190,7 @@ class PrefixIndex(Protocol):
         """Return the state of all ranks, without counters. See `snapshot.py`."""
 
     def restore(self, data: Buffer) -> None:
-        """Replace the state by a snapshot's; no rank is overfull.
+        """Replace the state by a snapshot's.
 
         Raises:
             MalformedMessage: `data` is no snapshot of a known version, or is damaged; nothing changed.
@@ -213,9 +211,6 @@ class PrefixIndex(Protocol):
 
         At most `limit` blocks are returned.
         """
-
-    def overfull(self) -> set[int]:
-        """Return the overfull ranks."""
 
     def memory(self) -> dict[str, int]:
         """Return the bytes in use by part; their sum is what the limit bounds."""

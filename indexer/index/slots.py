@@ -9,10 +9,8 @@ allocated before blocks come. The capacities of a bounded number of workers are 
 
 from typing import NamedTuple
 
-import msgspec
-
 from indexer.index.prefix_index import RANKS_MAX, IndexFull, PrefixIndex
-from kv_protocol.events import TIERS, U32_LIMIT
+from kv_protocol.events import U32_LIMIT
 from kv_protocol.ids import WorkerRank
 
 REFUSED_NAMED_MAX = 256
@@ -26,23 +24,6 @@ class _Refused(NamedTuple):
 class _Registration(NamedTuple):
     capacity_blocks: int = 0
     instance: str = ""
-
-
-class Holder(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank that holds a block, and on which media."""
-
-    worker_id: str
-    dp_rank: int
-    media: tuple[str, ...]
-
-
-class BlockSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """The holders of a block, how many children it has, and some of these, in ascending order."""
-
-    sequence_hash: int
-    holders: tuple[Holder, ...]
-    children_total: int
-    children: tuple[int, ...]
 
 
 class RankSlots:
@@ -99,23 +80,6 @@ class RankSlots:
 
     def _capacity_blocks(self, worker_id: str) -> int:
         return self._registrations.get(worker_id, _Registration()).capacity_blocks
-
-    def prefix(self, sequence_hash: int, limit: int) -> BlockSummary:
-        """Return the holders of a block and at most `limit` of its children; an unknown block has neither."""
-        holders, children = self._index.holders(sequence_hash), self._index.children(sequence_hash)
-        return BlockSummary(
-            sequence_hash=sequence_hash,
-            holders=tuple(
-                Holder(
-                    worker_id=rank.worker_id,
-                    dp_rank=rank.dp_rank,
-                    media=tuple(tier.name.lower() for tier in TIERS if bits >> tier & 1),
-                )
-                for rank, bits in sorted((self.rank_of[slot], bits) for slot, bits in holders.items())
-            ),
-            children_total=len(children),
-            children=tuple(children[:limit]),
-        )
 
     def set_capacity(self, worker_id: str, capacity_blocks: int, instance: str = "") -> None:
         """Reserve memory for so many blocks of each rank of the worker, present or later, if the index has it."""

@@ -5,17 +5,17 @@
 
 namespace kv {
 
-void Tree::load(u32 rank, const std::vector<ColumnsView>& chunks, double now_s) {
+std::size_t Tree::load(u32 rank, const std::vector<ColumnsView>& chunks, double now_s) {
     clear(rank, kAllTiers);
-    hold_rows(rank, chunks, now_s);
+    return hold_rows(rank, chunks, now_s);
 }
 
-void Tree::repair(u32 rank, const u8* buckets, const std::vector<ColumnsView>& chunks, double now_s) {
+std::size_t Tree::repair(u32 rank, const u8* buckets, const std::vector<ColumnsView>& chunks, double now_s) {
     for (u32 tier = 0; tier < kTiers; ++tier) {
         const std::vector<u64> held = held_in(buckets, {rank, tier});
         remove(rank, held.data(), held.size(), tier);
     }
-    hold_rows(rank, chunks, now_s);
+    return hold_rows(rank, chunks, now_s);
 }
 
 // What is held of the buckets, children before their parents.
@@ -38,12 +38,14 @@ std::vector<u64> Tree::held_in(const u8* buckets, Holder holder) const {
     return found;
 }
 
-void Tree::hold_rows(u32 rank, const std::vector<ColumnsView>& chunks, double now_s) {
+std::size_t Tree::hold_rows(u32 rank, const std::vector<ColumnsView>& chunks, double now_s) {
+    const u64 before = counters_.refused_blocks;
     for (const ColumnsView& rows : chunks) {
         for (std::size_t at = 0; at < rows.rows;) {
             at += load_chain(rank, rows, at, now_s);
         }
     }
+    return counters_.refused_blocks - before;
 }
 
 // Hold the chain of rows that begins at `at`; return its length.

@@ -45,7 +45,7 @@ NB_MODULE(_core, module) {
         .def("children", &kv::outline_children, "node"_a.none(), "order_by"_a, "offset"_a, "limit"_a)
         .def("path", &kv::outline_path, "node"_a, "limit"_a)
         .def("child_count", [](const Outline& outline, std::optional<kv::u32> node) {
-            return outline.child_count(node.value_or(kv::kNone));
+            return outline.children(node.value_or(kv::kNone)).size();
         }, "node"_a.none())
         .def_prop_ro("blocks", &Outline::blocks)
         .def_prop_ro("skipped_blocks", &Outline::skipped_blocks)
@@ -70,7 +70,6 @@ NB_MODULE(_core, module) {
         .def("holders", &PyTree::holders, "sequence_hash"_a)
         .def("chain", &PyTree::chain, "sequence_hash"_a, "limit"_a)
         .def("outline", &PyTree::outline, "requests"_a = nb::tuple())
-        .def("overfull", &PyTree::overfull)
         .def("memory", &PyTree::memory)
         .def("structure", &PyTree::structure)
         .def("_figures", &PyTree::figures);

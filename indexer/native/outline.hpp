@@ -5,14 +5,14 @@
 //
 //     copy      kSliceRuns runs: length, time, hashes of both ends, and the hash of the block before
 //     warm      requests, each at the run that its block lies in
-//     lay_out   nodes in breadth-first order, so that the children of one lie in a row; sums from the leaves up
+//     lay_out   nodes, parents before children; sums from the leaves up
 //
 // The tree may change between slices. A run is left out and counted, with all behind it, if its parent is another one than
 // when it was copied: nothing is ever shown behind a block that it does not follow.
 #pragma once
 
 #include <algorithm>
-#include <numeric>
+#include <unordered_map>
 #include <vector>
 
 #include "tree.hpp"
@@ -26,13 +26,13 @@ struct PassedRequest {
     double used_s;
 };
 
-// Blocks in a row without a fork, whatever their holders. `children`: nodes behind the last; `depth_blocks`: from the root to it.
+// Blocks in a row without a fork, whatever their holders. `children`: the nodes behind the last; `depth_blocks`: from the root to it.
 struct OutlineNode {
     u64 first = 0, last = 0;
     u64 blocks = 0, subtree_blocks = 0, depth_blocks = 0;
     double heat = 0, used_s = 0, stored_s = 0;  // used_s 0: no request used it
     u32 parent = kNone;
-    u32 children_begin = 0, children = 0;
+    std::vector<u32> children;
 };
 enum class OutlineOrder { subtree, heat, recent, blocks };
 
@@ -81,52 +81,50 @@ public:
     }
 
     void lay_out() {
-        sort_children();
-        add_children_of(Runs::kRoot, kNone);
-        roots_ = static_cast<u32>(nodes_.size());
-        for (u32 node = 0; node < nodes_.size(); ++node) {
-            const auto begin = static_cast<u32>(nodes_.size());
-            add_children_of(tails_[node], node);
-            nodes_[node].children_begin = begin;
-            nodes_[node].children = static_cast<u32>(nodes_.size()) - begin;
+        std::vector<std::vector<u32>> behind(runs_.size());  // the children of each run
+        for (u32 number = 1; number < runs_.size(); ++number) {
+            if (is_child(runs_[number])) {
+                behind[runs_[number].parent].push_back(number);
+            }
+        }
+        std::vector<std::pair<u32, u32>> pending;  // the first run of a node, and the node before it
+        for (const u32 run : behind[Runs::kRoot]) {
+            pending.emplace_back(run, kNone);
+        }
+        for (std::size_t at = 0; at < pending.size(); ++at) {
+            const auto node = static_cast<u32>(nodes_.size());
+            const u32 tail = add_node(pending[at].first, pending[at].second, behind);
+            for (const u32 run : behind[tail]) {
+                pending.emplace_back(run, node);
+            }
         }
         sum_up();
-        by_last_.resize(nodes_.size());
-        std::iota(by_last_.begin(), by_last_.end(), 0u);
-        std::sort(by_last_.begin(), by_last_.end(), [this](u32 a, u32 b) { return nodes_[a].last < nodes_[b].last; });
         runs_ = {};
-        children_begin_ = children_ = tails_ = {};
     }
 
     // The node that ends with the block; kNone if none does.
     u32 find(u64 last) const {
-        const auto found = std::lower_bound(by_last_.begin(), by_last_.end(), last,
-                                            [this](u32 node, u64 hash) { return nodes_[node].last < hash; });
-        return found == by_last_.end() || nodes_[*found].last != last ? kNone : *found;
+        const auto found = by_last_.find(last);
+        return found == by_last_.end() ? kNone : found->second;
     }
 
     const OutlineNode& at(u32 node) const { return nodes_.at(node); }
 
-    // The children of a node (kNone: the roots) from `offset` on, in descending order, equal ones by their first block.
-    std::vector<OutlineNode> children(u32 node, OutlineOrder order, std::size_t offset, std::size_t limit) const {
-        const std::size_t count = child_count(node), end = std::min(count, offset + limit);
-        if (offset >= end) {
-            return {};
-        }
-        std::vector<u32> numbers(count);
-        std::iota(numbers.begin(), numbers.end(), node == kNone ? 0u : nodes_[node].children_begin);
-        std::partial_sort(numbers.begin(), numbers.begin() + static_cast<std::ptrdiff_t>(end), numbers.end(), [&](u32 a, u32 b) {
+    // The children of a node (kNone: the root).
+    const std::vector<u32>& children(u32 node) const { return node == kNone ? roots_ : nodes_.at(node).children; }
+
+    // The same from `offset` on, in descending order, equal ones by their first block.
+    std::vector<u32> children(u32 node, OutlineOrder order, std::size_t offset, std::size_t limit) const {
+        std::vector<u32> found = children(node);
+        offset = std::min(offset, found.size());
+        const auto end = found.begin() + static_cast<std::ptrdiff_t>(std::min(found.size(), offset + limit));
+        std::partial_sort(found.begin(), end, found.end(), [&](u32 a, u32 b) {
             const double left = most(nodes_[a], order), right = most(nodes_[b], order);
             return left != right ? left > right : nodes_[a].first < nodes_[b].first;
         });
-        std::vector<OutlineNode> found;
-        for (std::size_t at = offset; at < end; ++at) {
-            found.push_back(nodes_[numbers[at]]);
-        }
-        return found;
+        return {found.begin() + static_cast<std::ptrdiff_t>(offset), end};
     }
 
-    u32 child_count(u32 node) const { return node == kNone ? roots_ : nodes_.at(node).children; }
     u64 blocks() const { return blocks_; }
     u64 skipped_blocks() const { return copied_blocks_ - blocks_; }
     std::size_t size() const { return nodes_.size(); }
@@ -148,24 +146,6 @@ private:
         double heat, used_s;
     };
 
-    // The children of each run in a row of `children_`, a counting sort by parent.
-    void sort_children() {
-        children_begin_.assign(runs_.size() + 1, 0);
-        for (const CopiedRun& run : runs_) {
-            if (is_child(run)) {
-                ++children_begin_[run.parent + 1];
-            }
-        }
-        std::partial_sum(children_begin_.begin(), children_begin_.end(), children_begin_.begin());
-        children_.resize(children_begin_.back());
-        std::vector<u32> next(children_begin_.begin(), children_begin_.end() - 1);
-        for (u32 number = 1; number < runs_.size(); ++number) {
-            if (is_child(runs_[number])) {
-                children_[next[runs_[number].parent]++] = number;
-            }
-        }
-    }
-
     bool is_child(const CopiedRun& run) const {
         if (run.length == 0 || run.parent >= runs_.size()) {
             return false;
@@ -174,36 +154,31 @@ private:
         return run.parent == Runs::kRoot || (parent.length != 0 && parent.last == run.above);
     }
 
-    // The node that begins with a run: it goes on while a run has one child.
-    void add_node(u32 head, u32 parent) {
+    // Adds the node that begins with a run, and goes on while a run has one child; returns its last run.
+    u32 add_node(u32 run, u32 parent, const std::vector<std::vector<u32>>& behind) {
         OutlineNode node;
         node.parent = parent;
-        node.first = runs_[head].first;
-        node.depth_blocks = parent == kNone ? 0 : nodes_[parent].depth_blocks;
-        u32 run = head;
+        node.first = runs_[run].first;
         while (true) {
             const CopiedRun& own = runs_[run];
             node.blocks += own.length;
             node.heat += own.heat;
             node.used_s = std::max(node.used_s, own.used_s);
             node.stored_s = std::max(node.stored_s, own.stored_s);
-            if (children_begin_[run + 1] - children_begin_[run] != 1) {
+            if (behind[run].size() != 1) {
                 break;
             }
-            run = children_[children_begin_[run]];
+            run = behind[run].front();
         }
         node.last = runs_[run].last;
-        node.depth_blocks += node.blocks;
+        node.depth_blocks = node.blocks + (parent == kNone ? 0 : nodes_[parent].depth_blocks);
         node.subtree_blocks = node.blocks;
         blocks_ += node.blocks;
-        nodes_.push_back(node);
-        tails_.push_back(run);
-    }
-
-    void add_children_of(u32 tail, u32 parent) {
-        for (u32 at = children_begin_[tail]; at < children_begin_[tail + 1]; ++at) {
-            add_node(children_[at], parent);
-        }
+        const auto number = static_cast<u32>(nodes_.size());
+        by_last_.emplace(node.last, number);
+        (parent == kNone ? roots_ : nodes_[parent].children).push_back(number);
+        nodes_.push_back(std::move(node));
+        return run;
     }
 
     void sum_up() {
@@ -219,12 +194,10 @@ private:
     }
 
     std::vector<CopiedRun> runs_;
-    std::vector<u32> children_begin_, children_;  // of runs
-    std::vector<u32> tails_;                      // of nodes: their last runs
     std::vector<OutlineNode> nodes_;
-    std::vector<u32> by_last_;
+    std::vector<u32> roots_;
+    std::unordered_map<u64, u32> by_last_;
     u64 copied_blocks_ = 0, blocks_ = 0;
-    u32 roots_ = 0;
 };
 
 }  // namespace kv

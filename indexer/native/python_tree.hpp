@@ -6,7 +6,6 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <set>
 #include <string>
 #include <thread>
 #include <tuple>
@@ -15,7 +14,6 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
-#include <nanobind/stl/set.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -86,11 +84,12 @@ inline u32 checked_tier(u32 tier) {
 
 // Nodes of an outline as Python's: `OutlineNode`s of indexer/index/prefix_index.py.
 inline nb::module_ index_words() { return nb::module_::import_("indexer.index.prefix_index"); }
-inline nb::list outline_nodes(const std::vector<OutlineNode>& rows) {
+inline nb::list outline_nodes(const Outline& outline, const std::vector<u32>& numbers) {
     const nb::object type = index_words().attr("OutlineNode");
     nb::list found;
-    for (const OutlineNode& of : rows) {
-        found.append(type(of.first, of.last, of.blocks, of.subtree_blocks, of.depth_blocks, of.children, of.heat,
+    for (const u32 number : numbers) {
+        const OutlineNode& of = outline.at(number);
+        found.append(type(of.first, of.last, of.blocks, of.subtree_blocks, of.depth_blocks, of.children.size(), of.heat,
                           of.used_s, of.stored_s));
     }
     return found;
@@ -98,21 +97,21 @@ inline nb::list outline_nodes(const std::vector<OutlineNode>& rows) {
 
 inline nb::list outline_children(const Outline& outline, std::optional<u32> node, nb::handle order, u64 offset, u64 limit) {
     const auto by = nb::cast<u32>(index_words().attr("OUTLINE_ORDERS").attr("index")(order));
-    std::vector<OutlineNode> rows;
+    std::vector<u32> numbers;
     {
         const nb::gil_scoped_release unlocked;
-        rows = outline.children(node.value_or(kNone), static_cast<OutlineOrder>(by), offset, limit);
+        numbers = outline.children(node.value_or(kNone), static_cast<OutlineOrder>(by), offset, limit);
     }
-    return outline_nodes(rows);
+    return outline_nodes(outline, numbers);
 }
 
 // The nodes from `node` up, at most `limit`.
 inline nb::list outline_path(const Outline& outline, u32 node, u64 limit) {
-    std::vector<OutlineNode> rows;
-    for (; node != kNone && rows.size() < limit; node = outline.at(node).parent) {
-        rows.push_back(outline.at(node));
+    std::vector<u32> numbers;
+    for (; node != kNone && numbers.size() < limit; node = outline.at(node).parent) {
+        numbers.push_back(node);
     }
-    return outline_nodes(rows);
+    return outline_nodes(outline, numbers);
 }
 
 class PyTree {
@@ -128,9 +127,9 @@ public:
         locked()->add_rank(rank, capacity_blocks);
     }
 
-    void store(u32 rank, std::optional<u64> parent, nb::handle hashes, u32 tier, double now_s) {
+    std::size_t store(u32 rank, std::optional<u64> parent, nb::handle hashes, u32 tier, double now_s) {
         const HashesIn given(hashes);
-        locked()->store(rank, parent ? &*parent : nullptr, given.data(), given.size(), checked_tier(tier), now_s);
+        return locked()->store(rank, parent ? &*parent : nullptr, given.data(), given.size(), checked_tier(tier), now_s);
     }
 
     void remove(u32 rank, nb::handle hashes, u32 tier) {
@@ -146,16 +145,16 @@ public:
         return locked()->apply_batch(rank, bytes_of(message), message.size(), now_s);
     }
 
-    void load(u32 rank, const nb::iterable& chunks, double now_s) {
+    std::size_t load(u32 rank, const nb::iterable& chunks, double now_s) {
         const Rows rows(chunks);
         const nb::gil_scoped_release unlocked;
-        locked()->load(rank, rows.views, now_s);
+        return locked()->load(rank, rows.views, now_s);
     }
 
-    void repair(u32 rank, const nb::bytes& buckets, const nb::iterable& chunks, double now_s) {
+    std::size_t repair(u32 rank, const nb::bytes& buckets, const nb::iterable& chunks, double now_s) {
         const Rows rows(chunks);
         const nb::gil_scoped_release unlocked;
-        locked()->repair(rank, bytes_of(buckets), rows.views, now_s);
+        return locked()->repair(rank, bytes_of(buckets), rows.views, now_s);
     }
 
     void restore_body(const nb::bytes& body) {
@@ -265,7 +264,6 @@ public:
         return made;
     }
 
-    std::set<u32> overfull() { return locked()->overfull(); }
     nb::dict memory() {
         const auto found = locked()->memory();
         return to_dict(found);

@@ -32,7 +32,6 @@ private:
 struct Rank {
     u64 held = 0;  // a block on two tiers is one
     u64 capacity = 0;
-    bool is_overfull = false;
     std::unique_ptr<Digest> digests[kTiers];
 };
 

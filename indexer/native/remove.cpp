@@ -103,9 +103,6 @@ void Tree::clear(u32 rank, u32 tier_bits) {
             clear_tier({rank, tier});
         }
     }
-    if (tier_bits == kAllTiers) {
-        ranks_.at(rank).is_overfull = false;
-    }
     reset_if_empty();
 }
 

@@ -13,7 +13,6 @@ constexpr u32 kGrowingOrderMax = 3;               // a chain that grows block by
 
 }  // namespace
 
-// Returns how many of the blocks there was no memory for.
 std::size_t Tree::store(u32 rank, const u64* parent, const u64* hashes, std::size_t count, u32 tier, double now_s) {
     ranks_.at(rank);
     prefetch(hashes, std::min<std::size_t>(count, parent != nullptr ? 1 : 0));
@@ -27,7 +26,9 @@ std::size_t Tree::store(u32 rank, const u64* parent, const u64* hashes, std::siz
     if (is_new_parent && above != kNone) {
         prune(runs_.of(above));  // in case nothing hangs behind it after all
     }
-    return held == count ? 0 : refuse(rank, not_held(hashes + held, count - held, {rank, tier}));
+    const std::size_t refused = not_held(hashes + held, count - held, {rank, tier});
+    counters_.refused_blocks += refused;
+    return refused;
 }
 
 // Adds a block without holders and without a known parent; kNone where there is no memory.

@@ -71,22 +71,6 @@ void Tree::drop(u32 rank) {
     }
 }
 
-std::size_t Tree::refuse(u32 rank, std::size_t blocks) {
-    counters_.refused_blocks += blocks;
-    ranks_.at(rank).is_overfull = true;
-    return blocks;
-}
-
-std::set<u32> Tree::overfull() const {
-    std::set<u32> found;
-    for (u32 rank = 0; rank < ranks_.numbers(); ++rank) {
-        if (ranks_.has(rank) && ranks_.at(rank).is_overfull) {
-            found.insert(rank);
-        }
-    }
-    return found;
-}
-
 void Tree::reset_if_empty() {
     if (map_.size() != 0 || blocks_.kept_bytes() + map_.bytes() < kWorthReset) {
         return;

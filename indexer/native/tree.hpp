@@ -9,7 +9,6 @@
 #pragma once
 
 #include <optional>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -56,16 +55,17 @@ public:
     const Limits& limits() const { return limits_; }
     const Counters& counters() const { return counters_; }
 
-    // changes; for an unknown rank they throw UnknownRank and change nothing
+    // changes; for an unknown rank they throw UnknownRank and change nothing. A `size_t` is the number of blocks that there
+    // was no memory for.
     void add_rank(u32 rank, u64 capacity_blocks);
     std::size_t store(u32 rank, const u64* parent, const u64* hashes, std::size_t count, u32 tier, double now_s);
     void remove(u32 rank, const u64* hashes, std::size_t count, u32 tier);
     void clear(u32 rank, u32 tier_bits);
     void drop(u32 rank);
-    void load(u32 rank, const std::vector<ColumnsView>& chunks, double now_s);
+    std::size_t load(u32 rank, const std::vector<ColumnsView>& chunks, double now_s);
     // `buckets`: 256 bits; of the blocks in those buckets the rank holds exactly the rows
-    void repair(u32 rank, const u8* buckets, const std::vector<ColumnsView>& chunks, double now_s);
-    // returns how many blocks there was no memory for; throws Malformed, and then nothing has changed
+    std::size_t repair(u32 rank, const u8* buckets, const std::vector<ColumnsView>& chunks, double now_s);
+    // throws Malformed, and then nothing has changed
     std::size_t apply_batch(u32 rank, const u8* data, std::size_t size, double now_s);
 
     // queries
@@ -75,7 +75,6 @@ public:
     void prefetch(const u64* hashes, std::size_t count) const;
     u32 rank_numbers() const { return ranks_.numbers(); }
     const Digest* digest(u32 rank, u32 tier) const;
-    std::set<u32> overfull() const;
     std::vector<Columns> dump(u32 rank, std::size_t chunk_blocks) const;
     std::vector<u64> children(const u64* hash) const;  // nullptr: of the root
     std::vector<std::pair<u32, u32>> holders(u64 hash) const;
@@ -112,7 +111,6 @@ private:
 
     // tree.cpp
     void reserve_for(u64 capacity_blocks);
-    std::size_t refuse(u32 rank, std::size_t blocks);
     void reset_if_empty();
 
     // store.cpp
@@ -142,7 +140,7 @@ private:
     void prefetch_event(const u8* frame) const;
 
     // load.cpp
-    void hold_rows(u32 rank, const std::vector<ColumnsView>& chunks, double now_s);
+    std::size_t hold_rows(u32 rank, const std::vector<ColumnsView>& chunks, double now_s);
     std::vector<u64> held_in(const u8* buckets, Holder holder) const;
     std::size_t load_chain(u32 rank, const ColumnsView& rows, std::size_t at, double now_s);
 

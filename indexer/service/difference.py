@@ -32,9 +32,6 @@ Finding = Literal["equal", "differs", "digest", "behind", "beyond", "other_epoch
 DifferenceKind = Literal["missing", "surplus", "media", "parent"]
 KINDS: tuple[DifferenceKind, ...] = ("missing", "surplus", "media", "parent")
 
-_TIERS_OF = [tuple(tier for tier in TIERS if bits >> tier & 1) for bits in range(1 << len(TIERS))]
-"""The tiers of a block, by its `tier_bits`."""
-
 Held = dict[int, HeldBlock]
 """What a rank holds, by sequence hash."""
 
@@ -202,4 +199,4 @@ def _difference(kind: DifferenceKind, index: HeldBlock, mirror: HeldBlock) -> Bl
 
 
 def _media(block: HeldBlock) -> tuple[str, ...]:
-    return tuple(tier.name.lower() for tier in _TIERS_OF[block.tier_bits])
+    return tuple(tier.name.lower() for tier in block.tiers)

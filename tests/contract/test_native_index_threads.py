@@ -119,7 +119,6 @@ class Visitor:
         assert firsts == sorted(firsts)
         assert self._index.statistics().ranks <= RANKS
         assert sum(self._index.memory().values()) > 0
-        assert self._index.overfull() == set()
         assert min(self._index.structure().values()) >= 0
 
     def _outline(self) -> None:

@@ -105,7 +105,7 @@ def test_hashes_come_as_numbers_or_packed(index: PrefixIndex, form: Callable[[li
 @pytest.mark.parametrize("rank", [3, RANKS_MAX - 1, RANKS_MAX])
 def test_an_unknown_rank_is_a_key_error_and_dropping_it_is_nothing(index: PrefixIndex, rank: int) -> None:
     index.store(0, None, PATH, GPU, 0)
-    before = index.snapshot(), index.statistics(), index.overfull()
+    before = index.snapshot(), index.statistics()
     for ask in (
         lambda: index.store(rank, None, PATH, GPU, 0),
         lambda: index.store(rank, 77, [1], GPU, 0),
@@ -122,7 +122,7 @@ def test_an_unknown_rank_is_a_key_error_and_dropping_it_is_nothing(index: Prefix
         with pytest.raises(KeyError):
             ask()
     index.drop(rank)
-    assert (index.snapshot(), index.statistics(), index.overfull()) == before
+    assert (index.snapshot(), index.statistics()) == before
 
 
 def test_every_number_of_the_rows_is_written(index: PrefixIndex) -> None:

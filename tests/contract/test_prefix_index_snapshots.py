@@ -129,25 +129,6 @@ def test_a_flipped_bit_is_refused_wherever_it_is(full: PrefixIndex) -> None:
         refuses(full, data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :])
 
 
-@pytest.mark.parametrize(
-    ("at", "value", "offset"),
-    [
-        (0, b"KVROUTEX", 0),
-        (8, struct.pack("<I", 0), 8),
-        (8, struct.pack("<I", 2), 8),
-        (12, struct.pack("<I", 1), 12),
-        (16, struct.pack("<Q", 2**63), 16),
-        (16, struct.pack("<Q", 0), 16),
-        (24, struct.pack("<Q", 0), 24),
-    ],
-)
-def test_a_head_that_may_not_be_is_refused_where_it_stands(
-    full: PrefixIndex, at: int, value: bytes, offset: int
-) -> None:
-    data = full.snapshot()
-    refuses(full, data[:at] + value + data[at + len(value) :], offset)
-
-
 # ------------------------------------------------------------------------------------------------- lies
 
 

@@ -8,10 +8,9 @@ now and then                a keeper looks at the log and the snapshots, and doe
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from indexer.follow.fold import IndexFold, OverlapColumns, RankView
+from indexer.follow.fold import FollowedRank, IndexFold, OverlapColumns, RankView
 from indexer.follow.follower import StreamFollower
 from indexer.follow.inputs import Fact, LogConnected, Question, Received, WorkerCame, WorkerGone, read_message
-from indexer.follow.rank_stream import FollowedRank
 from kv_protocol import fleet, recovery
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.fleet import WorkerLeft, WorkerRegistered

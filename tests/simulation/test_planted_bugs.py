@@ -7,7 +7,6 @@ import msgspec
 import pytest
 
 from indexer.follow.follower import StreamFollower, StreamState
-from indexer.follow.inputs import Effect
 from indexer.service.retention import KeepingLimits, LogExtent, RetentionPlan, plan
 from kv_protocol.events import Batch
 from kv_protocol.recovery import Answer, RecoverRequest, ReplayChunk
@@ -24,10 +23,11 @@ from worker_agent.events.source_cursor import Delivery, SourceCursor
 class AppliesOverGaps(StreamFollower):
     """Takes the next batch that comes for the next one."""
 
-    def on_batch(self, batch: Batch, now_s: float) -> list[Effect]:
+    def on_batch(self, batch: Batch, now_s: float) -> None:
         if self._phase is StreamState.LIVE and batch.epoch == self._epoch and batch.seq > self._cursor:
-            return [self._step(batch)]
-        return super().on_batch(batch, now_s)
+            self._step(batch, now_s)
+        else:
+            super().on_batch(batch, now_s)
 
 
 class DumpsAllButOne(Consolidation):

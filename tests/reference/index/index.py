@@ -139,9 +139,9 @@ class ReferenceIndex(ReferenceTree):
         if rank not in self._ranks:
             self._admit(rank)
 
-    def store(self, rank: int, parent: int | None, sequence_hashes: Hashes, tier: Tier, now_s: float) -> None:
+    def store(self, rank: int, parent: int | None, sequence_hashes: Hashes, tier: Tier, now_s: float) -> int:
         self._check_known(rank)
-        self._store(rank, parent, _numbers(sequence_hashes), tier, now_s)
+        return self._store(rank, parent, _numbers(sequence_hashes), tier, now_s)
 
     def remove(self, rank: int, sequence_hashes: Hashes, tier: Tier) -> None:
         self._check_known(rank)
@@ -151,32 +151,31 @@ class ReferenceIndex(ReferenceTree):
         self._check_known(rank)
         for on_tier in TIERS if tier is None else (tier,):
             self._clear(rank, on_tier)
-        if tier is None:
-            self._overfull.discard(rank)
 
     def drop(self, rank: int) -> None:
         if rank in self._ranks:
             self.clear(rank)
             del self._ranks[rank]
 
-    def load(self, rank: int, chunks: Iterable[BlockColumns], now_s: float) -> None:
+    def load(self, rank: int, chunks: Iterable[BlockColumns], now_s: float) -> int:
         self._check_known(rank)
         rows = [block for columns in chunks for block in columns.blocks()]
         self.clear(rank)
-        self._hold_rows(rank, rows, now_s)
+        return self._hold_rows(rank, rows, now_s)
 
-    def repair(self, rank: int, buckets: bytes, chunks: Iterable[BlockColumns], now_s: float) -> None:
+    def repair(self, rank: int, buckets: bytes, chunks: Iterable[BlockColumns], now_s: float) -> int:
         self._check_known(rank)
         rows = [block for columns in chunks for block in columns.blocks()]
         for tier in TIERS:
             for sequence_hash in self._ranks[rank].on(tier):
                 if is_in_buckets(sequence_hash, buckets):
                     self._release(rank, sequence_hash, tier)
-        self._hold_rows(rank, rows, now_s)
+        return self._hold_rows(rank, rows, now_s)
 
-    def _hold_rows(self, rank: int, rows: Iterable[HeldBlock], now_s: float) -> None:
-        attached = (self._attach(rank, row.parent, row.sequence_hash, row.tier_bits, now_s) for row in rows)
-        self._refuse(rank, sum(not is_attached for is_attached in attached))
+    def _hold_rows(self, rank: int, rows: Iterable[HeldBlock], now_s: float) -> int:
+        attached = [self._attach(rank, row.parent, row.sequence_hash, row.tier_bits, now_s) for row in rows]
+        self._refused += attached.count(False)
+        return attached.count(False)
 
     def apply_batch(self, rank: int, message: bytes, now_s: float) -> int:
         self._check_known(rank)
@@ -260,9 +259,6 @@ class ReferenceIndex(ReferenceTree):
     def chain(self, sequence_hash: int, limit: int) -> bytes:
         found = chain_from(self._nodes, sequence_hash, limit)
         return pack_u64(found)
-
-    def overfull(self) -> set[int]:
-        return set(self._overfull)
 
     def structure(self) -> dict[str, int]:
         return {"nodes": len(self._nodes), "holdings": self._holdings}

@@ -26,7 +26,6 @@ class ReferenceTree:
     def __init__(self, memory_bytes_max: int) -> None:
         self._nodes = Forest()
         self._ranks: dict[int, RankHolding] = {}
-        self._overfull: set[int] = set()
         self._memory_bytes_max = memory_bytes_max
         self._holdings = 0
         self._duplicates = self._unknown_removals = self._refused = 0
@@ -56,7 +55,7 @@ class ReferenceTree:
             else:
                 refused += not self._attach(rank, parent, sequence_hash, 1 << tier, now_s)
             parent = sequence_hash
-        self._refuse(rank, refused)
+        self._refused += refused
         return refused
 
     def _attach(self, rank: int, parent: int | None, sequence_hash: int, tier_bits: int, now_s: float) -> bool:
@@ -77,11 +76,6 @@ class ReferenceTree:
             return
         self._holdings += not was_held
         node.holders[tier] |= 1 << rank
-
-    def _refuse(self, rank: int, blocks: int) -> None:
-        if blocks:
-            self._refused += blocks
-            self._overfull.add(rank)
 
     def _remove(self, rank: int, hashes: Sequence[int], tier: Tier) -> None:
         for sequence_hash in hashes:
@@ -108,4 +102,3 @@ class ReferenceTree:
             raise IndexFull(f"the snapshot needs {needed} bytes, {self._memory_bytes_max} are allowed")
         nodes.conflicts_total = self._nodes.conflicts_total
         self._nodes, self._ranks, self._holdings = nodes, ranks, holdings
-        self._overfull.clear()

@@ -1,18 +1,19 @@
-"""What comes to a stream's state machine, in few words, and what it makes of it."""
+"""What comes to a stream's state machine, in few words, and what it does to the rank's blocks."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from indexer.follow.follower import FollowerLimits, StreamFollower
-from indexer.follow.inputs import ApplyEvent, Effect, RepairBuckets
 from indexer.follow.question import Wants
+from indexer.follow.rank_blocks import Fill, RankBlocks
 from indexer.follow.status import FollowerCounts
 from kv_protocol import codec
 from kv_protocol.digest import BUCKET_SET_BYTES, SetDigest, TierDigest
-from kv_protocol.events import Batch, Stored, Tier
+from kv_protocol.events import TIERS, Batch, Event, Stored, Tier
 from kv_protocol.fleet import Heartbeat
 from kv_protocol.recovery import BlockColumns, DumpChunk, HeldBlock, ReplayChunk, block_columns
 from tests.dumped import dump_chunks
+from tests.reference.index.index import ReferenceIndex
 
 EPOCH, LATER, THIRD = 11, 22, 33
 LIMITS = FollowerLimits(gap_s=0.0, behind_s=2.0, answer_s=2.0, backoff_max_s=8.0, early_batches_max=4, silent_s=3.0)
@@ -34,6 +35,69 @@ class Refused(NamedTuple):
 
 class Tick(NamedTuple):
     """Nothing but time."""
+
+
+class ApplyEvent(NamedTuple):
+    """An event was applied."""
+
+    event: Event
+
+
+class ReplaceAll(NamedTuple):
+    """All blocks were replaced."""
+
+    chunks: tuple[BlockColumns, ...] = ()
+
+
+class RepairBuckets(NamedTuple):
+    """The blocks of these buckets were replaced."""
+
+    buckets: bytes
+    chunks: tuple[BlockColumns, ...]
+
+
+Effect = ApplyEvent | ReplaceAll | RepairBuckets
+
+
+class Recorded(RankBlocks):
+    """Keeps what is done to it; refuses `refuses` blocks of each change; holds what a test says."""
+
+    def __init__(self) -> None:
+        super().__init__(ReferenceIndex(), 0)
+        self.effects: list[Effect] = []
+        self.refuses = 0
+        self.digest_of = holds()
+        self.memory_bytes = FULL.memory_bytes
+
+    def apply(self, event: Event, now_s: float) -> int:
+        return self._keep(ApplyEvent(event), now_s)
+
+    def replace(self, chunks: tuple[BlockColumns, ...], now_s: float) -> int:
+        return self._keep(ReplaceAll(chunks), now_s)
+
+    def repair(self, buckets: bytes, chunks: tuple[BlockColumns, ...], now_s: float) -> int:
+        return self._keep(RepairBuckets(buckets, chunks), now_s)
+
+    def _keep(self, effect: Effect, _: float) -> int:
+        self.effects.append(effect)
+        return self.refuses
+
+    def digests(self) -> tuple[TierDigest, ...]:
+        return tuple(map(self.digest_of, TIERS))
+
+    def fill(self) -> Fill:
+        return FULL._replace(memory_bytes=self.memory_bytes)
+
+
+FULL = Fill(100, 100)
+
+
+class Stream(StreamFollower):
+    """A stream of a rank with recorded blocks."""
+
+    def __init__(self, limits: FollowerLimits = LIMITS) -> None:
+        self.blocks = Recorded()
+        super().__init__(self.blocks, limits)
 
 
 Input = Batch | Heartbeat | DumpChunk | ReplayChunk | Refused | Tick
@@ -101,42 +165,49 @@ def holds(*held: int) -> Callable[[Tier], TierDigest]:
 
 
 def give(
-    follower: StreamFollower, one: Input, now_s: float = 0, digest_of: Callable[[Tier], TierDigest] | None = None
+    follower: Stream, one: Input, now_s: float = 0, digest_of: Callable[[Tier], TierDigest] | None = None
 ) -> list[Effect | OpenQuestion]:
-    """Return what the stream wants done and asked, of which everything is done, and asked at once."""
-    effects: list[Effect | OpenQuestion] = [*_given(follower, one, now_s)]
-    follower.prove(digest_of or holds(), now_s)
+    """Return what the stream does and wants to ask, which is asked at once."""
+    follower.blocks.effects, follower.blocks.digest_of = [], digest_of or holds()
+    _give(follower, one, now_s)
+    follower.prove(now_s)
+    effects: list[Effect | OpenQuestion] = [*follower.blocks.effects]
     return [*effects, begun(follower, now_s)] if follower.question.is_due(now_s) else effects
 
 
-def begun(follower: StreamFollower, now_s: float) -> OpenQuestion:
+def begun(follower: Stream, now_s: float) -> OpenQuestion:
     return OpenQuestion(follower.question.begin(follower.position[1], now_s), follower.question.wants)
 
 
-def _given(follower: StreamFollower, one: Input, now_s: float) -> Sequence[Effect]:
+def _give(follower: Stream, one: Input, now_s: float) -> None:
     match one:
         case Batch():
-            return follower.on_batch(one, now_s)
+            follower.on_batch(one, now_s)
         case Heartbeat():
-            return follower.on_heartbeat(one, now_s)
+            follower.on_heartbeat(one, now_s)
         case DumpChunk() | ReplayChunk():
-            return follower.on_answer(one, now_s)
+            follower.on_answer(one, now_s)
         case Refused():
             follower.on_refused(now_s)
         case Tick():
             follower.tick(now_s)
-    return ()
 
 
-def after(*inputs: Input, limits: FollowerLimits = LIMITS) -> StreamFollower:
+def after(*inputs: Input, limits: FollowerLimits = LIMITS) -> Stream:
     """Return a follower to which all this came at 0 s."""
-    follower = StreamFollower(limits)
+    follower = Stream(limits)
     for one in inputs:
         give(follower, one)
     return follower
 
 
-def counts(follower: StreamFollower) -> FollowerCounts:
+def overfull(*inputs: Input) -> Stream:
+    follower = after(*inputs)
+    follower.full_at = FULL
+    return follower
+
+
+def counts(follower: Stream) -> FollowerCounts:
     return follower.statistics().counts
 
 

@@ -8,17 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from indexer.follow.fold import IndexFold
-from indexer.follow.follower import FollowerLimits, StreamFollower
+from indexer.follow.follower import FollowerLimits
 from indexer.follow.inputs import BatchSpan, Fact, Question, Received, message_span, read_message
+from indexer.follow.rank_blocks import RankBlocks
 from indexer.native.index import NativeIndex
 from kv_protocol import codec
 from kv_protocol.digest import SetDigest, bucket_table
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.events import TIERS, Batch, Cleared, Event, Removed, Stored, Tier
 from kv_protocol.ids import WorkerRank
-from kv_protocol.recovery import HeldBlock, RecoverRequest
+from kv_protocol.recovery import RecoverRequest
 from kv_protocol.splitmix import splitmix64
-from tests.dumped import dump_chunks
 from tests.reference.index.index import ReferenceIndex
 from tests.support.amount import examples
 from tests.unit.indexer.life import Life, arrived, told, unreadable
@@ -99,33 +99,11 @@ def test_any_other_message_goes_batch_by_batch(batches: list[Batch]) -> None:
 # ------------------------------------------------------------------------------------------------- refusals
 
 
-class Unreadable(ReferenceIndex):
-    """Cannot cut messages that can be cut."""
-
-    def apply_batch(self, rank: int, message: bytes, now_s: float) -> int:
-        del rank, message, now_s
-        raise MalformedMessage(0, "for no reason")
-
-
-def test_what_the_index_refuses_is_as_bytes_that_cannot_be_read() -> None:
-    fold = IndexFold(Unreadable())
-    told(fold, arrived(A0, path(1, 0, 1)))
-    assert told(fold, arrived(A0, path(2, 1, 2))) == [asks_repair(fold, 1, 1)]
-    view = fold.overlap((), [A0])[0]
-    assert (view.seq, view.stale, fold.statistics().refused_messages_total) == (1, "resyncing", 1)
-    (chunk,) = dump_chunks(1, 7, 2, [HeldBlock(PATH[0], None, 1), HeldBlock(PATH[1], PATH[0], 1)])
-    assert told(fold, Received(A0, chunk)) == []
-    assert (depth(fold), fold.overlap((), [A0])[0].stale) == (2, "")
-
-
 class Short(ReferenceIndex):
     """Has no memory for a block of any message."""
 
     def apply_batch(self, rank: int, message: bytes, now_s: float) -> int:
         return super().apply_batch(rank, message, now_s) + 1
-
-    def overfull(self) -> set[int]:
-        return {0}
 
 
 def test_want_of_memory_is_no_fault_of_a_message() -> None:
@@ -210,15 +188,15 @@ def deliveries(random: Random, sent: list[tuple[WorkerRank, bytes]]) -> list[tup
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_whole_messages_and_single_batches_make_the_same_fold(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    on_applied, spans = StreamFollower.on_applied, list[BatchSpan]()
+    apply_message, messages = RankBlocks.apply_message, list[bytes]()
 
-    def recorded(follower: StreamFollower, span: BatchSpan) -> bool:
-        spans.append(span)
-        return on_applied(follower, span)
+    def recorded(blocks: RankBlocks, message: bytes, now_s: float) -> int:
+        messages.append(message)
+        return apply_message(blocks, message, now_s)
 
-    monkeypatch.setattr(StreamFollower, "on_applied", recorded)
+    monkeypatch.setattr(RankBlocks, "apply_message", recorded)
     play(seed, TwoWays(IndexFold(NativeIndex(), LIMITS), IndexFold(NativeIndex(), LIMITS)))
-    assert len(spans) > 20, f"seed {seed}: few messages went the short way"
+    assert len(messages) > 20, f"seed {seed}: few messages went the short way"
 
 
 STORED, CHILD, REMOVED, CLEARED = Stored((1, 2)), Stored((3, 4), 2, 2, Tier.HOST), Removed((3,), Tier.HOST), Cleared()

@@ -7,8 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexer.follow.follower import StreamFollower
-from indexer.follow.inputs import Effect, RepairBuckets, ReplaceAll
 from indexer.follow.status import StaleReason, is_blind, without_log
 from kv_protocol.digest import TierDigest
 from kv_protocol.events import TIERS, Tier
@@ -29,8 +27,12 @@ from tests.unit.indexer.stream_inputs import (
     REFUSED,
     THIRD,
     TICK,
+    Effect,
     Input,
     OpenQuestion,
+    RepairBuckets,
+    ReplaceAll,
+    Stream,
     after,
     answer,
     applied,
@@ -42,6 +44,7 @@ from tests.unit.indexer.stream_inputs import (
     give,
     holds,
     mended,
+    overfull,
     pulse,
     repair,
     repaired,
@@ -136,8 +139,8 @@ ROWS = [
     Row("LIVE, batch of another, pulse heard", PULSED, batch(1, LATER), [], "", (EPOCH, 3)),
     Row("batch of a retired epoch, pulse heard", BOTH_EPOCHS, batch(4), [], "", (LATER, 0)),
     Row("batch of a retired epoch, no pulse", [*LIVE, batch(1, LATER)], batch(4), [], "", (LATER, 1)),
-    Row("HOLE, dump of another epoch", HOLE, whole(1, 7, epoch=LATER), [ReplaceAll()], "", (LATER, 7)),
-    Row("DOUBT, dump of another epoch", DOUBT, whole(1, 7, epoch=LATER), [ReplaceAll()], "", (LATER, 7)),
+    Row("HOLE, dump of another epoch", HOLE, whole(1, 7, epoch=LATER), [ReplaceAll()] * 2, "", (LATER, 7)),
+    Row("DOUBT, dump of another epoch", DOUBT, whole(1, 7, epoch=LATER), [ReplaceAll()] * 2, "", (LATER, 7)),
 ]  # fmt: skip
 
 
@@ -233,7 +236,7 @@ def test_a_restart_ends_the_question_and_its_answer_means_nothing(before: Sequen
 
 
 def test_a_log_read_from_its_beginning_goes_through_former_epochs_to_the_living_one() -> None:
-    follower = StreamFollower(LIMITS)
+    follower = Stream()
     effects = [give(follower, batch(seq, epoch)) for epoch, seq in [(EPOCH, 1), (EPOCH, 2), (LATER, 1), (THIRD, 1)]]
     assert effects == [applied(1), applied(2), [ReplaceAll(), *applied(1)], [ReplaceAll(), *applied(1)]]
     assert give(follower, pulse(1, THIRD)) == []
@@ -259,7 +262,7 @@ def test_two_lives_that_alternate_in_the_log_do_not_make_the_reader_alternate() 
 def test_a_dump_too_tells_which_epoch_lives() -> None:
     """A log that begins amid a former epoch: the living one answers before it is first heard to pulse."""
     follower = after(batch(500))
-    assert give(follower, whole(1, 7, 8, epoch=LATER)) == [ReplaceAll(columns(8))]
+    assert give(follower, whole(1, 7, 8, epoch=LATER)) == [ReplaceAll(), ReplaceAll(columns(8))]
     assert [give(follower, batch(seq)) for seq in (501, 502)] == [[], []]
     assert [give(follower, batch(seq, LATER)) for seq in (6, 7, 8)] == [[], [], applied(8)]
     assert give(follower, pulse(8, LATER)) == []
@@ -313,22 +316,16 @@ def test_a_replay_is_not_the_log() -> None:
 
 
 def test_a_stream_may_begin_at_a_place_of_which_nothing_is_proven() -> None:
-    follower = StreamFollower(LIMITS)
+    follower = Stream()
     follower.begin_at(EPOCH, 7, 5)
     assert (follower.position, follower.stale, follower.is_off_log) == ((EPOCH, 7), "", True)
     assert [give(follower, batch(seq)) for seq in (6, 7, 8)] == [[], [], applied(8)]
-    follower = StreamFollower(LIMITS)
+    follower = Stream()
     follower.begin_at(EPOCH, 7, 7)
     assert give(follower, batch(1, LATER)) == [ReplaceAll(), *applied(1)]
 
 
 # ------------------------------------------------------------------------------------------------- overfull
-
-
-def overfull(*inputs: Input) -> StreamFollower:
-    follower = after(*inputs)
-    follower.on_memory(is_overfull=True)
-    return follower
 
 
 @pytest.mark.parametrize(
@@ -346,28 +343,37 @@ def test_while_overfull_a_mismatch_asks_nothing_and_the_rest_is_as_ever() -> Non
     assert give(follower, batch(6)) == [tail(1)]
 
 
-def test_what_is_proven_whole_is_not_stale_until_it_is_proven_not_to_be() -> None:
+def test_what_is_proven_whole_is_not_overfull_until_more_is_refused() -> None:
     follower = overfull(*LIVE)
-    stale = []
-    for told in (pulse(3), pulse(4), pulse(3, held=[7]), pulse(3)):
-        give(follower, told)
-        stale.append(follower.stale)
-    assert stale == ["", "behind", "overfull", "behind"]
-
-
-def test_a_proof_does_not_outlive_what_it_proved() -> None:
-    follower = overfull(*LIVE, pulse(3))
-    follower.on_memory(is_overfull=False)
-    follower.on_memory(is_overfull=True)
+    give(follower, pulse(3))
+    assert follower.stale == ""
+    follower.blocks.refuses = 1
+    give(follower, batch(4))
     assert follower.stale == "overfull"
+
+
+@pytest.mark.parametrize(
+    ("before", "one"), [(LIVE, batch(4)), (HOLE, whole(1, 7, 8)), (DOUBT, repaired(1, 3, 8)), (LIVE, pulse(9, LATER))]
+)
+def test_after_each_change_a_stream_is_overfull_if_blocks_were_refused(before: Sequence[Input], one: Input) -> None:
+    follower = after(*before)
+    follower.blocks.refuses = 1
+    give(follower, one)
+    assert (follower.full_at is not None) == (not isinstance(one, Heartbeat))
+
+
+@pytest.mark.parametrize(("before", "one"), [(HOLE, whole(1, 7, 8)), (LIVE, pulse(0, LATER))])
+def test_a_stream_whose_blocks_are_replaced_is_not_overfull_any_more(before: Sequence[Input], one: Input) -> None:
+    follower = overfull(*before)
+    give(follower, one)
+    assert follower.stale == ""
 
 
 @pytest.mark.parametrize("before", [LIVE, HOLE, DOUBT])
 def test_room_again_is_one_question_for_all(before: Sequence[Input]) -> None:
     follower = overfull(*before)
-    follower.want_dump(2)
+    follower.blocks.memory_bytes = 90
     asked = give(follower, TICK, 2)
-    follower.want_dump(2)
     assert [asked, give(follower, TICK, 2)] == [[dump(begun(follower, 2).request_id - 1)], []]
 
 
@@ -392,7 +398,7 @@ inputs = st.one_of(
 @settings(max_examples=examples(500))
 @given(st.lists(st.tuples(moments, inputs), max_size=80))
 def test_a_second_question_waits_for_answer_s_a_proof_or_a_restart(script: list[tuple[float, Input]]) -> None:
-    follower, now_s, asked_at_s, compared = StreamFollower(LIMITS), 0.0, float("-inf"), list[Tier]()
+    follower, now_s, asked_at_s, compared = Stream(), 0.0, float("-inf"), list[Tier]()
 
     def digest_of(tier: Tier) -> TierDigest:
         compared.append(tier)

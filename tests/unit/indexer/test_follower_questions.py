@@ -5,8 +5,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from indexer.follow.follower import AHEAD_MAX, StreamFollower
-from indexer.follow.inputs import ReplaceAll
+from indexer.follow.follower import AHEAD_MAX
 from indexer.follow.question import WHOLE_ANSWER_S
 from indexer.follow.received import ReorderBuffer
 from kv_protocol.events import Batch, Cleared, Stored
@@ -23,6 +22,8 @@ from tests.unit.indexer.stream_inputs import (
     REFUSED,
     TICK,
     Input,
+    ReplaceAll,
+    Stream,
     after,
     answer,
     applied,
@@ -33,6 +34,7 @@ from tests.unit.indexer.stream_inputs import (
     give,
     holds,
     mended,
+    overfull,
     pulse,
     repair,
     repaired,
@@ -189,9 +191,9 @@ def test_after_an_outage_the_log_has_gap_s_again_to_close_a_gap() -> None:
 
 
 def test_once_more_is_wanted_than_a_tail_the_former_answer_is_void() -> None:
-    follower = after(*HOLE)
-    follower.want_dump(1)
-    assert [give(follower, one, 1) for one in (replay(1, 6, 4, 5, 6), whole(1, 6), batch(4))] == [[]] * 3
+    follower = overfull(*HOLE)
+    follower.blocks.memory_bytes = 90
+    assert [give(follower, one, 1) for one in (TICK, replay(1, 6, 4, 5, 6), whole(1, 6), batch(4))] == [[]] * 4
     assert give(follower, TICK, 2) == [dump(2)]
     assert give(follower, batch(7), 2) == []
     assert give(follower, whole(2, 6), 2) == [ReplaceAll(), *applied(7)]
@@ -222,15 +224,16 @@ def test_a_repair_in_vain_of_a_former_epoch_is_forgotten() -> None:
 
 
 def test_a_question_that_is_not_true_any_more_makes_all_wanted() -> None:
-    follower = after(*DOUBT)
-    follower.want_dump(1)
-    assert [give(follower, repaired(1, 3), 1), give(follower, TICK, 2)] == [[], [dump(2)]]
+    follower = overfull(*DOUBT)
+    follower.blocks.memory_bytes = 90
+    assert [give(follower, one, 1) for one in (TICK, repaired(1, 3))] == [[], []]
+    assert give(follower, TICK, 2) == [dump(2)]
 
 
 # ------------------------------------------------------------------------------------------------- pauses
 
 
-def asked_at(follower: StreamFollower, until_s: float, *answers: Callable[[int], Input]) -> list[float]:
+def asked_at(follower: Stream, until_s: float, *answers: Callable[[int], Input]) -> list[float]:
     """Return when it asks, in ticks of 0.5 s; each question is answered by all of `answers`, as its id makes them."""
     asked = []
     for tick in range(round(until_s * 2) + 1):
