@@ -114,10 +114,7 @@ class EmbeddedIndex:
         logs_announced: bool = True,
         tracing: EventTracing | None = None,
     ) -> None:
-        """Nothing is read yet; `nats` has the limits of snapshots, `logs_announced` is that of `IndexFeed`.
-
-        `tracing`: None: applied messages have no spans.
-        """
+        """Nothing is read yet; `nats` has the limits of snapshots, `logs_announced` and `tracing` go to `IndexFeed`."""
         self._fold = fold = IndexFold(make_index(settings), limits)
         self.columns, self.overlap = fold.columns, fold.overlap
         """Each rank's overlap with a prefix and its stream's status: as columns, or rank by rank."""

@@ -59,11 +59,11 @@ def at(
     """Show the index as it was after a message of the log, or at a time.
 
     The newest snapshot before it is read, and the log from there to it. Nothing that runs is disturbed. For each rank:
-    its place in its stream, how many blocks it held on each medium, their digest, and what has to be said of it, for
-    instance that the log lacks some of its batches.
+    its place in its stream, how many blocks it held on each medium, their digest, and notes, for instance that the log
+    lacks some of its batches.
 
-    What is earlier than the log and its snapshots reach is refused, and the oldest that can be had is named; the exit
-    code is then 2.
+    A moment before the oldest that the log and its snapshots cover is refused with exit code 2; the error names the
+    oldest.
 
     \b
     Examples:  indexer at --time 600

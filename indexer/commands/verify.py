@@ -34,23 +34,23 @@ _EXAMPLES = 10
               help="how many differing blocks of a kind are shown of a rank")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object at the end")
 def verify(*, settings: IndexerSettings, index_url: str, timeout_s: float, examples: int, as_json: bool) -> None:
-    """Hold the live index against every rank's own mirror, block by block.
+    """Compare the live index with every rank's own mirror, block by block.
 
-    The fleet goes on meanwhile: where a mirror is further in its stream than the index, the batches between are asked
-    for, and folded into what the index holds before the two are compared.
+    The fleet goes on meanwhile: if a mirror is further in its stream than the index, the batches between are requested
+    and applied to the index's blocks before the two are compared.
 
     \b
     equal         the same blocks, on the same media, behind the same parents, at the same place
     differs       so many blocks are missing in the index, surplus there, on other media, or
                   behind another parent; the first of each kind are shown
-    digest        the blocks are equal, the index's own digest of them is wrong
-    behind        the mirror is further, and does not have the batches between any more
+    digest        the blocks are equal, but the index's own digest of them is wrong
+    behind        the mirror is further, and no longer has the batches between
     beyond        the index is further than its mirror
     other_epoch   they are in different lives of the rank's stream
     unanswered    the index knows the rank, its mirror does not answer
     unknown       the mirror answers, the index does not know the rank
 
-    The exit code is 0 when all are equal, 1 when one is not, 2 when it could not be found out, or no rank is known.
+    The exit code is 0 if all are equal, 1 if one is not, 2 if the comparison failed or no rank is known.
 
     \b
     Example:  indexer verify --nats-url nats://127.0.0.1:4222 --index-url http://127.0.0.1:8001

@@ -177,7 +177,7 @@ class IndexFold:
             return []
         match content:
             case Message():
-                if not self._is_to_prove(stream.follower, content, now_s):
+                if not _take_message(stream.follower, content, now_s):
                     return []
             case Heartbeat():
                 stream.follower.on_heartbeat(content, now_s)
@@ -191,15 +191,6 @@ class IndexFold:
         stream.follower.prove(now_s)
         self._queue_question(stream, now_s)
         return self._next_questions(now_s)
-
-    @staticmethod
-    def _is_to_prove(follower: StreamFollower, message: Message, now_s: float) -> bool:
-        """Take a message of the stream; return False if nothing but the place and the blocks can have changed."""
-        if message.span is not None and follower.continues(message.span):
-            return follower.on_next(message.span, message.data, now_s)
-        for batch in codec.decode_message(message.data):
-            follower.on_batch(batch, now_s)
-        return True
 
     def _admit(self, rank: WorkerRank, now_s: float) -> FollowedRank | None:
         slot = self._slots.take(rank, now_s)
@@ -389,3 +380,12 @@ class IndexFold:
     def _stream_statistics(self, stream: FollowedRank) -> FollowerStatistics:
         found = stream.follower.statistics()
         return found if self._is_log_connected else replace(found, stale=without_log(found.stale))
+
+
+def _take_message(follower: StreamFollower, message: Message, now_s: float) -> bool:
+    """Take a message of the stream; return whether a claim may be compared now, or a question be due."""
+    if message.span is not None and follower.continues(message.span):
+        return follower.on_next(message.span, message.data, now_s)
+    for batch in codec.decode_message(message.data):
+        follower.on_batch(batch, now_s)
+    return True

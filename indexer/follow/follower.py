@@ -26,7 +26,7 @@
     HOLE         dump complete, before cursor          the log was faster: settle at the cursor
     DOUBT        repair complete, repair wanted        replace the blocks of its buckets; settle at its last_seq
     DOUBT        dump complete                         replace all; settle at its last_seq
-    LIVE, DOUBT  bytes refused, here or by the index   DOUBT: repair
+    LIVE, DOUBT  bytes refused                         DOUBT: repair
     HOLE         bytes refused                         nothing: the tail has them, or they are another hole
     HOLE, DOUBT  an answer that cannot be right        DOUBT: dump
     any          heartbeat of another epoch            restart: forget all, LIVE at seq 0; if a batch outran it,

@@ -1,7 +1,7 @@
 """Slots: the small numbers of worker ranks in an index; and refused ranks.
 
 A rank gets the lowest free slot. A refused rank is listed with the reason until it gets a slot, its worker leaves, or
-no fact of it comes for a time; the list is bounded, so that any number of unknown ranks costs nothing.
+no fact of it comes for a time. The list is bounded: unknown ranks, however many, take little memory.
 
 A worker's reported capacity is passed to the index with each of its ranks, whichever comes first, so that memory is
 allocated before blocks come. The capacities of a bounded number of workers are stored, the newest ones.

@@ -1,5 +1,5 @@
-// Messages of canonical batches (kv_protocol/codec.py). A whole message is checked before anything of it is applied; only
-// the codec names the fault.
+// Messages of canonical batches (kv_protocol/codec.py). A whole message is checked before anything of it is applied. The
+// checks only find that there is a fault; the codec says which.
 #include <algorithm>
 #include <cstring>
 
@@ -25,8 +25,8 @@ struct Head {
           parent(read<u64>(at + 36)), time_ns(read<std::int64_t>(at + 28)), start(read<u32>(at + 44)),
           count(read<u32>(at + 48)) {}
     bool has_parent() const { return (flags & kHasParent) != 0; }
-    // Whether it is the head of an event; only a stored one has a position, and a parent unless that is 0.
-    bool is_one() const {
+    // Only a stored event has a position, and a parent unless that is 0.
+    bool is_event() const {
         const bool is_placed = kind == kStored ? has_parent() == (start != 0) : !has_parent() && start == 0;
         return version == kVersion && kind <= kCleared && tier < kTiers && (flags & ~kHasParent) == 0 && seq != 0 &&
             (kind == kCleared) == (count == 0) && is_placed && u64{start} + count <= u64{1} << 32;
@@ -38,9 +38,9 @@ u32 checked_count(const u8* data, std::size_t size) {
     const u32 count = size < kCountBytes || size > kMessageBytesMax ? 0 : read<u16>(data);
     std::size_t at = kCountBytes;
     for (u32 batch = 0; batch < count; ++batch) {
-        const bool is_one = size - at >= kHeadBytes && Head(data + at).is_one();
-        const u64 blocks = is_one ? Head(data + at).count : 0;
-        if (!is_one || blocks > (size - at - kHeadBytes) / sizeof(u64)) {
+        const bool is_event = size - at >= kHeadBytes && Head(data + at).is_event();
+        const u64 blocks = is_event ? Head(data + at).count : 0;
+        if (!is_event || blocks > (size - at - kHeadBytes) / sizeof(u64)) {
             throw Malformed(at, "no batch");
         }
         at += kHeadBytes + blocks * sizeof(u64);

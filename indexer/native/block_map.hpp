@@ -4,8 +4,8 @@
 //     segment     1024 buckets; splits in two when 70 % full, so that no insertion waits for a rehash of everything
 //     bucket      12 entries: a tag of 8 bits each (0: empty) and the block; the hash itself is read from the block
 //
-// An entry that finds its bucket full goes to the next one of the segment, and is counted in every bucket it passed, so
-// that a search knows where to end, and nothing has to be left behind by a removal.
+// An entry that finds its bucket full goes to the next one of the segment, and is counted in every bucket that it passed.
+// So a search knows where to end, and a removal leaves no mark behind.
 #pragma once
 
 #include <vector>
@@ -67,7 +67,7 @@ private:
     static constexpr u32 kEntries = 12, kBuckets = 1024, kDepthMax = 24;
     static constexpr u32 kSplitAt = kEntries * kBuckets * 7 / 10, kFull = kEntries * kBuckets * 19 / 20;
 
-    enum Tag : u8 {};  // no char, which could be a byte of anything and would have all be read again after each store
+    enum Tag : u8 {};  // not a char: that may be a byte of any object, so that a store to it forces all to be read again
     struct alignas(64) Bucket {
         Tag tags[kEntries];
         u32 passed;
@@ -80,7 +80,7 @@ private:
     };
     static constexpr u64 kSegmentBytes = kBuckets * sizeof(Bucket) + sizeof(Segment);
 
-    // 1..255, as a whole word: a byte kept in memory and read back as more of it would wait for all stores before it.
+    // 1..255, kept as a word: a byte that was just stored and is read back as part of a word has to wait for that store.
     static u32 tag_of(u64 spread) {
         const u32 tag = static_cast<u32>(spread >> 22) & 0xFF;
         return tag == 0 ? 1 : tag;

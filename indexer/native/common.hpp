@@ -70,8 +70,8 @@ struct IndexFull : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-// The memory that all parts of one tree take, and its limit. `fits_much` leaves a little for what a change of holders may
-// cost besides: a digest, a set, two runs.
+// The memory that all parts of one tree take, and its limit. `fits_much` also leaves room for what a change of holders may
+// need: a digest, a set, two runs.
 struct Budget {
     static constexpr u64 kLittle = 8192;
 

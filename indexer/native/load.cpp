@@ -18,7 +18,7 @@ std::size_t Tree::repair(u32 rank, const u8* buckets, const std::vector<ColumnsV
     return hold_rows(rank, chunks, now_s);
 }
 
-// What is held of the buckets, children before their parents.
+// The blocks of the buckets that the rank holds, children before their parents.
 std::vector<u64> Tree::held_in(const u8* buckets, Holder holder) const {
     ranks_.at(holder.rank);
     std::vector<u64> found;

@@ -171,7 +171,7 @@ public:
     u32 match(nb::handle hashes, nb::handle out, const std::optional<nb::bytes>& ranks) {
         const HashesIn given(hashes);
         const DepthsOut depths(out);
-        // Nothing that may run Python happens while a tree is locked: it could ask the tree.
+        // No Python code may run while the tree is locked: it could call the tree, and wait for ever.
         const Locked tree = locked();
         const std::size_t numbers = tree->rank_numbers(), count = depths.columns();
         if (ranks ? count * sizeof(u32) != ranks->size() : numbers > count) {
@@ -246,7 +246,7 @@ public:
         return nb::bytes(found.data(), found.size() * sizeof(u64));
     }
 
-    // Others get the lock between two slices: a mutex is not fair, so that this thread rests for as long as it takes to wake one.
+    // Other threads get the lock between two slices. A mutex is not fair: this thread sleeps long enough for one to wake up.
     Outline outline(const std::vector<std::tuple<u64, double, double>>& requests) {
         std::vector<PassedRequest> passed;
         for (const auto& [hash, heat, used_s] : requests) {

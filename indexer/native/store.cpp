@@ -77,7 +77,7 @@ std::size_t Tree::attach(u32 above, const u64* hashes, std::size_t count, Holder
     return at;
 }
 
-// Whether nothing is behind `above` yet, and its extent has room: then what comes there is most likely new.
+// Whether nothing is behind `above` yet, and its extent has room: then the next block is most likely new.
 bool Tree::has_room_behind(u32 above) const {
     if (above == kNone) {
         return false;
@@ -98,7 +98,7 @@ bool Tree::is_affordable(Holder holder) const {
     return budget_.fits(cost_bytes);
 }
 
-// New blocks that one rank holds on one tier.
+// The same for blocks that one rank holds on one tier.
 Tree::Grown Tree::grow_for(Holder holder, u32 above, const u64* hashes, std::size_t count, double now_s) {
     if (!is_affordable(holder)) {
         return {0, above};
@@ -125,7 +125,7 @@ u32 Tree::find_behind(u32 above, u64 hash) const {
     return find(hash);
 }
 
-// `block` was said to come behind `above`: it does, or it is a conflict.
+// Puts `block` behind `above` if its parent was unknown; counts a conflict if it has another parent.
 void Tree::link(u32 block, u32 above) {
     const u32 run = runs_.of(block);
     const Run& own = runs_[run];
@@ -156,7 +156,7 @@ u32 Tree::tail_at(u32 block) {
     return runs_[run].last() == block ? run : runs_.split(run, block - runs_[run].begin + 1).head;
 }
 
-// New blocks with one set of holders behind `above`: as many as are new in a row, and as memory allows.
+// Adds blocks with one set of holders behind `above`, up to the first that is known already, and as far as memory allows.
 Tree::Grown Tree::grow(u32 above, const u64* hashes, std::size_t count, u32 set, Digest* digest, double now_s) {
     Grown grown{0, above};
     while (grown.count < count) {
@@ -186,8 +186,8 @@ Tree::Grown Tree::grow(u32 above, const u64* hashes, std::size_t count, u32 set,
     return grown;
 }
 
-// The run that takes what comes behind `above`: the same one, or a new one; in the same extent, where that ends there and
-// has room, so that runs which become alike later can be merged.
+// The run to which blocks behind `above` are added: the run of `above`, or a new one. A new one lies in the same extent if
+// that ends with `above` and has room: then the two can be merged once their holders are the same.
 Tree::Growth Tree::growth_behind(u32 above, std::size_t count, u32 set, double now_s) {
     if (!budget_.fits(sizeof(Run))) {
         return {Runs::kRoot, false};
@@ -216,7 +216,7 @@ Tree::Growth Tree::growth_behind(u32 above, std::size_t count, u32 set, double n
     return extent == kNone ? Growth{Runs::kRoot, false} : Growth{runs_.add(extent, extent, set, now_s), true};
 }
 
-// The run has more blocks, up to the first that is known already or finds no room in the map; return how many.
+// Adds blocks to the run, up to the first that is known already or finds no room in the map; returns how many.
 u32 Tree::fill(u32 run, const u64* hashes, u32 count, Digest* digest) {
     const u32 begin = runs_[run].end();
     u64* const own = blocks_.hashes() + begin;

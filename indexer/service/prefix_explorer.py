@@ -1,8 +1,8 @@
 """The prefix tree of all ranks for people: pages of nodes, with how much lies behind each and which ranks hold it.
 
-An outline (`index/prefix_index.py`) gives sizes and order. It is made on a thread, asked for again after `FRESH_S`, and
-dropped `IDLE_S` after its last use. Holders are those of the moment of the question. That thread never holds the
-index's lock for longer than one slice of the outline or one node takes.
+An outline (`index/prefix_index.py`) gives sizes and order. It is made on a thread, made again once it is older than
+`FRESH_S`, and dropped `IDLE_S` after its last use. Holders are those of the moment of the question. The thread holds
+the index's lock for one slice of the outline or one node at a time.
 """
 
 import asyncio
@@ -28,14 +28,14 @@ CHAIN_END_BLOCKS_MAX = 1 << 16
 PATH_MAX = 64
 
 HeatSource = Callable[[], Awaitable[Sequence[PassedRequest]]]
-"""Returns the requests of late, the newest by what they weigh."""
+"""Returns recent requests, each with its weight."""
 UsesSource = Callable[[Sequence[OutlineNode]], Sequence["NodeUse"]]
-"""Returns how requests of late used each of the nodes."""
+"""Returns how recent requests used each of the nodes."""
 _Depths = np.ndarray[tuple[int, int], np.dtype[np.int32]]
 
 
 class TreeQuery(NamedTuple):
-    """What is asked: the children of the node with the block `behind`, or the roots."""
+    """A question for the children of the node that has the block `behind`; None: for the roots."""
 
     behind: int | None = None
     order_by: OutlineOrder = "subtree"
@@ -54,10 +54,7 @@ class NodeHolder(msgspec.Struct, frozen=True):
 
 
 class NodeUse(msgspec.Struct):
-    """Of the requests of late through a node: their models and tenants, and the beginning of the node's text.
-
-    `text` is None where it is not kept.
-    """
+    """The models and tenants of recent requests through a node, and the beginning of its text; None: it is not kept."""
 
     models: list[str]
     tenants: list[str]
@@ -108,7 +105,7 @@ class _Found(NamedTuple):
 
 
 class PrefixExplorer:
-    """Pages of one index's tree. Without `heat` no request counts; without `uses` none is known of a node."""
+    """Pages of one index's tree. Without `heat` and `uses`, nodes have neither."""
 
     def __init__(
         self,

@@ -344,12 +344,12 @@ def test_while_overfull_a_mismatch_asks_nothing_and_the_rest_is_as_ever() -> Non
 
 
 def test_what_is_proven_whole_is_not_overfull_until_more_is_refused() -> None:
-    follower = overfull(*LIVE)
-    give(follower, pulse(3))
-    assert follower.stale == ""
-    follower.blocks.refuses = 1
-    give(follower, batch(4))
-    assert follower.stale == "overfull"
+    follower, stale = overfull(*LIVE), list[str]()
+    for one, refused_blocks in ((pulse(3), 0), (batch(4), 1)):
+        follower.blocks.refuses = refused_blocks
+        give(follower, one)
+        stale.append(follower.stale)
+    assert stale == ["", "overfull"]
 
 
 @pytest.mark.parametrize(
