@@ -383,7 +383,7 @@ class IndexFold:
 
 
 def _take_message(follower: StreamFollower, message: Message, now_s: float) -> bool:
-    """Take a message of the stream; return whether a claim may be compared now, or a question be due."""
+    """Take a message of the stream; return whether there may be a claim to compare, or a question to send."""
     if message.span is not None and follower.continues(message.span):
         return follower.on_next(message.span, message.data, now_s)
     for batch in codec.decode_message(message.data):

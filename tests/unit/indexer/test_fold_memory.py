@@ -9,6 +9,7 @@ import pytest
 from indexer.follow.fold import IndexFold
 from indexer.follow.follower import FollowerLimits
 from indexer.follow.inputs import Fact, LogConnected, Question, Received, WorkerGone, read_message
+from indexer.follow.rank_blocks import Fill
 from indexer.index.prefix_index import IndexStatistics
 from indexer.index.slots import REFUSED_NAMED_MAX
 from indexer.native.index import NativeIndex
@@ -96,23 +97,14 @@ def test_its_digest_differs_from_its_source_and_blocks_that_do_not_fit_are_not_r
 # ------------------------------------------------------------------------------------------------- healing
 
 
-class KeepsMemory(ReferenceIndex):
-    """Gives no memory back, but to blocks to come."""
-
-    def statistics(self) -> IndexStatistics:
-        return msgspec.structs.replace(super().statistics(), memory_bytes=MEMORY_BYTES)
-
-
-class KeepsNodes(ReferenceIndex):
-    """Counts nodes that are gone."""
-
-    def statistics(self) -> IndexStatistics:
-        return msgspec.structs.replace(super().statistics(), nodes=BLOCKS_MAX)
+def test_there_may_be_memory_again_once_memory_or_nodes_have_fallen_by_a_tenth() -> None:
+    full = Fill(memory_bytes=1000, nodes=100)
+    assert [Fill(900, 100).is_fall_from(full), Fill(1000, 89).is_fall_from(full)] == [True, True]
+    assert not Fill(901, 90).is_fall_from(full)
 
 
-@pytest.mark.parametrize("kind", [ReferenceIndex, KeepsMemory, KeepsNodes])
-def test_once_memory_or_nodes_have_fallen_by_a_tenth_a_dump_is_asked_and_heals(kind: type[ReferenceIndex]) -> None:
-    fold = crowded(kind)
+def test_once_memory_has_fallen_by_a_tenth_a_dump_is_asked_and_heals() -> None:
+    fold = crowded()
     told(fold, batch(A0, 2, Removed(A[-BLOCKS_MAX // 10 :])))
     assert fold.tick(1.0) == []
     told(fold, batch(A0, 3, Cleared()))
@@ -125,7 +117,7 @@ def test_once_memory_or_nodes_have_fallen_by_a_tenth_a_dump_is_asked_and_heals(k
     assert (fold.tick(2.5), fold.statistics().overfull_ranks, fold.overfull_ranks()) == ([], 0, set())
 
 
-@pytest.mark.parametrize("kind", [ReferenceIndex, KeepsMemory, KeepsNodes, Eager])
+@pytest.mark.parametrize("kind", [ReferenceIndex, Eager])
 def test_a_dump_that_does_not_fit_is_asked_for_again_only_after_another_fall(kind: type[ReferenceIndex]) -> None:
     fold = crowded(kind)
     questions = []
