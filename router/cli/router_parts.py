@@ -137,6 +137,7 @@ class RouterParts:
         if process is not None and process.shadows:
             self._shadows.change(settings.shadow.replaced(msgspec.json.decode(process.shadows)))
         self._origins = EventOrigins(self._routing, self._index)
+        self._watch = FleetWatch(self._routing, self._index.resyncs)
         self._planner = Planner(self._routing, settings.planner)
         gate = FleetGate(settings.nats.fleet_secrets)
         self._rates = RatesStore(settings.state.dir, self._routing, self._clock)
@@ -216,7 +217,7 @@ class RouterParts:
 
     def _watched_routes(self) -> list[web.RouteDef]:
         journal = None if self._process else self._journal
-        live, trends = live_routes(self._live), json_route("/v1/trends", self._trends.shown)
+        live, trends = live_routes(self._live, self._watch.marks), json_route("/v1/trends", self._trends.shown)
         return [*live, *self._planner.routes(), *self._savings.routes(), trends, event_log_route(self._index, journal)]
 
     def _router(self, state: RouterState, policy: Policy) -> Routing:
@@ -321,7 +322,7 @@ class RouterParts:
             Part("engine-parity", self._parity.run, 2),
             Part("event-origins", self._origins.run, 2),
             Part("workers", self._attacher.run, 2),
-            Part("fleet-watch", FleetWatch(self._routing, self._clock).run, 2),
+            Part("fleet-watch", self._watch.run, 2),
             *([] if self._process and self._process.number else [Part("rates-store", self._rates.run, 2)]),
             Part("loop-lag", LoopLag(self.registry, self._clock).run, 2),
             *([] if self._replicas is None else [Part("replicas", self._replicas.run, 2)]),

@@ -1,19 +1,24 @@
-"""Writes to the log when a worker falls silent, a breaker opens or trust in a rank changes, and back: each change once.
+"""Tells the log, the history of `/v1/history` and the journal what changed in the fleet: each change once.
 
-| event | level | when |
-|---|---|---|
-| `worker_silent`, `worker_heard_again` | warning, info | no heartbeat for `SILENT_S`; one came after that |
-| `breaker_opened`, `breaker_half_open`, `breaker_closed` | warning, info, info | the rank's breaker, or its worker's |
-| `predictions_doubted`, `predictions_trusted` | warning, info | what requests showed of a rank |
-| `rank_trust_changed` | warning; info to EXACT | trust in a rank changed; the journal has it, too, with the evidence |
+| event of the log | level | mark | when |
+|---|---|---|---|
+| `worker_silent` | warning | `worker_silent` | no heartbeat for `SILENT_S` |
+| `worker_heard_again` | info | `worker_heard` | one came after that |
+| `breaker_opened`, `breaker_half_open` | warning, info | | the rank's breaker, or its worker's |
+| `breaker_closed` | info | | likewise |
+| `predictions_doubted`, `predictions_trusted` | warning, info | | what requests showed of a rank |
+| `rank_trust_changed` | warning; info to EXACT | `trust` | trust in a rank changed |
+| | | `worker_joined`, `worker_left`, `worker_draining` | a fleet event came, which `feeds.py` logs |
+| | | `policy`, `resync`, `log_lost`, `log_found` | another policy, a dump that the index took, the event log |
+| | | `router_started`, `others` | the first look; a look with more marks than are kept |
 
-Nothing is said of silence while the event log is away: heartbeats then cannot come. A change that is undone within
-`LOOK_S` is not seen. A state of trust is written if it was the same at two checks in a row: a heartbeat that overtakes
-its batches is not logged. A rank has one line per state and reason in 10 s; beyond 256 lines in that time the others
-share one, with their number (`suppressed`). The journal has all of them.
+`FleetWatch` compares two looks, `LOOK_S` apart: a change that is undone in between is not seen. Nothing is said of
+silence while the event log is away: heartbeats then cannot come. A state of trust is told if it was the same at two
+looks in a row: a heartbeat that overtakes its batches is not told.
 
-In a router of several processes one process follows the streams. Each of the others logs only the doubts that its own
-requests raise.
+In the log a rank has one line per state and reason in 10 s; beyond 256 lines in that time the others share one, with
+their number (`suppressed`). A look has `MARKS_OF_A_LOOK` marks at most; a last one says how many others there were. The
+journal has all changes of trust. Of a router's processes each one watches, and logs, for itself.
 
 `EventOrigins` finds event addresses that were swapped: the blocks of a worker's requests appear at another worker.
 
@@ -28,16 +33,17 @@ A request shows nothing if its rank is not EXACT, or if a rank holds all blocks 
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import NamedTuple
 
+import msgspec
 import structlog
 
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import TrustMoved
-from kv_runtime.clock import Clock
 from kv_runtime.telemetry import RateLimitedLog
+from router.decision.policy_store import fields_of
 from router.decision.routing import OverlapIndex, Routing
 from router.fleet.breakers import BreakerState
 from router.fleet.registry import SILENT_S
@@ -52,6 +58,8 @@ _AFTER_S, _GIVEN_UP_S = 2.0, 30.0
 """Between a decision and the first look for its blocks, and the last."""
 _log = structlog.get_logger("router")
 LOOK_S = 1.0
+MARKS_MAX = 1000
+MARKS_OF_A_LOOK = 50
 
 
 class _Sent(NamedTuple):
@@ -131,44 +139,108 @@ class EventOrigins:
         return bool(found)
 
 
-class FleetWatch:
-    """Checks the fleet's workers, breakers and trust; a part of a process."""
+class Mark(msgspec.Struct, frozen=True):
+    """One event, at a Unix time; of a worker or a rank, if these are named."""
 
-    def __init__(self, routing: Routing, clock: Clock) -> None:
-        self._routing, self._clock = routing, clock
-        self._silent = set[str]()
+    at_s: float
+    kind: str
+    text: str
+    worker_id: str = ""
+    dp_rank: int | None = None
+
+
+class _SeenWorker(NamedTuple):
+    instance: str
+    is_draining: bool
+    is_silent: bool
+
+
+class FleetWatch:
+    """Looks at the fleet; a part of a process."""
+
+    def __init__(self, routing: Routing, dumps: Callable[[], dict[WorkerRank, int]]) -> None:
+        """`dumps` returns how many complete dumps the index has taken of each rank."""
+        self._routing, self._count_dumps, self._clock = routing, dumps, routing.clock
+        self.marks: deque[Mark] = deque(maxlen=MARKS_MAX)
+        """The newest marks, the eldest first."""
+        self._found = list[Mark]()
+        """The marks of the present look."""
+        self._workers = dict[str, _SeenWorker]()
+        self._policy, self._is_log_connected = routing.policy, True
+        self._dumps: dict[WorkerRank, int] = {}
         self._breakers = dict[WorkerRank, BreakerState]()
         self._evidence = dict[WorkerRank, Move]()
-        self._lines = RateLimitedLog(_log, clock)
+        self._lines = RateLimitedLog(_log, self._clock)
         self._seen = dict[WorkerRank, Trust]()
         self._logged = dict[WorkerRank, Trust]()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Check periodically until `stop` is set."""
+        """Look every `LOOK_S` until `stop` is set."""
         while not stop.is_set():
             self.look()
             await self._clock.wait(stop, LOOK_S)
 
     def look(self) -> None:
-        """Log what has changed since the last check."""
+        """Tell what has changed since the last look. The first look marks only that the router started."""
         now_s = self._clock.now()
-        if self._routing.state.fleet.is_log_connected:
-            self._look_at_workers(now_s)
+        self._look_at_router()
+        self._look_at_workers(now_s)
         self._look_at_breakers(now_s)
         self._look_at_trust()
+        if not self.marks:
+            self._found.clear()
+            self._mark("router_started", "the router began to watch")
+        elif (others := len(self._found) - MARKS_OF_A_LOOK) > 0:
+            del self._found[MARKS_OF_A_LOOK:]
+            self._mark("others", f"{others} other changes")
+        self.marks += self._found
+        self._found.clear()
+
+    def _mark(self, kind: str, text: str, worker_id: str = "", dp_rank: int | None = None) -> None:
+        self._found.append(Mark(round(self._clock.wall_ns() / 1e9, 3), kind, text, worker_id, dp_rank))
+
+    def _look_at_router(self) -> None:
+        is_connected, policy = self._routing.state.fleet.is_log_connected, self._routing.policy
+        if self._is_log_connected and not is_connected:
+            self._mark("log_lost", "the event log is away")
+        elif is_connected and not self._is_log_connected:
+            self._mark("log_found", "the event log is connected again")
+        if policy != self._policy:
+            was = fields_of(self._policy)
+            news = [
+                f"{name} {was.get(name)} -> {now}" for name, now in fields_of(policy).items() if now != was.get(name)
+            ]
+            self._mark("policy", ", ".join(news))
+        self._is_log_connected, self._policy = is_connected, policy
+        before, self._dumps = self._dumps, self._count_dumps()
+        for rank, dumps in self._dumps.items():
+            if dumps > before.get(rank, dumps):
+                self._mark("resync", f"{rank}: the index took a complete dump", *rank)
 
     def _look_at_workers(self, now_s: float) -> None:
-        before, self._silent = self._silent, set()
-        for worker in self._routing.state.fleet.workers():
-            worker_id, heard_at_s = worker.registration.worker_id, worker.heard_at_s
-            if heard_at_s is None:
-                continue
-            if now_s >= heard_at_s + SILENT_S:
-                self._silent.add(worker_id)
-                if worker_id not in before:
-                    _log.warning("worker_silent", worker=worker_id, silent_s=round(now_s - heard_at_s, 1))
-            elif worker_id in before:
+        fleet = self._routing.state.fleet
+        before, self._workers = self._workers, {}
+        for worker in fleet.workers():
+            worker_id, instance = worker.registration.worker_id, worker.registration.instance
+            heard_at_s, was = worker.heard_at_s, before.pop(worker_id, None)
+            if was is None or was.instance != instance:
+                again = "" if was is None else " again, as another instance"
+                self._mark("worker_joined", f"{worker_id} joined{again}", worker_id)
+                was = _SeenWorker(instance, worker.draining, is_silent=False)
+            is_silent = was.is_silent
+            if fleet.is_log_connected:
+                is_silent = heard_at_s is not None and now_s >= heard_at_s + SILENT_S
+            self._workers[worker_id] = _SeenWorker(instance, worker.draining, is_silent)
+            if worker.draining and not was.is_draining:
+                self._mark("worker_draining", f"{worker_id} drains", worker_id)
+            if is_silent and not was.is_silent:
+                _log.warning("worker_silent", worker=worker_id, silent_s=round(now_s - (heard_at_s or 0.0), 1))
+                self._mark("worker_silent", f"{worker_id} is silent", worker_id)
+            elif was.is_silent and not is_silent:
                 _log.info("worker_heard_again", worker=worker_id)
+                self._mark("worker_heard", f"{worker_id} is heard again", worker_id)
+        for worker_id in before:
+            self._mark("worker_left", f"{worker_id} left", worker_id)
 
     def _look_at_breakers(self, now_s: float) -> None:
         breakers, before = self._routing.state.breakers, self._breakers
@@ -188,7 +260,7 @@ class FleetWatch:
                     _log.info("breaker_closed", **fields)
 
     def _look_at_trust(self) -> None:
-        """Write what requests showed, and each new state that was the same at the last check."""
+        """Tell what requests showed, and each new state that was the same at the last look."""
         for move in self._routing.moves():
             self._evidence[move.rank] = move
             self._log_move(move)
@@ -200,6 +272,8 @@ class FleetWatch:
             if trust != logged and trust == before.get(rank):
                 self._logged[rank] = trust
                 self._routing.apply(self._moved(rank, trust, logged))
+                reason = f": {trust.reason}" if trust.reason else ""
+                self._mark("trust", f"{rank} {logged.state} -> {trust.state}{reason}", *rank)
                 say = self._lines.info if trust == EXACT else self._lines.warning
                 say(
                     "rank_trust_changed",

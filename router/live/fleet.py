@@ -1,4 +1,4 @@
-"""The fleet as columns, marks of its changes, and rows of its decisions, as pure functions: what people are shown.
+"""The fleet as columns, and rows of its decisions, as pure functions: what people are shown.
 
 A thousand ranks are some tens of kilobytes of JSON.
 
@@ -7,8 +7,6 @@ ranks      columns with an entry for each rank, worker by worker
 texts      a column has their numbers: `trust_reason` and `unfit` (why a worker or rank gets no new work) are indexes
            into `reasons`, `model` into `models`, `role` into `roles`
 
-    marks                the differences of two looks at the fleet. What changed and changed back in between is not
-                         seen. Beyond `MARKS_OF_A_LOOK` changes a last mark says how many others there were
     row of a decision    the chosen rank and the outcome, without the other candidates
     heat of a request    2 ** -(its age / `HALF_LIFE_S`), at the last block of its prompt
     use of a node        models and tenants of the newest decisions whose prompts have the node's first block
@@ -17,10 +15,10 @@ A request that was routed in a mode without overlap has no blocks, and does not 
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, islice
 from statistics import median
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -35,21 +33,6 @@ from router.decision.routing import Lease, Routing
 from router.decision.state import RankLoad
 from router.fleet.trust import TRUST_STATES, Trust, trust_of
 
-MARKS_OF_A_LOOK = 50
-MarkKind = Literal[
-    "router_started",
-    "worker_joined",
-    "worker_left",
-    "worker_draining",
-    "worker_silent",
-    "worker_heard",
-    "trust",
-    "policy",
-    "resync",
-    "log_lost",
-    "log_found",
-    "others",
-]
 OBSERVED_MAX = 1000
 """How many of the newest decisions `observed` is given."""
 _IDLE = RankLoad()
@@ -78,75 +61,6 @@ _OF_DECISION = (
 )  # fmt: skip
 _OF_CHOSEN = ("worker_id", "dp_rank", "overlap_source", "predicted_blocks", "trust")
 """The fields of a row that the decision has, and its chosen rank."""
-
-
-class Mark(msgspec.Struct, frozen=True):
-    """One event, at a Unix time; of a worker or a rank, if these are named."""
-
-    at_s: float
-    kind: MarkKind
-    text: str
-    worker_id: str = ""
-    dp_rank: int | None = None
-
-
-class Looked(NamedTuple):
-    """The fleet at one look. `workers`: instance, whether it drains, whether it is silent."""
-
-    workers: Mapping[str, tuple[str, bool, bool]]
-    trust: Mapping[WorkerRank, Trust]
-    resyncs: Mapping[WorkerRank, int]
-    policy: Mapping[str, object]
-    is_log_connected: bool
-
-
-def marks_of(last: Looked | None, now: Looked, at_s: float) -> list[Mark]:
-    """Return what happened since the last look; without one, that the router started."""
-    if last is None:
-        return [Mark(at_s, "router_started", "the router began to watch")]
-    found = [Mark(at_s, *each) for each in _changes(last, now)]
-    if len(found) > MARKS_OF_A_LOOK:
-        others = len(found) - MARKS_OF_A_LOOK
-        found[MARKS_OF_A_LOOK:] = [Mark(at_s, "others", f"{others} other changes")]
-    return found
-
-
-def _changes(last: Looked, now: Looked) -> Iterator[tuple[Any, ...]]:
-    """Yield the kind, the text, the worker's id and the rank of each mark, as far as it has them."""
-    if last.is_log_connected != now.is_log_connected:
-        is_found = now.is_log_connected
-        yield ("log_found", "the event log is connected again") if is_found else ("log_lost", "the event log is away")
-    was = last.policy
-    if changed := [
-        f"{name} {was.get(name)} -> {value}" for name, value in now.policy.items() if value != was.get(name)
-    ]:
-        yield "policy", ", ".join(changed)
-    yield from _of_workers(last, now)
-    for rank, trust in now.trust.items():
-        if (doubt := last.trust.get(rank, trust)) != trust:
-            reason = f": {trust.reason}" if trust.reason else ""
-            yield "trust", f"{rank} {doubt.state} -> {trust.state}{reason}", *rank
-    for rank, dumps in now.resyncs.items():
-        if dumps > last.resyncs.get(rank, dumps):
-            yield "resync", f"{rank}: the index took a complete dump", *rank
-
-
-def _of_workers(last: Looked, now: Looked) -> Iterator[tuple[str, ...]]:
-    for worker_id in last.workers.keys() - now.workers.keys():
-        yield "worker_left", f"{worker_id} left", worker_id
-    for worker_id, (instance, is_draining, is_silent) in now.workers.items():
-        before = last.workers.get(worker_id)
-        if before is None:
-            yield "worker_joined", f"{worker_id} joined", worker_id
-        elif before[0] != instance:
-            yield "worker_joined", f"{worker_id} joined again, as another instance", worker_id
-        else:
-            if is_draining and not before[1]:
-                yield "worker_draining", f"{worker_id} drains", worker_id
-            if is_silent and not before[2]:
-                yield "worker_silent", f"{worker_id} is silent", worker_id
-            if before[2] and not is_silent:
-                yield "worker_heard", f"{worker_id} is heard again", worker_id
 
 
 class Observed(NamedTuple):

@@ -9,7 +9,7 @@ import math
 import re
 import sys
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from operator import sub
 from typing import Any
 
@@ -112,8 +112,8 @@ def merged_trends(shown: Sequence[TrendsPage]) -> TrendsPage:
     return msgspec.structs.replace(shown[0], rows=merged[-STEPS:])
 
 
-def live_routes(live: Live) -> Sequence[web.RouteDef]:
-    """Return the routes of the fleet, now and before."""
+def live_routes(live: Live, marks: Collection[object]) -> Sequence[web.RouteDef]:
+    """Return the routes of the fleet, now and before, and of the marks of its changes."""
 
     async def fleet(request: web.Request) -> web.Response:
         at_s = unix_time(request.query)
@@ -138,7 +138,7 @@ def live_routes(live: Live) -> Sequence[web.RouteDef]:
             "bytes_max": ring.bytes_max,
             "steps": [{"step_s": step_s, "from_s": from_s} for step_s, from_s in ring.steps()],
         }
-        return {"now_s": round(live.clock.wall_ns() / 1e9, 3), "ring": kept, "marks": list(live.marks)}
+        return {"now_s": round(live.clock.wall_ns() / 1e9, 3), "ring": kept, "marks": list(marks)}
 
     return [web.get("/v1/fleet", fleet), json_route("/v1/history", history)]
 

@@ -1,7 +1,4 @@
-"""Watches the fleet for people: keeps its past, and marks of what happened.
-
-Each `LOOK_S` two looks are compared for marks. Each `RECENT_STEP_S` the fleet's columns go to the ring, compressed on a
-thread:
+"""The fleet's columns, now and before: each `RECENT_STEP_S` they go to a ring, compressed on a thread.
 
     recent    the last `RECENT_S`, every sample that was added
     old       up to `OLD_S`, one sample in `OLD_STEP_S`
@@ -22,17 +19,12 @@ from typing import Any, NamedTuple
 import msgspec
 
 from indexer.embedded import EmbeddedIndex
-from kv_runtime.supervise import until
 from kv_runtime.telemetry import Family, gauge
-from router.decision.policy_store import fields_of
 from router.decision.routing import Routing
-from router.fleet.registry import SILENT_S
-from router.live.fleet import OBSERVED_MAX, Looked, Mark, fleet_columns, marks_of, observed
+from router.live.fleet import OBSERVED_MAX, fleet_columns, observed
 
-LOOK_S = 1.0
 RECENT_STEP_S, RECENT_S = 5.0, 1800.0
 OLD_STEP_S, OLD_S = 60.0, 43_200.0
-MARKS_MAX = 1000
 RING_BYTES_MAX = 32 << 20
 """Kept moments: 12 hours of some hundred ranks."""
 _COMPRESSION = 1
@@ -97,33 +89,18 @@ class Ring:
 
 
 class Live:
-    """Watches the fleet of one router; a part of its process."""
+    """Shows the fleet of one router, and keeps its past; a part of its process."""
 
     def __init__(self, routing: Routing, index: EmbeddedIndex, *, queued: Callable[[], int] | None = None) -> None:
         """`queued` counts waiting requests, if this process has them."""
         self._routing, self._index, self._queued, self.clock = routing, index, queued, routing.clock
-        self._last: Looked | None = None
-        self.marks: deque[Mark] = deque(maxlen=MARKS_MAX)
         self.ring = Ring(RING_BYTES_MAX)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Watch until `stop` is set."""
-        await until(stop, self._watch())
-
-    async def _watch(self) -> None:
-        kept_s = float("-inf")
-        while True:
-            self.look()
-            now_s = self.clock.now()
-            if now_s - kept_s >= RECENT_STEP_S:
-                kept_s = now_s
-                await self.keep()
-            await self.clock.sleep(LOOK_S)
-
-    def look(self) -> None:
-        """Mark what changed since the last look."""
-        last, self._last = self._last, self._looked_at()
-        self.marks += marks_of(last, self._last, round(self.clock.wall_ns() / 1e9, 3))
+        """Keep the fleet every `RECENT_STEP_S` until `stop` is set."""
+        while not stop.is_set():
+            await self.keep()
+            await self.clock.wait(stop, RECENT_STEP_S)
 
     async def keep(self) -> None:
         """Keep the fleet of this moment in the ring."""
@@ -146,23 +123,6 @@ class Live:
         """Return the last columns that were kept at that time or before, as JSON; None: all are later."""
         sample = self.ring.at(at_s)
         return None if sample is None else zlib.decompress(sample.data)
-
-    def _looked_at(self) -> Looked:
-        fleet, now_s = self._routing.state.fleet, self.clock.now()
-        return Looked(
-            workers={
-                each.registration.worker_id: (
-                    each.registration.instance,
-                    each.draining,
-                    each.heard_at_s is not None and fleet.is_log_connected and now_s >= each.heard_at_s + SILENT_S,
-                )
-                for each in fleet.workers()
-            },
-            trust=self._routing.trust(),
-            resyncs=self._index.resyncs(),
-            policy=fields_of(self._routing.policy),
-            is_log_connected=fleet.is_log_connected,
-        )
 
     def families(self) -> Iterator[Family]:
         """Yield the memory of the fleet's past."""

@@ -254,7 +254,7 @@ def test_decisions_have_the_lower_trust_and_pages_and_log_say_why(
     assert trusts.index(trust) == ENOUGH
     assert bench.routing.trust()[rank()] == (trust, reason)
     with capture_logs() as logs:
-        FleetWatch(bench.routing, bench.clock).look()
+        FleetWatch(bench.routing, dict).look()
     (said,) = logs
     counts = [said[name] for name in ("requests", "overpredicted", "underpredicted")]
     assert (said["event"], said["worker"], said["doubt"]) == ("predictions_doubted", "w0", reason.partition(";")[0])

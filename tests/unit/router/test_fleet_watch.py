@@ -1,4 +1,4 @@
-"""Changes of trust, silent workers and breakers in the log: each change once, with its cause."""
+"""What changes in the fleet, in the log, as marks and in the journal: each change once, with its cause."""
 
 import asyncio
 from collections.abc import Iterable
@@ -6,7 +6,8 @@ from typing import Any
 
 from structlog.testing import capture_logs
 
-from kv_protocol.fleet import WorkerLeft
+from kv_protocol.fleet import FleetEvent, WorkerDraining, WorkerLeft
+from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import (
     AttemptEnded,
     AttemptOutcome,
@@ -16,7 +17,8 @@ from kv_protocol.journal import (
     WorkerHeard,
 )
 from kv_runtime.telemetry import LOG_KEYS_MAX, LOG_PERIOD_S
-from router.feeds.watch import LOOK_S, FleetWatch
+from router.decision.policy import Policy
+from router.feeds.watch import LOOK_S, MARKS_OF_A_LOOK, FleetWatch
 from router.fleet.registry import SILENT_S
 from router.fleet.trust import ENOUGH
 from tests.unit.router.samples import registered, route
@@ -36,7 +38,7 @@ def looks(bench: Bench, watch: FleetWatch, stales: Iterable[str]) -> list[Any]:
 
 def watched(*workers: Any, **bench: Any) -> tuple[Bench, FleetWatch]:
     made = Bench(*workers, **bench)
-    return made, FleetWatch(made.routing, made.clock)
+    return made, FleetWatch(made.routing, dict)
 
 
 def test_a_loss_of_trust_is_a_warning_and_its_return_is_told_too_each_once() -> None:
@@ -133,7 +135,8 @@ class Watched:
     """A fleet, and what is logged of it."""
 
     def __init__(self, *workers: Any) -> None:
-        self.bench, self.watch = watched(*workers)
+        self.bench, self.dumps = Bench(*workers), dict[WorkerRank, int]()
+        self.watch = FleetWatch(self.bench.routing, lambda: dict(self.dumps))
 
     async def after(self, seconds: float = 0.0) -> list[tuple[Any, ...]]:
         """Return what a look so much later logs: event, level, worker and reason."""
@@ -141,6 +144,16 @@ class Watched:
         with capture_logs() as logged:
             self.watch.look()
         return [(line["event"], line["log_level"], line["worker"], line.get("reason")) for line in logged]
+
+    async def marks(self, looks: int = 1) -> list[tuple[str, str]]:
+        """Return kind and text of the marks of a look, or of several."""
+        before = len(self.watch.marks)
+        for _ in range(looks):
+            await self.after()
+        return [(each.kind, each.text) for each in [*self.watch.marks][before:]]
+
+    def apply(self, event: FleetEvent) -> None:
+        self.bench.state.apply(FleetApplied(now_s=self.bench.clock.now(), event=event))
 
     def hear(self, worker_id: str) -> None:
         now_s = self.bench.clock.now()
@@ -187,3 +200,54 @@ async def test_a_breaker_is_logged_as_it_opens_tries_again_and_closes() -> None:
     lease = watched.bench.take(route())
     watched.attempt("ok", reason="", decision_id=lease.verdict.decision_id)
     assert await watched.after() == [("worker_heard_again", "info", "w0", None), ("breaker_closed", "info", "w0", None)]
+
+
+# ------------------------------------------------------------------------------------------------- marks
+
+
+async def test_each_change_is_one_mark_and_the_first_look_says_only_that_the_router_started() -> None:
+    watched, rank = Watched(registered(), registered("w1", instance="w1-1")), WorkerRank("w0", 0)
+    watched.dumps[rank] = 3
+    assert await watched.marks() == [("router_started", "the router began to watch")]
+    assert await watched.marks() == []
+    watched.apply(WorkerDraining(worker_id="w0", instance="w0-1"))
+    watched.dumps |= {rank: 4, WorkerRank("w2", 0): 1}
+    watched.bench.routing.set_policy(Policy(mode="predicted-ttft"))
+    assert await watched.marks() == [
+        ("policy", "mode kv -> predicted-ttft"),
+        ("resync", "w0/0: the index took a complete dump"),
+        ("worker_draining", "w0 drains"),
+    ]
+    watched.apply(WorkerLeft(worker_id="w0", instance="w0-1"))
+    watched.apply(registered("w1", instance="w1-2"))
+    watched.apply(registered("w2"))
+    assert await watched.marks() == [
+        ("worker_joined", "w1 joined again, as another instance"),
+        ("worker_joined", "w2 joined"),
+        ("worker_left", "w0 left"),
+    ]
+
+
+async def test_silence_and_trust_are_marks_when_they_are_logged_and_the_event_log_is_one_too() -> None:
+    watched = Watched()
+    await watched.marks()
+    watched.bench.index.doubt = "behind"
+    assert await watched.marks(2) == [("trust", "w0/0 EXACT -> DEGRADED: behind")]
+    watched.bench.index.doubt = ""
+    assert await watched.marks(2) == [("trust", "w0/0 DEGRADED -> EXACT")]
+    await watched.bench.clock.advance(SILENT_S)
+    assert await watched.marks() == [("worker_silent", "w0 is silent")]
+    watched.bench.state.apply(LogConnection(now_s=watched.bench.clock.now(), heard=False))
+    assert await watched.marks() == [("log_lost", "the event log is away")]
+    watched.bench.state.apply(LogConnection(now_s=watched.bench.clock.now(), heard=True))
+    assert await watched.marks() == [
+        ("log_found", "the event log is connected again"),
+        ("worker_heard", "w0 is heard again"),
+    ]
+
+
+async def test_many_changes_of_one_look_are_counted_beyond_the_bound() -> None:
+    watched = Watched(registered(dp_ranks=tuple(range(MARKS_OF_A_LOOK + 7))))
+    watched.bench.index.doubt = "behind"
+    _, *found, last = await watched.marks(2)
+    assert (len(found), last) == (MARKS_OF_A_LOOK, ("others", "7 other changes"))

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from kv_protocol.ids import WorkerRank
 from kv_runtime.http.server import HttpServer
 from router.control_plane import ControlPlane
+from router.feeds.watch import FleetWatch
 from router.live.routes import live_routes
 from router.live.service import Live
 from router.native import built
@@ -25,9 +26,6 @@ TOKEN = "a-secret"
 class Blocks:
     """What is asked of an index: two ranks hold blocks."""
 
-    def __init__(self) -> None:
-        self.dumps: dict[WorkerRank, int] = {}
-
     def block_counts(self) -> dict[WorkerRank, tuple[int, ...]]:
         """Return the blocks of both."""
         return {rank("w0/0"): (10, 2, 0, 0), rank("w0/1"): (7, 0, 0, 0)}
@@ -36,10 +34,6 @@ class Blocks:
         """Return no routes."""
         return []
 
-    def resyncs(self) -> dict[WorkerRank, int]:
-        """Return the dumps."""
-        return dict(self.dumps)
-
 
 class Watched:
     """A plane whose fleet is watched; `read` its answers."""
@@ -47,10 +41,10 @@ class Watched:
     def __init__(self, plane: Plane) -> None:
         index: Any = Blocks()
         self.plane, self.index = plane, index
-        self.live = Live(plane.routing, index)
+        self.live, self.watch = Live(plane.routing, index), FleetWatch(plane.routing, dict)
         self._open = list[Any]()
         none: Any = None  # nothing is published or drained here
-        watched = live_routes(self.live)
+        watched = live_routes(self.live, self.watch.marks)
         control = ControlPlane(plane.routing, index, none, none, watched=watched)
         self.server = HttpServer(control.app(CollectorRegistry(), token=TOKEN), "127.0.0.1", 0)
 
@@ -175,12 +169,10 @@ async def test_decisions_are_found_by_worker_model_outcome_and_time(made: Watche
     assert (listed["from_s"], listed["decisions"][0]["model"]) == (round(moment_s, 3), MODEL)
 
 
-async def test_what_changed_between_two_looks_is_a_mark_of_the_history(made: Watched) -> None:
-    made.live.look()
-    made.plane.index.stale[rank("w0/0")] = "behind"
-    made.live.look()
-    marks = (await made.get("/v1/history"))["marks"]
-    assert [(each["kind"], each["text"]) for each in marks[1:]] == [("trust", "w0/0 EXACT -> DEGRADED: behind")]
+async def test_the_history_has_the_marks_of_what_changed(made: Watched) -> None:
+    made.watch.look()
+    (mark,) = (await made.get("/v1/history"))["marks"]
+    assert (mark["kind"], mark["text"]) == ("router_started", "the router began to watch")
 
 
 async def test_what_processes_compared_is_summed_by_rank() -> None:
