@@ -3,8 +3,10 @@
 seq        messages up to this one are folded in; `latest_seq` is the highest that is known to exist
 behind     seq < latest_seq: a message was missed. `differs`: a beat at `seq` states other sums
 doubt      behind, or differs: its open leases are requested, and again every `ASK_AGAIN_S`
-buffered   messages that came too early, or while in doubt: those after the answer's `seq` are folded into it
+buffered   messages that came while in doubt, or that show a gap: those after the answer's `seq` are folded into it
 answer     all parts of the answer to the newest request: its leases replace the known ones at once
+
+The log keeps the order of a router's messages, so that one out of order shows a loss.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -137,9 +139,8 @@ class Peer:
         self.open = OpenLeases()
         self.skew = Skew()
         self.number = 0
-        """Number of the newest request."""
+        """Number of the answer that counts."""
         self._requested_at_s: float | None = None
-        self._is_asking = False
         self._buffered: dict[int, tuple[LeaseEvent, ...]] = {}
         self._parts: dict[int, LedgerOpen] = {}
 
@@ -158,29 +159,17 @@ class Peer:
         if message.seq <= self.seq:
             return []
         is_next = message.seq == self.seq + 1
-        if self.is_in_doubt or not is_next:
+        if is_next and not self.is_in_doubt:
+            self._buffered.clear()
+        else:
             self._buffered[message.seq] = message.events
             if len(self._buffered) > BUFFERED_MAX:
                 del self._buffered[next(iter(self._buffered))]
         self.latest_seq = max(self.latest_seq, message.seq)
         if not is_next:
             return []
-        news = self._folded(message.seq, message.events)
-        while (events := self._buffered.get(self.seq + 1)) is not None:
-            news += self._folded(self.seq + 1, events)
-        self._settle()
-        return news
-
-    def _settle(self) -> None:
-        """Without doubt, drop buffered messages and ignore a pending answer."""
-        if not self.is_in_doubt:
-            self._is_asking = False
-            self._buffered.clear()
-            self._parts.clear()
-
-    def _folded(self, seq: int, events: tuple[LeaseEvent, ...]) -> list[LeaseEvent]:
-        self.seq = seq
-        return [event for event in events if self._fold(self.open, event)]
+        self.seq = message.seq
+        return [event for event in message.events if self._fold(self.open, event)]
 
     def _fold(self, leases: OpenLeases, event: LeaseEvent) -> bool:
         if _is_full(leases) and event.lease_id not in leases:
@@ -201,7 +190,6 @@ class Peer:
         )
         if message.seq == self.seq:
             self.differs = (message.leases, message.digest) != (len(self.open), self.open.digest)
-            self._settle()
 
     def is_request_due(self, now_s: float) -> bool:
         """Whether its leases should be requested now."""
@@ -210,14 +198,14 @@ class Peer:
 
     def new_request(self, now_s: float) -> int:
         """Return the number of a new request; answers to former ones are ignored."""
-        self._requested_at_s, self._is_asking = now_s, True
+        self._requested_at_s = now_s
         self.number += 1
         self._parts.clear()
         return self.number
 
     def answered(self, message: LedgerOpen) -> list[LeaseEvent] | None:
         """Return the changes once the answer is complete; None before, and for an unexpected answer."""
-        if message.number != self.number or not self._is_asking:
+        if message.number != self.number or not self.is_in_doubt:
             return None
         if any((each.seq, each.parts) != (message.seq, message.parts) for each in self._parts.values()):
             self._parts.clear()
@@ -242,7 +230,8 @@ class Peer:
             number: events for number, events in self._buffered.items() if seq < number <= seq + BUFFERED_MAX
         }
         self.open, self.seq, self.latest_seq = leases, seq, max(self._buffered, default=seq)
-        self.differs = self._is_asking = False
+        self.differs = False
+        self.number += 1  # a second copy of the answer does not count
         self._parts.clear()
         return news
 

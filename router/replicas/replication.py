@@ -16,13 +16,11 @@ repaired by one request and one answer. Routers never correct each other's lease
 """
 
 from collections import Counter
-from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 from kv_protocol.ledger import (
     BEAT_S,
     BLOCKS_MAX,
-    ENDINGS,
     Expired,
     LeaseEvent,
     LedgerAsked,
@@ -70,8 +68,6 @@ class Replication:
         self._beat_due_s: float | None = None
         self.peers: dict[str, Peer] = {}
         """Routers that sent a message lately: without any, events need not be sent at once."""
-        self.owners: dict[str, str] = {}
-        """By lease id, of other routers' leases that were applied here."""
         self._answered_at_s: dict[str, float] = {}
         self.counts: Counter[Counted] = Counter()
 
@@ -83,9 +79,7 @@ class Replication:
         The own ledger may also end (`Expired`) a lease of another router. That is told to nobody: if that router still
         has the lease, a later answer restores it.
         """
-        owner = self.owners.pop(event.lease_id, None) if isinstance(event, Expired) else None
-        if owner is not None:
-            self.peers[owner].open.fold(event)
+        if isinstance(event, Expired) and any(peer.open.fold(event) for peer in self.peers.values()):
             return
         self._pending.append(event)
         if len(self._pending) > PENDING_MAX:
@@ -182,38 +176,16 @@ class Replication:
             news = replaced
         self.counts["gap"] += peer.is_behind and not was_behind
         self.counts["difference"] += peer.differs and not differed
-        return self._applied(message.router, news)
+        return [Apply(event, message.router) for event in news]
 
     def _ask(self, name: str, peer: Peer, now_s: float) -> Say:
         self.counts["asked"] += 1
         self.counts["sent"] += 1
         return Say(LedgerAsked(router=self._router, number=peer.new_request(now_s)), name)
 
-    def _applied(self, name: str, events: Iterable[LeaseEvent]) -> list[Effect]:
-        """Return the events of leases that this router owns; ids that another router uses are refused."""
-        effects: list[Effect] = []
-        for event in events:
-            lease_id = event.lease_id
-            if isinstance(event, Routed) and lease_id not in self.owners and lease_id not in self._own:
-                self.owners[lease_id] = name
-            if self.owners.get(lease_id) != name:
-                self.counts["refused"] += 1
-                continue
-            if isinstance(event, ENDINGS):
-                del self.owners[lease_id]
-            effects.append(Apply(event, name))
-        return effects
-
     def _parted(self, name: str) -> list[Effect]:
         """Forget a router; return the endings of its leases."""
-        gone = self.peers.pop(name)
-        ended: list[Effect] = []
-        for lease in gone.open.values():
-            lease_id = lease.routed.lease_id
-            if self.owners.get(lease_id) == name:
-                del self.owners[lease_id]
-                ended.append(Apply(Expired(lease_id=lease_id), name))
-        return ended
+        return [Apply(Expired(lease_id=lease_id), name) for lease_id in self.peers.pop(name).open]
 
     def _answer(self, message: LedgerAsked, now_s: float) -> list[Effect]:
         """Return all own leases as they are now, in parts, after the pending events."""

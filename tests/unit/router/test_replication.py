@@ -134,18 +134,6 @@ def test_its_own_echo_says_nothing_and_a_namesake_is_refused() -> None:
     assert made.counts["refused"] == 1
 
 
-def test_no_router_ends_a_lease_of_another() -> None:
-    made = replication(told(1, routed("theirs")))
-    made.on_lease_event(routed("ours"))
-    made.flush()
-    stranger = told(
-        1, routed("theirs"), routed("ours"), Finished(lease_id="theirs"), Finished(lease_id="ours"), router="x"
-    )
-    assert applied(made.on_message(stranger, 0.0)) == []
-    assert made.counts["refused"] == 4
-    assert applied(made.on_message(told(2, Finished(lease_id="theirs")), 0.0)) == [Finished(lease_id="theirs")]
-
-
 def accompanied(life: int = 1) -> Replication:
     """Return one that has heard another router."""
     made = Replication("me", life)
