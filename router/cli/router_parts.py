@@ -40,8 +40,8 @@ from router.feeds.watch import EventOrigins, FleetWatch
 from router.fleet.registry import TextDigests
 from router.http.plane import HttpPlane
 from router.journal.log import JournalWriter, ensure_journal, journal_families, router_name
-from router.live.routes import SAVED, Row, Trends, event_log_route, json_route, live_routes
-from router.live.service import Live
+from router.live.routes import event_log_route, live_routes
+from router.live.service import SAVED, Live, Row, Trends
 from router.metrics import (
     PickerStatistics,
     RequestMetrics,
@@ -159,7 +159,7 @@ class RouterParts:
                 event_lag_s=self._index.event_lag_s(),
             )
 
-        self._trends = Trends(self._clock, read, serving.metrics.ttft_bounds_s)
+        trends = Trends(self._clock, read, serving.metrics.ttft_bounds_s)
         replies = endpoints(serving, passed_paths=settings.data.passed_paths)
         data, credentials = settings.data, settings.data.credentials(self._clock)
         self.data = HttpPlane(replies, data.limits(), posts=replies.posts, sites=data.sites(), credentials=credentials)
@@ -168,7 +168,7 @@ class RouterParts:
         self._handover = Handover(serving, self._recent, self.data.upstreams, settings.handover.tokens)
         self.policies = policies
         queued = None if process else lambda: len(self._admission.queue)
-        self._live = Live(self._routing, self._index, queued=queued)
+        self._live = Live(self._routing, self._index, trends, queued=queued)
         self._attacher = EngineAttacher(settings, log, self._clock, {directory: text}, self._on_attached)
         self.control = self._control_of(gate)
         self._project()
@@ -217,8 +217,8 @@ class RouterParts:
 
     def _watched_routes(self) -> list[web.RouteDef]:
         journal = None if self._process else self._journal
-        live, trends = live_routes(self._live, self._watch.marks), json_route("/v1/trends", self._trends.shown)
-        return [*live, *self._planner.routes(), *self._savings.routes(), trends, event_log_route(self._index, journal)]
+        live = live_routes(self._live, self._watch.marks)
+        return [*live, *self._planner.routes(), *self._savings.routes(), event_log_route(self._index, journal)]
 
     def _router(self, state: RouterState, policy: Policy) -> Routing:
         settings = self._settings
@@ -314,7 +314,6 @@ class RouterParts:
             *([] if self.picker is None else [Part("picker", self.picker.run, 0, self.picker.in_progress)]),
             Part("handover", self._handover.run, 0),
             Part("live", self._live.run, 0),
-            Part("trends", self._trends.run, 0),
             Part("control-plane", self.control.run, 1),
             Part("admission", self._admission.run, 1),
             Part("feeds", self._feeds.run, 2),

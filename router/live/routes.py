@@ -1,119 +1,27 @@
-"""Endpoints that only show: the fleet now and before, trends, predictions, the event log. docs/WIRE.md has the answers.
+"""Endpoints that only show: the fleet now and before, trends, the event log. docs/WIRE.md has the answers."""
 
-A row of trends has what was added to the sums of the metrics since the row before, and two gauges of its end. Steps end
-at multiples of `STEP_S` of Unix time, so rows of several processes have the same times. Memory is fixed.
-"""
-
-import asyncio
 import math
 import re
 import sys
-from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from operator import sub
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
 from indexer.embedded import BadParameter, EmbeddedIndex
-from kv_runtime.clock import Clock
 from kv_runtime.http.answers import error_response, json_response
-from kv_runtime.supervise import until
 from router.journal.log import JournalWriter
 from router.live.service import Live
 
-STEP_S, STEPS = 5, 180
-SAVED = ("prompt_tokens", "reused_tokens", "baseline_tokens", "saved_s", "baseline_s")
-"""The columns of a row that are differences of `Figures` (`router/attribution/report.py`)."""
 _COUNTS = (
     "applied", "gaps", "replays", "repairs", "resyncs", "digest_mismatches", "heals", "last_healing_s",
 )  # fmt: skip
 _DECIMAL = re.compile(r"[0-9]{1,20}")
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """What was added to sums, and two gauges at its end.
-
-    first_tokens  how many came, by bucket of `ttft_bounds_s`; the last bucket has no bound
-    baseline_*    what workers drawn evenly would have reused and saved
-    event_lag_s   the largest age of a rank's newest applied events
-    """
-
-    at_s: int = 0
-    requests: int = 0
-    first_tokens: list[int] = []
-    prompt_tokens: int = 0
-    reused_tokens: int = 0
-    baseline_tokens: float = 0.0
-    saved_s: float = 0.0
-    baseline_s: float = 0.0
-    in_flight: int = 0
-    event_lag_s: float | None = None
-
-
-class TrendsPage(msgspec.Struct, frozen=True):
-    """The answer of the endpoint."""
-
-    step_s: int
-    ttft_bounds_s: tuple[float, ...]
-    rows: list[Row]
-
-
-class Trends:
-    """The rows of one process; a part of it."""
-
-    def __init__(self, clock: Clock, read: Callable[[], Row], ttft_bounds_s: tuple[float, ...]) -> None:
-        """`read` returns the sums since the start. `ttft_bounds_s`: of the buckets of first tokens."""
-        self._clock, self._read, self._bounds = clock, read, ttft_bounds_s
-        self._rows = deque[Row](maxlen=STEPS)
-        self._before = read()
-
-    async def run(self, stop: asyncio.Event) -> None:
-        """Add a row at the end of each step until `stop` is set."""
-        await until(stop, self._watch())
-
-    async def _watch(self) -> None:
-        while True:
-            await self._clock.sleep(STEP_S - self._clock.wall_ns() / 1e9 % STEP_S)
-            self.step()
-
-    def step(self) -> None:
-        """Add a row."""
-        before, self._before = self._before, self._read()
-        row = msgspec.structs.replace(
-            self._before,
-            at_s=round(self._clock.wall_ns() / 1e9 / STEP_S) * STEP_S,
-            first_tokens=[*map(sub, self._before.first_tokens, before.first_tokens)],
-            **{name: getattr(self._before, name) - getattr(before, name) for name in ("requests", *SAVED)},
-        )
-        self._rows.append(row)
-
-    def shown(self) -> TrendsPage:
-        """Return the rows."""
-        return TrendsPage(STEP_S, self._bounds, list(self._rows))
-
-
-def merged_trends(shown: Sequence[TrendsPage]) -> TrendsPage:
-    """Return the rows of all processes by their times: sums of what was added, the largest gauges: all know them."""
-    found = defaultdict[int, list[Row]](list)
-    for row in (row for each in shown for row in each.rows):
-        found[row.at_s].append(row)
-    merged = [
-        Row(
-            at_s=at_s,
-            first_tokens=[*map(sum, zip(*(row.first_tokens for row in rows), strict=True))],
-            **{name: sum(getattr(row, name) for row in rows) for name in ("requests", *SAVED)},
-            in_flight=max(row.in_flight for row in rows),
-            event_lag_s=max((row.event_lag_s for row in rows if row.event_lag_s is not None), default=None),
-        )
-        for at_s, rows in sorted(found.items())
-    ]
-    return msgspec.structs.replace(shown[0], rows=merged[-STEPS:])
-
-
 def live_routes(live: Live, marks: Collection[object]) -> Sequence[web.RouteDef]:
-    """Return the routes of the fleet, now and before, and of the marks of its changes."""
+    """Return the routes of the fleet, now and before, of the marks of its changes, and of trends."""
 
     async def fleet(request: web.Request) -> web.Response:
         at_s = unix_time(request.query)
@@ -140,7 +48,8 @@ def live_routes(live: Live, marks: Collection[object]) -> Sequence[web.RouteDef]
         }
         return {"now_s": round(live.clock.wall_ns() / 1e9, 3), "ring": kept, "marks": list(marks)}
 
-    return [web.get("/v1/fleet", fleet), json_route("/v1/history", history)]
+    trends = json_route("/v1/trends", live.trends.shown)
+    return [web.get("/v1/fleet", fleet), json_route("/v1/history", history), trends]
 
 
 def json_route(path: str, make: Callable[[], object]) -> web.RouteDef:

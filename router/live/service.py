@@ -1,29 +1,35 @@
-"""The fleet's columns, now and before: each `RECENT_STEP_S` they go to a ring, compressed on a thread.
+"""What is kept of a router for people: each `STEP_S` the fleet's columns go to a ring, and what was added to a row.
+
+ring      compressed on a thread. A clock that is set back ends the samples that are later than it
 
     recent    the last `RECENT_S`, every sample that was added
     old       up to `OLD_S`, one sample in `OLD_STEP_S`
     full      beyond `RING_BYTES_MAX` the oldest samples are dropped
 
-A clock that is set back ends the samples that are later than it.
+trends    `STEPS` rows: what was added to the sums of the metrics since the row before, and two gauges of its end. Steps
+          end at multiples of `STEP_S` of Unix time, so rows of several processes have the same times
 """
 
 import asyncio
 import zlib
 from bisect import bisect_right
-from collections import deque
-from collections.abc import Callable, Iterator
-from itertools import chain
-from operator import attrgetter
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter, sub
 from typing import Any, NamedTuple
 
 import msgspec
 
 from indexer.embedded import EmbeddedIndex
+from kv_runtime.clock import Clock
 from kv_runtime.telemetry import Family, gauge
 from router.decision.routing import Routing
 from router.live.fleet import OBSERVED_MAX, fleet_columns, observed
 
-RECENT_STEP_S, RECENT_S = 5.0, 1800.0
+STEP_S, STEPS = 5, 180
+SAVED = ("prompt_tokens", "reused_tokens", "baseline_tokens", "saved_s", "baseline_s")
+"""The columns of a row that are differences of `Figures` (`router/attribution/report.py`)."""
+RECENT_S = 1800.0
 OLD_STEP_S, OLD_S = 60.0, 43_200.0
 RING_BYTES_MAX = 32 << 20
 """Kept moments: 12 hours of some hundred ranks."""
@@ -42,65 +48,135 @@ class Ring:
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
-        self._recent: deque[Sample] = deque()
-        self._old: deque[Sample] = deque()
+        self._samples: list[Sample] = []
 
     def __len__(self) -> int:
-        return len(self._old) + len(self._recent)
+        return len(self._samples)
 
     @property
     def size(self) -> int:
         """The bytes of all samples."""
-        return sum(len(each.data) for each in chain(self._old, self._recent))
+        return sum(len(each.data) for each in self._samples)
 
     def add(self, at_s: float, data: bytes) -> None:
         """Keep a sample; thin and drop others, so that all are within the bounds."""
-        for samples in (self._recent, self._old):
-            while samples and samples[-1].at_s >= at_s:
-                samples.pop()
-        self._recent.append(Sample(at_s, data))
-        while self._recent[0].at_s <= at_s - RECENT_S:
-            sample = self._recent.popleft()
-            if not self._old or sample.at_s >= self._old[-1].at_s + OLD_STEP_S:
-                self._old.append(sample)
-        while self._old and (self._old[0].at_s <= at_s - OLD_S or self.size > self.bytes_max):
-            self._old.popleft()
-        while self._recent and self.size > self.bytes_max:
-            self._recent.popleft()
+        kept, next_s = list[Sample](), at_s - OLD_S
+        for each in self._samples:
+            if at_s - RECENT_S < each.at_s < at_s:
+                kept.append(each)
+            elif next_s <= each.at_s < at_s and each.at_s > at_s - OLD_S:
+                kept.append(each)
+                next_s = each.at_s + OLD_STEP_S
+        self._samples = [*kept, Sample(at_s, data)]
+        while self.size > self.bytes_max:
+            del self._samples[0]
 
     def at(self, at_s: float) -> Sample | None:
         """Return the last sample of that time or earlier; None if all are later."""
-        for samples in (self._recent, self._old):
-            if samples and samples[0].at_s <= at_s:
-                return samples[bisect_right(samples, at_s, key=attrgetter("at_s")) - 1]
-        return None
+        place = bisect_right(self._samples, at_s, key=attrgetter("at_s"))
+        return self._samples[place - 1] if place else None
 
     @property
     def span(self) -> tuple[float, float] | None:
         """The times of the first and of the last sample; None without any."""
-        if not self._recent:
-            return None
-        return next(chain(self._old, self._recent)).at_s, self._recent[-1].at_s
+        return (self._samples[0].at_s, self._samples[-1].at_s) if self._samples else None
 
     def steps(self) -> list[tuple[float, float]]:
         """Return how far apart samples are, and since when, for each part that has any."""
-        parts = ((RECENT_STEP_S, self._recent), (OLD_STEP_S, self._old))
-        return [(step_s, samples[0].at_s) for step_s, samples in parts if samples]
+        times = [each.at_s for each in self._samples]
+        recent = [at_s for at_s in times if at_s > times[-1] - RECENT_S]
+        old = times[: len(times) - len(recent)]
+        return [(step_s, part[0]) for step_s, part in ((STEP_S, recent), (OLD_STEP_S, old)) if part]
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """What was added to sums, and two gauges at its end.
+
+    first_tokens  how many came, by bucket of `ttft_bounds_s`; the last bucket has no bound
+    baseline_*    what workers drawn evenly would have reused and saved
+    event_lag_s   the largest age of a rank's newest applied events
+    """
+
+    at_s: int = 0
+    requests: int = 0
+    first_tokens: list[int] = []
+    prompt_tokens: int = 0
+    reused_tokens: int = 0
+    baseline_tokens: float = 0.0
+    saved_s: float = 0.0
+    baseline_s: float = 0.0
+    in_flight: int = 0
+    event_lag_s: float | None = None
+
+
+class TrendsPage(msgspec.Struct, frozen=True):
+    """The answer of the endpoint."""
+
+    step_s: int
+    ttft_bounds_s: tuple[float, ...]
+    rows: list[Row]
+
+
+class Trends:
+    """The rows of one process; `Live` ends their steps."""
+
+    def __init__(self, clock: Clock, read: Callable[[], Row], ttft_bounds_s: tuple[float, ...]) -> None:
+        """`read` returns the sums since the start. `ttft_bounds_s`: of the buckets of first tokens."""
+        self._clock, self._read, self._bounds = clock, read, ttft_bounds_s
+        self._rows = deque[Row](maxlen=STEPS)
+        self._before = read()
+
+    def step(self) -> None:
+        """Add a row."""
+        before, self._before = self._before, self._read()
+        row = msgspec.structs.replace(
+            self._before,
+            at_s=round(self._clock.wall_ns() / 1e9 / STEP_S) * STEP_S,
+            first_tokens=[*map(sub, self._before.first_tokens, before.first_tokens)],
+            **{name: getattr(self._before, name) - getattr(before, name) for name in ("requests", *SAVED)},
+        )
+        self._rows.append(row)
+
+    def shown(self) -> TrendsPage:
+        """Return the rows."""
+        return TrendsPage(STEP_S, self._bounds, list(self._rows))
+
+
+def merged_trends(shown: Sequence[TrendsPage]) -> TrendsPage:
+    """Return the rows of all processes by their times: sums of what was added, the largest gauges: all know them."""
+    found = defaultdict[int, list[Row]](list)
+    for row in (row for each in shown for row in each.rows):
+        found[row.at_s].append(row)
+    merged = [
+        Row(
+            at_s=at_s,
+            first_tokens=[*map(sum, zip(*(row.first_tokens for row in rows), strict=True))],
+            **{name: sum(getattr(row, name) for row in rows) for name in ("requests", *SAVED)},
+            in_flight=max(row.in_flight for row in rows),
+            event_lag_s=max((row.event_lag_s for row in rows if row.event_lag_s is not None), default=None),
+        )
+        for at_s, rows in sorted(found.items())
+    ]
+    return msgspec.structs.replace(shown[0], rows=merged[-STEPS:])
 
 
 class Live:
     """Shows the fleet of one router, and keeps its past; a part of its process."""
 
-    def __init__(self, routing: Routing, index: EmbeddedIndex, *, queued: Callable[[], int] | None = None) -> None:
+    def __init__(
+        self, routing: Routing, index: EmbeddedIndex, trends: Trends, *, queued: Callable[[], int] | None = None
+    ) -> None:
         """`queued` counts waiting requests, if this process has them."""
         self._routing, self._index, self._queued, self.clock = routing, index, queued, routing.clock
+        self.trends = trends
         self.ring = Ring(RING_BYTES_MAX)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Keep the fleet every `RECENT_STEP_S` until `stop` is set."""
+        """Keep the fleet, and then at the end of each step it and a row, until `stop` is set."""
         while not stop.is_set():
             await self.keep()
-            await self.clock.wait(stop, RECENT_STEP_S)
+            await self.clock.wait(stop, STEP_S - self.clock.wall_ns() / 1e9 % STEP_S)
+            self.trends.step()
 
     async def keep(self) -> None:
         """Keep the fleet of this moment in the ring."""

@@ -37,7 +37,8 @@ from router.attribution.report import SavingsReport
 from router.attribution.report import merged as merged_reports
 from router.control_plane import control_app
 from router.drain.routes import WAIT_S_MAX
-from router.live.routes import TrendsPage, list_limit, merged_trends
+from router.live.routes import list_limit
+from router.live.service import TrendsPage, merged_trends
 from router.processes.supervisor import Answer, Links, ProcessState, process_families
 from router.shadows.service import pooled_page
 

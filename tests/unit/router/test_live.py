@@ -14,7 +14,7 @@ from kv_runtime.http.server import HttpServer
 from router.control_plane import ControlPlane
 from router.feeds.watch import FleetWatch
 from router.live.routes import live_routes
-from router.live.service import Live
+from router.live.service import Live, Row, Trends
 from router.native import built
 from router.processes.front import predictions_of
 from tests.unit.router.plane import Plane, running_plane
@@ -40,8 +40,9 @@ class Watched:
 
     def __init__(self, plane: Plane) -> None:
         index: Any = Blocks()
+        trends = Trends(plane.clock, Row, ())
         self.plane, self.index = plane, index
-        self.live, self.watch = Live(plane.routing, index), FleetWatch(plane.routing, dict)
+        self.live, self.watch = Live(plane.routing, index, trends), FleetWatch(plane.routing, dict)
         self._open = list[Any]()
         none: Any = None  # nothing is published or drained here
         watched = live_routes(self.live, self.watch.marks)

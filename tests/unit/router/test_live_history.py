@@ -11,8 +11,7 @@ from indexer.embedded import OutlineNode
 from kv_protocol.codec import pack_u64
 from router.decision.kept_prompts import KeptPrompts
 from router.live.fleet import EXCERPT_TOKENS, uses
-from router.live.routes import STEP_S, STEPS, Row, Trends, merged_trends
-from router.live.service import OLD_S, OLD_STEP_S, RECENT_S, RECENT_STEP_S, Ring
+from router.live.service import OLD_S, OLD_STEP_S, RECENT_S, STEP_S, STEPS, Ring, Row, Trends, merged_trends
 from tests.support.manual_clock import ManualClock
 from tests.unit.router.samples import route
 
@@ -20,10 +19,10 @@ BEGAN_S = 1_000_000.0
 
 
 def filled(seconds: float, *, bytes_max: int = 1 << 30, size: int = 10) -> Ring:
-    """Return a ring that got a sample each `RECENT_STEP_S` for so long; each has its number in front."""
+    """Return a ring that got a sample each `STEP_S` for so long; each has its number in front."""
     ring = Ring(bytes_max)
-    for number in range(int(seconds / RECENT_STEP_S) + 1):
-        ring.add(BEGAN_S + number * RECENT_STEP_S, str(number).encode().ljust(size))
+    for number in range(int(seconds / STEP_S) + 1):
+        ring.add(BEGAN_S + number * STEP_S, str(number).encode().ljust(size))
     return ring
 
 
@@ -46,13 +45,13 @@ def test_what_is_old_is_thinned_and_what_is_older_is_dropped() -> None:
     ring = filled(seconds)
     now_s = BEGAN_S + seconds
     assert ring.steps() == [
-        (RECENT_STEP_S, now_s - RECENT_S + RECENT_STEP_S),
+        (STEP_S, now_s - RECENT_S + STEP_S),
         (OLD_STEP_S, ring.span[0] if ring.span else None),
     ]
     assert ring.span is not None
     assert now_s - OLD_S < ring.span[0] <= now_s - OLD_S + OLD_STEP_S
-    assert len(ring) <= RECENT_S / RECENT_STEP_S + OLD_S / OLD_STEP_S
-    for ago_s, step_s in ((100.0, RECENT_STEP_S), (RECENT_S + 1000.0, OLD_STEP_S)):
+    assert len(ring) <= RECENT_S / STEP_S + OLD_S / OLD_STEP_S
+    for ago_s, step_s in ((100.0, STEP_S), (RECENT_S + 1000.0, OLD_STEP_S)):
         sample = ring.at(now_s - ago_s)
         assert sample is not None
         assert 0 <= now_s - ago_s - sample.at_s < step_s
@@ -61,7 +60,7 @@ def test_what_is_old_is_thinned_and_what_is_older_is_dropped() -> None:
 def test_the_oldest_are_dropped_beyond_the_bytes_and_a_sample_beyond_all_is_not_kept() -> None:
     ring = filled(RECENT_S * 2, bytes_max=5000, size=100)
     assert (len(ring), ring.size, found(ring, 0.0)) == (50, 5000, None)
-    assert found(ring, RECENT_S * 2) == RECENT_S * 2 / RECENT_STEP_S
+    assert found(ring, RECENT_S * 2) == RECENT_S * 2 / STEP_S
     ring = Ring(10)
     ring.add(BEGAN_S, b"x" * 11)
     assert (len(ring), ring.size, ring.at(BEGAN_S)) == (0, 0, None)
