@@ -63,7 +63,7 @@ from router.request.endpoints import endpoints
 from router.request.replies import Replies
 from router.request.serving import Serving
 from router.request.tracing import Tracer
-from router.shadows.service import Shadows, shadow_families
+from router.shadows.service import Shadows
 
 if TYPE_CHECKING:
     from router.endpoint_picker.service import EndpointPicker
@@ -255,7 +255,7 @@ class RouterParts:
             self._parity.families,
             self._handover.families,
             lambda: planner_families(self._planner.plans(self._settings.planner)),
-            lambda: shadow_families([*self._shadows.tallies.values()], self._shadows.budget),
+            self._shadows.families,
             lambda: savings_families(self._savings.attribution, name),
             self._index.families,
             self._live.families,

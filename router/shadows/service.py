@@ -104,30 +104,6 @@ class ShadowSection(Section):
         return found
 
 
-class Budget:
-    """The allowance of one router's shadows."""
-
-    def __init__(self, budget_s: float) -> None:
-        self.budget_s = budget_s
-        self.requests = 0
-        self.spent_s = 0.0
-        self._allowance_s = 0.0
-
-    def request(self, count: int = 1) -> None:
-        """So many requests were decided."""
-        self.requests += count
-        self._allowance_s = min(self._allowance_s + count * self.budget_s, KEPT_REQUESTS * self.budget_s)
-
-    def allows(self) -> bool:
-        """Return whether the shadows may evaluate a decision now."""
-        return self._allowance_s > 0.0
-
-    def spend(self, seconds: float) -> None:
-        """Evaluations took so long."""
-        self.spent_s += seconds
-        self._allowance_s -= seconds
-
-
 class Shadows:
     """The shadows of one router."""
 
@@ -156,7 +132,7 @@ class Shadows:
         self._policies = section.resolved(live, self._state.modes)
         self._section, self._live = section, live
         self.tallies = {each.name: Tally(each.name, each.policy) for each in section.policies}
-        self.budget = Budget(1e-6 * section.budget_us)
+        self._requests, self._spent_s, self._allowance_s = 0, 0.0, 0.0
         self._seen = self._routing.decisions.added_total
         self._since_s = self._clock.now()
         self._changed_policies.set()
@@ -187,22 +163,24 @@ class Shadows:
 
     def evaluate_slice(self) -> bool:
         """Evaluate the decisions since the last one, for `SLICE_S` at most; return whether more wait."""
-        timer, budget, decisions = self._timer, self.budget, self._routing.decisions
+        timer, decisions, budget_s = self._timer, self._routing.decisions, 1e-6 * self._section.budget_us
         began_s = timer()
         waiting = decisions.newest(min(decisions.added_total - self._seen, WAITING_MAX))
         while waiting:
             lease = waiting.pop()
             new, self._seen = lease.number - self._seen, lease.number
-            budget.request(new)
+            self._requests += new
+            self._allowance_s = min(self._allowance_s + new * budget_s, KEPT_REQUESTS * budget_s)
             self._skip("full", new - 1)
-            if not budget.allows():
+            if self._allowance_s <= 0.0:
                 self._skip("budget")
                 continue
             one_s = timer()
             for name, tally in self.tallies.items():
                 tally.add(self._compared(name, lease.verdict))
             now_s = timer()
-            budget.spend(now_s - one_s)
+            self._spent_s += now_s - one_s
+            self._allowance_s -= now_s - one_s
             if now_s - began_s >= SLICE_S:
                 break
         return bool(waiting)
@@ -260,14 +238,44 @@ class Shadows:
 
     def page(self) -> dict[str, Any]:
         """Return the answer of `/v1/shadows`."""
-        budget = self.budget
         return {
             "live": fields_of(self._state.policy),
             "budget_us": self._section.budget_us,
-            "requests": budget.requests,
-            "spent_us": 1e6 * budget.spent_s / max(1, budget.requests),
+            "requests": self._requests,
+            "spent_us": 1e6 * self._spent_s / max(1, self._requests),
             "shadows": [msgspec.to_builtins(tally.report()) for tally in self.tallies.values()],
         }
+
+    def families(self) -> Iterator[Family]:
+        """Yield the metrics of shadows; sums are of the live choices and of the shadow's for the same requests."""
+        tallies = self.tallies.values()
+        decisions = [
+            ((each.name, verdict), float(count))
+            for each in tallies
+            for verdict, count in (("agree", each.agree), ("differ", each.differ))
+        ]
+        meaning = "Decisions of a shadow policy, by whether it chose the live policy's rank"
+        yield counter("shadow_decisions", meaning, ("shadow", "verdict"), decisions)
+        skipped = [((each.name, reason), float(count)) for each in tallies for reason, count in each.skipped.items()]
+        yield counter(
+            "shadow_skipped", "Live decisions that a shadow did not take, by cause", ("shadow", "reason"), skipped
+        )
+        choices, of_these = ("shadow", "choice"), "at the rank of each choice, of requests with a shadow's decision"
+        ttfts = _means(((each.name,), each.ttft_s) for each in tallies)
+        yield summary("shadow_predicted_ttft_seconds", f"Predicted TTFT {of_these}", choices, ttfts)
+        cached = _means(((each.name,), each.cached_blocks) for each in tallies)
+        yield summary("shadow_cached_blocks", f"Blocks expected {of_these}", choices, cached)
+        costs = (
+            ((each.name, label), pairs)
+            for each in tallies
+            for label, pairs in (("live", each.live_costs_ms), ("own", each.own_costs_ms))
+        )
+        meaning = "Cost of each choice, under the live policy's cost and the shadow's own"
+        yield summary("shadow_cost_seconds", meaning, ("shadow", "cost", "choice"), _means(costs, 1e-3))
+        yield counter("shadow_requests", "Decisions offered to shadows", rows=[((), self._requests)])
+        yield counter("shadow_spent_seconds", "Time that shadows took to decide", rows=[((), self._spent_s)])
+        meaning = "Time that all shadows may take for a request, on average"
+        yield gauge("shadow_budget_seconds", meaning, rows=[((), 1e-6 * self._section.budget_us)])
 
 
 def pooled_page(pages: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -290,37 +298,6 @@ def _shown(found: Comparison | str) -> dict[str, Any]:
         return {"skipped": found}
     fields = found._asdict()
     return {**fields.pop("rank")._asdict(), **fields}
-
-
-def shadow_families(tallies: list[Tally], budget: Budget) -> Iterator[Family]:
-    """Yield the metrics of shadows; sums are of the live choices and of the shadow's for the same requests."""
-    decisions = [
-        ((each.name, verdict), float(count))
-        for each in tallies
-        for verdict, count in (("agree", each.agree), ("differ", each.differ))
-    ]
-    meaning = "Decisions of a shadow policy, by whether it chose the live policy's rank"
-    yield counter("shadow_decisions", meaning, ("shadow", "verdict"), decisions)
-    skipped = [((each.name, reason), float(count)) for each in tallies for reason, count in each.skipped.items()]
-    yield counter(
-        "shadow_skipped", "Live decisions that a shadow did not take, by cause", ("shadow", "reason"), skipped
-    )
-    choices, of_these = ("shadow", "choice"), "at the rank of each choice, of requests with a shadow's decision"
-    ttfts = _means(((each.name,), each.ttft_s) for each in tallies)
-    yield summary("shadow_predicted_ttft_seconds", f"Predicted TTFT {of_these}", choices, ttfts)
-    cached = _means(((each.name,), each.cached_blocks) for each in tallies)
-    yield summary("shadow_cached_blocks", f"Blocks expected {of_these}", choices, cached)
-    costs = (
-        ((each.name, label), pairs)
-        for each in tallies
-        for label, pairs in (("live", each.live_costs_ms), ("own", each.own_costs_ms))
-    )
-    meaning = "Cost of each choice, under the live policy's cost and the shadow's own"
-    yield summary("shadow_cost_seconds", meaning, ("shadow", "cost", "choice"), _means(costs, 1e-3))
-    yield counter("shadow_requests", "Decisions offered to shadows", rows=[((), budget.requests)])
-    yield counter("shadow_spent_seconds", "Time that shadows took to decide", rows=[((), budget.spent_s)])
-    meaning = "Time that all shadows may take for a request, on average"
-    yield gauge("shadow_budget_seconds", meaning, rows=[((), budget.budget_s)])
 
 
 def _means(

@@ -23,7 +23,7 @@ from router.decision.state import RouterState, StateSettings
 from router.decision.verdict import Verdict
 from router.journal.encoder import JournalEncoder
 from router.shadows.comparison import BATCHES, Series, SeriesMean, ShadowReport, Tally, compared, pooled
-from router.shadows.service import KEPT_REQUESTS, WAITING_MAX, Budget, Shadows, ShadowSection, pooled_page
+from router.shadows.service import KEPT_REQUESTS, WAITING_MAX, Shadows, ShadowSection, pooled_page
 from tests.support.replayed import replay
 from tests.support.watched_routing import Told, WatchedRouting, tell
 from tests.unit.router.samples import registered, route
@@ -194,10 +194,10 @@ class Watched:
 
     def __init__(self, takes_s: float = 0.0, *, raises: bool = False, **changed: Any) -> None:
         self.bench = Bench(registered("w0"), registered("w1"))
-        state, self._timer_s = self.bench.state, 0.0
+        state, self._timer_s, self.takes_s = self.bench.state, 0.0, takes_s
 
         def choose(*_: object) -> Choice:
-            self._timer_s += takes_s
+            self._timer_s += self.takes_s
             if raises:
                 raise ZeroDivisionError
             return Choice(1, "user")
@@ -226,14 +226,13 @@ def test_shadows_take_no_more_time_than_their_budget_and_count_what_they_skip() 
 
 
 def test_what_is_not_spent_is_kept_for_a_bounded_number_of_requests() -> None:
-    budget = Budget(1.0)
-    for _ in range(10 * KEPT_REQUESTS):
-        budget.request()
-    spent = 0
-    while budget.allows():
-        budget.spend(1.0)
-        spent += 1
-    assert spent == KEPT_REQUESTS
+    watched = Watched(budget_us=100)
+    watched.take(2 * KEPT_REQUESTS)
+    watched.settle()
+    watched.takes_s = 1e-3
+    watched.take(100)
+    taken = 100 - watched.settle()["skipped"]["budget"]
+    assert abs(taken - (KEPT_REQUESTS + 100) / 10) < 1, "each takes the allowance of ten requests"
 
 
 def test_a_full_queue_takes_no_more_decisions_and_counts_them() -> None:
