@@ -349,27 +349,16 @@ class Fleet:
 
     def disparities(self, worker: Worker, hashing: Hashing, images: ImageRule | None = None) -> tuple[Disparity, ...]:
         """Return the fields in which the worker's registration differs from how prompts are hashed; empty: parity."""
-        registration, text = worker.registration, self._text
-        publishes_events = registration.event_source != "none"
-        found: tuple[str | int, ...] = (
-            registration.block_size,
-            registration.hash_scheme,
-            registration.canary,
-            registration.tokenizer_digest,
-            registration.template_digest,
-        )
-        allowed: tuple[str | int, ...] = (
-            hashing.block_size,
-            hashing.scheme,
-            worker.canary,
-            text.tokenizer,
-            text.template,
-        )
-        if found == allowed and registration.images == images and publishes_events:
+        its, ours = worker.registration, self._text
+        source = _PUBLISHES if its.event_source != "none" else its.event_source
+        rule, our_rule = rule_text(its.images), rule_text(images)
+        found = (its.block_size, its.hash_scheme, its.canary, its.tokenizer_digest, its.template_digest, rule, source)
+        allowed = (
+            hashing.block_size, hashing.scheme, worker.canary, ours.tokenizer, ours.template, our_rule, _PUBLISHES
+        )  # fmt: skip
+        if found == allowed:
             return ()
-        found += (rule_text(registration.images), _PUBLISHES if publishes_events else registration.event_source)
-        every = map(Disparity, PARITY_FIELDS, found, (*allowed, rule_text(images), _PUBLISHES))
-        return tuple(each for each in every if each.found != each.allowed)
+        return tuple(each for each in map(Disparity, PARITY_FIELDS, found, allowed) if each.found != each.allowed)
 
     def parity(self, now_s: float) -> dict[str, tuple[Disparity, ...]]:
         """Return for every worker the fields that differ, over all models that it serves."""
