@@ -7,7 +7,7 @@ The first of these reasons excludes a rank:
     role           it serves other phases than the request's (`ROLES`)
     domain         the prompt's KV lies in another transfer domain, from which it cannot fetch
     transfer       the prompt's KV cannot be transferred: it is longer than the worker's buffer, a decode worker cannot
-                   take blocks of the prefill worker that has it (`Pairs`), or no decode worker can take this one's
+                   take blocks of the prefill worker that has it (`misfits`), or no decode worker can take this one's
     lora           the request names an adapter that the worker has not loaded; every worker serves the base model
     taint          the request requires a taint that the worker does not carry: `required_taints` must be a subset of
                    its `taints`. A taint does not exclude requests that require none

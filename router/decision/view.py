@@ -106,7 +106,7 @@ class ModelView:
             if bound
         )
         self.seq_len_min = min(bounds, default=0)
-        self.misfits = fleet.pairs.misfits
+        self.misfits = fleet.misfits
         domains = {registration.transfer_domain for registration in self.registrations}
         is_bounded = any(registration.transfer_buffer_tokens for registration in self.registrations)
         self.transfer_domain = None if self.misfits or is_bounded or len(domains) != 1 else domains.pop()

@@ -18,12 +18,14 @@ Whether a decode worker can take KV blocks from a prefill worker:
     kv_cache_dtype     they differ in more than case, or one is not known
     transfer_backend   both name one, and they differ in more than case
 
-A pair is checked once, when one of the two registers: a decision only looks the pair up. Only workers that serve a
-common name are checked. Source: NVIDIA/TensorRT-LLM, `cpp/tensorrt_llm/batch_manager/cacheFormatter.cpp`,
-`inquireSupport` (one data type, one block size), and `cacheTransceiver.cpp` (each backend has connections of its own).
+Pairs are checked once after a fleet event: a decision only looks one up. Only workers that serve a common name are a
+pair. Source: NVIDIA/TensorRT-LLM, `cpp/tensorrt_llm/batch_manager/cacheFormatter.cpp`, `inquireSupport` (one data type,
+one block size), and `cacheTransceiver.cpp` (each backend has connections of its own).
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice, product
 from typing import Literal, NamedTuple, get_args
 
 import msgspec
@@ -42,7 +44,7 @@ from kv_protocol.images import ImageRule, rule_text
 from router.fleet.trust import PARITY_FIELDS, Disparity
 
 PAIRS_MAX = 65_536
-"""Largest number of misfits that are stored: 256 prefill workers, none of which fits any of 256 decode workers."""
+"""Largest number of pairs that are known not to work: 256 prefill workers, each beside 256 decode workers."""
 UNKNOWN = "unknown"
 _Rules = tuple[Hashing, ImageRule | None]
 """How a model's prompts are hashed, and what replaces images in them."""
@@ -80,43 +82,25 @@ def _reason(field: str, found: object, allowed: object, prefill: WorkerRegistere
     return f"kv transfer: found {field} {one}, allowed {other} as prefill worker {prefill.worker_id} has"
 
 
-class Pairs:
-    """The pairs of a fleet that do not work. `misfits`: prefill worker id, decode worker id, reason.
+def misfits(workers: Iterable[WorkerRegistered]) -> dict[str, dict[str, str]]:
+    """Return the pairs that do not work: prefill worker id, decode worker id, reason.
 
-    Beyond `PAIRS_MAX` a pair is not stored: it is used, and the engine refuses the transfer.
+    Beyond `PAIRS_MAX` a pair is not in it: it is used, and the engine refuses the transfer.
     """
-
-    def __init__(self) -> None:
-        self.misfits: Mapping[str, Mapping[str, str]] = {}
-        """Never changed in place: a view may reference it."""
-
-    def registered(self, worker: WorkerRegistered, others: Iterable[WorkerRegistered]) -> None:
-        """Check the worker's pairs anew, with each of the `others` in the fleet."""
-        self.left(worker.worker_id)
-        if worker.role not in ("prefill", "decode"):
-            return
-        found = {prefill: dict(misfits) for prefill, misfits in self.misfits.items()}
-        remaining = PAIRS_MAX - sum(map(len, found.values()))
-        for other in others:
-            prefill, decode = (worker, other) if worker.role == "prefill" else (other, worker)
-            if prefill.role != "prefill" or decode.role != "decode":
-                continue
-            serve_one_name = not set(prefill.served_names).isdisjoint(decode.served_names)
-            if remaining > 0 and serve_one_name and (reason := misfit(prefill, decode)):
-                found.setdefault(prefill.worker_id, {})[decode.worker_id] = reason
-                remaining -= 1
-        self.misfits = found
-
-    def left(self, worker_id: str) -> None:
-        """Forget the worker's pairs."""
-        if not self.misfits:
-            return
-        remaining = {
-            prefill: {decode: reason for decode, reason in misfits.items() if decode != worker_id}
-            for prefill, misfits in self.misfits.items()
-            if prefill != worker_id
-        }
-        self.misfits = {prefill: misfits for prefill, misfits in remaining.items() if misfits}
+    groups: dict[str, defaultdict[tuple[object, ...], list[WorkerRegistered]]] = {
+        "prefill": defaultdict(list), "decode": defaultdict(list)
+    }  # fmt: skip
+    for each in workers:
+        if each.role in groups:
+            alike = each.served_names, each.block_size, kv_dtype(each), each.transfer_backend.lower()
+            groups[each.role][alike].append(each)
+    found, room = defaultdict[str, dict[str, str]](dict), PAIRS_MAX
+    for prefills, decodes in product(groups["prefill"].values(), groups["decode"].values()):
+        if not set(prefills[0].served_names).isdisjoint(decodes[0].served_names) and misfit(prefills[0], decodes[0]):
+            for prefill, decode in islice(product(prefills, decodes), room):
+                found[prefill.worker_id][decode.worker_id] = misfit(prefill, decode)
+                room -= 1
+    return dict(found)
 
 
 class FleetTotals(NamedTuple):
@@ -164,7 +148,7 @@ class Fleet:
         self.is_log_connected = True
         self._heard_last_s = float("-inf")
         """The latest `heard_at_s` of all workers."""
-        self.pairs = Pairs()
+        self._misfits: dict[str, dict[str, str]] | None = None
         self.refused_total = 0
         self.changes = 0
         """Increases with every event that may have changed an answer about a worker."""
@@ -188,19 +172,18 @@ class Fleet:
     def apply(self, event: FleetEvent) -> None:
         """Fold a fleet event in; one with a `refusal` changes nothing."""
         self.changes += 1
+        self._misfits = None
         if self.refusal(event) is not None:
             self.refused_total += isinstance(event, WorkerRegistered)
             return
         known = self._workers.get(event.worker_id)
         if isinstance(event, WorkerRegistered):
             self._register(event, known)
-            self._judge_pairs(event)
         elif known is None:
             return
         elif isinstance(event, WorkerLeft):
             self._ranks -= len(known.registration.dp_ranks)
             self._forget(known)
-            self.pairs.left(event.worker_id)
         elif isinstance(event, WorkerDraining):
             self._workers[event.worker_id] = msgspec.structs.replace(
                 known, draining=True, drained_by_hand=event.by_hand and (known.drained_by_hand or not known.draining)
@@ -267,11 +250,15 @@ class Fleet:
         self._workers[worker.registration.worker_id] = worker
         self._ranks += len(worker.registration.dp_ranks)
         self._heard_last_s = max(self._heard_last_s, float("-inf") if worker.heard_at_s is None else worker.heard_at_s)
-        self._judge_pairs(worker.registration)
+        self._misfits = None
         self.changes += 1
 
-    def _judge_pairs(self, registration: WorkerRegistered) -> None:
-        self.pairs.registered(registration, (each.registration for each in self._workers.values()))
+    @property
+    def misfits(self) -> Mapping[str, Mapping[str, str]]:
+        """The pairs that do not work, as the function `misfits` returns them; never changed in place."""
+        if self._misfits is None:
+            self._misfits = misfits(worker.registration for worker in self.workers())
+        return self._misfits
 
     def workers(self) -> Iterator[Worker]:
         """Yield all workers, eldest first."""

@@ -259,7 +259,7 @@ class ReferenceState:
             now_s=now_s,
             turn=self.turns[request.model],
             rows=tuple(rows),
-            misfits=self.fleet.pairs.misfits,
+            misfits=self.fleet.misfits,
             is_uniform=not any(row.unfit for row in rows) and all(serves_by_default),
             seq_len_min=min(bounds, default=0),
             bound=None if policy.affinity == "off" else self.affinity.bound(request.session_id, now_s),

@@ -52,7 +52,7 @@ class View(NamedTuple):
     turn: int
     rows: tuple[Row, ...]
     misfits: Mapping[str, Mapping[str, str]]
-    """Prefill worker id, decode worker id: why the latter cannot take the former's KV blocks (`Pairs`)."""
+    """Prefill worker id, decode worker id: why the latter cannot take the former's KV blocks (`Fleet.misfits`)."""
     is_uniform: bool
     """Every rank is fit, aggregated, and serves chats and completions."""
     seq_len_min: int

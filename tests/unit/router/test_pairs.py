@@ -10,7 +10,7 @@ from kv_protocol.fleet import WorkerDraining, WorkerLeft, WorkerRegistered
 from router.decision.eligibility import NoEligibleWorker
 from router.decision.policy import Policy
 from router.fleet import registry
-from router.fleet.registry import Fleet, Pairs, misfit
+from router.fleet.registry import Fleet, misfit, misfits
 from tests.support.decide import decide
 from tests.unit.router.samples import TEXT, rank, registered, route, row, view
 
@@ -74,23 +74,18 @@ def test_whatever_came_and_went_the_misfits_are_those_of_the_fleet(told: list[An
     for event in told:
         fleet.apply(event)
     known = [worker.registration for worker in fleet.workers()]
-    assert fleet.pairs.misfits == expected(known)
+    assert fleet.misfits == expected(known)
     restored = Fleet(TEXT)
     for worker in fleet.workers():
         restored.restore(worker)
-    assert restored.pairs.misfits == expected(known)
+    assert restored.misfits == expected(known)
 
 
 def test_no_more_pairs_are_remembered_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "PAIRS_MAX", 2)
-    pairs, known = Pairs(), [registered("p", role="prefill", kv_cache_dtype="fp8")]
-    for name in ("a", "b", "c"):
-        known.append(registered(name, role="decode", kv_cache_dtype="bfloat16"))
-        pairs.registered(known[-1], known)
-    assert pairs.misfits["p"].keys() == {"a", "b"}
-    pairs.left("a")
-    pairs.registered(known[-1], known)
-    assert pairs.misfits["p"].keys() == {"b", "c"}
+    known = [registered("p", role="prefill", kv_cache_dtype="fp8")]
+    known += [registered(name, role="decode", kv_cache_dtype="bfloat16") for name in "abc"]
+    assert misfits(known)["p"].keys() == {"a", "b"}
 
 
 def expected(known: list[WorkerRegistered]) -> dict[str, dict[str, str]]:
