@@ -141,7 +141,7 @@ class RouterParts:
         self._planner = Planner(self._routing, settings.planner)
         gate = FleetGate(settings.nats.fleet_secrets)
         self._rates = RatesStore(settings.state.dir, self._routing, self._clock)
-        self._feeds = RouterFeeds(self._routing, log, self._clock, gate)
+        self._feeds = RouterFeeds(self._routing, log, self._clock, gate, (self._watch.look, self._origins.look))
         headroom = FleetHeadroom(self._routing, settings.queue.threshold)
         self._admission = Admission(self._clock, headroom, settings.queue)
         self._recent = RecentPrompts()
@@ -319,9 +319,7 @@ class RouterParts:
             Part("feeds", self._feeds.run, 2),
             Part("shadows", self._shadows.run, 2),
             Part("engine-parity", self._parity.run, 2),
-            Part("event-origins", self._origins.run, 2),
             Part("workers", self._attacher.run, 2),
-            Part("fleet-watch", self._watch.run, 2),
             *([] if self._process and self._process.number else [Part("rates-store", self._rates.run, 2)]),
             Part("loop-lag", LoopLag(self.registry, self._clock).run, 2),
             *([] if self._replicas is None else [Part("replicas", self._replicas.run, 2)]),

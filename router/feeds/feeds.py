@@ -10,7 +10,7 @@ is logged and ignored: the router learns everything again.
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
@@ -112,9 +112,11 @@ class RatesStore:
 class RouterFeeds:
     """Applies messages of the log to one router's state; a part of a process: `run` applies the passing of time."""
 
-    def __init__(self, routing: Routing, log: EventLog, clock: Clock, gate: FleetGate) -> None:
-        """`gate` checks fleet events."""
-        self._routing, self._event_log, self._clock = routing, log, clock
+    def __init__(
+        self, routing: Routing, log: EventLog, clock: Clock, gate: FleetGate, looks: Sequence[Callable[[], None]] = ()
+    ) -> None:
+        """`gate` checks fleet events. `looks` are called every `TICK_S`: each looks at what has changed."""
+        self._routing, self._event_log, self._clock, self._looks = routing, log, clock, looks
         self.gate = gate
         self._refusals = RateLimitedLog(_log, clock)
         self._fleet = routing.state.fleet
@@ -148,7 +150,7 @@ class RouterFeeds:
         return not is_read or any(worker.heard_at_s is None for worker in self._fleet.workers())
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Apply the passing of time until `stop` is set."""
+        """Apply the passing of time, and look, until `stop` is set."""
         while not stop.is_set():
             now_s, connected = self._clock.now(), self._event_log.is_connected
             if connected != self._fleet.is_log_connected:
@@ -156,6 +158,9 @@ class RouterFeeds:
             for record in self._routing.tick():
                 if isinstance(record, LedgerApplied) and isinstance(record.event, Expired):
                     _log.warning("lease_expired", lease=record.event.lease_id, cause=record.event.cause)
+            for look in self._looks:
+                await self._clock.sleep(0)  # requests go on between two
+                look()
             await self._clock.wait(stop, TICK_S)
 
     async def _on_fleet_event(self, message: LogMessage) -> None:

@@ -12,7 +12,7 @@
 | | | `policy`, `resync`, `log_lost`, `log_found` | another policy, a dump that the index took, the event log |
 | | | `router_started`, `others` | the first look; a look with more marks than are kept |
 
-`FleetWatch` compares two looks, `LOOK_S` apart: a change that is undone in between is not seen. Nothing is said of
+`FleetWatch` compares two looks, a second apart: a change that is undone in between is not seen. Nothing is said of
 silence while the event log is away: heartbeats then cannot come. A state of trust is told if it was the same at two
 looks in a row: a heartbeat that overtakes its batches is not told.
 
@@ -31,7 +31,6 @@ journal has all changes of trust. Of a router's processes each one watches, and 
 A request shows nothing if its rank is not EXACT, or if a rank holds all blocks of its prompt.
 """
 
-import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -57,7 +56,6 @@ _LOOKED_AT_MAX = 256
 _AFTER_S, _GIVEN_UP_S = 2.0, 30.0
 """Between a decision and the first look for its blocks, and the last."""
 _log = structlog.get_logger("router")
-LOOK_S = 1.0
 MARKS_MAX = 1000
 MARKS_OF_A_LOOK = 50
 
@@ -73,7 +71,7 @@ class _Sent(NamedTuple):
 
 
 class EventOrigins:
-    """Looks at the newest decisions of a router; a part of its process."""
+    """Looks at the newest decisions of a router."""
 
     def __init__(self, routing: Routing, index: OverlapIndex) -> None:
         self._routing, self._index = routing, index
@@ -91,14 +89,8 @@ class EventOrigins:
                 return (Disparity("kv_events", f"those of {other}", f"those of {rank}"),)
         return ()
 
-    async def run(self, stop: asyncio.Event) -> None:
-        """Look for the blocks of requests until `stop` is set."""
-        while not stop.is_set():
-            self.look()
-            await self._routing.clock.wait(stop, LOOK_S)
-
     def look(self) -> None:
-        """Look once."""
+        """Look for the blocks of requests."""
         now_s, workers = self._routing.clock.now(), self._routing.state.fleet.workers()
         ranks = tuple(rank for worker in workers for rank in worker.registration.ranks)
         self._own = {rank: epoch for rank, epoch in self._own.items() if rank in ranks}
@@ -156,7 +148,7 @@ class _SeenWorker(NamedTuple):
 
 
 class FleetWatch:
-    """Looks at the fleet; a part of a process."""
+    """Looks at the fleet."""
 
     def __init__(self, routing: Routing, dumps: Callable[[], dict[WorkerRank, int]]) -> None:
         """`dumps` returns how many complete dumps the index has taken of each rank."""
@@ -173,12 +165,6 @@ class FleetWatch:
         self._lines = RateLimitedLog(_log, self._clock)
         self._seen = dict[WorkerRank, Trust]()
         self._logged = dict[WorkerRank, Trust]()
-
-    async def run(self, stop: asyncio.Event) -> None:
-        """Look every `LOOK_S` until `stop` is set."""
-        while not stop.is_set():
-            self.look()
-            await self._clock.wait(stop, LOOK_S)
 
     def look(self) -> None:
         """Tell what has changed since the last look. The first look marks only that the router started."""

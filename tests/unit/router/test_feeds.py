@@ -100,6 +100,7 @@ class Begun(NamedTuple):
     clock: ManualClock
     routing: Routing
     recorded: Kept
+    looked_s: list[float]
 
     def addresses(self) -> list[str]:
         return [worker.registration.base_url for worker in self.routing.state.fleet.workers()]
@@ -107,11 +108,11 @@ class Begun(NamedTuple):
 
 async def begun(*told: WorkerRegistered, keys: tuple[bytes, ...] = ()) -> Begun:
     """Return the feeds of a router that was told of these workers; with keys it wants signatures."""
-    log, clock, recorded = Log(*told), ManualClock(), Kept()
-    routing_ = routing(clock, recorded.record)
-    feeds = RouterFeeds(routing_, cast("EventLog", log), clock, FleetGate(keys))
+    log, clock, recorded, looked_s = Log(*told), ManualClock(), Kept(), list[float]()
+    routing_, looks = routing(clock, recorded.record), (lambda: looked_s.append(clock.now()),)
+    feeds = RouterFeeds(routing_, cast("EventLog", log), clock, FleetGate(keys), looks)
     await feeds.start()
-    return Begun(feeds, log, clock, routing_, recorded)
+    return Begun(feeds, log, clock, routing_, recorded, looked_s)
 
 
 async def lines(event: str, *registrations: FleetEvent) -> list[Any]:
@@ -204,6 +205,7 @@ async def test_time_and_what_it_brings_and_the_logs_connection_are_recorded() ->
     await recorded.has(LedgerApplied(now_s=1.0, event=Expired(lease_id="l")))
     stop.set()
     await running
+    assert router.looked_s == [1.0]
     assert recorded.records == [
         LogConnection(now_s=1.0, heard=False),
         TimePassed(now_s=1.0),

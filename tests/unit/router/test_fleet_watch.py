@@ -18,7 +18,7 @@ from kv_protocol.journal import (
 )
 from kv_runtime.telemetry import LOG_KEYS_MAX, LOG_PERIOD_S
 from router.decision.policy import Policy
-from router.feeds.watch import LOOK_S, MARKS_OF_A_LOOK, FleetWatch
+from router.feeds.watch import MARKS_OF_A_LOOK, FleetWatch
 from router.fleet.registry import SILENT_S
 from router.fleet.trust import ENOUGH
 from tests.unit.router.samples import registered, route
@@ -75,19 +75,6 @@ def test_of_a_worker_that_left_nothing_is_kept() -> None:
     bench.state.apply(FleetApplied(now_s=100.0, event=registered()))
     asyncio.run(bench.clock.advance(LOG_PERIOD_S))
     assert len(looks(bench, watch, ["source", "source"])) == 1
-
-
-async def test_it_looks_again_and_again_until_it_is_stopped() -> None:
-    bench, watch = watched()
-    stop = asyncio.Event()
-    bench.index.doubt = "source"
-    with capture_logs() as logs:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(watch.run(stop))
-            while not logs:
-                await bench.clock.advance(LOOK_S)
-            stop.set()
-    assert [entry["reason"] for entry in logs if entry["event"] == "rank_trust_changed"] == ["source"]
 
 
 def test_of_many_ranks_that_change_at_once_some_have_a_line_each_and_the_others_share_one() -> None:
