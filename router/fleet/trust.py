@@ -32,6 +32,7 @@ predictions are not the index's meanwhile; both, a new epoch of the rank's strea
 
 from collections import deque
 from collections.abc import Collection, Sequence
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 from kv_protocol.decision import OverlapSource, TrustState
@@ -157,7 +158,8 @@ class Calibration:
 
     def __init__(self) -> None:
         self._ranks: dict[WorkerRank, _Rank] = {}
-        self._merged: dict[tuple[tuple[WorkerRank, ...], tuple[str, ...]], tuple[str, ...]] = {}
+        self.doubts_of = lru_cache(_MERGED_MAX)(self._doubts_of)
+        """Returns the doubt about each rank: the index's own, else this one; the same object while nothing changes."""
         self.evidence: dict[WorkerRank, Move] = {}
         """Of the ranks that are in doubt, how that began."""
         self.begun_total: dict[CompareDoubt, int] = dict.fromkeys(COMPARE_DOUBTS, 0)
@@ -194,7 +196,7 @@ class Calibration:
         for rank in [each for each in self._ranks if each not in ranks]:
             del self._ranks[rank]
             if self.evidence.pop(rank, None) is not None:
-                self._merged.clear()
+                self.doubts_of.cache_clear()
         for rank, known in self._ranks.items():
             if known.doubt == "underpredicted" and now_s - known.since_s >= RETRY_S:
                 moves += self._set(rank, known, None, now_s)
@@ -205,15 +207,8 @@ class Calibration:
         move = self.evidence.get(rank)
         return "" if move is None else move.doubt
 
-    def doubts_of(self, ranks: tuple[WorkerRank, ...], of_index: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the doubt about each rank: the index's own, else this one; the same object while nothing changes."""
-        found = self._merged.get((ranks, of_index))
-        if found is None:
-            if len(self._merged) >= _MERGED_MAX:
-                self._merged.clear()
-            rows = zip(ranks, of_index, strict=True)
-            found = self._merged[ranks, of_index] = tuple([own or self.doubt(rank) for rank, own in rows])
-        return found
+    def _doubts_of(self, ranks: tuple[WorkerRank, ...], of_index: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple([own or self.doubt(rank) for rank, own in zip(ranks, of_index, strict=True)])
 
     def _set(self, rank: WorkerRank, known: _Rank, doubt: CompareDoubt | None, now_s: float) -> list[Move]:
         before = known.doubt
@@ -222,7 +217,7 @@ class Calibration:
         counts, newest = known.counts(), known.newest
         moves = [Move(rank, each, each == before, *counts, newest) for each in (before, doubt) if each is not None]
         known.doubt, known.since_s = doubt, now_s
-        self._merged.clear()
+        self.doubts_of.cache_clear()
         if doubt is None:
             del self.evidence[rank]
         else:
