@@ -47,7 +47,7 @@ class EndpointPicker:
         shares_port: bool,
         streams_max: int = STREAMS_MAX,
     ) -> None:
-        """`credentials` are the data plane's: the certificate, and what signs those of gateways.
+        """`credentials` are the data plane's: its certificate, and the authority that signs certificates of gateways.
 
         `shares_port`: other processes of the same router bind the port, too.
         """

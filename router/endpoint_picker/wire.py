@@ -244,7 +244,7 @@ def _subset(metadata: Any) -> tuple[str, ...] | None:  # noqa: ANN401
 
 
 def head_reply(side: Side, lines: HeaderLines = (), removed: tuple[str, ...] = (), destination: str = "") -> Any:  # noqa: ANN401
-    """Pass a head on, with these header lines in place of those of the same names.
+    """Pass a head on. These header lines replace its lines of the same names.
 
     `destination`: the picked endpoints, `ip:port` between commas; empty: nothing was picked.
     """

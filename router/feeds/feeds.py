@@ -1,6 +1,6 @@
 """Applies fleet events, heartbeats, load reports, the log's connection and time to the state (`Routing.apply`).
 
-`RatesStore` stores in `state.dir` what was learnt of each model's speed and answers, so that a restarted router has it.
+`RatesStore` stores in `state.dir` the learnt speed and answer lengths of each model, for a router that restarts.
 
     rates.json   {"version": 1, "models": [[model, prefill, decode, output_tokens, answers], ...]}
 
@@ -50,7 +50,7 @@ _log = structlog.get_logger("router")
 TICK_S = 1.0
 ACQUAINTED_S = 2 * HEARTBEAT_PERIOD_S
 _EARLY_MAX = 1024
-"""Unregistered instances whose last heartbeat is remembered."""
+"""So many unregistered instances are remembered with the time of their last heartbeat."""
 _LOOK_S = 0.05
 MessageKind = Literal["heartbeat", "load"]
 _T = TypeVar("_T")

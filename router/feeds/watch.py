@@ -82,7 +82,7 @@ class EventOrigins:
         self._votes: dict[WorkerRank, Counter[WorkerRank]] = {}
 
     def differs(self, worker_id: str) -> tuple[Disparity, ...]:
-        """Return that the worker's events are those of another one; empty as far as is known."""
+        """Return that the worker's events are another worker's; empty: that was not seen."""
         for rank, votes in self._votes.items():
             ((other, count),) = votes.most_common(1)
             if rank.worker_id == worker_id and count >= VOTES:
@@ -105,7 +105,7 @@ class EventOrigins:
                 self._sent.append(sent)
 
     def _new(self) -> Iterator[_Sent]:
-        """Yield decisions since the last look of which new blocks are expected at a watched rank, newest first."""
+        """Yield the decisions since the last look that bring new blocks to a watched rank, newest first."""
         decisions, own = self._routing.decisions, self._own
         count, self._seen = min(decisions.added_total - self._seen, _LOOKED_AT_MAX), decisions.added_total
         for lease in decisions.newest(count):

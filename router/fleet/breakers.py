@@ -78,7 +78,7 @@ class Breaker(msgspec.Struct, array_like=True):
     probe: str = ""
     """Lease of the present probe of a half-open breaker."""
     last_probe: str = ""
-    """Lease of the last probe, whose outcome may come after its end."""
+    """Lease of the last probe: the outcome may come after the lease has ended."""
     is_probation: bool = False
     reason: str = ""
 

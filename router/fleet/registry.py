@@ -6,9 +6,9 @@
     draining / left              takes no new work / forgotten, if it is of the registered instance
     fleet full                   a registration beyond `WORKERS_MAX` or `RANKS_MAX` changes nothing
 
-A model's block size, hash scheme and rule for images are those of its eldest fit worker (of the eldest, if none is
-fit), its tokenizer and template are this router's. The events of a worker that differs cannot be compared with prompts
-(parity); every field that differs is named.
+A model's block size, hash scheme and rule for images are what its eldest fit worker states (its eldest worker, if none
+is fit); its tokenizer and template are this router's. A worker that differs has no parity: its events cannot be
+compared with prompts. Every field that differs is named.
 
 Whether a decode worker can take KV blocks from a prefill worker:
 

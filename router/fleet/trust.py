@@ -179,7 +179,7 @@ class Calibration:
         return moves + self._set(compared.rank, known, known.verdict(), now_s)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return what was compared of each rank, for people; an empty `doubt`: there is none."""
+        """Return for people, rank by rank, how many requests were compared, and the doubt; empty: there is none."""
         return [
             {
                 **rank._asdict(),

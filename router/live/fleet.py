@@ -9,7 +9,7 @@ texts      a column has their numbers: `trust_reason` and `unfit` (why a worker 
 
     row of a decision    the chosen rank and the outcome, without the other candidates
     heat of a request    2 ** -(its age / `HALF_LIFE_S`), at the last block of its prompt
-    use of a node        models and tenants of the newest decisions whose prompts have the node's first block
+    use of a node        models and tenants of the newest decisions that have the node's first block in their prompts
 
 A request that was routed in a mode without overlap has no blocks, and does not count.
 """

@@ -92,7 +92,7 @@ def seconds_of(field: str, text: str, allowed: str, *, least: float = 0.0, most:
 
 
 def event_log_route(index: EmbeddedIndex, journal: JournalWriter | None = None) -> web.RouteDef:
-    """Return the route of the event log's health; without `journal` that of the journal is null."""
+    """Return the route of the event log's health. Without `journal` the answer's `journal` is null."""
 
     def shown() -> dict[str, object]:
         health = index.health()

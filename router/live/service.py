@@ -1,4 +1,4 @@
-"""What is kept of a router for people: each `STEP_S` the fleet's columns go to a ring, and what was added to a row.
+"""Keeps a router's past for people: after each `STEP_S` the fleet's columns go to a ring, a row of sums to the trends.
 
 ring      compressed on a thread. A clock that is set back ends the samples that are later than it
 
@@ -143,7 +143,7 @@ class Trends:
 
 
 def merged_trends(shown: Sequence[TrendsPage]) -> TrendsPage:
-    """Return the rows of all processes by their times: sums of what was added, the largest gauges: all know them."""
+    """Return the rows of all processes by time: additions are summed; of gauges, which all know, the largest counts."""
     found = defaultdict[int, list[Row]](list)
     for row in (row for each in shown for row in each.rows):
         found[row.at_s].append(row)

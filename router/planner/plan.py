@@ -73,7 +73,7 @@ class ServiceTimes(NamedTuple):
 
 
 def begun_and_served_within(times: ServiceTimes, servers: int, rate_per_s: float, within_s: float) -> float:
-    """Return the share of requests whose wait and service end within so many seconds; 0 if they are too many."""
+    """Return the share of requests that are served within so many seconds of their arrival; 0 if too many arrive."""
     mean_s, requests = times.mean_s, times.requests
     busy = rate_per_s * mean_s
     if busy >= servers:
@@ -143,7 +143,7 @@ def offered(core: built.Core, window_s: float, now_s: float, began_s: float) -> 
 
 
 def covered(window_s: float, now_s: float, began_s: float) -> float:
-    """Return of how many seconds of the window the load is known: at least one slot."""
+    """Return for how many seconds of the window the load is known: at least one slot."""
     return max(SLOT_S, now_s - max(_first(window_s, now_s) * SLOT_S, began_s))
 
 

@@ -2,8 +2,8 @@
 
     GET /v1/planner?ttft_s=&itl_s=&kept_ratio=    in place of the section `planner`
 
-The load is that of this router and of the replicas whose bookings it gets (`ledger.replicas`): each of them answers for
-the whole fleet. An autoscaler takes the greatest of their answers, not the sum.
+The load is that of this router, and of the replicas that send it their bookings (`ledger.replicas`): each of them
+answers for the whole fleet. An autoscaler takes the greatest of their answers, not the sum.
 """
 
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ class PlannerSection(Section):
     kept_ratio: float = Field(0.95, ge=0.5, le=0.9999, description="share that is to be in time; more wants workers")
 
     def objectives(self) -> Objectives:
-        """Return what is to be kept."""
+        """Return the objectives."""
         return Objectives(**self.model_dump())
 
 

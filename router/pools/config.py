@@ -15,11 +15,11 @@
 
 | key of `pools` | means |
 |---|---|
-| `namespaces` | of each: its `routers`, or `config`, the file of a router in this process; and limits of its own |
+| `namespaces` | by namespace: `routers`, or `config` (the file of a router that this process runs), and own limits |
 | `routers` | a list of `url` (data plane) and `control_url` (control plane, for queue and latencies) |
 | `look_period_s`, `look_timeout_s` | how often routers are looked at, and how long one may take to answer |
 | `characters_per_token` | bytes of text that are taken for a token where there is no tokenizer |
-| those of `LiveLimits` | when a pool is passed over; here for all, in a namespace for that one |
+| fields of `LiveLimits` | when a pool is passed over: here for all pools, in a namespace for that pool |
 
 `ttft_min`, `ttft_max`, `itl_min`, `itl_max` are read as `*_ms`, with a warning. Keys that are not known have no effect,
 and are warned of; in `pools` and in overrides they are refused. Source: `docs/SOURCES.md` D5.1.
@@ -134,7 +134,7 @@ class PoolsSection(LiveLimits):
     def settings(
         self, names: Sequence[str], given: Mapping[str, PoolSettings], problems: list[str]
     ) -> dict[str, PoolSettings]:
-        """Return the pools of these names; `given` pools replace those of the configuration, but for their limits."""
+        """Return the pools of these names. A `given` pool replaces the configured one, but for its limits."""
         pools, allowed = dict[str, PoolSettings](), ", ".join(dict.fromkeys(names))
         others = sorted({*self.namespaces, *given} - {*names})
         problems += [
@@ -238,7 +238,7 @@ def _strategy_of(phase: PoolPhase) -> type[_Strategy]:
 
 
 class _PoolsFile(Section):
-    """The whole JSON. Unknown keys, those of the other mode among them, are kept, to be warned of."""
+    """The whole JSON. Unknown keys, and the keys of the other mode, are kept to be warned of."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -276,7 +276,7 @@ class PoolsConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_config(data: Any, given: Mapping[str, PoolSettings] | None = None) -> PoolsConfig:  # noqa: ANN401 - any JSON
-    """Return the configuration from a JSON value; `given` pools replace those of the configuration.
+    """Return the configuration from a JSON value. A `given` pool replaces the configured one, but for its limits.
 
     Raises:
         ConfigurationError: with every problem found.

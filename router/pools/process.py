@@ -66,7 +66,7 @@ class PoolsProcess:
     """The parts; `start` binds the addresses, and `parts` run."""
 
     def __init__(self, config: PoolsConfig, identity: Identity, settings: RouterSettings, text: str) -> None:
-        """`text` is the tokenizer: without one lengths are estimated. Raises `TextError` if there is no such one."""
+        """`text` is the tokenizer; without one lengths are estimated. Raises `TextError` if it cannot be loaded."""
         self._settings, self._clock, self._registry = settings, SystemClock(), new_registry()
         watch = self.watch = PoolWatch(config, identity.models, self._clock)
         loaded = load_text(text, settings.tokens.encoder) if text else None

@@ -74,7 +74,7 @@ if TYPE_CHECKING:
     from kv_protocol.decided import RequestPhase
 
 _NOT_SENT_ON = HOP_BY_HOP | {b"host", b"accept-encoding", b"content-type", b"expect", b"origin", b"x-request-id"}
-"""Headers that routers do not get: those of the client's connection, and those that this process drops or writes."""
+"""Headers that routers do not get: they concern the client's connection, or this process drops or writes them."""
 _OF_A_DECODE_WORKER = frozenset({b"x-worker-instance-id", b"x-dp-rank"})
 """Headers that a prefill pool does not need."""
 _HASHING = Hashing(64)

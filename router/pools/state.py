@@ -43,8 +43,8 @@ def attained(buckets: Mapping[float, float], bound_s: float) -> Attained:
     """Return the answers within `bound_s`; `buckets`: cumulative counts by upper edge in seconds, inf among them.
 
     It is the cumulative count at the last edge <= the bound, and a linear part of the bucket that the bound lies in.
-    Answers above the last finite edge are not in time, whatever the bound. The result grows with the counts, so that
-    the difference of two results is that of the answers between them.
+    Answers above the last finite edge are not in time, whatever the bound. The result grows with the counts: the
+    difference of two results counts the answers between them.
     """
     edges = sorted(buckets)
     if not edges:

@@ -67,7 +67,7 @@ SUMMED = frozenset(
 )
 """Gauges that are summed: each process has a part."""
 LEAST = frozenset({"kvrouter_log_connected", "kvrouter_rank_fit"})
-"""Gauges of which the least counts: the router is as its worst process."""
+"""Gauges that are merged to the least value: the router is as its worst process."""
 
 
 class Front:

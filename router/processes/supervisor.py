@@ -56,7 +56,7 @@ class Links:
     """The processes, by name; those that serve have an address. `async with`."""
 
     def __init__(self, names: Sequence[str], clock: Clock, *, token: str = "") -> None:
-        """`token`: that of their control planes."""
+        """`token`: of the processes' control planes."""
         self.names = tuple(names)
         self._token = token
         self.urls: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""The leases of one run of another router, as far as its messages tell, and whether they are reliable.
+"""The leases of one run of another router, as its messages state them, and whether they are reliable.
 
 seq        messages up to this one are folded in; `latest_seq` is the highest that is known to exist
 behind     seq < latest_seq: a message was missed. `differs`: a beat at `seq` states other sums
@@ -220,7 +220,7 @@ class Peer:
         return self._replaced(leases, message.seq)
 
     def _replaced(self, leases: OpenLeases, seq: int) -> list[LeaseEvent]:
-        """Replace the leases by those of the answer at `seq`, and fold in the buffered messages after it."""
+        """Replace the leases by the answer's, which were open at `seq`, and fold in the buffered messages after it."""
         while (events := self._buffered.get(seq + 1)) is not None:
             seq += 1
             for event in events:

@@ -1,7 +1,7 @@
 """Exchanges leases with the other routers of the fleet over core NATS.
 
     news      what happened to own leases: read at each turn, and sent to all other routers
-    record    the own ledger ended a lease: the end of an own one is sent, that of another router's is only noted
+    record    the own ledger ended a lease: the end of an own lease is sent, the end of another router's is only noted
     theirs    what happened to other routers' leases: applied to the own ledger
 
 `Replication` decides (`replication.py`); this module is its network. While there are peers, news wait `FLUSH_S` for

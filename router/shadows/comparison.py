@@ -242,7 +242,7 @@ class Tally:
 
 
 def merged(reports: Sequence[ShadowReport]) -> ShadowReport:
-    """Return one report of those of a shadow in several processes."""
+    """Return one report of a shadow, made of its reports from several processes."""
     gains: dict[str, Any] = {name: pooled([getattr(each, name) for each in reports]) for name in _GAINS}
     return msgspec.structs.replace(
         reports[0],

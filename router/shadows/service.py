@@ -279,7 +279,7 @@ class Shadows:
 
 
 def pooled_page(pages: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return one answer of those of several processes that have the same shadows."""
+    """Return one answer, made of the answers of several processes that have the same shadows."""
     requests = sum(page["requests"] for page in pages)
     by_name = dict[str, list[ShadowReport]]()
     for page in pages:
