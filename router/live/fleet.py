@@ -145,9 +145,8 @@ def observed(records: Iterable[Lease]) -> dict[WorkerRank, Observed]:
 
 def _observed(records: list[Lease]) -> Observed:
     tokens = sum(record.verdict.request.isl_tokens for record in records)
-    outcomes = [known for record in records if (known := record.outcome) is not None]
-    ttfts = [each.ttft_s for each in outcomes if each.ttft_s is not None]
-    itls = [each.itl_s for each in outcomes if each.itl_s is not None]
+    ttfts = [each.ttft_s for each in records if each.ttft_s is not None]
+    itls = [each.itl_s for each in records if each.itl_s is not None]
     return Observed(
         hit_ratio=round(sum(map(_reused, records)) / tokens, 4) if tokens else None,
         ttft_s=round(median(ttfts), 6) if ttfts else None,
