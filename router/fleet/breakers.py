@@ -115,7 +115,6 @@ class Breakers:
         self._limits = limits or BreakerLimits()
         self.by_key: dict[_Key, Breaker] = {}
         """Empty: all are closed without a failure, and only failed attempts change anything. For reading."""
-        self._probes: dict[str, list[Breaker]] = {}
         self.statistics = BreakerStatistics()
         self.changes = 0
         """Increases with every event that may have changed the answer of `unfit`."""
@@ -147,14 +146,12 @@ class Breakers:
         match event:
             case Routed():
                 rank = WorkerRank(event.worker_id, event.dp_rank)
-                waiting = [each for each in self._of(rank) if each.state(now_s) == "half_open" and not each.probe]
-                for breaker in waiting:
-                    breaker.probe = breaker.last_probe = event.lease_id
-                if waiting:
-                    self._probes[event.lease_id] = waiting
-                    self.changes += 1
+                for breaker in self._of(rank):
+                    if breaker.state(now_s) == "half_open" and not breaker.probe:
+                        breaker.probe = breaker.last_probe = event.lease_id
+                        self.changes += 1
             case FirstToken(lease_id=lease_id):
-                for breaker in self._probes.get(lease_id, ()):
+                for breaker in self._probed_by(lease_id):
                     breaker.open_until_s, breaker.is_probation = None, True
                 self._probe_over(lease_id)
             case Finished(lease_id=lease_id) | Cancelled(lease_id=lease_id) | Expired(lease_id=lease_id):
@@ -206,8 +203,6 @@ class Breakers:
     def restore(self, row: Breaker) -> None:
         """Restore a breaker, with its probe in flight."""
         self.by_key[row.key] = row
-        if row.probe:
-            self._probes.setdefault(row.probe, []).append(row)
         self.changes += 1
 
     # ---------------------------------------------------------------- transitions
@@ -268,8 +263,11 @@ class Breakers:
         self.statistics.back_pressure_total += 1
         self.changes += 1
 
+    def _probed_by(self, lease_id: str) -> list[Breaker]:
+        return [each for each in self.by_key.values() if each.probe == lease_id] if lease_id else []
+
     def _probe_over(self, lease_id: str) -> None:
-        for breaker in self._probes.pop(lease_id, ()):
+        for breaker in self._probed_by(lease_id):
             breaker.probe = ""
             self.changes += 1
 
