@@ -272,11 +272,8 @@ class Fleet:
 
     def lora_of(self, model: str) -> str:
         """Return the adapter of this name; empty for a model's own name."""
-        registrations = [worker.registration for worker in self.workers()]
-        is_adapter = any(model in each.loras for each in registrations) and not any(
-            model in each.served_names for each in registrations
-        )
-        return model if is_adapter else ""
+        serving = [worker.registration for worker in self.serving(model)]
+        return model if serving and not any(model in each.served_names for each in serving) else ""
 
     def serving(self, model: str) -> list[Worker]:
         """Return the workers that serve a model by this name, or have loaded an adapter of this name, eldest first."""
@@ -339,8 +336,10 @@ class Fleet:
         its, ours = worker.registration, self._text
         source = _PUBLISHES if its.event_source != "none" else its.event_source
         rule, our_rule = rule_text(its.images), rule_text(images)
-        found = (its.block_size, its.hash_scheme, its.canary, its.tokenizer_digest, its.template_digest, rule, source)
-        allowed = (
+        found: tuple[str | int, ...] = (
+            its.block_size, its.hash_scheme, its.canary, its.tokenizer_digest, its.template_digest, rule, source
+        )  # fmt: skip
+        allowed: tuple[str | int, ...] = (
             hashing.block_size, hashing.scheme, worker.canary, ours.tokenizer, ours.template, our_rule, _PUBLISHES
         )  # fmt: skip
         if found == allowed:

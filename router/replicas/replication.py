@@ -81,24 +81,19 @@ class Replication:
         """
         if isinstance(event, Expired) and any(peer.open.fold(event) for peer in self.peers.values()):
             return
-        self._pending.append(event)
+        sent = cut(event, BLOCKS_MAX) if isinstance(event, Routed) else event
+        if not self._own.fold(sent):
+            return
+        self._pending.append(sent)
         if len(self._pending) > PENDING_MAX:
-            self._fold_pending()
+            self._pending.clear()
             self._seq += 1  # a message that is never sent: peers will detect that
-
-    def _fold_pending(self) -> list[LeaseEvent]:
-        sent = [cut(event, BLOCKS_MAX) if isinstance(event, Routed) else event for event in self._pending]
-        events = [event for event in sent if self._own.fold(event)]
-        self._pending.clear()
-        return events
 
     def flush(self) -> list[Say]:
         """Return messages with all pending events; none without peers."""
-        events_of_all = self._fold_pending()
-        if not self.peers:
-            return []
-        says = []
-        for events in split(events_of_all):
+        pending, self._pending = self._pending, []
+        says = list[Say]()
+        for events in split(pending) if self.peers else ():
             self._seq += 1
             says.append(Say(LedgerTold(router=self._router, life=self._life, seq=self._seq, events=events)))
         self.counts["sent"] += len(says)
