@@ -68,9 +68,9 @@ QueueBound = Annotated[Annotated[Whole, Field(ge=0, le=1 << 30)] | None, _UNBOUN
 LatencyBound = Annotated[Annotated[Number, Field(ge=0, le=3.6e6)] | None, _UNBOUNDED]
 
 
-def is_url(found: object) -> bool:
+def is_url(found: str) -> bool:
     """Return whether it looks like a router's address, which becomes a part of heads: without spaces and controls."""
-    scheme, separator, rest = found.partition("://") if isinstance(found, str) else ("", "", "")
+    scheme, separator, rest = found.partition("://")
     is_plain = rest.isascii() and rest.isprintable() and " " not in rest
     return bool(separator) and scheme in ("http", "https") and bool(rest.strip("/")) and is_plain
 

@@ -170,17 +170,17 @@ class PoolWatch:
     def attempt_failed(self, namespace: str, url: str, reason: str) -> None:
         """A request could not connect to a router."""
         self.pools[namespace].attempt_failed(url, reason)
-        self._log_changes()
+        self._log_change(namespace)
 
-    def _log_changes(self) -> None:
-        """Apply the passing of time, and log each pool whose fitness has changed."""
-        for name, pool in self.pools.items():
-            pool.tick(self._clock.now())
-            before, after = self._logged[name], pool.status.fitness
-            if before != after:
-                self._logged[name] = after
-                say = _log.info if after == "fit" else _log.warning
-                say("pool_changed", pool=name, before=before, after=after, reasons=pool.status.reasons)
+    def _log_change(self, name: str) -> None:
+        """Apply the passing of time to a pool, and log it if its fitness has changed."""
+        pool, before = self.pools[name], self._logged[name]
+        pool.tick(self._clock.now())
+        status = pool.status
+        if before != status.fitness:
+            self._logged[name] = status.fitness
+            say = _log.info if status.fitness == "fit" else _log.warning
+            say("pool_changed", pool=name, before=before, after=status.fitness, reasons=status.reasons)
 
     async def _keep_looking(self, session: aiohttp.ClientSession) -> None:
         while True:
@@ -207,7 +207,7 @@ class PoolWatch:
         outcome = "unreachable" if not look.answered else "not_ready" if look.reason else "ready"
         self.metrics.probes[namespace, outcome] += 1
         self.pools[namespace].looked(router.url, look, self._clock.now())
-        self._log_changes()
+        self._log_change(namespace)
 
     async def _unfit(self, session: aiohttp.ClientSession, router: RouterAddress) -> str:
         """Return why requests should not be sent there; empty if they may."""
