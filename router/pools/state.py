@@ -1,4 +1,4 @@
-"""The state of a pool, as a fold: `looked` and `attempt_failed` of observations, `tick` for the passing of time.
+"""The state of a pool, as a fold: `looked` and `attempt_failed` of observations; each applies the passing of time.
 
 A pool is
 
@@ -135,22 +135,26 @@ class PoolState:
             self._ready(router)
         if look.queue is not None:
             router.queue, router.queue_s = look.queue, now_s
-        self._judge_queue()
         for target, window in self._windows.items():
             self._add(router, target, look.attained.get(target))
             self._judge(window, now_s)
+        self.tick(now_s)
 
-    def attempt_failed(self, url: str, reason: str) -> None:
+    def attempt_failed(self, url: str, reason: str, now_s: float) -> None:
         """A request could not connect to a router."""
         self._failed(self._routers[url], reason, at_once=False)
-        self._judge_queue()
+        self.tick(now_s)
 
     def tick(self, now_s: float) -> None:
         """Apply the passing of time."""
         for router in self._routers.values():
             if router.queue is not None and now_s - router.queue_s >= self._limits.hold_s:
                 router.queue = None
-        self._judge_queue()
+        bound, queued = self._limits.queue_requests_max, self._queued_requests
+        if bound is None or queued is None or queued <= bound / 2:
+            self._queue_long = False
+        elif queued > bound:
+            self._queue_long = True
         for window in self._windows.values():
             if window.slow and now_s - window.judged_s >= self._limits.hold_s:
                 window.slow, window.ratio = False, None
@@ -168,15 +172,6 @@ class PoolState:
         router.reason = reason
         if at_once or router.failures >= self._limits.failures_max:
             router.up = False
-
-    def _judge_queue(self) -> None:
-        bound, queued = self._limits.queue_requests_max, self._queued_requests
-        if bound is None or queued is None:
-            self._queue_long = False
-        elif queued > bound:
-            self._queue_long = True
-        elif queued <= bound / 2:
-            self._queue_long = False
 
     def _add(self, router: _PoolRouter, target: Target, seen: Attained | None) -> None:
         if seen is None:

@@ -169,14 +169,12 @@ class PoolWatch:
 
     def attempt_failed(self, namespace: str, url: str, reason: str) -> None:
         """A request could not connect to a router."""
-        self.pools[namespace].attempt_failed(url, reason)
+        self.pools[namespace].attempt_failed(url, reason, self._clock.now())
         self._log_change(namespace)
 
     def _log_change(self, name: str) -> None:
-        """Apply the passing of time to a pool, and log it if its fitness has changed."""
-        pool, before = self.pools[name], self._logged[name]
-        pool.tick(self._clock.now())
-        status = pool.status
+        """Log a pool if its fitness has changed."""
+        before, status = self._logged[name], self.pools[name].status
         if before != status.fitness:
             self._logged[name] = status.fitness
             say = _log.info if status.fitness == "fit" else _log.warning

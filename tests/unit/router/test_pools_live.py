@@ -67,7 +67,7 @@ class World:
         self.fitnesses.append(self.now().fitness)
 
     def fail(self, url: str) -> None:
-        self.state.attempt_failed(url, "no connection")
+        self.state.attempt_failed(url, "no connection", self.now_s)
 
     def wait(self, seconds: float) -> None:
         self.now_s += seconds
