@@ -10,6 +10,7 @@ The log keeps the order of a router's messages, so that one out of order shows a
 """
 
 from collections.abc import Callable, Collection, Iterable
+from math import inf
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -140,7 +141,7 @@ class Peer:
         self.skew = Skew()
         self.number = 0
         """Number of the answer that counts."""
-        self._requested_at_s: float | None = None
+        self._ask_from_s = -inf
         self._buffered: dict[int, tuple[LeaseEvent, ...]] = {}
         self._parts: dict[int, LedgerOpen] = {}
 
@@ -191,14 +192,14 @@ class Peer:
         if message.seq == self.seq:
             self.differs = (message.leases, message.digest) != (len(self.open), self.open.digest)
 
-    def is_request_due(self, now_s: float) -> bool:
-        """Whether its leases should be requested now."""
-        is_due = self._requested_at_s is None or now_s - self._requested_at_s >= ASK_AGAIN_S
-        return self.is_in_doubt and is_due and not self.is_overfull
+    @property
+    def request_due_s(self) -> float:
+        """The time at which its leases should be requested; inf: they need not be."""
+        return self._ask_from_s if self.is_in_doubt and not self.is_overfull else inf
 
     def new_request(self, now_s: float) -> int:
         """Return the number of a new request; answers to former ones are ignored."""
-        self._requested_at_s = now_s
+        self._ask_from_s = now_s + ASK_AGAIN_S
         self.number += 1
         self._parts.clear()
         return self.number

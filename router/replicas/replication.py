@@ -16,6 +16,7 @@ repaired by one request and one answer. Routers never correct each other's lease
 """
 
 from collections import Counter
+from math import inf
 from typing import Literal, NamedTuple
 
 from kv_protocol.ledger import (
@@ -65,7 +66,7 @@ class Replication:
         self._own = OpenLeases()
         self._seq = 0
         self._pending: list[LeaseEvent] = []
-        self._beat_due_s: float | None = None
+        self._beat_due_s = -inf
         self.peers: dict[str, Peer] = {}
         """Routers that sent a message lately: without any, events need not be sent at once."""
         self._answered_at_s: dict[str, float] = {}
@@ -120,8 +121,8 @@ class Replication:
             peer.received_at_s = now_s
 
     def tick(self, now_s: float) -> list[Effect]:
-        """Return the messages to send and the endings to apply now; to be called every `ANSWER_S` or so."""
-        is_beat_due = self._beat_due_s is None or now_s >= self._beat_due_s
+        """Return the messages to send and the endings to apply now."""
+        is_beat_due = now_s >= self._beat_due_s
         effects: list[Effect] = [*self.flush()] if self.peers or is_beat_due else []
         if is_beat_due:
             self._beat_due_s = now_s + BEAT_S
@@ -130,9 +131,14 @@ class Replication:
             if now_s - peer.received_at_s >= SILENT_S:
                 self.counts["silence"] += 1
                 effects += self._parted(name)
-            elif peer.is_request_due(now_s):
+            elif now_s >= peer.request_due_s:
                 effects.append(self._ask(name, peer, now_s))
         return effects
+
+    def due_s(self) -> float:
+        """Return the time at which `tick` has something to do, unless there is news before."""
+        of_peers = (min(peer.request_due_s, peer.received_at_s + SILENT_S) for peer in self.peers.values())
+        return min((self._beat_due_s, *of_peers))
 
     # ------------------------------------------------------------ theirs
 

@@ -6,6 +6,7 @@
 
 `Replication` decides (`replication.py`); this module is its network. While there are peers, news wait `FLUSH_S` for
 further ones. Without peers there is one turn per beat: a lease that begins and ends between two beats is never sent.
+Without news there is a turn when `Replication.due_s` says so.
 While the log is away nothing is sent, and silence is ignored; once it is back, the next beat shows the others what they
 missed.
 """
@@ -21,7 +22,6 @@ from kv_protocol import subjects
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.journal import JournalRecord, LedgerApplied
 from kv_protocol.ledger import (
-    BEAT_S,
     Cancelled,
     Expired,
     Finished,
@@ -38,7 +38,6 @@ from router.decision.routing import Routing
 from router.replicas.peer import Skew
 from router.replicas.replication import Apply, Effect, Replication
 
-TICK_S = 0.1
 FLUSH_S = 0.005
 OUTGOING_MAX = 1024
 """Messages; beyond them the oldest are dropped, which the other routers detect."""
@@ -78,6 +77,7 @@ class Replicas:
         if type(what) is LedgerApplied and not what.router and isinstance(what.event, Expired):
             self._read_news()
             self.replication.on_lease_event(what.event)
+            self._news.set()
 
     def _read_news(self) -> None:
         """Tell the other routers, with the next messages, what happened to own leases since the last call."""
@@ -100,10 +100,9 @@ class Replicas:
 
     async def _pause(self) -> None:
         """Wait for news, and a moment for more of them; or until the next turn is due."""
-        is_alone = not self.replication.peers
-        self._routing.leases.on_news = None if is_alone else self._news.set
+        self._routing.leases.on_news = self._news.set if self.replication.peers else None
         with suppress(TimeoutError):
-            async with asyncio.timeout(BEAT_S if is_alone else TICK_S):
+            async with asyncio.timeout(max(FLUSH_S, self.replication.due_s() - self._clock.now())):
                 await self._news.wait()
             await self._clock.sleep(FLUSH_S)
 
@@ -142,8 +141,9 @@ class Replicas:
             self._refusals.warning("message_refused", key=subject, subject=subject, reason=reason)
             return
         self._read_news()
-        self._take(self.replication.on_message(received, self._clock.now()))
-        if self._outgoing:
+        now_s = self._clock.now()
+        self._take(self.replication.on_message(received, now_s))
+        if self._outgoing or self.replication.due_s() <= now_s:
             self._news.set()
 
 

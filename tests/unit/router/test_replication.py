@@ -25,7 +25,7 @@ from kv_protocol.ledger import (
     lease_digest,
 )
 from router.replicas import peer
-from router.replicas.peer import BUFFERED_MAX, OpenLeases, parts_of, split
+from router.replicas.peer import ASK_AGAIN_S, BUFFERED_MAX, OpenLeases, parts_of, split
 from router.replicas.replication import ANSWER_S, PEERS_MAX, PENDING_MAX, SILENT_S, Apply, Effect, Replication, Say
 
 
@@ -73,6 +73,7 @@ def replication(*messages: LedgerTold | LedgerBeat | LedgerOpen) -> Replication:
 def test_a_gap_is_asked_for_and_again_until_it_is_answered() -> None:
     made = replication(told(1, routed("l")), told(3, routed("n")))
     assert [asked(made.tick(now_s)) for now_s in (0.0, 0.1, 0.2, 0.3)] == [[1], [], [], [2]]
+    assert made.due_s() == 0.3 + ASK_AGAIN_S
     late, lease = answer(3, 1, OpenLease(routed("m"), is_prefilled=False)), OpenLease(routed("m"), is_prefilled=True)
     assert applied(made.on_message(late, 0.3)) == [], "an answer to an earlier question is ignored"
     assert applied(made.on_message(answer(3, 2, lease), 0.3)) == [
@@ -80,6 +81,7 @@ def test_a_gap_is_asked_for_and_again_until_it_is_answered() -> None:
         routed("m"),
         FirstToken(lease_id="m"),
     ]
+    assert made.due_s() == BEAT_S
     assert asked(made.tick(9.0)) == []
 
 
