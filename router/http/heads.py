@@ -148,10 +148,5 @@ AnswerBody = built.AnswerBody
     tail              the end of all that was taken, `TAIL_BYTES` at most
 """
 TAIL_BYTES = built.TAIL_BYTES
-KeptEvents = built.KeptEvents
-"""Complete events, at most as many bytes as it gets; if there are more it keeps none, and `is_overfull`.
-
-    add(events), events
-"""
 chunk = built.chunk
 """Returns the chunk that carries a payload, which is not empty."""

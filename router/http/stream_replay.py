@@ -4,7 +4,7 @@
 |---|---|---|
 | an agent's | comments (`kv_protocol/continuation.py`) | all but the comments, unless it asked for them |
 | an attached engine's | `token_ids`, `prompt_token_ids` | null in their place, unless it asked for them |
-| the rest of another worker's, by an attached engine | as before | what the call's `rewrite` makes of the events |
+| the rest of another worker's, by an attached engine | as before | what the buffer's `rewriter` makes of the events |
 """
 
 from collections.abc import Callable
@@ -13,12 +13,14 @@ import msgspec
 
 from kv_protocol.body_limits import Bytes
 from kv_protocol.continuation import COMMENT, HEADER, Progress, without_tokens
-from router.http.heads import KeptEvents
+from router.native import built
 
 CONTINUABLE_HEADER = HEADER.encode()
 """A client that sends it gets a stream's token comments."""
 FAILURE = b'data: {"error":'
 """How an event of vLLM begins that reports an error: in JSON's strings each quote is escaped."""
+REPLAYED_BYTES_MAX = 1 << 20
+"""Of a longer answer nothing is kept, and it does not migrate: each stream in progress takes as much memory."""
 _SERVER_ERROR = 500
 _MESSAGE_CHARACTERS_MAX = 200
 _IDS = b'token_ids":['
@@ -88,41 +90,49 @@ def without_ids(events: bytes) -> bytes:
     return b"null".join(parts)
 
 
-class StreamReplayBuffer(msgspec.Struct, eq=False):
-    """The complete events of a stream, and what the client gets of them."""
+class StreamReplayBuffer(built.KeptEvents):
+    """Keeps the complete events of a stream as the worker sent them, and says what the client gets of them.
 
-    kept: KeptEvents
-    """What the client received, before its form was changed."""
-    hides_tokens: bool = True
-    """Whether the client gets no token comments."""
-    rewriter: Callable[[bytes], bytes] | None = None
-    """Makes what the client gets of an attached engine's events: one that continues from `before`, or one that the
-    router, not the client, asked for token ids (`without_ids`)."""
-    before: Progress | None = None
-    """How far the stream had come where an attached engine continued it."""
-    is_engines: bool = False
-    """The worker is an attached engine that tells ids: an error event (`failure_in`) is its death."""
-    has_begun: bool = False
-    """Whether the client has the first events."""
-    later_tokens: int = 0
-    """Tokens in comments, without those of the first call of `add`."""
+    `events` are those that are kept: at most `bytes_max` bytes; if there are more, none are, and it `is_overfull`.
+    """
+
+    def __init__(
+        self,
+        *,
+        hides_tokens: bool = True,
+        is_engines: bool = False,
+        rewriter: Callable[[bytes], bytes] | None = None,
+        before: Progress | None = None,
+        bytes_max: int = REPLAYED_BYTES_MAX,
+    ) -> None:
+        """`hides_tokens`: the client gets no token comments.
+
+        `is_engines`: the worker is an attached engine that tells ids: an error event (`failure_in`) is its death.
+        `rewriter` makes what the client gets of such an engine's events; None: the client gets them as they are.
+        `before` is how far the stream had come where such an engine continued it.
+        """
+        super().__init__(bytes_max)
+        self.is_engines, self.before = is_engines, before
+        self._hides_tokens, self._rewriter, self._has_begun = hides_tokens, rewriter, False
+        self.later_tokens = 0
+        """Tokens in comments, without those of the first call of `take`."""
 
     @property
-    def passing(self) -> tuple[KeptEvents, tuple[bytes, ...]]:
-        """What keeps the events that the client gets as they are, and texts of all others; an empty one is in any."""
-        if self.rewriter is not None:
-            return self.kept, (b"",)
-        return self.kept, (COMMENT, FAILURE) if self.is_engines else (COMMENT,)
+    def alarms(self) -> tuple[bytes, ...]:
+        """Texts of the events that `take` must see, and others need not; an empty text is in all."""
+        if self._rewriter is not None:
+            return (b"",)
+        return (COMMENT, FAILURE) if self.is_engines else (COMMENT,)
 
-    def add(self, events: bytes) -> bytes:
+    def take(self, events: bytes) -> bytes:
         """Keep the next events, or a long one's beginning; return what the client gets of them."""
-        is_first, self.has_begun = not self.has_begun, True
-        self.kept.add(events)
-        if self.rewriter is not None:
-            return self.rewriter(events)
+        is_first, self._has_begun = not self._has_begun, True
+        self.add(events)
+        if self._rewriter is not None:
+            return self._rewriter(events)
         if COMMENT not in events:
             return events
         shown, tokens = without_tokens(events)
         if not is_first:
             self.later_tokens += tokens
-        return shown if self.hides_tokens else events
+        return shown if self._hides_tokens else events

@@ -101,7 +101,8 @@ class Calls(Destination[RankAttempt]):
             if registration.stream_token_ids and _tells_ids(request, registration, phase):
                 return self._with_ids(request, verdict, headers)
             limits = self._buffered if phase == "prefill" else self._streamed
-            replay_buffer = request.replay_buffer if _continues(registration) else None
+            keeps = request.may_resume and _continues(registration)
+            replay_buffer = StreamReplayBuffer(hides_tokens=CONTINUABLE_HEADER not in client) if keeps else None
             if request.progress is not None:
                 text = _continuing(text, registration, inbound, request.progress)
         if replay_buffer is not None or CONTINUABLE_HEADER in client:
@@ -122,32 +123,24 @@ class Calls(Destination[RankAttempt]):
 
     def _with_ids(self, request: Request[RankAttempt], verdict: Verdict, headers: bytes) -> OutboundCall:
         """Return the call to an attached engine that tells its stream's token ids, or resumes a stream."""
-        inbound, body, registration, progress = request.inbound, request.body, verdict.registration, request.progress
-        replay_buffer = request.replay_buffer
-        assert replay_buffer is not None, "its ids are kept"
-        path = inbound.path
-        replay_buffer.is_engines = True
-        sent: tuple[bytes | memoryview, ...]
-        if progress is not None:
-            path, sent = COMPLETIONS, (self._resumed(registration, request, progress, replay_buffer),)
+        inbound, text, registration = request.inbound, request.body.text, verdict.registration
+        path, sent = inbound.path, asking(text)
+        if request.progress is not None:
+            path = COMPLETIONS
+            sent, replay_buffer = self._resumed(registration, request, request.progress)
         elif inbound.return_token_ids:
-            sent = (memoryview(body.text),)
+            sent, replay_buffer = (text,), StreamReplayBuffer(is_engines=True)
         else:
-            sent = asking(body.text)
-            replay_buffer.rewriter = without_ids
+            replay_buffer = StreamReplayBuffer(is_engines=True, rewriter=without_ids)
         if registration.accepts_token_ids:
             headers = b"%bx-dp-rank: %d\r\n" % (headers, verdict.winner.dp_rank)
         rest = self._streamed, replay_buffer, False, _EVENT_BYTES_MAX
         return OutboundCall(registration.base_url, path, headers, sent, *rest)
 
     def _resumed(
-        self,
-        registration: WorkerRegistered,
-        request: Request[RankAttempt],
-        progress: Progress,
-        replay_buffer: StreamReplayBuffer,
-    ) -> bytes:
-        """Return the body of the completion that goes on, and have its events rewritten."""
+        self, registration: WorkerRegistered, request: Request[RankAttempt], progress: Progress
+    ) -> tuple[tuple[bytes], StreamReplayBuffer]:
+        """Return the body of the completion that goes on, and what makes the client's events of its events."""
         inbound, body, prompt = request.inbound, request.body, request.prompt
         if body.images or not may_be_asked(inbound):
             raise CannotResume("the request's answer is more than its text")
@@ -165,8 +158,8 @@ class Calls(Destination[RankAttempt]):
             raise CannotResume("the client has ids of half a character")
         before = behind(progress, point)
         sent = resumed_body(body.text, inbound, before, max_seq_len=registration.max_seq_len)
-        replay_buffer.rewriter, replay_buffer.before = EventRewriter(inbound, before, point.held), before
-        return sent
+        rewriter = EventRewriter(inbound, before, point.held)
+        return (sent,), StreamReplayBuffer(is_engines=True, rewriter=rewriter, before=before)
 
 
 def _rare_lines(request: Request[RankAttempt]) -> bytes:
@@ -197,7 +190,7 @@ def _changed(call: OutboundCall, request: Request[RankAttempt], verdict: Verdict
 
 def _tells_ids(request: Request[RankAttempt], registration: WorkerRegistered, phase: RequestPhase) -> bool:
     """Return whether the attached engine is to tell the stream's token ids, which are kept."""
-    if request.replay_buffer is None or phase != "whole" or _continues(registration):
+    if not request.may_resume or phase != "whole" or _continues(registration):
         return False
     return request.progress is not None or (not request.body.images and may_be_asked(request.inbound))
 

@@ -32,9 +32,8 @@ from router.decision.plan import RequestPlan, StreamLoss
 from router.http import refusals
 from router.http.buffered_response import ASIDE_BYTES_MAX, BufferedResponse
 from router.http.exchange import Exchange, UpstreamStage, header_lines
-from router.http.heads import Headers, KeptEvents
+from router.http.heads import Headers
 from router.http.refusals import Refusal, RequestRejected
-from router.http.stream_replay import CONTINUABLE_HEADER, StreamReplayBuffer
 from router.native import built
 from router.prompt.chains import EncodedPrompt
 from router.request.attempt import REDIRECTS, Attempt
@@ -46,11 +45,9 @@ from router.request.resumption import CannotResume
 
 if TYPE_CHECKING:
     from kv_protocol.ids import WorkerRank
+    from router.http.stream_replay import StreamReplayBuffer
     from router.queue.waiting import Place
     from router.request.tracing import RequestTrace
-
-REPLAYED_BYTES_MAX = 1 << 20
-"""Of a longer answer nothing is kept, and it does not migrate: each stream in progress takes as much memory."""
 
 A = TypeVar("A", bound=Attempt)
 
@@ -88,8 +85,8 @@ class Request(CallbackCoroutine, Generic[A]):
     """The prefill worker's answer."""
     progress: Progress | None = None
     """How far the answer had come when its last worker failed."""
-    replay_buffer: StreamReplayBuffer | None = None
-    """Gets the events of the present attempt's stream, if another worker may resume it."""
+    replay_buffer: "StreamReplayBuffer | None" = None
+    """Of the present attempt's call."""
     prefilled_by: "WorkerRank | None" = None
     """Who computed the prompt, if not the worker that answers."""
     _failed: A | None = None
@@ -114,6 +111,11 @@ class Request(CallbackCoroutine, Generic[A]):
         migrations = self.plan.migrations if self.is_read else 0
         return sum(bool(each.reason) for each in self.attempts[:-1]) - migrations, migrations
 
+    @property
+    def may_resume(self) -> bool:
+        """Whether another worker may continue the stream of the attempt that begins: its events are kept."""
+        return self._is_resumed or (self.plan.may_migrate and not self.plan.is_aside and not self.is_over)
+
     # ------------------------------------------------------------------------------------------- to a worker
 
     async def live(self) -> None:
@@ -134,11 +136,6 @@ class Request(CallbackCoroutine, Generic[A]):
         while not self.is_over:
             try:
                 attempt = self.attempt = destination.choose(self)
-                if self.inbound.stream:
-                    may_resume = self._is_resumed or (self.plan.may_migrate and not self.plan.is_aside)
-                    hides_tokens = CONTINUABLE_HEADER not in self.exchange.headers
-                    buffer = StreamReplayBuffer(KeptEvents(REPLAYED_BYTES_MAX), hides_tokens) if may_resume else None
-                    self.replay_buffer = buffer
                 call = destination.call(self, attempt)
             except RequestRejected as error:
                 if self.enters_other_phase(error):
@@ -147,6 +144,7 @@ class Request(CallbackCoroutine, Generic[A]):
             except CannotResume as error:
                 self.run(self._pass_over(attempt, elsewhere=error.elsewhere))
                 return
+            self.replay_buffer = call.replay_buffer
             if self.plan.is_aside:
                 aside = self._aside = BufferedResponse(self.exchange.outward)
                 aside.ask(call, self)
@@ -416,9 +414,9 @@ class Request(CallbackCoroutine, Generic[A]):
     def _progress_of(self, attempt: A) -> Progress | None:
         """Return how far the answer has come; None if another worker cannot continue it."""
         buffer = self.replay_buffer
-        if buffer is None or buffer.kept.is_overfull:
+        if buffer is None or buffer.is_overfull:
             return None
-        return progress_of(buffer.kept.events, buffer.before or self.progress) if attempt.has_begun else self.progress
+        return progress_of(buffer.events, buffer.before or self.progress) if attempt.has_begun else self.progress
 
     def on_gone(self, later_events: int) -> None:
         """The client left, and the worker's connection was closed.

@@ -228,7 +228,6 @@ class Serving(FleetReader, Calls, FleetRecords):
 
     def fetching_call(self, request: FleetRequest) -> OutboundCall | None:
         """Return a call that makes a decode worker fetch the KV of a request: the client left; None: no worker can."""
-        request.replay_buffer = None
         try:
             return self.call(request, RankAttempt(self.decide(request)))
         except (RequestRejected, CannotResume):

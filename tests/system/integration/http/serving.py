@@ -11,7 +11,7 @@ from kv_runtime.files import OpenFiles
 from router.http.client import ClientConnection
 from router.http.credentials import Credentials
 from router.http.exchange import CallLimits, Exchange, OutboundCall, UpstreamStage
-from router.http.heads import Headers, KeptEvents
+from router.http.heads import Headers
 from router.http.limits import HttpLimits
 from router.http.plane import HttpPlane
 from router.http.sites import Sites
@@ -141,9 +141,9 @@ class Http:
         watcher = Recorded(self, exchange, tries)
         self.watchers.append(watcher)
         headers = b"content-type: application/json\r\n"
-        kept = None if self.kept_bytes is None else StreamReplayBuffer(KeptEvents(self.kept_bytes))
-        if kept is not None:
-            kept.is_engines = self.is_engines
+        kept = None
+        if self.kept_bytes is not None:
+            kept = StreamReplayBuffer(is_engines=self.is_engines, bytes_max=self.kept_bytes)
             self.kept.append(kept)
         limits = CallLimits(*self.timeouts)
         call = OutboundCall(self.worker, exchange.path, headers, (exchange.body,), limits, kept, self.is_once)
