@@ -192,7 +192,7 @@ class FleetReader(Destination[RankAttempt]):
             request.prompt = prompt = made
             self._tokenized(perf_counter() - parsed_s)
             if request.trace is not None:
-                request.trace.prompted(perf_counter() - parsed_s)
+                request.trace.was_in("prompt", perf_counter() - parsed_s)
         request.route = request.first_route = replace(
             served.route,
             decision_id=self.new_id(),

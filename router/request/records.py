@@ -43,7 +43,7 @@ class FleetRecords(Destination[RankAttempt]):
         waited_s = self.routing.clock.now() - since_s
         self.metrics.queue_waited(waited_s)
         if request.trace is not None:
-            request.trace.waited(waited_s)
+            request.trace.was_in("queue", waited_s)
 
     def began(self, request: "FleetRequest", attempt: RankAttempt) -> None:
         """The worker computed the prompt."""

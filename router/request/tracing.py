@@ -9,7 +9,7 @@
 
 `gen_ai.*`, `http.*`, `server.*`, `url.*` and `error.type` are names of OpenTelemetry's semantic conventions; what those
 have no name for is `kvrouter.*`. Text of clients is cut (`spans.text`); a model's name is part of a span's name only
-if workers serve it. Times are seconds of `perf_counter`, as `Exchange.began_s`.
+if workers serve it. Times are nanoseconds since 1970, by `perf_counter` from the request's beginning on.
 
 While tracing is off there is no `Tracer`, and a request has no record. An unsampled request costs its ids and a few
 times: spans are made for what is sent alone.
@@ -19,8 +19,8 @@ Source: OpenTelemetry semantic conventions, "Generative AI client spans", "HTTP 
 
 from collections.abc import Callable
 from random import getrandbits
-from time import perf_counter, time_ns
-from typing import TYPE_CHECKING, NamedTuple
+from time import perf_counter_ns, time_ns
+from typing import TYPE_CHECKING, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 TURNS_MAX = 32
 """Of a request with more turns, the spans of the first ones are left out."""
+StepName = Literal["prompt", "queue"]
 _NS_PER_S = 1_000_000_000
 _TRACE_ID_BITS, _SPAN_ID_BITS = 128, 64
 _OPERATIONS: dict[str, str] = {"completions": "text_completion", "embeddings": "embeddings"}
@@ -53,18 +54,18 @@ _PORTS = {"http": 80, "https": 443}
 class Turn(msgspec.Struct, eq=False):
     """One decision, and the request that the winner got, if it got one. A time is None if it did not happen."""
 
-    began_s: float
-    decided_s: float = 0.0
+    began_ns: int
+    decided_ns: int = 0
     verdict: Verdict | None = None
     """None: no worker was chosen; `refused` says why, in a word."""
     refused: str = ""
     span_id: int = 0
     """Of the upstream request; 0: none was sent."""
-    sent_s: float = 0.0
-    first_token_s: float | None = None
-    ended_s: float = 0.0
+    sent_ns: int = 0
+    first_token_ns: int | None = None
+    ended_ns: int = 0
     attempt: RankAttempt | None = None
-    """Set at its end, as `ended_s` and `outcome`: ok, refused, failed or cancelled."""
+    """Set at its end, as `ended_ns` and `outcome`: ok, refused, failed or cancelled."""
     outcome: str = ""
 
 
@@ -79,8 +80,9 @@ class RequestTrace:
     """The record of one request: its place in the trace, and its turns, first one first."""
 
     def __init__(self, tracer: Tracer, headers: Headers, began_s: float) -> None:
-        """`headers` are the client's; `began_s` is when the request began."""
-        self._tracer, self._began_s = tracer, began_s
+        """`headers` are the client's; `began_s` is when the request began, by `perf_counter`."""
+        self._tracer, self._epoch_ns = tracer, time_ns() - perf_counter_ns()
+        self._began_ns = self._epoch_ns + round(began_s * _NS_PER_S)
         given = headers.get(TRACEPARENT)
         parent = self._parent = None if given is None else parsed_trace_parent(given)
         """The caller's span; None: the trace begins here."""
@@ -90,10 +92,8 @@ class RequestTrace:
         self._span_id = 0
         """0: it is drawn once it is needed."""
         self._turns: list[Turn] = []
-        self._prompt: tuple[float, float] | None = None
-        """From when to when the prompt was rendered, encoded and hashed; None: the mode needs none of it."""
-        self._queue: tuple[float, float] | None = None
-        """From when to when the request waited in the queue; None: it did not."""
+        self._steps: dict[StepName, tuple[int, int]] = {}
+        """From when to when the request was in the steps that it needed before its first decision."""
 
     @property
     def hex_id(self) -> str:
@@ -102,28 +102,23 @@ class RequestTrace:
 
     # ------------------------------------------------------------------------------------------- in a request's order
 
-    def prompted(self, seconds: float) -> None:
-        """The prompt is ready, after this time."""
-        self._prompt = self._last(seconds)
+    def _now_ns(self) -> int:
+        return self._epoch_ns + perf_counter_ns()
 
-    def waited(self, seconds: float) -> None:
-        """The request left the queue, after this time; 0: it never waited."""
+    def was_in(self, step: StepName, seconds: float) -> None:
+        """A step is over that took this time, by another clock perhaps; 0: the request did not need it."""
         if seconds > 0:
-            self._queue = self._last(seconds)
-
-    def _last(self, seconds: float) -> tuple[float, float]:
-        """Return when these last seconds began and ended: not before the request did, by another clock."""
-        now_s = perf_counter()
-        return max(self._began_s, now_s - seconds), now_s
+            now_ns = self._now_ns()
+            self._steps[step] = max(self._began_ns, now_ns - round(seconds * _NS_PER_S)), now_ns
 
     def deciding(self) -> None:
         """A decision begins."""
-        self._turns.append(Turn(perf_counter()))
+        self._turns.append(Turn(self._now_ns()))
 
     def decided(self, verdict: Verdict | None, refused: str = "") -> None:
         """The decision was made; None: no worker was chosen, `refused` says why."""
         turn = self._turns[-1]
-        turn.decided_s, turn.verdict, turn.refused = perf_counter(), verdict, refused
+        turn.decided_ns, turn.verdict, turn.refused = self._now_ns(), verdict, refused
 
     def calling(self, request: "FleetRequest") -> Headers:
         """A worker is called; return the client's headers with the `traceparent` of the call's span.
@@ -135,7 +130,7 @@ class RequestTrace:
         else:
             turn = self._turns[-1]
             span_id = turn.span_id = _new_span_id()
-            turn.sent_s = perf_counter()
+            turn.sent_ns = self._now_ns()
         headers = {**request.exchange.headers, TRACEPARENT: trace_parent(self._trace_id, span_id, self._is_sampled)}
         if self._parent is None:  # there was no `traceparent`, or no valid one
             headers.pop(TRACESTATE, None)
@@ -148,16 +143,17 @@ class RequestTrace:
     def began(self) -> None:
         """The first bytes of the worker's answer came."""
         turn = self._turns[-1]
-        if turn.first_token_s is None:
-            turn.first_token_s = perf_counter()
+        if turn.first_token_ns is None:
+            turn.first_token_ns = self._now_ns()
 
     def attempt_over(self, attempt: RankAttempt, outcome: str) -> None:
         """The worker's part is over, and its lease has ended."""
         turn = self._turns[-1]
-        turn.ended_s, turn.attempt, turn.outcome = perf_counter(), attempt, outcome
+        turn.ended_ns, turn.attempt, turn.outcome = self._now_ns(), attempt, outcome
         if not attempt.is_streamed and turn.span_id:  # its first bytes say nothing of its first token
             ttft_s = attempt.lease.ttft_s
-            turn.first_token_s = None if ttft_s is None else min(turn.sent_s + ttft_s, turn.ended_s)
+            first_ns = None if ttft_s is None else min(turn.sent_ns + round(ttft_s * _NS_PER_S), turn.ended_ns)
+            turn.first_token_ns = first_ns
 
     def ended(self, request: "FleetRequest", outcome: str, refusal: Refusal | None) -> bool:
         """The request has ended: send its spans if they are wanted; return whether they were."""
@@ -173,8 +169,6 @@ class RequestTrace:
         error = "" if refusal is None else refusal.code or refusal.kind
         if refusal is None and outcome == "failed":
             error = request.attempts[-1].stage if request.attempts else "failed"
-        now_s = perf_counter()
-        epoch_ns = time_ns() - round(now_s * _NS_PER_S)
         attributes = self._attributes(request, outcome, status) | ({"error.type": error} if error else {})
         operation = attributes["gen_ai.operation.name"]
         spans = [
@@ -182,21 +176,18 @@ class RequestTrace:
                 name=f"{operation} {text(request.route.model)}" if request.is_read else f"{operation}",
                 kind="server",
                 span_id=self._span_id or _new_span_id(),
-                start_ns=_at(self._began_s, epoch_ns),
-                end_ns=_at(now_s, epoch_ns),
+                start_ns=self._began_ns,
+                end_ns=self._now_ns(),
                 attributes=attributes,
                 error=error if has_failed else "",
             )
         ]
-        for name, stretch in (("prompt", self._prompt), ("queue", self._queue)):
-            if stretch is not None:
-                at = (_at(stretch[0], epoch_ns), _at(stretch[1], epoch_ns))
-                spans.append(SpanData(name, "internal", _new_span_id(), *at, {}))
+        spans += [SpanData(name, "internal", _new_span_id(), *at, {}) for name, at in self._steps.items()]
         before = None
         for turn in self._turns[-TURNS_MAX:]:
-            spans.append(_decision(turn, epoch_ns))
+            spans.append(_decision(turn))
             if turn.span_id:
-                spans.append(_client(turn, before, request.exchange.method, epoch_ns))
+                spans.append(_client(turn, before, request.exchange.method))
                 before = turn
         parent_id = 0 if self._parent is None else self._parent.span_id
         self._tracer.send(TraceData(self._trace_id, parent_id, tuple(spans)))
@@ -228,8 +219,9 @@ class RequestTrace:
                 attributes["gen_ai.request.max_tokens"] = route.max_tokens
         if status:
             attributes["http.response.status_code"] = status
-        if self._queue is not None:
-            attributes["kvrouter.queue_wait_s"] = self._queue[1] - self._queue[0]
+        if "queue" in self._steps:
+            began_ns, ended_ns = self._steps["queue"]
+            attributes["kvrouter.queue_wait_s"] = (ended_ns - began_ns) / _NS_PER_S
         if request.ttft_s is not None:
             attributes["kvrouter.ttft_s"] = request.ttft_s
         _add_usage(attributes, attempts[-1].answer if attempts else NO_ANSWER, 0 if route is None else route.isl_tokens)
@@ -241,15 +233,15 @@ def _new_span_id() -> int:
     return getrandbits(_SPAN_ID_BITS) or 1
 
 
-def _decision(turn: Turn, epoch_ns: int) -> SpanData:
+def _decision(turn: Turn) -> SpanData:
     verdict = turn.verdict
     refused = "" if verdict is not None else turn.refused or _UNNAMED
     return SpanData(
         name="decide",
         kind="internal",
         span_id=_new_span_id(),
-        start_ns=_at(turn.began_s, epoch_ns),
-        end_ns=_at(turn.decided_s, epoch_ns),
+        start_ns=turn.began_ns,
+        end_ns=turn.decided_ns,
         attributes={"error.type": refused} if verdict is None else _of_verdict(verdict),
         error=refused,
     )
@@ -284,7 +276,7 @@ def _of_verdict(verdict: Verdict) -> Attributes:
     return attributes
 
 
-def _client(turn: Turn, before: Turn | None, method: str, epoch_ns: int) -> SpanData:
+def _client(turn: Turn, before: Turn | None, method: str) -> SpanData:
     attempt = turn.attempt
     assert attempt is not None, "what was sent is settled"
     verdict, registration, request = attempt.verdict, attempt.verdict.registration, attempt.verdict.request
@@ -313,26 +305,25 @@ def _client(turn: Turn, before: Turn | None, method: str, epoch_ns: int) -> Span
         name=f"{word} {text(request.model)}",
         kind="client",
         span_id=turn.span_id,
-        start_ns=_at(turn.sent_s, epoch_ns),
-        end_ns=_at(turn.ended_s, epoch_ns),
+        start_ns=turn.sent_ns,
+        end_ns=turn.ended_ns,
         attributes=attributes,
         error=text(f"{attempt.stage}: {attempt.reason}") if attempt.reason else "",
-        events=_events(turn, epoch_ns),
+        events=_events(turn),
         links=() if before is None else (SpanLink(before.span_id, _why(before)),),
     )
 
 
-def _events(turn: Turn, epoch_ns: int) -> tuple[SpanEvent, ...]:
-    first_s = turn.first_token_s
-    first = () if first_s is None else (SpanEvent("first_token", _at(first_s, epoch_ns)),)
-    return (*first, SpanEvent("last_token", _at(turn.ended_s, epoch_ns))) if turn.outcome == "ok" else first
+def _events(turn: Turn) -> tuple[SpanEvent, ...]:
+    first = () if turn.first_token_ns is None else (SpanEvent("first_token", turn.first_token_ns),)
+    return (*first, SpanEvent("last_token", turn.ended_ns)) if turn.outcome == "ok" else first
 
 
 def _why(before: Turn) -> str:
     """Return why a turn follows one before."""
     if before.attempt is None or not before.attempt.reason:
         return "handoff"
-    return "retry" if before.first_token_s is None else "migration"
+    return "retry" if before.first_token_ns is None else "migration"
 
 
 def _operation(endpoint: str) -> str:
@@ -347,7 +338,3 @@ def _add_usage(attributes: Attributes, answer: built.Answer, isl_tokens: int) ->
         attributes["gen_ai.usage.output_tokens"] = answer.output_tokens
     if answer.cached_tokens is not None:
         attributes["gen_ai.usage.cache_read.input_tokens"] = answer.cached_tokens
-
-
-def _at(seconds: float, epoch_ns: int) -> int:
-    return epoch_ns + round(seconds * _NS_PER_S)

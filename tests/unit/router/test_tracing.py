@@ -117,7 +117,7 @@ async def test_a_request_is_a_server_span_with_its_decision_and_its_upstream_req
 def test_the_wait_in_the_queue_is_a_span(waited_s: float, shown_s: list[float]) -> None:
     sent, began_s = list[TraceData](), perf_counter() - 3.0
     trace = RequestTrace(Tracer(ALL, sent.append), {}, began_s)
-    trace.waited(waited_s)
+    trace.was_in("queue", waited_s)
     exchange = Exchange(None, "GET", "/v1/completions", "", {}, b"", began_s)
     assert trace.ended(Request(exchange, cast("Any", None)), "ok", None)
     server, *rest = sent[0].spans
