@@ -42,19 +42,17 @@ STAGES: Mapping[str, tuple[str, ...]] = {
     "relay": (
         "router.http.relay",
         "router.http.worker",
-        "router.http.buffered_response",
+        "router.http.exchange:BufferedResponse",
         "router.http.stream_replay",
         f"{_CLIENT}:ClientConnection.finish",
     ),
     "settle": (
         f"{_ROUTING}:Lease",
-        "router.request.request_log",
         "router.attribution",
     ),
     "metrics": ("router.metrics",),
     "request": (
         "router.request.request",
-        "router.request.attempt",
         "router.request.callback_coroutine",
         "router.request.records",
         "router.request.serving",

@@ -39,13 +39,11 @@ from kv_protocol.openai.inbound import COMPLETIONS
 from router.decision.eligibility import NoEligibleWorker, WorkerNotNamed
 from router.decision.plan import first_plan
 from router.decision.verdict import Verdict
-from router.http.buffered_response import BufferedResponse
-from router.http.exchange import Exchange, OutboundCall
+from router.http.exchange import BufferedResponse, Exchange, OutboundCall
 from router.http.refusals import Refusal, RequestRejected, unavailable
 from router.http.upstreams import Upstreams
 from router.prompt.chains import EncodedPrompt, RecentPrompt
-from router.request.attempt import RankAttempt
-from router.request.destination import Destination
+from router.request.destination import Destination, RankAttempt
 from router.request.request import Request
 from router.request.serving import FleetRequest, Serving
 

@@ -62,8 +62,7 @@ from router.pools.selection import PoolSequence, SelectionInput, Targets, plan, 
 from router.pools.state import PoolStatus
 from router.pools.watch import PoolWatch
 from router.prompt.prompts import ModelPrompts
-from router.request.attempt import REDIRECTS, SERVER_FAULT, Attempt
-from router.request.destination import Destination
+from router.request.destination import REDIRECTS, SERVER_FAULT, Attempt, Destination
 from router.request.handoff import CONTEXT_AND_GENERATION, decode_body, prefill_body
 from router.request.reading import BodyParser
 from router.request.replies import answer, refusal_of, refuse

@@ -38,8 +38,7 @@ from router.http.heads import CallLines
 from router.http.limits import CONNECT_S
 from router.http.stream_replay import CONTINUABLE_HEADER, StreamReplayBuffer, without_ids
 from router.prompt.chains import with_prompt_ids
-from router.request.attempt import RankAttempt
-from router.request.destination import Destination
+from router.request.destination import Destination, RankAttempt
 from router.request.handoff import CONTEXT_AND_GENERATION, PrefillAnswer, decode_body, prefill_body
 from router.request.request import Request
 from router.request.resumption import (

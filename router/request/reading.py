@@ -40,8 +40,7 @@ from router.prompt.chains import EncodedPrompt
 from router.prompt.encoding_pool import EncodingPool
 from router.prompt.prompts import ModelPrompts
 from router.queue.tenants import TenantNames
-from router.request.attempt import RankAttempt
-from router.request.destination import Destination
+from router.request.destination import Destination, RankAttempt
 from router.request.route_request import WISHING_HEADERS, name_in, plain_route, wishes
 
 if TYPE_CHECKING:

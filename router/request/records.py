@@ -1,27 +1,49 @@
-"""What is recorded of requests that workers of the fleet serve: leases, breakers, metrics, logs, traces."""
+"""What is recorded of requests that workers of the fleet serve: leases, breakers, metrics, traces, the request log.
 
+The request log has one line a request, for operators:
+
+| event | level | of |
+|---|---|---|
+| `request_ended` | info | the share `telemetry.request_log_ratio` of requests, drawn by the hash of their ids |
+| `request_refused` | warning | requests answered with an error: the router's own, or a worker's that was passed on |
+| `request_cut_off` | warning | answers that a worker began and did not finish |
+
+The draw has no seed: routers with the same ratio log the same requests. The last two are logged always, one line a
+reason in 10 s, and every line of a request that was drawn. A line has names, counts and times; what a client wrote is
+not in it, but for the id that it gave its request and the tenant as `queue.fair_share_by` names it.
+"""
+
+import re
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
+from xxhash import xxh3_64_intdigest
 
+from kv_protocol.decided import RouteRequest
 from kv_protocol.decision import Exclusion
 from kv_protocol.journal import AttemptEnded, AttemptOutcome, OutcomeName
+from kv_protocol.openai.inbound import ChatInbound, CompletionInbound, EmbeddingsInbound
+from kv_protocol.openai.responses import ResponsesInbound
 from kv_runtime.telemetry import RateLimitedLog
 from router.decision.routing import Routing
 from router.http.accounts import Account
 from router.http.refusals import Refusal
 from router.metrics import RequestMetrics
 from router.queue.gate import Admission
-from router.request.attempt import RankAttempt
-from router.request.destination import Destination
+from router.request.destination import CLIENT_FAULT, Destination, RankAttempt
 from router.request.replies import log_names
-from router.request.request_log import RequestLog
 
 if TYPE_CHECKING:
     from router.request.serving import FleetRequest
 
-_log = structlog.get_logger("router")
+_HASHES = 1 << 64
+_KINDS = (ChatInbound, CompletionInbound, ResponsesInbound, EmbeddingsInbound)
+_FIELDS = frozenset(field for kind in _KINDS for field in kind.__struct_encode_fields__)
+"""Parameters that a refusal may name in the log: an unknown field's name is the client's own text."""
+_NAME = re.compile(r"\w*")
+
+_log, _requests = structlog.get_logger("router"), structlog.get_logger("requests")
 
 
 class FleetRecords(Destination[RankAttempt]):
@@ -30,9 +52,8 @@ class FleetRecords(Destination[RankAttempt]):
     def __init__(self, routing: Routing, admission: Admission, metrics: RequestMetrics, log_ratio: float) -> None:
         """`log_ratio` is the share of requests that the request log gets."""
         self.routing, self._admission, self.metrics = routing, admission, metrics
-        self.request_log = RequestLog(log_ratio, routing.clock)
-        self._breakers = routing.state.breakers
-        self._worker_log = RateLimitedLog(_log, routing.clock)
+        self._breakers, self._log_ratio = routing.state.breakers, log_ratio
+        self._worker_log, self._request_log = (RateLimitedLog(each, routing.clock) for each in (_log, _requests))
 
     def unserved(self, request: "FleetRequest", exclusions: tuple[Exclusion, ...]) -> None:
         """The request is refused because no worker is eligible."""
@@ -119,13 +140,13 @@ class FleetRecords(Destination[RankAttempt]):
         if exchange.account is not None:
             _charge(request, exchange.account)
         has_detours = outcome != "ok" or len(request.attempts) > 1 or bool(request.plan.reroutes)
-        if has_detours or self.request_log.is_on:
+        if has_detours or self._log_ratio:
             if request.place is not None:
                 self._admission.cancel(request.place)
                 self.left_queue(request, request.place.arrived_s)
                 request.place = None  # it refers to the request, by its callback
             self._count_detours(request)
-            self.request_log.ended(request, outcome, refusal, e2e_s)
+            self._log_end(request, outcome, refusal, e2e_s)
         trace = request.trace
         if trace is not None and trace.ended(request, outcome, refusal):
             decision_id = request.route.decision_id if request.is_read else ""
@@ -140,6 +161,35 @@ class FleetRecords(Destination[RankAttempt]):
         if request.stream_loss is not None:
             self.metrics.count("streams_lost", request.stream_loss)
 
+    def _log_end(self, request: "FleetRequest", outcome: str, refusal: Refusal | None, e2e_s: float) -> None:
+        """Log a request that was drawn, or that ended with an error of the router. `e2e_s`: since its first byte."""
+        is_drawn = self._log_ratio >= 1
+        if request.is_read:
+            is_drawn = xxh3_64_intdigest(request.route.request_id.encode()) < self._log_ratio * _HASHES
+        event = "request_ended"
+        if refusal is not None:
+            event = "request_refused"
+        elif outcome == "failed":
+            is_error_answer = bool(request.attempts) and request.attempts[-1].status >= CLIENT_FAULT
+            event = "request_refused" if is_error_answer else "request_cut_off"
+        elif not is_drawn:
+            return
+        fields = _fields(request, outcome, refusal, e2e_s)
+        if event == "request_ended":
+            _requests.info(event, **fields)
+        elif is_drawn:
+            _requests.warning(event, **fields)
+        else:
+            self._request_log.warning(event, key=fields.get("reason", ""), **fields)
+
+    def log_refused(self, refusal: Refusal) -> None:
+        """Log that a request was refused without being served."""
+        fields = _of_refusal(refusal)
+        if self._log_ratio >= 1:
+            _requests.warning("request_refused", **fields)
+        else:
+            self._request_log.warning("request_refused", key=fields["reason"], **fields)
+
 
 def _charge(request: "FleetRequest", account: Account) -> None:
     """Charge the tokens of a request to its account; of an answer without its end, those that had come."""
@@ -150,3 +200,61 @@ def _charge(request: "FleetRequest", account: Account) -> None:
     before = 0 if request.progress is None else request.progress.token_count
     prompt_tokens = request.route.known_tokens or answer.input_tokens or 0
     account.charge(prompt_tokens + (answer.output_tokens or before + later + last.has_begun))
+
+
+def _fields(request: "FleetRequest", outcome: str, refusal: Refusal | None, e2e_s: float) -> dict[str, Any]:
+    """Return the line's fields; unknown ones are left out."""
+    attempts = request.attempts
+    last = attempts[-1] if attempts else None
+    retries, migrations = request.detours
+    known = {
+        "outcome": outcome,
+        **(_of_route(request.route) if request.is_read else {}),
+        "trace_id": "" if request.trace is None else request.trace.hex_id,
+        **({} if last is None else _of_attempt(last)),
+        "ttft_ms": _milliseconds(request.ttft_s),
+        "e2e_ms": _milliseconds(e2e_s),
+        "mode": request.mode,
+        "phases": [f"{each.verdict.request.phase} {each.rank}" for each in attempts],
+        "retries": retries,
+        "migrations": migrations,
+        "body_bytes": len(request.exchange.body),
+        "reason": last.stage if last is not None and last.reason else "",  # of an answer that was cut off
+        **({} if refusal is None else _of_refusal(refusal)),
+    }
+    return {name: value for name, value in known.items() if value not in (None, "", [])}
+
+
+def _of_route(route: RouteRequest) -> dict[str, Any]:
+    return {
+        "request_id": route.request_id,
+        "decision_id": route.decision_id,
+        "model": route.model,
+        "tenant": route.tenant,
+        "isl_tokens": route.isl_tokens,
+    }
+
+
+def _of_attempt(attempt: RankAttempt) -> dict[str, Any]:
+    verdict, answer = attempt.verdict, attempt.answer
+    return {
+        "decision_id": verdict.decision_id,
+        "status": attempt.status or None,
+        "worker": verdict.winner.worker_id,
+        "rank": verdict.winner.dp_rank,
+        "trust": verdict.trust,
+        "overlap_tokens": verdict.overlap_blocks * verdict.request.block_size,
+        "cached_tokens": answer.cached_tokens,
+        "output_tokens": answer.output_tokens,
+        "itl_ms": _milliseconds(attempt.lease.itl_s),
+    }
+
+
+def _of_refusal(refusal: Refusal) -> dict[str, Any]:
+    fields = {"status": refusal.status, "reason": refusal.code or refusal.kind}
+    param = _NAME.match(refusal.param or "")
+    return fields | ({"param": param[0]} if param is not None and param[0] in _FIELDS else {})
+
+
+def _milliseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 3)

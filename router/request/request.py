@@ -30,15 +30,13 @@ from kv_protocol.openai.inbound import CHAT
 from kv_protocol.openai.requests import Inbound
 from router.decision.plan import RequestPlan, StreamLoss
 from router.http import refusals
-from router.http.buffered_response import ASIDE_BYTES_MAX, BufferedResponse
-from router.http.exchange import Exchange, UpstreamStage, header_lines
+from router.http.exchange import ASIDE_BYTES_MAX, BufferedResponse, Exchange, UpstreamStage, header_lines
 from router.http.heads import Headers
 from router.http.refusals import Refusal, RequestRejected
 from router.native import built
 from router.prompt.chains import EncodedPrompt
-from router.request.attempt import REDIRECTS, Attempt
 from router.request.callback_coroutine import CallbackCoroutine
-from router.request.destination import Destination, Gateway
+from router.request.destination import REDIRECTS, Attempt, Destination, Gateway
 from router.request.handoff import AnswerUnusable, PrefillAnswer, as_events, prefill_answer
 from router.request.replies import refusal_of
 from router.request.resumption import CannotResume

@@ -24,9 +24,8 @@ from router.prompt.chains import RecentPrompt, RecentPrompts
 from router.prompt.prompts import ModelPrompts
 from router.queue.gate import Admission
 from router.queue.tenants import TenantNames
-from router.request.attempt import RankAttempt
 from router.request.calls import Calls
-from router.request.destination import Gateway
+from router.request.destination import Gateway, RankAttempt
 from router.request.reading import FleetReader
 from router.request.records import FleetRecords
 from router.request.replies import refuse
@@ -100,7 +99,7 @@ class Serving(FleetReader, Calls, FleetRecords):
 
     def refuse(self, exchange: Exchange, refusal: Refusal) -> None:
         """Log and refuse a request that is not served."""
-        self.request_log.refused(refusal)
+        self.log_refused(refusal)
         refuse(exchange, refusal)
 
     # ------------------------------------------------------------------------------------------- admission

@@ -32,7 +32,7 @@ from router.decision.verdict import Verdict
 from router.http.heads import Headers
 from router.http.refusals import Refusal
 from router.native import built
-from router.request.attempt import NO_ANSWER, SERVER_FAULT, RankAttempt
+from router.request.destination import NO_ANSWER, SERVER_FAULT, RankAttempt
 
 if TYPE_CHECKING:
     from router.request.serving import FleetRequest

@@ -4,8 +4,7 @@ import gc
 from typing import Any
 
 from router.decision.policy import Policy
-from router.http.buffered_response import BufferedResponse
-from router.http.exchange import Exchange
+from router.http.exchange import BufferedResponse, Exchange
 from tests.unit.router.plane import COMPLETIONS, Plane, encoded, running_plane, until
 from tests.unit.router.upstream import Upstream, answers, completion
 

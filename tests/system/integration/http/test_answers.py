@@ -8,8 +8,7 @@ import ssl
 import pytest
 from structlog.testing import capture_logs
 
-from router.http.buffered_response import ASIDE_BYTES_MAX, BufferedResponse
-from router.http.exchange import BUFFERED_BYTES_MAX, CallLimits, OutboundCall
+from router.http.exchange import ASIDE_BYTES_MAX, BUFFERED_BYTES_MAX, BufferedResponse, CallLimits, OutboundCall
 from router.http.exchange import Exchange as ClientExchange
 from tests.system.integration.http.serving import (
     Recorded,

@@ -6,8 +6,7 @@ from time import monotonic
 import uvloop
 
 from kv_runtime.supervise import TaskSet
-from router.http.buffered_response import BufferedResponse
-from router.http.exchange import CallLimits, OutboundCall, UpstreamStage
+from router.http.exchange import BufferedResponse, CallLimits, OutboundCall, UpstreamStage
 from router.http.heads import Headers
 from router.http.limits import HttpLimits
 from router.http.timeout_sweeper import TimeoutSweeper, Watched
