@@ -27,7 +27,7 @@ from router.decision.state import RouterState, StateSettings
 from router.decision.verdict import Verdict
 from router.fleet.registry import TextDigests
 from router.queue.config import QueuePolicy, QueueSection
-from router.queue.gate import Admission, FleetHeadroom
+from router.queue.gate import Admission
 from worker_agent.engines.simulated.scheduler import Simulator
 from worker_agent.engines.simulated.scheduling import TRTLLM, Scheduling
 from worker_agent.engines.simulated.timing import H200_8B, EngineTiming
@@ -235,8 +235,10 @@ class VirtualRouter:
         for rank, description in zip(ranks, descriptions, strict=True):
             self._routing.apply(FleetApplied(now_s=clock.now_s, event=registered(rank, description)))
         self._beat_s = clock.now_s - HEARTBEAT_PERIOD_S
-        limits = _Unbounded.model_construct(policy=queue.policy, wait_s=math.inf, requests_max=1 << 62)
-        self._admission = Admission(clock, FleetHeadroom(self._routing, queue.threshold), limits)
+        limits = _Unbounded.model_construct(
+            threshold=queue.threshold, policy=queue.policy, wait_s=math.inf, requests_max=1 << 62
+        )
+        self._admission = Admission(self._routing, limits)
 
     def admit(self, request: RouteRequest, admitted: Callable[[], None]) -> None:
         """Call `admitted`, which is to `place` the request: now, or from `on_progress` if it has to wait."""

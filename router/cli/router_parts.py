@@ -56,7 +56,7 @@ from router.processes.supervisor import ProcessState, process_families
 from router.prompt.chains import RecentPrompts
 from router.prompt.engine_parity import EngineParity
 from router.prompt.prompts import ModelPrompts
-from router.queue.gate import Admission, FleetHeadroom
+from router.queue.gate import Admission
 from router.queue.tenants import SECRET_BYTES, TenantNames
 from router.replicas.service import Replicas, replica_families
 from router.request.endpoints import endpoints
@@ -142,8 +142,7 @@ class RouterParts:
         gate = FleetGate(settings.nats.fleet_secrets)
         self._rates = RatesStore(settings.state.dir, self._routing, self._clock)
         self._feeds = RouterFeeds(self._routing, log, self._clock, gate, (self._watch.look, self._origins.look))
-        headroom = FleetHeadroom(self._routing, settings.queue.threshold)
-        self._admission = Admission(self._clock, headroom, settings.queue)
+        self._admission = Admission(self._routing, settings.queue)
         self._recent = RecentPrompts()
         self._kept = KeptPrompts(text.decode) if settings.control.keep_text else None
         serving = self._serving_of(text, instance, tuple(policies.modes))

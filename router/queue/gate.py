@@ -1,4 +1,4 @@
-"""Runs the queue (`waiting.py`) with the router's clock and callbacks.
+"""Runs the queue (`waiting.py`) with the router's clock, the headroom of its fleet, and callbacks.
 
     admits  whether the request goes on at once: there is headroom, and no request waits for it
     wait    for a request that does not: its callback is called once, later, from `poke` or `run`, with the refusal or
@@ -21,7 +21,6 @@ from collections.abc import Iterator
 import structlog
 
 from kv_protocol.decided import RouteRequest
-from kv_runtime.clock import Clock
 from kv_runtime.supervise import until
 from router.decision.eligibility import NoEligibleWorker, WorkerNotNamed, is_below
 from router.decision.policy import Policy
@@ -37,11 +36,79 @@ LOOK_S = 0.05
 """Largest delay of a timeout, and longest time for which free capacity stays unnoticed."""
 
 
-class FleetHeadroom:
-    """The headroom of the workers behind a `Routing`; unlimited if no threshold is set."""
+class Admission:
+    """Admits, queues and refuses requests."""
 
-    def __init__(self, routing: Routing, threshold: float | None) -> None:
-        self._routing, self._threshold = routing, threshold
+    def __init__(self, routing: Routing, limits: QueueSection) -> None:
+        """Without `limits.threshold` headroom is unlimited, unless the policy's `unmet` is `queue`."""
+        self._routing, self._clock, self._threshold = routing, routing.clock, limits.threshold
+        self.queue = RequestQueue(limits)
+        self.waiting = self.queue.waiting
+        """The requests that wait; while there are none, `poke` does nothing."""
+        self._has_waiting = asyncio.Event()
+        self._is_poked = self._is_admitting = self._is_stopped = False
+
+    def admits(self, request: RouteRequest) -> bool:
+        """Return whether the request goes on at once; else it is to `wait`."""
+        return not self.queue.is_waited_for(request) and self.has_headroom(request)
+
+    def wait(self, request: RouteRequest, told: Told) -> Place | None:
+        """Return the place of a waiting request; None if `told` was called already."""
+        is_first = not self.queue.is_waited_for(request)
+        placed = self.queue.offer(request, self.uncached_tokens(request), self._clock.now(), told)
+        if isinstance(placed, Refusal):
+            told(placed)
+            return None
+        self._has_waiting.set()
+        if self._is_stopped:
+            self._refuse(self.queue.stop(self._clock.now()))
+        elif not is_first:
+            self.poke()
+        return placed if placed.arrival in self.waiting else None
+
+    def cancel(self, place: Place) -> None:
+        """The client left: the callback is not called any more. No effect after it, or a second time."""
+        self.queue.cancel(place)
+
+    def poke(self) -> None:
+        """Admit all waiting requests that fit now; within a callback, after it has returned."""
+        if not self.waiting:
+            return
+        self._is_poked = True
+        if self._is_admitting:
+            return
+        self._is_admitting = True
+        try:
+            while self._is_poked and self.waiting:
+                self._is_poked = False
+                for model in self.queue.models():
+                    while place := self.queue.take(model, self.has_headroom, self._clock.now()):
+                        place.told(None)
+        finally:
+            self._is_admitting = False
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Check the queue periodically until `stop` is set; then refuse waiting and later requests."""
+        while not stop.is_set():
+            await until(stop, self._has_waiting.wait())
+            self._has_waiting.clear()
+            while self.waiting and not stop.is_set():
+                await self._clock.wait(stop, LOOK_S)
+                self.look()
+        self._is_stopped = True
+        self._refuse(self.queue.stop(self._clock.now()))
+
+    def look(self) -> None:
+        """Refuse requests that waited too long, and admit those that fit."""
+        if self.waiting:
+            self._refuse(self.queue.tick(self._clock.now()))
+            self.poke()
+
+    def _refuse(self, dismissed: Iterator[tuple[Place, Refusal]]) -> None:
+        for place, why in dismissed:
+            place.told(why)
+
+    # ---------------------------------------------------------------- the fleet's room
 
     def is_bounded(self, policy: Policy) -> bool:
         """Return whether a threshold is set, or requests wait for a rank that meets their targets."""
@@ -78,76 +145,3 @@ class FleetHeadroom:
         except Exception:  # noqa: BLE001 - a user's mode may raise anything; the decision reports it
             _log.exception("mode_failed", mode=self._routing.policy.mode)
             return None
-
-
-class Admission:
-    """Admits, queues and refuses requests."""
-
-    def __init__(self, clock: Clock, headroom: FleetHeadroom, limits: QueueSection) -> None:
-        self._clock, self._headroom = clock, headroom
-        self.queue = RequestQueue(limits)
-        self.is_bounded = headroom.is_bounded
-        self.waiting = self.queue.waiting
-        """The requests that wait; while there are none, `poke` does nothing."""
-        self._has_waiting = asyncio.Event()
-        self._is_poked = self._is_admitting = self._is_stopped = False
-
-    def admits(self, request: RouteRequest) -> bool:
-        """Return whether the request goes on at once; else it is to `wait`."""
-        return not self.queue.is_waited_for(request) and self._headroom.has_headroom(request)
-
-    def wait(self, request: RouteRequest, told: Told) -> Place | None:
-        """Return the place of a waiting request; None if `told` was called already."""
-        is_first = not self.queue.is_waited_for(request)
-        placed = self.queue.offer(request, self._headroom.uncached_tokens(request), self._clock.now(), told)
-        if isinstance(placed, Refusal):
-            told(placed)
-            return None
-        self._has_waiting.set()
-        if self._is_stopped:
-            self._refuse(self.queue.stop(self._clock.now()))
-        elif not is_first:
-            self.poke()
-        return placed if placed.arrival in self.waiting else None
-
-    def cancel(self, place: Place) -> None:
-        """The client left: the callback is not called any more. No effect after it, or a second time."""
-        self.queue.cancel(place)
-
-    def poke(self) -> None:
-        """Admit all waiting requests that fit now; within a callback, after it has returned."""
-        if not self.waiting:
-            return
-        self._is_poked = True
-        if self._is_admitting:
-            return
-        self._is_admitting = True
-        try:
-            while self._is_poked and self.waiting:
-                self._is_poked = False
-                for model in self.queue.models():
-                    while place := self.queue.take(model, self._headroom.has_headroom, self._clock.now()):
-                        place.told(None)
-        finally:
-            self._is_admitting = False
-
-    async def run(self, stop: asyncio.Event) -> None:
-        """Check the queue periodically until `stop` is set; then refuse waiting and later requests."""
-        while not stop.is_set():
-            await until(stop, self._has_waiting.wait())
-            self._has_waiting.clear()
-            while self.waiting and not stop.is_set():
-                await self._clock.wait(stop, LOOK_S)
-                self.look()
-        self._is_stopped = True
-        self._refuse(self.queue.stop(self._clock.now()))
-
-    def look(self) -> None:
-        """Refuse requests that waited too long, and admit those that fit."""
-        if self.waiting:
-            self._refuse(self.queue.tick(self._clock.now()))
-            self.poke()
-
-    def _refuse(self, dismissed: Iterator[tuple[Place, Refusal]]) -> None:
-        for place, why in dismissed:
-            place.told(why)

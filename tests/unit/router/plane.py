@@ -27,7 +27,7 @@ from router.http.plane import HttpPlane
 from router.metrics import RequestMetrics
 from router.prompt.prompts import ModelPrompts
 from router.queue.config import QueueSection
-from router.queue.gate import Admission, FleetHeadroom
+from router.queue.gate import Admission
 from router.queue.tenants import TenantNames
 from router.request.endpoints import endpoints
 from router.request.serving import Serving
@@ -92,8 +92,7 @@ class Plane:
         )
         self.registry = new_registry()
         number = itertools.count(1)
-        room = FleetHeadroom(self.routing, settings.queue.threshold)
-        self.admission = Admission(self.clock, room, settings.queue)
+        self.admission = Admission(self.routing, settings.queue)
         self.prompts = ModelPrompts(TEXT)
         self.serving = Serving(
             self.routing,

@@ -2,7 +2,8 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -10,21 +11,19 @@ from kv_protocol.decided import RouteRequest
 from router.decision.policy import Policy
 from router.http.refusals import Refusal
 from router.queue.config import QueueSection
-from router.queue.gate import LOOK_S, Admission, FleetHeadroom
+from router.queue.gate import LOOK_S, Admission
 from router.queue.waiting import Place
 from tests.support.manual_clock import ManualClock
 from tests.unit.router.samples import registered, route
 from tests.unit.router.test_routing import Bench
 
 
-class Seats(FleetHeadroom):
-    """A fleet with room for so many requests: the verified fake of `FleetHeadroom`."""
+class Seats(Admission):
+    """Admission to a fleet with room for so many requests."""
 
-    def __init__(self, free: int) -> None:
+    def __init__(self, free: int, clock: ManualClock, limits: QueueSection) -> None:
+        super().__init__(cast("Any", SimpleNamespace(clock=clock)), limits)
         self.free = free
-
-    def is_bounded(self, _: Policy) -> bool:
-        return True
 
     def has_headroom(self, _: RouteRequest) -> bool:
         return self.free > 0
@@ -44,11 +43,11 @@ def asked(
 
 
 class Door:
-    """An admission, the seats behind it, and the outcome of each request."""
+    """An admission to some seats, and the outcome of each request."""
 
     def __init__(self, free: int, **limits: Any) -> None:
-        self.seats, self.clock = Seats(free), ManualClock()
-        self.admission = Admission(self.clock, self.seats, QueueSection(**limits))
+        self.clock = ManualClock()
+        self.admission = self.seats = Seats(free, self.clock, QueueSection(**limits))
         self.admitted: list[str] = []
         self.refused: dict[str, Refusal] = {}
 
@@ -196,10 +195,10 @@ async def test_waiting_and_later_requests_are_refused_when_the_router_stops() ->
 # ---------------------------------------------------------------- the fleet's room
 
 
-def fleet(*, holds: int = 0, threshold: float | None = 1.0, **policy: Any) -> tuple[Bench, FleetHeadroom]:
+def fleet(*, holds: int = 0, threshold: float | None = 1.0, **policy: Any) -> tuple[Bench, Admission]:
     workers = [registered(name, max_num_batched_tokens=64) for name in ("w0", "w1")]
     bench = Bench(*workers, holds=holds, policy=Policy(**policy))
-    return bench, FleetHeadroom(bench.routing, threshold)
+    return bench, Admission(bench.routing, QueueSection(threshold=threshold))
 
 
 def give(bench: Bench, *workers: str, isl_tokens: int = 65) -> None:
@@ -244,10 +243,9 @@ def test_a_request_without_an_eligible_rank_has_headroom_and_no_cached_tokens() 
 
 
 def test_a_request_that_waited_is_placed_by_the_load_at_its_admission() -> None:
-    bench, room = fleet()
+    bench, admission = fleet()
     give(bench, "w0")
     running = bench.take(route(65, decision_id="r", pinned_worker="w1"))
-    admission = Admission(bench.clock, room, QueueSection())
     winners: list[str] = []
 
     def admitted() -> None:
