@@ -175,17 +175,6 @@ class ModelQueue:
         return found
 
 
-class _Sum(msgspec.Struct):
-    """Waiting requests and tokens of one tenant, or of all."""
-
-    requests: int = 0
-    tokens: int = 0
-
-    def add(self, requests: int, tokens: int) -> None:
-        self.requests += requests
-        self.tokens += tokens
-
-
 class _Rate:
     """Recent rate of admitted tokens per second."""
 
@@ -214,12 +203,15 @@ class RequestQueue:
         self.waiting: dict[int, Place] = {}
         """By arrival, and in this order, in which they time out."""
         self._arrivals = 0
-        self._all, self._tenants = _Sum(), dict[str, _Sum]()
+        self.tokens = 0
+        """Uncached tokens of the requests that wait."""
+        self._requests_of, self._tokens_of = Counter[str](), Counter[str]()
+        """Waiting requests, and their tokens, by tenant."""
         self._kinds = Counter[tuple[str, Placing]]()
         self._rate = _Rate()
 
     def __len__(self) -> int:
-        return self._all.requests
+        return len(self.waiting)
 
     def models(self) -> tuple[str, ...]:
         """Return the models with waiting requests."""
@@ -237,14 +229,13 @@ class RequestQueue:
         `uncached_tokens`: its prompt without the longest prefix that a rank holds.
         """
         limits, tenant, cost_tokens = self._limits, request.tenant, max(1, uncached_tokens)
-        if tenant not in self._tenants and len(self._tenants) >= limits.tenants_max:
+        if tenant not in self._requests_of and len(self._requests_of) >= limits.tenants_max:
             tenant = OTHERS
-        own = self._tenants.get(tenant, _Sum())
-        if 0 < limits.tenant_requests_max <= own.requests:
-            return self._refusal("tenant_full", own, cost_tokens, now_s)
-        total = self._all
-        if total.requests >= limits.requests_max or (total.requests and total.tokens + cost_tokens > limits.tokens_max):
-            return self._refusal("queue_full", total, cost_tokens, now_s)
+        if 0 < limits.tenant_requests_max <= self._requests_of[tenant]:
+            return self._refusal("tenant_full", tenant, cost_tokens, now_s)
+        count = len(self.waiting)
+        if count >= limits.requests_max or (count and self.tokens + cost_tokens > limits.tokens_max):
+            return self._refusal("queue_full", tenant, cost_tokens, now_s)
         self._arrivals += 1
         placing = placing_of(request)
         place = Place(
@@ -259,8 +250,7 @@ class RequestQueue:
         self._models.setdefault(request.model, ModelQueue(limits)).add(place)
         self._kinds[request.model, placing] += 1
         self.waiting[place.arrival] = place
-        for each in (total, self._tenants.setdefault(tenant, own)):
-            each.add(1, cost_tokens)
+        self._count(place, 1)
         return place
 
     # ---------------------------------------------------------------- out
@@ -305,7 +295,7 @@ class RequestQueue:
             yield self._dismissed(next(iter(self.waiting.values())), "stopping", now_s)
 
     def _dismissed(self, place: Place, reason: RefusalReason, now_s: float) -> tuple[Place, Refusal]:
-        refusal = self._refusal(reason, self._all, place.cost_tokens, now_s)
+        refusal = self._refusal(reason, place.tenant, place.cost_tokens, now_s)
         self._remove(place)
         return place, refusal
 
@@ -318,18 +308,26 @@ class RequestQueue:
             del self._kinds[model, place.placing]
         if not self._models[model].tenants:
             del self._models[model]
-        for total in (self._all, self._tenants[place.tenant]):
-            total.add(-1, -place.cost_tokens)
-        if not self._tenants[place.tenant].requests:
-            del self._tenants[place.tenant]
+        self._count(place, -1)
+        if not self._requests_of[place.tenant]:
+            del self._requests_of[place.tenant], self._tokens_of[place.tenant]
+
+    def _count(self, place: Place, requests: int) -> None:
+        """Count a request that comes (1) or goes (-1)."""
+        tokens = requests * place.cost_tokens
+        self.tokens += tokens
+        self._requests_of[place.tenant] += requests
+        self._tokens_of[place.tenant] += tokens
 
     # ---------------------------------------------------------------- what is said
 
-    def _refusal(self, reason: RefusalReason, total: _Sum, tokens: int, now_s: float) -> Refusal:
-        """Return the refusal of a request of `tokens`; `total` waits, of its tenant or of all, and fills the queue."""
-        limits = self._limits
-        found = f"{total.requests} requests with {total.tokens} tokens wait, and {tokens} tokens came"
-        again_s = self._rate.seconds_for(total.tokens, now_s, min(_RATE_RETRY_S_MAX, limits.wait_s))
+    def _refusal(self, reason: RefusalReason, tenant: str, tokens: int, now_s: float) -> Refusal:
+        """Return the refusal of a tenant's request of `tokens`."""
+        limits, count, waiting_tokens = self._limits, len(self.waiting), self.tokens
+        if reason == "tenant_full":
+            count, waiting_tokens = self._requests_of[tenant], self._tokens_of[tenant]
+        found = f"{count} requests with {waiting_tokens} tokens wait, and {tokens} tokens came"
+        again_s = self._rate.seconds_for(waiting_tokens, now_s, min(_RATE_RETRY_S_MAX, limits.wait_s))
         match reason:
             case "tenant_full":
                 allowed = f"{limits.tenant_requests_max} requests of one tenant"
@@ -343,8 +341,3 @@ class RequestQueue:
             case "stopping":
                 message = "the router stops; the request had not begun"
         return Refusal(503, message, "server_error", code=reason, retry_after_s=again_s, outcome="failed")
-
-    @property
-    def tokens(self) -> int:
-        """Uncached tokens of the requests that wait."""
-        return self._all.tokens
