@@ -193,7 +193,7 @@ class ChatInbound(Inbound, frozen=True, kw_only=True):
 
 
 class CompletionInbound(Inbound, frozen=True, kw_only=True):
-    """`POST /v1/completions`. `prompt` is a text, its token ids, or several of either (`prompts.py`)."""
+    """`POST /v1/completions`. `prompt` is a text, its token ids, or several of either (`parts.py`)."""
 
     prompt: msgspec.Raw = ABSENT
 

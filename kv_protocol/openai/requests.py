@@ -131,7 +131,7 @@ class ChatRequest(_Request, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class CompletionRequest(_Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`POST /v1/completions`. `prompt` is a text, its token ids, or a list of either (`prompts.py`)."""
+    """`POST /v1/completions`. `prompt` is a text, its token ids, or a list of either (`parts.py`)."""
 
     prompt: msgspec.Raw
     echo: bool | None = None
@@ -186,7 +186,7 @@ _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _CHECKED_HERE = ("model", "nvext", "kv_prompt_ids", "kv_continue")
 """The router refuses a value of the wrong type for these keys; for other keys the worker decides."""
 _KEY = re.compile(r" - at `\$\.(?P<key>\w+)[^`]*`$")
-"""The end of msgspec's message about a value: its place, of which `key` is the body's key."""
+"""How msgspec's message about a value ends: with the value's place; `key` is the body's key of this place."""
 
 
 def decode_inbound(path: str, body: bytes | bytearray) -> Inbound:

@@ -4,7 +4,7 @@
                        ->  exchange.forward(call, watcher)          a worker's answer, relayed
                                on_head -> None, on_dropped          not passed on: forward again, or answer
                                on_failed(begun=False)               nothing was passed on: forward again, or answer
-                               on_cut -> b"", then forward          the event stream goes on with another call's
+                               on_cut -> b"", then forward          the event stream goes on with events of that call
                                on_failed(begun=True)                over: the client has an error, or was cut off
                                on_end                               over
                        ->  exchange.when_gone = callback            for as long as nothing is forwarded
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from router.http.worker import WorkerConnection
 
 UpstreamStage = Literal["local", "connect", "first_byte", "body"]
-"""Where a call failed: "local" is a limit of the router, which says nothing of the worker; the others are its steps."""
+"""Where a call failed: at a limit of the router ("local"), which says nothing of the worker; else the call's step."""
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _COMMENT = b":\n\n"
 _STATUS_LINES = {each.value: f"HTTP/1.1 {each.value} {each.phrase}\r\n".encode("ascii") for each in HTTPStatus}
@@ -199,8 +199,8 @@ class Exchange(msgspec.Struct, eq=False):
     relay: "WorkerConnection | None" = None
     """Of the forwarded call; None: nothing is forwarded."""
     has_begun: bool = False
-    """Whether the client has the beginning of a worker's answer. Where nothing is forwarded any more, it is that of
-    an event stream, which another call or the router continues."""
+    """Whether the client has the beginning of a worker's answer. If nothing is forwarded at the moment, this answer is
+    an event stream, and another call or the router continues it."""
     is_stream: bool = False
     is_mid_event: bool = False
     """Whether the client has only the beginning of an event."""

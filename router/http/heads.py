@@ -93,10 +93,12 @@ RequestReader = built.RequestReader
 """Reads requests. It gets the type `Exchange`, the `Host`s that are served, which may change, the header lines of
 answers, and the most bytes of a body.
 
-    read(data, client, began_s, posts)   reads the request with which `data` begins, behind empty lines. An exchange
-                                         with this client, and what serves it: it is a POST to one of these paths, all
-                                         of it came and nothing else, and nothing is left to check. Else its
-                                         `RequestHead`, or None as it is not complete, and None. It raises `Malformed`
+    read(data, client, began_s, posts)   reads the request with which `data` begins, behind empty lines; returns
+        an exchange with this client, and the value of its path in `posts`: a complete POST to one of these paths, with
+                                         no byte behind it, of which nothing is left to check
+        its `RequestHead`, and None      any other request with a complete head
+        None, and None                   the head is not complete
+                                         It raises `Malformed`
     checks_all                           whether something is left to check of each request
 """
 RequestWriter = built.RequestWriter
@@ -143,7 +145,7 @@ AnswerBody = built.AnswerBody
     take(size)        takes this many bytes, or all that wait
     drop()            drops what waits
     marks             how many marks are in what was taken last; if `mark` is empty, how many events
-    later             of a stream, marks behind the first piece that was taken with one; if it `is_later`, all
+    later             of a stream, the marks that were taken after the first piece with one; if it `is_later`, all
     has_end_mark      whether the end of all that was read has a stream's event `data: [DONE]`
     tail              the end of all that was taken, `TAIL_BYTES` at most
 """

@@ -56,7 +56,7 @@ class HttpPlane:
         not_passed_on: frozenset[bytes] = OURS,
         files: Callable[[], OpenFiles] = open_files,
     ) -> None:
-        """`posts` are what `service` does with a POST to each path, for which it then is not called.
+        """`posts` serve POSTs to their paths in place of `service`.
 
         `sites` checks `Host` and `Origin`; without it, only names of loopback are served.
 

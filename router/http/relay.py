@@ -12,9 +12,9 @@ A response's stream (`call.token_mark`) ends with an error event of its own kind
 
 The complete events of each read of a stream go on as one chunk; the beginning of another event waits. A stream whose
 worker fails behind `[DONE]` is complete. A client of HTTP/1.0 gets bytes until its connection ends. Only the last 4 KB
-of the body are kept, unless the call has a `replay_buffer`. A stream with one that ends without `[DONE]` may be
-resumed, too; so may one in which an attached engine reports its failure, and that event is not passed on. The buffer
-decides what of the others is passed on.
+of the body are kept, unless the call has a `replay_buffer`. With a buffer a stream may also be resumed if it ends
+without `[DONE]`, or if an attached engine reports its failure in it; the client does not get this event. Of all other
+events the buffer says what the client gets.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-// Reads bodies of HTTP/1.1 messages: the grammar, and its sources, are in `router/http/framing.py`. All calls keep the GIL.
+// Reads bodies of HTTP/1.1 messages: the grammar, and its sources, are in `router/http/heads.py`. All calls keep the GIL.
 #include "http.hpp"
 
 #include <algorithm>
