@@ -162,8 +162,9 @@ class AnswerRelay(built.AnswerReceiver):
             self.form = _EVENTS
             exchange.is_stream = True
             self._frame(exchange, b"" if b"cache-control" in head.headers else b"cache-control: no-cache\r\n", CHUNKED)
-            kept = call.replay_buffer
-            body.pass_on(self.is_chunked, call.buffered_bytes_max, kept, () if kept is None else kept.alarms)
+            buffer = call.replay_buffer
+            kept, alarms = (None, ()) if buffer is None else (buffer.kept, buffer.alarms)
+            body.pass_on(self.is_chunked, call.buffered_bytes_max, kept, alarms)
         elif exchange.has_begun:
             self.fail("first_byte", "the answer that was to go on is no event stream")
             return
@@ -238,7 +239,7 @@ class AnswerRelay(built.AnswerReceiver):
                 self.is_told = True
                 self.watcher.on_first_byte()
             if call.replay_buffer is not None:
-                payload = call.replay_buffer.take(payload)
+                payload = call.replay_buffer.add(payload)
         if self.is_chunked:
             if payload:
                 payload = chunk(payload)

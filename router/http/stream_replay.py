@@ -90,49 +90,40 @@ def without_ids(events: bytes) -> bytes:
     return b"null".join(parts)
 
 
-class StreamReplayBuffer(built.KeptEvents):
-    """Keeps the complete events of a stream as the worker sent them, and says what the client gets of them.
+class StreamReplayBuffer(msgspec.Struct, kw_only=True, eq=False):
+    """Keeps the complete events of a stream as the worker sent them, and says what the client gets of them."""
 
-    `events` are those that are kept: at most `bytes_max` bytes; if there are more, none are, and it `is_overfull`.
-    """
-
-    def __init__(
-        self,
-        *,
-        hides_tokens: bool = True,
-        is_engines: bool = False,
-        rewriter: Callable[[bytes], bytes] | None = None,
-        before: Progress | None = None,
-        bytes_max: int = REPLAYED_BYTES_MAX,
-    ) -> None:
-        """`hides_tokens`: the client gets no token comments.
-
-        `is_engines`: the worker is an attached engine that tells ids: an error event (`failure_in`) is its death.
-        `rewriter` makes what the client gets of such an engine's events; None: the client gets them as they are.
-        `before` is how far the stream had come where such an engine continued it.
-        """
-        super().__init__(bytes_max)
-        self.is_engines, self.before = is_engines, before
-        self._hides_tokens, self._rewriter, self._has_begun = hides_tokens, rewriter, False
-        self.later_tokens = 0
-        """Tokens in comments, without those of the first call of `take`."""
+    kept: built.KeptEvents = msgspec.field(default_factory=lambda: built.KeptEvents(REPLAYED_BYTES_MAX))
+    """Its `events` are at most as many bytes as it was made for; if there are more it keeps none, and `is_overfull`."""
+    hides_tokens: bool = True
+    """Whether the client gets no token comments."""
+    is_engines: bool = False
+    """The worker is an attached engine that tells ids: an error event (`failure_in`) is its death."""
+    rewriter: Callable[[bytes], bytes] | None = None
+    """Makes what the client gets of such an engine's events; None: the client gets them as they are."""
+    before: Progress | None = None
+    """How far the stream had come where such an engine continued it."""
+    has_begun: bool = False
+    """Whether the client has the first events."""
+    later_tokens: int = 0
+    """Tokens in comments, without those of the first call of `add`."""
 
     @property
     def alarms(self) -> tuple[bytes, ...]:
-        """Texts of the events that `take` must see, and others need not; an empty text is in all."""
-        if self._rewriter is not None:
+        """Texts of the events that `add` must see; others need only be kept. An empty text is in all events."""
+        if self.rewriter is not None:
             return (b"",)
         return (COMMENT, FAILURE) if self.is_engines else (COMMENT,)
 
-    def take(self, events: bytes) -> bytes:
+    def add(self, events: bytes) -> bytes:
         """Keep the next events, or a long one's beginning; return what the client gets of them."""
-        is_first, self._has_begun = not self._has_begun, True
-        self.add(events)
-        if self._rewriter is not None:
-            return self._rewriter(events)
+        is_first, self.has_begun = not self.has_begun, True
+        self.kept.add(events)
+        if self.rewriter is not None:
+            return self.rewriter(events)
         if COMMENT not in events:
             return events
         shown, tokens = without_tokens(events)
         if not is_first:
             self.later_tokens += tokens
-        return shown if self._hides_tokens else events
+        return shown if self.hides_tokens else events

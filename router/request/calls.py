@@ -123,7 +123,8 @@ class Calls(Destination[RankAttempt]):
     def _with_ids(self, request: Request[RankAttempt], verdict: Verdict, headers: bytes) -> OutboundCall:
         """Return the call to an attached engine that tells its stream's token ids, or resumes a stream."""
         inbound, text, registration = request.inbound, request.body.text, verdict.registration
-        path, sent = inbound.path, asking(text)
+        path = inbound.path
+        sent: tuple[Bytes | memoryview, ...] = asking(text)
         if request.progress is not None:
             path = COMPLETIONS
             sent, replay_buffer = self._resumed(registration, request, request.progress)

@@ -412,9 +412,9 @@ class Request(CallbackCoroutine, Generic[A]):
     def _progress_of(self, attempt: A) -> Progress | None:
         """Return how far the answer has come; None if another worker cannot continue it."""
         buffer = self.replay_buffer
-        if buffer is None or buffer.is_overfull:
+        if buffer is None or buffer.kept.is_overfull:
             return None
-        return progress_of(buffer.events, buffer.before or self.progress) if attempt.has_begun else self.progress
+        return progress_of(buffer.kept.events, buffer.before or self.progress) if attempt.has_begun else self.progress
 
     def on_gone(self, later_events: int) -> None:
         """The client left, and the worker's connection was closed.

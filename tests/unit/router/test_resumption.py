@@ -78,7 +78,7 @@ def resumed(path: str, body: dict[str, Any], progress: Progress) -> tuple[bytes,
     sent = resumed_body(msgspec.json.encode(body), inbound, before, max_seq_len=MODEL_LEN)
     events = list(stream_events(COMPLETIONS, msgspec.json.decode(sent), name="cmpl-2", created=9))
     buffer = StreamReplayBuffer(rewriter=EventRewriter(inbound, before, point.held), before=before)
-    return b"".join(buffer.take(each) for each in events), b"".join(events), before
+    return b"".join(buffer.add(each) for each in events), b"".join(events), before
 
 
 # ------------------------------------------------------------------------------------------------- what clients get
@@ -88,8 +88,8 @@ def test_a_client_gets_what_the_engine_sends_to_those_who_ask_for_no_ids(shape: 
     buffer = StreamReplayBuffer(rewriter=without_ids)
     with_ids, without = asked(path, body), list(stream_events(path, body))
     assert b"".join(with_ids) != b"".join(without)
-    assert [buffer.take(each) for each in with_ids] == without
-    assert buffer.events == b"".join(with_ids)
+    assert [buffer.add(each) for each in with_ids] == without
+    assert buffer.kept.events == b"".join(with_ids)
 
 
 def test_events_that_are_sent_only_for_their_ids_are_left_out() -> None:
@@ -109,7 +109,7 @@ def test_text_that_looks_like_ids_is_kept() -> None:
 def test_a_client_that_asked_itself_keeps_the_ids() -> None:
     path, body = SHAPES["chat"]
     events = list(stream_events(path, body | {"return_token_ids": True}))
-    assert [StreamReplayBuffer().take(each) for each in events] == events
+    assert [StreamReplayBuffer().add(each) for each in events] == events
 
 
 # ------------------------------------------------------------------------------------------------- the continuation

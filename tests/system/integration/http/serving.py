@@ -16,6 +16,7 @@ from router.http.limits import HttpLimits
 from router.http.plane import HttpPlane
 from router.http.sites import Sites
 from router.http.stream_replay import StreamReplayBuffer
+from router.native import built
 from tests.system.integration.broker import WAIT_S
 from tests.unit.router.upstream import Exchange as UpstreamExchange
 from tests.unit.router.upstream import Script, Upstream, completion
@@ -143,7 +144,7 @@ class Http:
         headers = b"content-type: application/json\r\n"
         kept = None
         if self.kept_bytes is not None:
-            kept = StreamReplayBuffer(is_engines=self.is_engines, bytes_max=self.kept_bytes)
+            kept = StreamReplayBuffer(kept=built.KeptEvents(self.kept_bytes), is_engines=self.is_engines)
             self.kept.append(kept)
         limits = CallLimits(*self.timeouts)
         call = OutboundCall(self.worker, exchange.path, headers, (exchange.body,), limits, kept, self.is_once)

@@ -59,7 +59,7 @@ async def test_a_stream_goes_on_with_the_next_call_and_shows_nothing_of_it() -> 
     async with with_worker(script) as (http, _):
         assert await asked(http, [b"", b""]) == ONE + TWO + THREE + DONE
         assert [watcher.heard[-1].split(":")[0] for watcher in http.watchers] == ["cut body", "cut body", "end"]
-        assert [kept.events for kept in http.kept[:2]] == [ONE, TWO]
+        assert [kept.kept.events for kept in http.kept[:2]] == [ONE, TWO]
 
 
 async def test_a_stream_of_a_client_of_http_1_0_goes_on_too() -> None:
@@ -146,7 +146,7 @@ async def test_a_stream_in_which_an_attached_engine_reports_its_death_goes_on(
         http.is_engines, http.kept_bytes, http.at_cut = True, KEPT, [b""]
         assert (await http.ask(post().replace(b"HTTP/1.1", version))).body == ONE + TWO + DONE
         assert http.watchers[0].heard[-1] == "cut body: an error event, code 500: EngineCore died"
-        assert http.kept[0].events == ONE
+        assert http.kept[0].kept.events == ONE
 
 
 async def test_an_engine_that_reports_its_death_first_of_all_is_one_that_did_not_answer() -> None:
@@ -195,7 +195,7 @@ async def test_of_a_stream_that_is_too_long_nothing_is_kept() -> None:
         http.kept_bytes = len(ONE)
         assert (await http.ask(post())).body.startswith(ONE + TWO)
         (kept,) = http.kept
-        assert (kept.is_overfull, kept.events) == (True, b"")
+        assert (kept.kept.is_overfull, kept.kept.events) == (True, b"")
 
 
 @pytest.mark.parametrize("bytes_at_a_time", [1, 7, 1000])
@@ -213,7 +213,7 @@ async def test_token_comments_are_kept_and_do_not_reach_the_client(version: byte
         http.kept_bytes = KEPT
         assert (await http.ask(post().replace(b"HTTP/1.1", version))).body == ONE + TWO + THREE + DONE
         (kept,) = http.kept
-        assert kept.events.startswith(events[0])
+        assert kept.kept.events.startswith(events[0])
 
 
 @pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n"])

@@ -6,7 +6,7 @@ from time import monotonic
 import uvloop
 
 from kv_runtime.supervise import TaskSet
-from router.http.exchange import BufferedResponse, CallLimits, OutboundCall, ResponseHandler, UpstreamStage
+from router.http.exchange import BufferedResponse, CallLimits, OutboundCall, UpstreamStage
 from router.http.heads import Headers
 from router.http.limits import HttpLimits
 from router.http.timeout_sweeper import TimeoutSweeper, Watched
@@ -28,8 +28,8 @@ class BusySweeper(TimeoutSweeper):
         return super().add(watched)
 
 
-class Handler(ResponseHandler):
-    """A handler of one call, which is answered."""
+class Handler:
+    """A handler of one call."""
 
     def __init__(self) -> None:
         self.over = asyncio.Event()
@@ -47,8 +47,16 @@ class Handler(ResponseHandler):
         """It did not."""
         raise AssertionError(stage, reason, begun)
 
+    def on_dropped(self) -> None:
+        """Not called: any answer is taken."""
+
     def on_cut(self, stage: UpstreamStage, reason: str) -> bytes | None:
         """Not called: the answer is no stream."""
+
+    on_first_byte = on_bytes = on_dropped
+
+    def on_gone(self, later_events: int) -> None:
+        """Not called: there is no client that leaves."""
 
     def lost(self, quiet_s: float, begun: bool) -> str:  # noqa: ARG002
         """Return nothing: the worker is there."""

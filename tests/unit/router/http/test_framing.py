@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from kv_protocol.continuation import token_comment, without_tokens
 from router.http.heads import CHUNKED, TAIL_BYTES, UNTIL_CLOSE, AnswerBody, BodyReader, Malformed
 from router.http.stream_replay import StreamReplayBuffer
+from router.native import built
 
 TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=9)
 TEXT = st.one_of(st.text(max_size=20), st.sampled_from([": tokens AAAA", "\n: tokens AAAA\n", "data: [DONE]"]))
@@ -37,18 +38,18 @@ def test_events_lose_their_comments_and_nothing_else(events: list[tuple[list[int
 def test_all_is_kept_and_the_client_gets_what_it_wants(events: list[tuple[list[int], str]], hides_tokens: bool) -> None:
     kept, got = StreamReplayBuffer(hides_tokens=hides_tokens), b""
     for whole, bare in parts(events):
-        shown = kept.take(whole)
+        shown = kept.add(whole)
         got += shown
         assert shown == (bare if hides_tokens else whole)
-    assert kept.events == b"".join(whole for whole, _ in parts(events))
+    assert kept.kept.events == b"".join(whole for whole, _ in parts(events))
     assert kept.later_tokens == sum(len(tokens) for tokens, _ in events[1:])
 
 
 @pytest.mark.parametrize("bytes_max", [0, 60])
 def test_of_a_stream_that_is_too_long_comments_are_hidden_and_counted_on(bytes_max: int) -> None:
-    kept, event = StreamReplayBuffer(bytes_max=bytes_max), token_comment([1, 2]) + said("ab")
-    assert [kept.take(event) for _ in range(4)] == [said("ab")] * 4
-    assert (kept.is_overfull, kept.events, kept.later_tokens) == (True, b"", 6)
+    kept, event = StreamReplayBuffer(kept=built.KeptEvents(bytes_max)), token_comment([1, 2]) + said("ab")
+    assert [kept.add(event) for _ in range(4)] == [said("ab")] * 4
+    assert (kept.kept.is_overfull, kept.kept.events, kept.later_tokens) == (True, b"", 6)
 
 
 BODY = b'5\r\nhello\r\n6;x="y"\r\n world\r\n1  \r\n!\r\n00\r\nx: y\r\n\r\n'
@@ -202,9 +203,9 @@ def test_the_tail_is_the_end_of_what_was_taken(sizes: list[int]) -> None:
 
 def flowing(
     pending_max: int = 100, alarms: tuple[bytes, ...] = (), *, chunks: bool = True
-) -> tuple[AnswerBody, StreamReplayBuffer]:
+) -> tuple[AnswerBody, built.KeptEvents]:
     """Return a stream that flows behind its first byte, and what keeps its events."""
-    body, kept = AnswerBody(CHUNKED, b""), StreamReplayBuffer(bytes_max=20)
+    body, kept = AnswerBody(CHUNKED, b""), built.KeptEvents(20)
     body.pass_on(chunks, pending_max, kept, alarms)
     body.flows = True
     assert (body.feed(b"1\r\n:\r\n"), body.take(1)) == (None, b":")
