@@ -53,7 +53,8 @@ class FleetRecords(Destination[RankAttempt]):
         """`log_ratio` is the share of requests that the request log gets."""
         self.routing, self._admission, self.metrics = routing, admission, metrics
         self._breakers, self._log_ratio = routing.state.breakers, log_ratio
-        self._worker_log, self._request_log = (RateLimitedLog(each, routing.clock) for each in (_log, _requests))
+        self._worker_log = RateLimitedLog(_log, routing.clock)
+        self._request_log = RateLimitedLog(_requests, routing.clock)
 
     def unserved(self, request: "FleetRequest", exclusions: tuple[Exclusion, ...]) -> None:
         """The request is refused because no worker is eligible."""
