@@ -80,10 +80,6 @@ _log = structlog.get_logger("router")
 DEFAULT_LIMITS = PromptLimits()
 
 
-class _TakesLong(Exception):
-    """A thread is to make the prompt."""
-
-
 class ModelPrompts:
     """Prompts of one model's requests."""
 
@@ -116,46 +112,23 @@ class ModelPrompts:
         self.images_seen = self.images_unseen = 0
 
     def prompt(
-        self,
-        body: Body,
-        inbound: Inbound,
-        hashing: Hashing,
-        lora: str = "",
-        images: ImageRule | None = None,
-        *,
-        is_aside: bool = False,
+        self, body: Body, inbound: Inbound, hashing: Hashing, lora: str = "", images: ImageRule | None = None
     ) -> "EncodedPrompt | asyncio.Future[EncodedPrompt]":
         """Return the prompt as the workers of the adapter `lora` (empty: base model) will see it, or its future.
 
         `images` is what those workers say that images become; None: they do not say. A cancelled future ends its work,
-        unless that has begun. Beside the loop, in a thread (`is_aside`), a prompt is made however long it takes.
+        unless that has begun.
 
         Raises (also the future):
             RequestInvalid: `nvext.token_data` is no list of ids.
             EncodersBusy: too much text waits to be encoded.
         """
-        seed = hash_seed(lora, inbound.salt)
-        try:
-            if not is_aside and len(body.text) > _READ_BYTES_MAX:
-                raise _TakesLong  # noqa: TRY301 - as what is called below does
-            if (made := self._not_a_chat(body, inbound, hashing, seed, is_aside=is_aside)) is not None:
-                return made
-            messages, options = inbound.read_messages(), inbound.read_options()
-            if not is_aside and len(messages) > _FEW_MESSAGES:
-                raise _TakesLong  # noqa: TRY301
-            try:
-                return self._of_tokens(self._pack_chat(messages, **options), "messages", hashing, seed)
-            except HasImages:
-                if is_aside:
-                    return self._with_images(body, messages, options, hashing, seed, images)
-                raise _TakesLong from None
-        except _TakesLong:
-            work: Callable[[], Any] = partial(self.prompt, body, inbound, hashing, lora, images, is_aside=True)
-            return self.pool.submit(work, len(body.text))
-        except (RequestInvalid, TextError) as error:
-            if error.field.startswith(_TOKEN_DATA):
-                raise
-            return self._not_rendered(inbound, hashing, seed, error.field)
+        asked = body, inbound, hashing, hash_seed(lora, inbound.salt), images
+        made = self._made(*asked, is_aside=False)
+        if made is not None:
+            return made
+        work: Callable[[], Any] = partial(self._made, *asked, is_aside=True)
+        return self.pool.submit(work, len(body.text))
 
     def short_chat(self, chat: Inbound, hashing: Hashing, seed: int) -> EncodedPrompt | None:
         """Return the prompt of a short chat without `UNCOMMON_KEYS`.
@@ -172,22 +145,30 @@ class ModelPrompts:
         except (HasImages, TextError, RequestInvalid):
             return None
 
-    def _not_a_chat(
-        self, body: Body, inbound: Inbound, hashing: Hashing, seed: int, *, is_aside: bool
+    def _made(
+        self, body: Body, inbound: Inbound, hashing: Hashing, seed: int, images: ImageRule | None, *, is_aside: bool
     ) -> EncodedPrompt | None:
-        """Return the prompt of ids or of a completion, or one that is not rendered; None: a chat is to be rendered."""
-        if (ids := inbound.token_data()) is not None:
-            return self._of_tokens(ids, _TOKEN_DATA, hashing, seed)
-        is_other = inbound.model in self.other_chats and inbound.endpoint == "chat"
-        if key := inbound.changed_by or (_PARITY if is_other else ""):
-            return self._not_rendered(inbound, hashing, seed, key)
-        is_long = not is_aside and len(body.text) > self._off_loop_bytes
-        if not isinstance(inbound, CompletionInbound):
-            if is_long:
-                raise _TakesLong
-            return None
-        if is_long and bytes(memoryview(inbound.prompt)[:1]) != b"[":
-            raise _TakesLong
+        """Return the prompt, `is_aside`, in a thread, however long it takes; else None if it takes too long."""
+        size_bytes = 0 if is_aside else len(body.text)
+        try:
+            if size_bytes > _READ_BYTES_MAX:
+                return None
+            if (ids := inbound.token_data()) is not None:
+                return self._of_tokens(ids, _TOKEN_DATA, hashing, seed)
+            is_other = inbound.model in self.other_chats and inbound.endpoint == "chat"
+            if key := inbound.changed_by or (_PARITY if is_other else ""):
+                return self._not_rendered(inbound, hashing, seed, key)
+            is_long = size_bytes > self._off_loop_bytes
+            if isinstance(inbound, CompletionInbound):
+                is_text = bytes(memoryview(inbound.prompt)[:1]) != b"["
+                return None if is_long and is_text else self._of_completion(inbound, hashing, seed)
+            return None if is_long else self._of_chat(body, inbound, hashing, seed, images, is_aside=is_aside)
+        except (RequestInvalid, TextError) as error:
+            if error.field.startswith(_TOKEN_DATA):
+                raise
+            return self._not_rendered(inbound, hashing, seed, error.field)
+
+    def _of_completion(self, inbound: CompletionInbound, hashing: Hashing, seed: int) -> EncodedPrompt:
         adds = inbound.add_special_tokens is not False
         prompts = [
             self._text.pack(each, add_special_tokens=adds) if isinstance(each, str) else each
@@ -197,6 +178,18 @@ class ModelPrompts:
         if len(prompts) == 1:
             return first
         return replace(first, tokens=b"", token_count=sum(map(len, prompts)) // TOKEN_BYTES)
+
+    def _of_chat(
+        self, body: Body, inbound: Inbound, hashing: Hashing, seed: int, images: ImageRule | None, *, is_aside: bool
+    ) -> EncodedPrompt | None:
+        """Return the prompt; None: it has many messages, or images, and is not made in a thread."""
+        messages, options = inbound.read_messages(), inbound.read_options()
+        if not is_aside and len(messages) > _FEW_MESSAGES:
+            return None
+        try:
+            return self._of_tokens(self._pack_chat(messages, **options), "messages", hashing, seed)
+        except HasImages:
+            return self._with_images(body, messages, options, hashing, seed, images) if is_aside else None
 
     def _of_tokens(self, tokens: bytes | tuple[str, ...], key: str, hashing: Hashing, seed: int) -> EncodedPrompt:
         """Return the prompt of these tokens; `key` is where the request has it."""

@@ -9,7 +9,7 @@
 
 `gen_ai.*`, `http.*`, `server.*`, `url.*` and `error.type` are names of OpenTelemetry's semantic conventions; what those
 have no name for is `kvrouter.*`. Text of clients is cut (`spans.text`); a model's name is part of a span's name only
-if workers serve it. Times are nanoseconds since 1970, by `perf_counter` from the request's beginning on.
+if workers serve it. Times are nanoseconds of `perf_counter_ns`, and become those since 1970 as the spans are sent.
 
 While tracing is off there is no `Tracer`, and a request has no record. An unsampled request costs its ids and a few
 times: spans are made for what is sent alone.
@@ -81,8 +81,7 @@ class RequestTrace:
 
     def __init__(self, tracer: Tracer, headers: Headers, began_s: float) -> None:
         """`headers` are the client's; `began_s` is when the request began, by `perf_counter`."""
-        self._tracer, self._epoch_ns = tracer, time_ns() - perf_counter_ns()
-        self._began_ns = self._epoch_ns + round(began_s * _NS_PER_S)
+        self._tracer, self._began_ns = tracer, round(began_s * _NS_PER_S)
         given = headers.get(TRACEPARENT)
         parent = self._parent = None if given is None else parsed_trace_parent(given)
         """The caller's span; None: the trace begins here."""
@@ -102,23 +101,20 @@ class RequestTrace:
 
     # ------------------------------------------------------------------------------------------- in a request's order
 
-    def _now_ns(self) -> int:
-        return self._epoch_ns + perf_counter_ns()
-
     def was_in(self, step: StepName, seconds: float) -> None:
         """A step is over that took this time, by another clock perhaps; 0: the request did not need it."""
         if seconds > 0:
-            now_ns = self._now_ns()
+            now_ns = perf_counter_ns()
             self._steps[step] = max(self._began_ns, now_ns - round(seconds * _NS_PER_S)), now_ns
 
     def deciding(self) -> None:
         """A decision begins."""
-        self._turns.append(Turn(self._now_ns()))
+        self._turns.append(Turn(perf_counter_ns()))
 
     def decided(self, verdict: Verdict | None, refused: str = "") -> None:
         """The decision was made; None: no worker was chosen, `refused` says why."""
         turn = self._turns[-1]
-        turn.decided_ns, turn.verdict, turn.refused = self._now_ns(), verdict, refused
+        turn.decided_ns, turn.verdict, turn.refused = perf_counter_ns(), verdict, refused
 
     def calling(self, request: "FleetRequest") -> Headers:
         """A worker is called; return the client's headers with the `traceparent` of the call's span.
@@ -130,7 +126,7 @@ class RequestTrace:
         else:
             turn = self._turns[-1]
             span_id = turn.span_id = _new_span_id()
-            turn.sent_ns = self._now_ns()
+            turn.sent_ns = perf_counter_ns()
         headers = {**request.exchange.headers, TRACEPARENT: trace_parent(self._trace_id, span_id, self._is_sampled)}
         if self._parent is None:  # there was no `traceparent`, or no valid one
             headers.pop(TRACESTATE, None)
@@ -144,12 +140,12 @@ class RequestTrace:
         """The first bytes of the worker's answer came."""
         turn = self._turns[-1]
         if turn.first_token_ns is None:
-            turn.first_token_ns = self._now_ns()
+            turn.first_token_ns = perf_counter_ns()
 
     def attempt_over(self, attempt: RankAttempt, outcome: str) -> None:
         """The worker's part is over, and its lease has ended."""
         turn = self._turns[-1]
-        turn.ended_ns, turn.attempt, turn.outcome = self._now_ns(), attempt, outcome
+        turn.ended_ns, turn.attempt, turn.outcome = perf_counter_ns(), attempt, outcome
         if not attempt.is_streamed and turn.span_id:  # its first bytes say nothing of its first token
             ttft_s = attempt.lease.ttft_s
             first_ns = None if ttft_s is None else min(turn.sent_ns + round(ttft_s * _NS_PER_S), turn.ended_ns)
@@ -177,7 +173,7 @@ class RequestTrace:
                 kind="server",
                 span_id=self._span_id or _new_span_id(),
                 start_ns=self._began_ns,
-                end_ns=self._now_ns(),
+                end_ns=perf_counter_ns(),
                 attributes=attributes,
                 error=error if has_failed else "",
             )
@@ -190,7 +186,8 @@ class RequestTrace:
                 spans.append(_client(turn, before, request.exchange.method))
                 before = turn
         parent_id = 0 if self._parent is None else self._parent.span_id
-        self._tracer.send(TraceData(self._trace_id, parent_id, tuple(spans)))
+        epoch_ns = time_ns() - perf_counter_ns()
+        self._tracer.send(TraceData(self._trace_id, parent_id, tuple(_since_1970(each, epoch_ns) for each in spans)))
         return True
 
     def _attributes(self, request: "FleetRequest", outcome: str, status: int) -> Attributes:
@@ -231,6 +228,11 @@ class RequestTrace:
 def _new_span_id() -> int:
     """Return a random id, not 0."""
     return getrandbits(_SPAN_ID_BITS) or 1
+
+
+def _since_1970(span: SpanData, epoch_ns: int) -> SpanData:
+    events = tuple(SpanEvent(each.name, each.at_ns + epoch_ns) for each in span.events)
+    return span._replace(start_ns=span.start_ns + epoch_ns, end_ns=span.end_ns + epoch_ns, events=events)
 
 
 def _decision(turn: Turn) -> SpanData:
