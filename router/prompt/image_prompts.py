@@ -55,11 +55,6 @@ class KnownPrompt(NamedTuple):
     token_count: int
     images_seen: int
 
-    @property
-    def unknown(self) -> "KnownPrompt":
-        """The same prompt with only its minimum length known."""
-        return KnownPrompt([], [], self.token_count, 0)
-
     def sequence_hashes(self, hashing: Hashing, seed: int) -> bytes:
         """Return the hashes of the full blocks of the tokens, packed; `seed` is that of local hashes."""
         block_size, is_eagle = hashing.block_size, hashing.is_eagle

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 import structlog
 from xxhash import xxh3_64_intdigest
 
-from kv_protocol.decided import RouteRequest
 from kv_protocol.decision import Exclusion
 from kv_protocol.journal import AttemptEnded, AttemptOutcome, OutcomeName
 from kv_protocol.openai.inbound import ChatInbound, CompletionInbound, EmbeddingsInbound
@@ -28,11 +27,12 @@ from kv_protocol.openai.responses import ResponsesInbound
 from kv_runtime.telemetry import RateLimitedLog
 from router.decision.routing import Routing
 from router.http.accounts import Account
+from router.http.exchange import Exchange
 from router.http.refusals import Refusal
 from router.metrics import RequestMetrics
 from router.queue.gate import Admission
 from router.request.destination import CLIENT_FAULT, Destination, RankAttempt
-from router.request.replies import log_names
+from router.request.replies import log_names, refuse
 
 if TYPE_CHECKING:
     from router.request.serving import FleetRequest
@@ -183,8 +183,9 @@ class FleetRecords(Destination[RankAttempt]):
         else:
             self._request_log.warning(event, key=fields.get("reason", ""), **fields)
 
-    def log_refused(self, refusal: Refusal) -> None:
-        """Log that a request was refused without being served."""
+    def refuse(self, exchange: Exchange, refusal: Refusal) -> None:
+        """Log and refuse a request that is not served."""
+        refuse(exchange, refusal)
         fields = _of_refusal(refusal)
         if self._log_ratio >= 1:
             _requests.warning("request_refused", **fields)
@@ -205,14 +206,13 @@ def _charge(request: "FleetRequest", account: Account) -> None:
 
 def _fields(request: "FleetRequest", outcome: str, refusal: Refusal | None, e2e_s: float) -> dict[str, Any]:
     """Return the line's fields; unknown ones are left out."""
-    attempts = request.attempts
-    last = attempts[-1] if attempts else None
-    retries, migrations = request.detours
-    known = {
-        "outcome": outcome,
-        **(_of_route(request.route) if request.is_read else {}),
+    attempts, (retries, migrations) = request.attempts, request.detours
+    known: dict[str, Any] = {"outcome": outcome}
+    if request.is_read:
+        route = request.route
+        known |= {name: getattr(route, name) for name in ("request_id", "decision_id", "model", "tenant", "isl_tokens")}
+    known |= {
         "trace_id": "" if request.trace is None else request.trace.hex_id,
-        **({} if last is None else _of_attempt(last)),
         "ttft_ms": _milliseconds(request.ttft_s),
         "e2e_ms": _milliseconds(e2e_s),
         "mode": request.mode,
@@ -220,35 +220,24 @@ def _fields(request: "FleetRequest", outcome: str, refusal: Refusal | None, e2e_
         "retries": retries,
         "migrations": migrations,
         "body_bytes": len(request.exchange.body),
-        "reason": last.stage if last is not None and last.reason else "",  # of an answer that was cut off
-        **({} if refusal is None else _of_refusal(refusal)),
     }
+    if attempts:
+        last, verdict, answer = attempts[-1], attempts[-1].verdict, attempts[-1].answer
+        known |= {
+            "decision_id": verdict.decision_id,
+            "status": last.status or None,
+            "worker": verdict.winner.worker_id,
+            "rank": verdict.winner.dp_rank,
+            "trust": verdict.trust,
+            "overlap_tokens": verdict.overlap_blocks * verdict.request.block_size,
+            "cached_tokens": answer.cached_tokens,
+            "output_tokens": answer.output_tokens,
+            "itl_ms": _milliseconds(last.lease.itl_s),
+            "reason": last.stage if last.reason else "",  # of an answer that was cut off
+        }
+    if refusal is not None:
+        known |= _of_refusal(refusal)
     return {name: value for name, value in known.items() if value not in (None, "", [])}
-
-
-def _of_route(route: RouteRequest) -> dict[str, Any]:
-    return {
-        "request_id": route.request_id,
-        "decision_id": route.decision_id,
-        "model": route.model,
-        "tenant": route.tenant,
-        "isl_tokens": route.isl_tokens,
-    }
-
-
-def _of_attempt(attempt: RankAttempt) -> dict[str, Any]:
-    verdict, answer = attempt.verdict, attempt.answer
-    return {
-        "decision_id": verdict.decision_id,
-        "status": attempt.status or None,
-        "worker": verdict.winner.worker_id,
-        "rank": verdict.winner.dp_rank,
-        "trust": verdict.trust,
-        "overlap_tokens": verdict.overlap_blocks * verdict.request.block_size,
-        "cached_tokens": answer.cached_tokens,
-        "output_tokens": answer.output_tokens,
-        "itl_ms": _milliseconds(attempt.lease.itl_s),
-    }
 
 
 def _of_refusal(refusal: Refusal) -> dict[str, Any]:

@@ -28,7 +28,6 @@ from router.request.calls import Calls
 from router.request.destination import Gateway, RankAttempt
 from router.request.reading import FleetReader
 from router.request.records import FleetRecords
-from router.request.replies import refuse
 from router.request.request import Request
 from router.request.resumption import CannotResume
 from router.request.tracing import RequestTrace, Tracer
@@ -96,11 +95,6 @@ class Serving(FleetReader, Calls, FleetRecords):
             request.trace = RequestTrace(self._tracer, exchange.headers, exchange.began_s)
         request.run(request.live())
         return request
-
-    def refuse(self, exchange: Exchange, refusal: Refusal) -> None:
-        """Log and refuse a request that is not served."""
-        self.log_refused(refusal)
-        refuse(exchange, refusal)
 
     # ------------------------------------------------------------------------------------------- admission
 
