@@ -241,10 +241,12 @@ class ClientConnection:
             raise Malformed(413, f"body: found {head.body_bytes} bytes, allowed {plane.limits.body_bytes_max}")
         began_s = self._began_s if self._state == _HEAD else perf_counter()
         parts = head.method, head.path, head.query, headers, head.body or b"", began_s, lines
-        exchange = Exchange(self, *parts, account=account)
+        exchange, self.http_1_1 = Exchange(self, *parts, account=account), head.http_1_1
+        if not head.keep_alive:
+            self._end_after(exchange)
         if head.body is not None:
-            return self._complete(exchange, head, head.rest)
-        gathered = self._gathered = GatheredBody(head._replace(rest=b""), exchange, plane)
+            return self._complete(exchange, head.rest)
+        gathered = self._gathered = GatheredBody(head.body_bytes, exchange, plane)
         self._state, self.due_s = _BODY, 0.0
         if head.rest:
             return self._feed_body(gathered, head.rest)
@@ -257,16 +259,15 @@ class ClientConnection:
         if end < 0:
             return None
         gathered.exchange.body = gathered.take()
-        return self._complete(gathered.exchange, gathered.head, data[end:])
+        return self._complete(gathered.exchange, data[end:])
 
-    def _complete(self, exchange: Exchange, head: RequestHead, rest: bytes) -> Exchange | None:
+    def _complete(self, exchange: Exchange, rest: bytes) -> Exchange | None:
         """Return a request that was checked and is complete, and that `rest` follows; None: it is answered here."""
         plane = self._plane
-        self.http_1_1 = head.http_1_1
         self._keep(rest)
-        if not head.keep_alive or plane.draining or (self.half_closed and not rest):
+        if self._keep_alive and (plane.draining or (self.half_closed and not rest)):
             self._end_after(exchange)
-        allowed = plane.sites.preflight(head.method, head.headers)
+        allowed = plane.sites.preflight(exchange.method, exchange.headers)
         if not (plane.is_over or allowed):
             return exchange
         self._exchange, self._state = exchange, _SERVING

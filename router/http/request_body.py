@@ -4,23 +4,22 @@ from typing import TYPE_CHECKING
 
 from kv_protocol.body_limits import SCANNED_BYTES, Bytes
 from router.http.exchange import Exchange
-from router.http.heads import BodyReader, Malformed, RequestHead
+from router.http.heads import BodyReader, Malformed
 
 if TYPE_CHECKING:
     from router.http.plane import HttpPlane
 
 
 class GatheredBody:
-    """A body, and the head that it belongs to. Its bytes count in `plane`'s total of all bodies until `release`."""
+    """A body that is awaited. Its bytes count in `plane`'s total of all bodies until `release`."""
 
-    __slots__ = ("_began_s", "_body", "_counted", "_grew_s", "_plane", "_reader", "_seen", "exchange", "head")
+    __slots__ = ("_began_s", "_body", "_counted", "_grew_s", "_plane", "_reader", "_seen", "exchange")
 
-    def __init__(self, head: RequestHead, exchange: Exchange, plane: "HttpPlane") -> None:
-        """`exchange` is to get the body."""
-        self.head, self.exchange = head, exchange
-        self._plane = plane
+    def __init__(self, body_bytes: int, exchange: Exchange, plane: "HttpPlane") -> None:
+        """`exchange` is to get the body of this length, or `CHUNKED`."""
+        self.exchange, self._plane = exchange, plane
         self._body = bytearray()
-        self._reader = BodyReader(head.body_bytes)
+        self._reader = BodyReader(body_bytes)
         self._counted = 0
         self._began_s = self._grew_s = 0.0
         """Time of the loop's clock; 0 until the first timeout check."""

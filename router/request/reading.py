@@ -151,10 +151,8 @@ class FleetReader(Destination[RankAttempt]):
         self._parsed, self._tokenized = metrics.parsed, metrics.tokenized
         self._prompts, self._tenants = prompts, tenants
         self._disaggregation = settings.disaggregation
-        failures, disaggregation = settings.failures, settings.disaggregation
-        self._whole = first_plan("whole", retry_limit=failures.retry_limit)
-        self._resumable = replace(self._whole, migration_limit=failures.migration_limit)
-        self._splits_prompts, self._accepts_params = disaggregation.enabled, disaggregation.accept_params
+        self._whole = first_plan("whole", retry_limit=settings.failures.retry_limit)
+        self._resumable = replace(self._whole, migration_limit=settings.failures.migration_limit)
         self._encodes_always = settings.tokens.always
         self._plain = built.PlainRequests(PLAIN, UNCOMMON_KEYS, [*WISHING_HEADERS, *tenants.headers])
         self._served: dict[tuple[str, str], _ServedModel] = {}
@@ -283,7 +281,7 @@ class FleetReader(Destination[RankAttempt]):
         if route.endpoint not in DEFAULT_ENDPOINTS:
             return whole
         if inbound.names_phase:
-            phase = requested_phase(bytes(inbound.disaggregated_params), accepted=self._accepts_params)
+            phase = requested_phase(bytes(inbound.disaggregated_params), accepted=self._disaggregation.accept_params)
             return first_plan(phase, retry_limit=whole.retry_limit, fixed=True)
         is_one, is_long = inbound.has_one_choice, route.isl_tokens > _MIGRATED_TOKENS_MAX
         plan = resumable if inbound.stream and is_one and not (is_long or inbound.is_guided) else whole
@@ -291,7 +289,7 @@ class FleetReader(Destination[RankAttempt]):
             return plan
         view = self._state.model_view(route.model, route.block_size, route.hash_scheme, self._now())
         # for one token no KV would be fetched
-        may_split = self._splits_prompts and is_sent_here and is_one and route.max_tokens != 1
+        may_split = self._disaggregation.enabled and is_sent_here and is_one and route.max_tokens != 1
         phase = first_phase(view.roles, may_split=may_split)
         plan = first_plan(phase, retry_limit=plan.retry_limit, migration_limit=plan.migration_limit)
         return self._placed(request, plan) if plan.is_aside and self._disaggregation.conditional != "off" else plan
