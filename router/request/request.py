@@ -84,7 +84,7 @@ class Request(CallbackCoroutine, Generic[A]):
     progress: Progress | None = None
     """How far the answer had come when its last worker failed."""
     replay_buffer: "StreamReplayBuffer | None" = None
-    """Of the present attempt's call."""
+    """Of the present attempt's call; None: no other worker can continue its answer."""
     prefilled_by: "WorkerRank | None" = None
     """Who computed the prompt, if not the worker that answers."""
     _failed: A | None = None
