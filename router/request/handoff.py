@@ -27,7 +27,7 @@ Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/serve/openai_disagg_service.py` (`_ge
 `_need_gen`) and `tensorrt_llm/serve/openai_protocol.py` (`DisaggregatedParams`).
 """
 
-from collections.abc import Callable
+from collections.abc import Container, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -37,7 +37,7 @@ _GOES_ON = frozenset({"length", "not_finished"})
 _PARAMS, _PROMPT_IDS = "disaggregated_params", "prompt_token_ids"
 _LIMITS = ("max_tokens", "max_completion_tokens")
 _PREFILL_PLACE = {"prefill_worker_id": "backend_instance_id", "prefill_dp_rank": "dp_rank"}
-_DECODE_PLACE = ("backend_instance_id", "decode_worker_id", "dp_rank")
+_PLACES = ("backend_instance_id", "decode_worker_id", "dp_rank", *_PREFILL_PLACE)
 
 CONTEXT_AND_GENERATION = b'{"request_type":"context_and_generation"}'
 """`disaggregated_params` of a request whose prompt is computed where it is decoded."""
@@ -64,18 +64,18 @@ class PrefillAnswer(NamedTuple):
 
 def prefill_body(body: bytes | bytearray) -> bytes:
     """Return the prefill request; `body` is a request that was parsed before."""
-    request = _objects.decode(body)
+    request = _read(body, _PLACES, _PREFILL_PLACE)
     for key in ("stream_options", "best_of", "n", *_LIMITS):
         request.pop(key, None)
     overrides: dict[str, Any] = {"stream": False, "max_tokens": 1, _PARAMS: {"request_type": CONTEXT_ONLY}}
     if "min_tokens" in request:
         overrides["min_tokens"] = min(1, msgspec.json.decode(request["min_tokens"]) or 0)
-    return msgspec.json.encode(_with_nvext(request, _prefill_nvext) | overrides)
+    return msgspec.json.encode(request | overrides)
 
 
 def decode_body(body: bytes | bytearray, params: bytes, prompt_ids: bytes = b"") -> bytes:
     """Return the decode request; `params` and `prompt_ids` are those of a `PrefillAnswer`."""
-    request = _with_nvext(_objects.decode(body), _decode_nvext) | {_PARAMS: msgspec.Raw(params)}
+    request = _read(body, _PREFILL_PLACE, {}) | {_PARAMS: msgspec.Raw(params)}
     if prompt_ids:
         request[_PROMPT_IDS] = msgspec.Raw(prompt_ids)
     return msgspec.json.encode(request)
@@ -117,20 +117,14 @@ def as_events(body: bytes, *, include_usage: bool) -> bytes:
     return b"".join(b"data: %b\n\n" % msgspec.json.encode(each) for each in events) + b"data: [DONE]\n\n"
 
 
-def _with_nvext(request: _Object, rewritten: Callable[[_Object], _Object]) -> dict[str, Any]:
-    if "nvext" not in request:
-        return dict(request)
-    extension = msgspec.json.decode(request["nvext"], type=_Object | None)
-    return dict(request) if extension is None else {**request, "nvext": rewritten(extension)}
-
-
-def _prefill_nvext(extension: _Object) -> _Object:
-    placed = {there: extension[key] for key, there in _PREFILL_PLACE.items() if key in extension}
-    return {key: value for key, value in extension.items() if key not in (*_DECODE_PLACE, *_PREFILL_PLACE)} | placed
-
-
-def _decode_nvext(extension: _Object) -> _Object:
-    return {key: value for key, value in extension.items() if key not in _PREFILL_PLACE}
+def _read(body: bytes | bytearray, left_out: Container[str], renamed: Mapping[str, str]) -> dict[str, Any]:
+    """Return the request's keys, those of `nvext` without some, and with others under new names."""
+    request: dict[str, Any] = {**_objects.decode(body)}
+    extension = msgspec.json.decode(request.get("nvext", b"null"), type=_Object | None)
+    if extension is not None:
+        placed = {there: extension[key] for key, there in renamed.items() if key in extension}
+        request["nvext"] = {key: value for key, value in extension.items() if key not in left_out} | placed
+    return request
 
 
 def _start(body: bytes) -> str:
