@@ -116,7 +116,8 @@ class Inbound(Common, frozen=True, kw_only=True):
         return next(filter(self._gives, _CHANGING), "")
 
     def _gives(self, key: str) -> bool:
-        return is_given(getattr(self, key))
+        option = getattr(self, key)
+        return option is not ABSENT and is_given(option)  # most requests have none of these keys
 
     @property
     def ineffective(self) -> tuple[str, ...]:

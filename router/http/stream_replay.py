@@ -8,6 +8,7 @@
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
@@ -93,7 +94,7 @@ def without_ids(events: bytes) -> bytes:
 class StreamReplayBuffer(msgspec.Struct, kw_only=True, eq=False):
     """Keeps the complete events of a stream as the worker sent them, and says what the client gets of them."""
 
-    kept: built.KeptEvents = msgspec.field(default_factory=lambda: built.KeptEvents(REPLAYED_BYTES_MAX))
+    kept: built.KeptEvents = msgspec.field(default_factory=partial(built.KeptEvents, REPLAYED_BYTES_MAX))
     """Its `events` are at most as many bytes as it was made for; if there are more it keeps none, and `is_overfull`."""
     hides_tokens: bool = True
     """Whether the client gets no token comments."""

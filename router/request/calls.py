@@ -100,7 +100,7 @@ class Calls(Destination[RankAttempt]):
             if registration.stream_token_ids and _tells_ids(request, registration, phase):
                 return self._with_ids(request, verdict, headers)
             limits = self._buffered if phase == "prefill" else self._streamed
-            keeps = request.may_resume and _continues(registration)
+            keeps = _continues(registration) and request.may_resume
             replay_buffer = StreamReplayBuffer(hides_tokens=CONTINUABLE_HEADER not in client) if keeps else None
             if request.progress is not None:
                 text = _continuing(text, registration, inbound, request.progress)
