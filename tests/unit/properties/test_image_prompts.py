@@ -195,8 +195,8 @@ def computed(fake: Fake, asked: Asked) -> Computed:
             tokens += [stands_for] * items[-1].length
         else:
             tokens.append(token)
-    told = events.RankEvents(1 << 20, None, None)
-    window = cache.WindowCache(1 << 20, block_size, 1 << 16, told)
+    told = events.RankEvents(1 << 20, 1 << 20, None, None)
+    window = cache.BlockCache(block_size, 1 << 16, told)
     identity = cache.Identity(
         lora_id=1 if asked.lora else None,
         cache_salt=asked.salt or None,
