@@ -10,18 +10,16 @@ a checkpoint   `CheckpointBegan`, `RankStanding`s, `CheckpointPart`s, `Checkpoin
 losses         `Lost` takes the numbers of lost records. `broken_by` counts them until the next checkpoint is taken
 cut            returns the next message
 
-`JournalCheckpoint` copies a state at one moment, `Restoring` restores it from the parts. The core has tables of its own
-(`router/native/core.cpp`); `tables_of` has those of the fleet, the breakers and the policy. Small tables are copied at
-once; the core makes rows of routed blocks when they are read, or before they change. Tables are restored in their
-order: a lease needs its rank and its session. What can be computed from tables is in none: views, columns, chains.
+`JournalCheckpoint` copies a state at one moment, `Restoring` restores it from the parts. The table `fleet` has the
+policy, the fleet and the breakers; all others are the core's (`router/native/core.cpp`), which writes leases and routed
+blocks when they are read. Tables are restored in their order: a lease needs its rank and its session. What can be
+computed from tables is in none: views, columns, chains.
 """
 
 import sys
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
-from types import GenericAlias
 from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
@@ -49,17 +47,8 @@ from router.fleet.registry import FleetTotals, Worker
 from router.fleet.trust import Trust
 from router.native import built
 
-TABLES = (
-    "policy", "turns", "fleet", "workers", "affinity", "bound", "idle", "ledger", "ranks", "leases", "approximate",
-    "stretches", "breaker_totals", "breakers", "newcomers", "rates", "model_rates", "rank_rates",
-)  # fmt: skip
-"""The order in which tables are restored."""
-PART_BYTES = 32 * 1024
-"""A part ends with the row that reaches this size."""
-_PART_ROWS_MAX = 256
-_LONG_ARRAY = b"\xdd"
-"""First byte of a msgpack list whose length follows as a u32."""
-_encode = msgspec.msgpack.Encoder().encode
+_FLEET = "fleet"
+"""The table that is not the core's."""
 BYTES_MAX = 128 << 20
 """Bytes of records that may wait for the log; the longest record has half of it."""
 _MESSAGES_MIN = 4
@@ -85,31 +74,14 @@ class CheckpointUnusable(Exception):
     """The checkpoint cannot be restored: it is incomplete, or of another version."""
 
 
-class StateTable(NamedTuple):
-    """One table that is not the core's: the type of its rows, how to read them, and how to restore one."""
+class _Fleet(msgspec.Struct, frozen=True, array_like=True):
+    """The state that is not the core's."""
 
-    row: type[Any]
-    rows: Callable[[], Iterable[Any]]
-    restore: Callable[[Any], None]
-
-
-def tables_of(state: RouterState) -> dict[str, StateTable]:
-    """Return the tables of the state that are not the core's."""
-    fleet, breakers = state.fleet, state.breakers
-    return {
-        "policy": StateTable(Policy, lambda: [state.policy], partial(setattr, state, "policy")),
-        "fleet": StateTable(FleetTotals, lambda: [fleet.totals_row()], fleet.restore_totals),
-        "workers": StateTable(Worker, lambda: list(fleet.workers()), partial(_restore_worker, state)),
-        "breaker_totals": StateTable(
-            BreakerStatistics, lambda: [breakers.statistics], partial(setattr, breakers, "statistics")
-        ),
-        "breakers": StateTable(Breaker, breakers.rows, breakers.restore),
-    }
-
-
-def _restore_worker(state: RouterState, worker: Worker) -> None:
-    state.fleet.restore(worker)
-    state.show_worker(worker.registration.worker_id)
+    policy: Policy
+    totals: FleetTotals
+    workers: list[Worker]
+    breaker_totals: BreakerStatistics
+    breakers: list[Breaker]
 
 
 class JournalCheckpoint:
@@ -118,35 +90,19 @@ class JournalCheckpoint:
     def __init__(self, state: RouterState, began: CheckpointBegan) -> None:
         state.apply(began)
         self.began = began
-        self.worker_ids = frozenset(worker.registration.worker_id for worker in state.fleet.workers())
-        self._tables = {name: list(_chunks(table.rows())) for name, table in tables_of(state).items()}
-        self._core = state.core.checkpoint()
+        fleet, breakers, workers = state.fleet, state.breakers, list(state.fleet.workers())
+        self.worker_ids = frozenset(worker.registration.worker_id for worker in workers)
+        row = _Fleet(state.policy, fleet.totals_row(), workers, breakers.statistics, breakers.rows())
+        core = state.core.checkpoint()
+        self._parts = chain([(_FLEET, msgspec.msgpack.encode([row]))], iter(core.next, None))
 
     def parts(self) -> Iterator[CheckpointPart | CheckpointEnded]:
         """Yield the parts, at least one per table, and the end. Only once: rows are made as they are read."""
         count = 0
-        for name in TABLES:
-            for data in self._tables.get(name) or iter(partial(self._core.next, name), None):
-                count += 1
-                yield CheckpointPart(now_s=self.began.now_s, table=name, rows=data)
+        for table, rows in self._parts:
+            count += 1
+            yield CheckpointPart(now_s=self.began.now_s, table=table, rows=rows)
         yield CheckpointEnded(now_s=self.began.now_s, parts=count)
-
-
-def _chunks(rows: Iterable[object]) -> Iterator[bytes]:
-    """Yield msgpack lists of the rows; the last may be empty."""
-    chunk, size = list[bytes](), 0
-    for row in rows:
-        encoded = _encode(row)
-        chunk.append(encoded)
-        size += len(encoded)
-        if size >= PART_BYTES or len(chunk) == _PART_ROWS_MAX:
-            yield _list_of(chunk)
-            chunk, size = [], 0
-    yield _list_of(chunk)
-
-
-def _list_of(encoded: list[bytes]) -> bytes:
-    return b"".join((_LONG_ARRAY, len(encoded).to_bytes(4), *encoded))
 
 
 class Restoring:
@@ -154,8 +110,8 @@ class Restoring:
 
     def __init__(self, began: CheckpointBegan, modes: Mapping[str, Mode]) -> None:
         self._state = RouterState(msgspec.convert(began.settings, StateSettings), modes)
-        self._tables = tables_of(self._state)
-        self._missing = set(TABLES)
+        self._tables = {_FLEET, *self._state.core.tables}
+        self._missing = self._tables.copy()
         self._parts = 0
 
     def add(self, part: CheckpointPart) -> None:
@@ -164,19 +120,28 @@ class Restoring:
         Raises:
             CheckpointUnusable: they are of another version.
         """
-        if part.table not in TABLES:
+        if part.table not in self._tables:
             raise CheckpointUnusable(f"table {part.table} is not known here")
-        table = self._tables.get(part.table)
         try:
-            if table is None:
-                self._state.core.restore(part.table, part.rows)
+            if part.table == _FLEET:
+                for row in msgspec.msgpack.decode(part.rows, type=list[_Fleet]):
+                    self._restore(row)
             else:
-                for row in msgspec.msgpack.decode(part.rows, type=GenericAlias(list, (table.row,))):
-                    table.restore(row)
-        except (*UNDECODABLE, KeyError, IndexError) as error:
+                self._state.core.restore(part.table, msgspec.msgpack.decode(part.rows, type=list[Any]))
+        except UNDECODABLE as error:
             raise CheckpointUnusable(f"table {part.table}: {error!r}") from error
         self._missing.discard(part.table)
         self._parts += 1
+
+    def _restore(self, row: _Fleet) -> None:
+        state = self._state
+        state.policy, state.breakers.statistics = row.policy, row.breaker_totals
+        state.fleet.restore_totals(row.totals)
+        for worker in row.workers:
+            state.fleet.restore(worker)
+            state.show_worker(worker.registration.worker_id)
+        for breaker in row.breakers:
+            state.breakers.restore(breaker)
 
     def completed(self, ended: CheckpointEnded) -> RouterState:
         """Return the state.

@@ -1,5 +1,4 @@
-// What the extension's classes share: texts, packed words of 8 bytes, columns of any object that shows its memory, and errors as
-// the project words them.
+// What the extension's classes share: texts, slots, columns of any object that shows its memory, and errors as the project words them.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +11,7 @@
 #include <nanobind/nanobind.h>
 #include <structmember.h>
 
-#include "chain_tree.hpp"
+#include "stretches.hpp"
 
 namespace kv {
 
@@ -51,19 +50,6 @@ private:
         return *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(owner.ptr()) + offset_);
     }
     Py_ssize_t offset_;
-};
-
-// Eight bytes each, as they lie in memory.
-template <typename Word>
-struct Words {
-    Words(const nanobind::bytes& given, const char* field) : data(reinterpret_cast<const Word*>(given.c_str())) {
-        if (given.size() % sizeof(Word) != 0) {
-            refuse(field, static_cast<i64>(given.size()), "a multiple of 8 bytes");
-        }
-        count = given.size() / sizeof(Word);
-    }
-    const Word* data;
-    std::size_t count;
 };
 
 struct Buffer : Py_buffer {

@@ -1,114 +1,166 @@
 // The chains of many keys, each block counted once per key, however many of its chains have it. Some of the chains are marked. Knows
 // nothing of Python. Not thread-safe.
 //
-// A node is a stretch: consecutive blocks, without a fork, where chains end only at its end. It counts, per key, the chains that go
-// through it; it exists while there is one, and is joined with its only child once no chain ends at it. Adding and removing cost one
-// step per node on the path, by forks, not by blocks; one walk finds every key's longest prefix of a chain.
+// A chain ends at the end of a stretch only. A stretch counts, per key, the chains that go through it; it exists while there is one,
+// and is joined with its only child once no chain ends at it. Adding and removing cost one step per stretch on the path, by forks, not
+// by blocks; one walk finds every key's longest prefix of a chain.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <vector>
+#include <algorithm>
+
+#include "stretches.hpp"
 
 namespace kv {
 
-using u32 = std::uint32_t;
-using u64 = std::uint64_t;
-using i64 = std::int64_t;
-
-// The last steps of splitmix64.
-inline u64 mixed(u64 value) {
-    value = (value ^ (value >> 30)) * 0xBF58'476D'1CE4'E5B9u;
-    value = (value ^ (value >> 27)) * 0x94D0'49BB'1331'11EBu;
-    return value ^ (value >> 31);
-}
-u64 drawn_seed();
-
-// A child of a node, by its first block.
-struct Edge {
-    u32 parent;
-    u64 first;
-    bool operator==(const Edge& other) const { return parent == other.parent && first == other.first; }
+// How many chains of a key go through a stretch, and how many marked ones.
+struct ChainCount {
+    u32 key;
+    u32 chains, marked;
 };
 
-// The edges of one tree, in a table with open addressing: a lookup reads one place of memory.
-class Edges {
-public:
-    static constexpr u32 kNone = 0xFFFF'FFFF;
+struct ChainCounts {
+    std::vector<ChainCount> counts;  // by key
+    u32 marked_keys = 0;             // that have a marked chain
+    u32 ends = 0;
 
-    bool empty() const { return size_ == 0; }
-    // The child; `kNone`: there is none.
-    u32 find(Edge edge) const;
-    // Sets the edge's child; returns the former one, or `kNone`.
-    u32 put(Edge edge, u32 child);
-    void erase(Edge edge);
-
-private:
-    struct Place {
-        Edge edge;
-        u32 child = kNone;  // `kNone`: it is free
-    };
-    std::size_t begin_of(Edge edge) const { return mixed(mixed(edge.first ^ seed_) + edge.parent) & (places_.size() - 1); }
-    std::size_t place_of(Edge edge) const;
-    void grow();
-
-    u64 seed_ = drawn_seed();  // so that clients cannot choose hashes that collide
-    std::vector<Place> places_ = std::vector<Place>(16);  // a power of two, at most three quarters in use
-    std::size_t size_ = 0;
+    void reset() {
+        counts.clear();
+        marked_keys = ends = 0;
+    }
+    std::vector<ChainCount>::iterator place_of(u32 key) {
+        return std::lower_bound(counts.begin(), counts.end(), key, [](const ChainCount& each, u32 of) { return each.key < of; });
+    }
+    // Counts a chain of the key; returns whether it is the first.
+    bool count_in(u32 key, bool is_marked) {
+        auto found = place_of(key);
+        const bool is_first = found == counts.end() || found->key != key;
+        if (is_first) {
+            found = counts.insert(found, ChainCount{key, 0, 0});
+        }
+        ++found->chains;
+        marked_keys += is_marked && found->marked++ == 0;
+        return is_first;
+    }
+    // Takes back one chain of the key, which has one; returns whether it was the last.
+    bool count_out(u32 key, bool is_marked) {
+        const auto found = place_of(key);
+        marked_keys -= is_marked && --found->marked == 0;
+        if (--found->chains != 0) {
+            return false;
+        }
+        counts.erase(found);
+        return true;
+    }
 };
 
-// How many leading blocks are equal.
-std::size_t shared_blocks(const std::vector<u64>& blocks, const u64* chain, std::size_t count);
-
-class ChainTree {
+class ChainTree : Stretches<ChainCounts> {
 public:
-    ChainTree();
-
     // Adds a chain to the key; returns its end, which stays valid until `remove`.
-    u32 add(u32 key, const u64* chain, std::size_t count, bool is_marked);
+    u32 add(u32 key, const u64* chain, std::size_t count, bool is_marked) {
+        u32 at = kRoot;
+        std::size_t done = 0, added = 0;
+        while (done < count) {
+            u32 child = child_of(at, chain[done]);
+            if (child == kNone) {
+                child = add_node(at, chain + done, count - done);
+            } else if (const std::size_t length = alike(child, chain + done, count - done); length < nodes_[child].blocks.size()) {
+                const u32 front = split(child, length);
+                nodes_[front].counts = nodes_[child].counts;
+                nodes_[front].marked_keys = nodes_[child].marked_keys;
+                child = front;
+            }
+            at = child;
+            const std::size_t length = nodes_[at].blocks.size();
+            done += length;
+            added += nodes_[at].count_in(key, is_marked) ? length : 0;
+        }
+        ++nodes_[at].ends;
+        if (key >= blocks_.size()) {
+            blocks_.resize(key + 1);
+            depths_.resize(key + 1);
+            marked_depths_.resize(key + 1);
+        }
+        blocks_[key] += static_cast<i64>(added);
+        return at;
+    }
     // Removes a chain that was added to the key, and ends there.
-    void remove(u32 key, u32 end, bool is_marked);
+    void remove(u32 key, u32 end, bool is_marked) {
+        --nodes_[end].ends;
+        std::size_t freed = 0;
+        for (u32 at = end; at != kRoot;) {
+            Node& node = nodes_[at];
+            const u32 parent = node.parent;
+            freed += node.count_out(key, is_marked) ? node.blocks.size() : 0;
+            if (node.counts.empty()) {
+                remove_node(at);
+            } else if (node.ends == 0 && node.children == 1) {
+                join(at);
+            }
+            at = parent;
+        }
+        if (freed != 0) {
+            blocks_[key] -= static_cast<i64>(freed);
+        }
+    }
     // Takes its mark from such a chain.
-    void unmark(u32 key, u32 end);
+    void unmark(u32 key, u32 end) {
+        for (u32 at = end; at != kRoot; at = nodes_[at].parent) {
+            nodes_[at].marked_keys -= --nodes_[at].place_of(key)->marked == 0;
+        }
+    }
     // How many distinct blocks the key's chains have.
     i64 blocks(u64 key) const { return key < blocks_.size() ? blocks_[key] : 0; }
     // Sets out[i] to how many leading blocks of the chain those of keys[i] have, and marked[i] to how many its marked ones have; 0 for
     // keys without chains.
-    void depths(const u64* chain, std::size_t count, const u32* keys, std::size_t keys_count, i64* out, i64* marked);
+    void depths(const u64* chain, std::size_t count, const u32* keys, std::size_t keys_count, i64* out, i64* marked) {
+        u32 at = kRoot, top = kRoot;
+        std::size_t depth = 0;
+        while (depth < count) {
+            const u32 child = child_of(at, chain[depth]);
+            if (child == kNone) {
+                break;
+            }
+            const Node& node = nodes_[child];
+            if (node.counts.size() < nodes_[at].counts.size()) {  // no key is below that is not above: as many are the same
+                spread(nodes_[at], static_cast<i64>(depth));
+            }
+            if (node.marked_keys < nodes_[at].marked_keys) {
+                spread_marked(nodes_[at], static_cast<i64>(depth));
+            }
+            top = top == kRoot ? child : top;
+            at = child;
+            const std::size_t length = alike(child, chain + depth, count - depth);
+            depth += length;
+            if (length < node.blocks.size()) {
+                break;
+            }
+        }
+        spread(nodes_[at], static_cast<i64>(depth));
+        spread_marked(nodes_[at], static_cast<i64>(depth));
+        for (std::size_t place = 0; place < keys_count; ++place) {
+            const bool is_known = keys[place] < depths_.size();
+            out[place] = is_known ? depths_[keys[place]] : 0;
+            marked[place] = is_known ? marked_depths_[keys[place]] : 0;
+        }
+        spread(nodes_[top], 0);
+        spread_marked(nodes_[top], 0);
+    }
     bool is_empty() const { return edges_.empty() && nodes_[kRoot].ends == 0; }
 
 private:
-    static constexpr u32 kRoot = 0;
-    static constexpr u32 kNone = Edges::kNone;
-    static constexpr std::size_t kSpareNodes = 256;
+    void spread(const ChainCounts& node, i64 depth) {
+        for (const ChainCount& each : node.counts) {
+            depths_[each.key] = depth;
+        }
+    }
+    void spread_marked(const ChainCounts& node, i64 depth) {
+        for (const ChainCount& each : node.counts) {
+            if (each.marked != 0) {
+                marked_depths_[each.key] = depth;
+            }
+        }
+    }
 
-    struct Count {
-        u32 key;
-        u32 chains, marked;
-    };
-    // A stretch. `children_xor`: of one child, its number.
-    struct Node {
-        std::vector<u64> blocks;
-        std::vector<Count> counts;  // by key
-        u32 marked_keys = 0;        // that have a marked chain
-        u32 parent = kNone;
-        u32 ends = 0;
-        u32 children = 0;
-        u32 children_xor = 0;
-    };
-    u32 child_of(u32 parent, u64 first) const;
-    u32 new_node(u32 parent, const u64* blocks, std::size_t count);
-    void free_node(u32 number);
-    u32 split(u32 number, std::size_t length);
-    void join(u32 number);
-    static bool count_in(Node& node, u32 key, bool is_marked);
-    static bool count_out(Node& node, u32 key, bool is_marked);
-    void spread(const Node& node, i64 depth);
-    void spread_marked(const Node& node, i64 depth);
-
-    std::vector<Node> nodes_;
-    std::vector<u32> free_;
-    Edges edges_;
     std::vector<i64> blocks_;  // by key
     std::vector<i64> depths_, marked_depths_;  // by key; zeroes between calls
 };

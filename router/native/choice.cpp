@@ -96,17 +96,7 @@ void Verdict::decide(const std::vector<char>& excluded, std::vector<double> mult
             multiplier[candidates[*of_session]] *= 1.0 - policy->affinity_discount;
         }
     }
-    std::vector<double> of_candidates;
-    if (!multiplier.empty()) {
-        for (const u32 place : candidates) {
-            of_candidates.push_back(multiplier[place]);
-        }
-    }
-    if (candidates.size() == n) {
-        choose(view->numbers, of_candidates);
-    } else {
-        choose(some(), of_candidates);
-    }
+    choose(multiplier);
     if (policy->mode != Mode::kUser) {
         bind();
     }
@@ -132,16 +122,14 @@ void Verdict::settle() {
     }
 }
 
-void Verdict::choose(const RankNumbers& ranks, const std::vector<double>& multiplier) {
+void Verdict::choose(const std::vector<double>& multiplier) {
     const std::size_t count = candidates.size();
+    const auto requests_at = [this](std::size_t at) { return view->numbers.requests[candidates[at]]; };
     switch (policy->mode) {
         case Mode::kCost:
-        case Mode::kSoonest: {
-            const Question question{request->isl_tokens, request->block_size,   request->own_blocks(),
-                                    output_tokens(),     request->is_prefilled, request->is_decoded};
-            costs = Costs::in_ms(ranks, question, policy->weights, multiplier);
+        case Mode::kSoonest:
+            costs = Costs::in_ms(view->numbers, candidates, *request, output_tokens(), policy->weights, multiplier);
             return policy->mode == Mode::kCost ? cheapest() : soonest();
-        }
         case Mode::kTurn:
         case Mode::kNamed:
             winner_at = static_cast<std::size_t>(view->turn % count);
@@ -157,14 +145,17 @@ void Verdict::choose(const RankNumbers& ranks, const std::vector<double>& multip
                 const std::size_t first = choice_index(seed, count);
                 std::size_t second = choice_index(seed, count - 1, 1);
                 second += second >= first;
-                const bool is_second = ranks.requests[second] < ranks.requests[first];
+                const bool is_second = requests_at(second) < requests_at(first);
                 winner_at = is_second ? second : first;
                 runner_up = is_second ? first : second;
             }
             return;
         }
         case Mode::kLeastLoaded: {
-            const std::vector<double> requests(ranks.requests.begin(), ranks.requests.end());
+            std::vector<double> requests;
+            for (std::size_t at = 0; at < count; ++at) {
+                requests.push_back(static_cast<double>(requests_at(at)));
+            }
             const CostChoice choice = chosen(requests.data(), count, 0.0, seed);
             winner_at = choice.winner;
             runner_up = choice.runner_up;

@@ -283,96 +283,85 @@ void Core::let_go(double now_s) {
 
 // ---------------------------------------------------------------------------------------------------------------- checkpoints
 
-std::optional<std::string> Checkpoint::next(const std::string& name) {
-    const auto found = tables_.find(name);
-    if (found == tables_.end()) {
+std::optional<std::pair<std::string, std::string>> Checkpoint::next() {
+    if (tables.empty()) {
         return std::nullopt;
     }
-    auto& [more, parts] = found->second;
-    while (more && parts.parts.empty()) {
-        if (!more(parts)) {
-            parts.over();
-            more = nullptr;
+    const auto& [name, more] = tables.front();
+    Part part;
+    const bool is_more = more(part);
+    std::pair<std::string, std::string> made{name, part.list()};
+    if (!is_more) {
+        tables.pop_front();
+    }
+    return made;
+}
+
+std::vector<Core::Table> Core::tables() {
+    // What is small is written at once.
+    const auto at_once = [](auto write) {
+        return [write]() -> MoreRows {
+            auto written = std::make_shared<Part>();
+            write(*written);
+            return [written](Part& part) {
+                part = std::move(*written);
+                return false;
+            };
+        };
+    };
+    const auto totals = [this] {
+        return std::tie(ledger.expired_total, ledger.corrected_total, approximate.expired_blocks, approximate.evicted_blocks,
+                        approximate.left_blocks, sessions.evicted_total, sessions.moved_total, rates.refused_total);
+    };
+    const auto turn_rows = [this](Part& part) {
+        for (const auto& [model, count] : turns) {
+            part.row(model, count);
         }
+    };
+    const auto restore_turn = [this](const Row& row) {
+        std::string model;
+        u64 count = 0;
+        row.take(model, count);
+        turns.put(model, count);
+    };
+    return {
+        {"totals", at_once([totals](Part& part) { part.row(totals()); }), [totals](const Row& row) { row.take(totals()); }},
+        {"turns", at_once(turn_rows), restore_turn},
+        {"bound", at_once([this](Part& part) { sessions.bound_rows(part); }), [this](const Row& row) { sessions.restore_bound(row); }},
+        {"idle", at_once([this](Part& part) { sessions.idle_rows(part); }), [this](const Row& row) { sessions.restore_idle(row); }},
+        {"ranks", at_once([this](Part& part) { ledger.rank_rows(part); }), [this](const Row& row) { ledger.restore_rank(row); }},
+        {"leases", [this] { return ledger.lease_rows(sessions); }, [this](const Row& row) { ledger.restore_lease(row, sessions); }},
+        {"stretches", [this] { return approximate.freeze(); }, [this](const Row& row) { approximate.restore(row); }},
+        {"newcomers", at_once([this](Part& part) { newcomers.rows(part); }), [this](const Row& row) { newcomers.restore(row); }},
+        {"model_rates", at_once([this](Part& part) { rates.model_rows(part); }), [this](const Row& row) { rates.restore_model(row); }},
+        {"rank_rates", at_once([this](Part& part) { rates.rank_rows(part); }), [this](const Row& row) { rates.restore_rank(row); }},
+    };
+}
+
+std::vector<std::string> Core::table_names() {
+    std::vector<std::string> names;
+    for (const Table& table : tables()) {
+        names.emplace_back(table.name);
     }
-    if (parts.parts.empty()) {
-        return std::nullopt;
-    }
-    std::string part = std::move(parts.parts.front());
-    parts.parts.pop_front();
-    return part;
+    return names;
 }
 
 std::shared_ptr<Checkpoint> Core::checkpoint() {
     auto made = std::make_shared<Checkpoint>();
-    // What is small is packed at once.
-    const auto table = [&made](const char* name, auto write) {
-        auto packed = std::make_shared<Parts>();
-        write(*packed);
-        made->add(name, [packed](Parts& parts) {
-            parts = std::move(*packed);
-            return false;
-        });
-    };
-    table("turns", [this](Parts& parts) {
-        for (const auto& [model, count] : turns) {
-            parts.row(model, count);
-        }
-    });
-    table("ledger", [this](Parts& parts) { parts.row(ledger.expired_total, ledger.corrected_total); });
-    table("ranks", [this](Parts& parts) { ledger.rank_rows(parts); });
-    made->add("leases", ledger.lease_rows(sessions));
-    table("approximate", [this](Parts& parts) {
-        parts.row(approximate.requests, approximate.expired_blocks, approximate.evicted_blocks, approximate.left_blocks);
-    });
-    table("affinity", [this](Parts& parts) { parts.row(sessions.evicted_total, sessions.moved_total); });
-    table("bound", [this](Parts& parts) { sessions.bound_rows(parts); });
-    table("idle", [this](Parts& parts) { sessions.idle_rows(parts); });
-    table("newcomers", [this](Parts& parts) { newcomers.rows(parts); });
-    table("rates", [this](Parts& parts) { parts.row(rates.refused_total); });
-    table("model_rates", [this](Parts& parts) { rates.model_rows(parts); });
-    table("rank_rates", [this](Parts& parts) { rates.rank_rows(parts); });
-    made->add("stretches", approximate.freeze());
+    for (const Table& table : tables()) {
+        made->tables.emplace_back(table.name, table.freeze());
+    }
     return made;
 }
 
-bool Core::restore(const std::string& name, std::string_view rows) {
-    const auto restore_turns = [this](Unpack& in) {
-        std::string model;
-        u64 count = 0;
-        in.row(model, count);
-        turns.put(model, count);
-    };
-    const std::unordered_map<std::string_view, std::function<void(Unpack&)>> tables{
-        {"turns", restore_turns},
-        {"ledger", [this](Unpack& in) { in.row(ledger.expired_total, ledger.corrected_total); }},
-        {"ranks", [this](Unpack& in) { ledger.restore_rank(in); }},
-        {"leases", [this](Unpack& in) { ledger.restore_lease(in, sessions); }},
-        {"approximate",
-         [this](Unpack& in) {
-             in.row(approximate.requests, approximate.expired_blocks, approximate.evicted_blocks, approximate.left_blocks);
-         }},
-        {"stretches", [this](Unpack& in) { approximate.restore(in); }},
-        {"affinity", [this](Unpack& in) { in.row(sessions.evicted_total, sessions.moved_total); }},
-        {"bound", [this](Unpack& in) { sessions.restore_bound(in); }},
-        {"idle", [this](Unpack& in) { sessions.restore_idle(in); }},
-        {"newcomers", [this](Unpack& in) { newcomers.restore(in); }},
-        {"rates", [this](Unpack& in) { in.row(rates.refused_total); }},
-        {"model_rates", [this](Unpack& in) { rates.restore_model(in); }},
-        {"rank_rates", [this](Unpack& in) { rates.restore_rank(in); }},
-    };
-    const auto found = tables.find(name);
-    if (found == tables.end()) {
-        return false;
+void Core::restore(const std::string& name, nanobind::list rows) {
+    for (const Table& table : tables()) {
+        if (name == table.name) {
+            for (const nanobind::handle row : rows) {
+                table.restore(Row(row));
+            }
+        }
     }
-    Unpack in(rows);
-    for (std::size_t left = in.array(); left > 0; --left) {
-        found->second(in);
-    }
-    if (!in.is_over()) {
-        throw std::invalid_argument("bytes follow the rows");
-    }
-    return true;
 }
 
 }  // namespace kv

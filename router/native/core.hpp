@@ -3,7 +3,6 @@
 #pragma once
 
 #include <functional>
-#include <string>
 
 #include "approximate.hpp"
 #include "costs.hpp"
@@ -37,21 +36,6 @@ struct Policy {
     double affinity_discount;
     std::optional<double> ttft_target_s, itl_target_s;
     std::string unmet;
-};
-
-// What a decision reads of a request, beside the ranks that it excludes. The texts are those of the caller's request.
-struct Request {
-    std::string_view decision_id, model, session_id, tenant, lora;
-    i64 isl_tokens, block_size, max_tokens, expected_osl;
-    i64 known_tokens;  // `isl_tokens`, or 0 if it is an estimate
-    bool is_prefilled, is_decoded, is_pinned;
-    std::optional<double> ttft_target_s, itl_target_s;
-    Chain blocks;
-
-    i64 own_blocks() const { return (isl_tokens + block_size - 1) / block_size; }
-    i64 reusable_blocks() const { return std::max<i64>(0, isl_tokens - 1) / block_size; }
-    // How many of `blocks` a cache could provide.
-    std::size_t reusable() const { return std::min(static_cast<std::size_t>(reusable_blocks()), blocks.size()); }
 };
 
 // The ranks that serve a model.
@@ -128,8 +112,7 @@ public:
     void record(Pack& to, std::string_view packed_request, u64 kv_seq) const;
 
 private:
-    RankNumbers some() const { return RankNumbers(view->numbers, candidates); }
-    void choose(const RankNumbers& ranks, const std::vector<double>& multiplier);
+    void choose(const std::vector<double>& multiplier);
     void cheapest();
     void soonest();
     double output_tokens() const;
@@ -141,19 +124,13 @@ private:
 
 class Attribution;
 
-// A state at one moment: the parts of its tables.
+// A state at one moment: the tables that are still to be written.
 class Checkpoint {
 public:
-    // The next part of the table; none: it is over, or there is no such table.
-    std::optional<std::string> next(const std::string& table);
-    void add(const std::string& table, MoreRows more) { tables_[table].more = std::move(more); }
+    // Returns the next part: its table, and a list of rows; none: all is written. Each table has one part at least.
+    std::optional<std::pair<std::string, std::string>> next();
 
-private:
-    struct Table {
-        MoreRows more;  // none: no row follows
-        Parts parts;
-    };
-    std::unordered_map<std::string, Table> tables_;
+    std::deque<std::pair<std::string, MoreRows>> tables;
 };
 
 class Core {
@@ -194,8 +171,9 @@ public:
     void let_go(double now_s);
 
     std::shared_ptr<Checkpoint> checkpoint();
-    // Puts the rows of a part back into an empty state, tables in their order; false: there is no such table.
-    bool restore(const std::string& table, std::string_view rows);
+    // Puts the rows of a part back into an empty state, tables in the order of `table_names`, in which a checkpoint has them.
+    void restore(const std::string& table, nanobind::list rows);
+    std::vector<std::string> table_names();
 
 private:
     std::shared_ptr<Ranks> ranks_ = std::make_shared<Ranks>();
@@ -227,6 +205,13 @@ private:
     // Returns the new lease, until the next call; nullptr: there was one of its id.
     Ledger::Lease* promise(const Promise& promise, double now_s, std::string_view origin);
     Expected expected(const Verdict& verdict) const;
+    // How a checkpoint has some state: its rows, and what puts one back.
+    struct Table {
+        const char* name;
+        std::function<MoreRows()> freeze;
+        std::function<void(const Row&)> restore;
+    };
+    std::vector<Table> tables();
     void read(View& view, const Policy& policy, const Request& request);
     void read_rates(View& view, const Request& request);
 

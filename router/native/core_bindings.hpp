@@ -23,16 +23,6 @@ inline nanobind::bytes bytes_of(std::string_view packed) { return nanobind::byte
 
 inline RankTuple rank_tuple(const RankKey& key) { return {key.worker_id, key.dp_rank}; }
 
-// The blocks of packed hashes, whose bytes stay as long as the chain.
-inline Chain chain_of(nanobind::bytes packed) {
-    const Words<u64> words(packed, "blocks");
-    if (words.count == 0) {
-        return {};
-    }
-    const auto drop = [](const void* bytes) { nanobind::handle(static_cast<PyObject*>(const_cast<void*>(bytes))).dec_ref(); };
-    return {std::shared_ptr<const void>(packed.release().ptr(), drop), words.data, words.count};
-}
-
 inline Seconds seconds_of(const nanobind::handle& value) { return value.is_none() ? Seconds{} : Seconds(nanobind::cast<double>(value)); }
 
 // The core, and how long its last decision took: to ask the index, and all else.

@@ -76,8 +76,8 @@ void bind_core_queries(nb::class_<PyCore>& of) {
         .def("routed_blocks",
              [](const PyCore& core) {
                  OfRanks<u64> made;
-                 for (const auto& [key, blocks] : core.approximate.blocks()) {
-                     made.emplace_back(rank_tuple(key), blocks);
+                 for (const u32 row : core.approximate.trees().rows()) {
+                     made.emplace_back(rank_tuple(core.ranks.key(row)), core.approximate.trees()[row]->block_count());
                  }
                  return made;
              })
@@ -183,7 +183,7 @@ void follow(PyCore& core, const nb::handle& event, double now_s, const std::stri
         core.expired(text("lease_id"), text("cause") == "engine", now_s);
     } else if (kind == "Routed") {
         const std::string lease_id = text("lease_id"), session_id = text("session_id");
-        Promise promise{lease_id, kNoRow, chain_of(nb::cast<nb::bytes>(event.attr("blocks"))), number("uncached_tokens"),
+        Promise promise{lease_id, kNoRow, Chain(nb::cast<nb::bytes>(event.attr("blocks"))), number("uncached_tokens"),
                         number("extra_blocks"), nb::cast<u64>(event.attr("epoch")), session_id};
         core.promised(rank(), std::move(promise), now_s, origin);
     } else if (kind == "Reconciled") {
@@ -228,8 +228,8 @@ void bind_core_events(nb::class_<PyCore>& of) {
              "model"_a, "prefill"_a, "decode"_a, "output_tokens"_a, "answers"_a)
         .def("checkpoint", [](PyCore& core) { return core.checkpoint(); }, nb::keep_alive<0, 1>())
         .def("restore",
-             [](PyCore& core, const std::string& table, const nb::bytes& rows) { return core.restore(table, {rows.c_str(), rows.size()}); },
-             "table"_a, "rows"_a);
+             [](PyCore& core, const std::string& table, nb::list rows) { core.restore(table, std::move(rows)); }, "table"_a, "rows"_a)
+        .def_prop_ro("tables", [](PyCore& core) { return core.table_names(); });
 }
 
 // In the order of `_OF_CORE` of router/attribution/report.py.
@@ -316,12 +316,10 @@ void bind_core(nb::module_& module) {
     module.attr("SLOT_S") = OfferedLoads::kSlotS;
     module.attr("OUTPUT_TOKENS") = kOutputTokens;
     nb::class_<Checkpoint>(module, "Checkpoint")
-        .def("next",
-             [](Checkpoint& checkpoint, const std::string& table) {
-                 const std::optional<std::string> part = checkpoint.next(table);
-                 return part.has_value() ? std::optional<nb::bytes>(bytes_of(*part)) : std::nullopt;
-             },
-             "table"_a);
+        .def("next", [](Checkpoint& checkpoint) {
+            const auto part = checkpoint.next();
+            return part.has_value() ? std::optional(std::make_pair(part->first, bytes_of(part->second))) : std::nullopt;
+        });
     nb::class_<PyCore> core(module, "Core");
     core.def("__init__",
              [](PyCore* made, double lease_s, double ttl_s, u64 blocks_max, double idle_s, u64 sessions_max) {

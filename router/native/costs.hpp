@@ -7,7 +7,7 @@
 #include <memory_resource>
 #include <vector>
 
-#include "chain_tree.hpp"
+#include "rows.hpp"
 
 namespace kv {
 
@@ -32,7 +32,7 @@ private:
     std::pmr::monotonic_buffer_resource more_{own_.data(), own_.size()};
 };
 
-// The columns that costs are computed of: of all ranks, or of the candidates.
+// The columns of all ranks that serve a model, of which costs are computed.
 struct RankNumbers {
     using Counts = std::pmr::vector<i64>;
     using Floats = std::pmr::vector<double>;
@@ -40,8 +40,6 @@ struct RankNumbers {
     RankNumbers(std::size_t ranks, std::pmr::memory_resource* memory)
         : count(ranks), tiers(kTiers * ranks), predicted(ranks, memory), queued(ranks, memory), requests(ranks, memory), blocks(ranks, memory),
           shared(ranks, memory), capacity(memory), trust(memory), prefill(memory), decode(memory) {}
-    // Those of some ranks.
-    RankNumbers(const RankNumbers& all, const std::vector<u32>& places);
 
     i64 expected(std::size_t place) const { return std::max<i64>(tiers[place], predicted[place]); }
     // Blocks that a rank lacks for its promised requests and one more; 0 where its capacity is not known.
@@ -61,26 +59,81 @@ struct RankNumbers {
     Floats prefill, decode;  // learnt factors; empty: not read
 };
 
+// What a decision reads of a request, beside the ranks that it excludes. The texts are those of the caller's request.
+struct Request {
+    std::string_view decision_id, model, session_id, tenant, lora;
+    i64 isl_tokens, block_size, max_tokens, expected_osl;
+    i64 known_tokens;  // `isl_tokens`, or 0 if it is an estimate
+    bool is_prefilled, is_decoded, is_pinned;
+    std::optional<double> ttft_target_s, itl_target_s;
+    Chain blocks;
+
+    i64 own_blocks() const { return (isl_tokens + block_size - 1) / block_size; }
+    i64 reusable_blocks() const { return std::max<i64>(0, isl_tokens - 1) / block_size; }
+    // How many of `blocks` a cache could provide.
+    std::size_t reusable() const { return std::min(static_cast<std::size_t>(reusable_blocks()), blocks.size()); }
+};
+
 // The fields of `router.decision.policy.CostParameters`, in their order.
 struct Weights {
     double overlap_credit, host_weight, disk_weight, ttft_weight, lateness_s;
 };
 
-// What costs are computed of, beside the ranks.
-struct Question {
-    i64 tokens, block_size, own_blocks;
-    double output_tokens;
-    bool is_prefilled, is_decoded;
-};
-
-// The terms of every candidate, in the order of the fields of `CostTerms`.
+// The terms of every candidate.
 class Costs {
 public:
+    // In the order of the fields of `CostTerms`.
     enum Field {
         kCredit, kMultiplier, kCost, kWaitMs, kPrefillMs, kLatenessMs, kStallMs, kDecodeMs, kSlowdownMs, kLost, kFields
     };
 
     Costs() = default;
+    // Costs of another's making, without terms.
+    explicit Costs(const std::vector<double>& given) : Costs(given.size(), false) {
+        std::copy(given.begin(), given.end(), out(kCost));
+        std::fill_n(out(kMultiplier), count, otherwise(kMultiplier));
+    }
+    // Costs of the ranks at `places`. `output_tokens`: that the answer is expected to have. `multiplier`: of each rank's cost; empty: none.
+    static Costs in_ms(const RankNumbers& ranks, const std::vector<u32>& places, const Request& request, double output_tokens,
+                       const Weights& weights, const std::vector<double>& multiplier) {
+        constexpr double kToken = 1e3 * kPrefillTokenS, kPair = 1e3 * kPrefillPairS;
+        constexpr double kStep = 1e3 * kStepS, kSequence = 1e3 * kStepSequenceS, kKvToken = 1e3 * kStepKvTokenS;
+        const double tokens = static_cast<double>(request.isl_tokens), block_size = static_cast<double>(request.block_size);
+        const double own_blocks = static_cast<double>(request.own_blocks()), lateness_ms = 1e3 * weights.lateness_s;
+        const double own_ms = kSequence + own_blocks * block_size * kKvToken;
+        Costs made(places.size(), true);
+        double *const wait = made.out(kWaitMs), *const prefill = made.out(kPrefillMs), *const lateness = made.out(kLatenessMs);
+        double *const stall = made.out(kStallMs), *const decode = made.out(kDecodeMs), *const slowdown = made.out(kSlowdownMs);
+        double *const cost = made.out(kCost), *const credit = made.out(kCredit), *const lost = made.out(kLost);
+        double* const factor = made.out(kMultiplier);
+        for (std::size_t at = 0; at < made.count; ++at) {
+            const u32 place = places[at];
+            lost[at] = static_cast<double>(ranks.lost(place, request.own_blocks()));
+            if (request.is_prefilled) {
+                credit[at] = credited(ranks, place, lost[at], weights);
+                const double left = tokens - credit[at] * block_size;
+                const double uncached = left > 0.0 ? left : 0.0;
+                const double pairs = uncached * (tokens - uncached * 0.5);
+                wait[at] = static_cast<double>(ranks.queued[place]) * kToken * ranks.prefill[place];
+                prefill[at] = (uncached * kToken + pairs * kPair) * ranks.prefill[place];
+                const double until_first = wait[at] + prefill[at];
+                lateness[at] = until_first * until_first / lateness_ms;
+            }
+            if (request.is_decoded) {
+                const double active = static_cast<double>(ranks.requests[place]);
+                const double blocks = static_cast<double>(ranks.blocks[place] - ranks.shared[place]);
+                const double kv_tokens = (blocks + own_blocks) * block_size;
+                const double step = kStep + (active + 1.0) * kSequence + kv_tokens * kKvToken;
+                stall[at] = prefill[at] * active;
+                decode[at] = step * output_tokens * ranks.decode[place];
+                slowdown[at] = active * own_ms * output_tokens * ranks.decode[place];
+            }
+            cost[at] = (wait[at] + prefill[at] + lateness[at]) * weights.ttft_weight + stall[at] + decode[at] + slowdown[at];
+            factor[at] = multiplier.empty() ? otherwise(kMultiplier) : multiplier[place];
+            cost[at] *= factor[at];
+        }
+        return made;
+    }
 
     bool is_timed = false;  // computed, not given by a user's mode
     std::size_t count = 0;
@@ -91,14 +144,26 @@ public:
     // The default of a term.
     static double otherwise(std::size_t field) { return field == kMultiplier ? 1.0 : 0.0; }
 
-    // `multiplier`: of each candidate; empty: none.
-    static Costs in_ms(const RankNumbers& ranks, const Question& question, const Weights& weights,
-                       const std::vector<double>& multiplier);
-    // Costs of another's making, without terms.
-    static Costs given(const std::vector<double>& costs);
-
 private:
     Costs(std::size_t candidates, bool timed) : is_timed(timed), count(candidates), numbers_(kFields * candidates) {}
+    double* out(std::size_t field) { return numbers_.data() + field * count; }
+
+    // The blocks credited to a rank for what it holds. `lost`: how many of them will be evicted before the request is computed.
+    static double credited(const RankNumbers& ranks, u32 place, double lost, const Weights& weights) {
+        if (weights.overlap_credit == 0.0) {
+            return 0.0;
+        }
+        const std::int32_t* const held = ranks.tiers.data() + place;
+        const std::int32_t gpu = held[0], cpu = held[ranks.count], below = held[2 * ranks.count];
+        const i64 predicted = ranks.predicted[place], device = std::max<i64>(gpu, predicted);
+        const i64 host = std::max<i64>(cpu, predicted), disk = std::max<i64>(below, predicted);
+        double credit = static_cast<double>(device) * weights.overlap_credit;
+        credit += static_cast<double>(host - device) * weights.host_weight;
+        credit += static_cast<double>(disk - host) * weights.disk_weight;
+        const double worth = weights.overlap_credit - (cpu > gpu ? weights.host_weight : 0.0);
+        credit = std::max(0.0, credit - lost * worth);
+        return ranks.trust.empty() ? credit : credit * ranks.trust[place];
+    }
 
     std::vector<double> numbers_;  // term by term
 };

@@ -70,7 +70,7 @@ std::shared_ptr<const Request> request_of(const nb::handle& given) {
     made->is_pinned = !of.pinned_worker.of(given).is_none();
     made->ttft_target_s = seconds_of(of.ttft_target_s.of(given));
     made->itl_target_s = seconds_of(of.itl_target_s.of(given));
-    made->blocks = chain_of(nb::cast<nb::bytes>(of.sequence_hashes.of(given)));
+    made->blocks = Chain(nb::cast<nb::bytes>(of.sequence_hashes.of(given)));
     return made;
 }
 

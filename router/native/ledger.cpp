@@ -71,7 +71,7 @@ Ledger::Lease* Ledger::book(const Promise& promise, double now_s, std::string_vi
     return leases_.add(promise.lease_id, [&] {
         RankLoad& at = load(promise.row);
         if (!promise.blocks.empty() && at.bringing != 0 && at.epoch != promise.epoch) {
-            for (const auto& [_, lease] : leases_) {
+            for (auto& [_, lease] : leases_) {
                 if (lease.rank.row() == promise.row) {
                     stop_bringing(lease);
                 }
@@ -193,7 +193,7 @@ void Ledger::unknown_to(u32 row, double now_s, std::vector<Event>& events) const
 }
 
 void Ledger::forget(std::string_view worker_id) {
-    for (const auto& [_, lease] : leases_) {
+    for (auto& [_, lease] : leases_) {
         if (lease.rank.key().worker_id == worker_id) {
             stop_bringing(lease);
             lease.expected.reset();
@@ -238,30 +238,17 @@ bool Ledger::is_empty() const {
            });
 }
 
-void Ledger::rank_rows(Parts& parts) const {
+void Ledger::rank_rows(Part& part) {
     for (const u32 row : loads_.rows()) {
-        const Reported& reported = loads_[row].reported;
-        Pack packed;
-        packed.array(3);
-        packed.put(ranks_.key(row));
-        packed.put(loads_[row].is_gone);
-        packed.row(reported.generation, reported.young, reported.newest, reported.foreign, reported.excess, reported.reported,
-                   reported.surpluses, reported.reported_at_s);
-        parts.packed(packed.view());
+        part.row(ranks_.key(row), loads_[row].is_gone, loads_[row].reported.fields());
     }
 }
 
-void Ledger::restore_rank(Unpack& in) {
+void Ledger::restore_rank(const Row& row) {
     RankKey key;
     bool is_gone = false;
     Reported reported;
-    if (in.array() != 3) {
-        throw std::invalid_argument("a rank has 3 fields");
-    }
-    in.take(key);
-    in.take(is_gone);
-    in.row(reported.generation, reported.young, reported.newest, reported.foreign, reported.excess, reported.reported,
-           reported.surpluses, reported.reported_at_s);
+    row.take(key, is_gone, reported.fields());
     if (reported.generation < 0 || reported.young.size() != Reported::kReports + 1 || reported.newest.size() != 3 ||
         reported.reported.size() > Reported::kReports || reported.surpluses.size() != reported.reported.size()) {
         throw std::invalid_argument("a rank's reports have another form");
@@ -272,36 +259,33 @@ void Ledger::restore_rank(Unpack& in) {
 }
 
 MoreRows Ledger::lease_rows(const Sessions& sessions) const {
-    struct Row {
+    struct Copy {
         std::string lease_id;
         Lease lease;
         std::string session;
     };
-    std::vector<Row> rows;
+    std::vector<Copy> copies;
     for (const auto& [lease_id, lease] : leases_) {
-        rows.push_back(Row{lease_id, lease, std::string(sessions.name_of(lease.session))});
+        copies.push_back({lease_id, lease, std::string(sessions.name_of(lease.session))});
     }
-    return more_rows(std::move(rows), [](Parts& parts, const Row& row) {
-        const Lease& lease = row.lease;
-        const Expected& expected = lease.expected.has_value() ? *lease.expected : Expected{"", 0.0, 0.0};
-        parts.row(row.lease_id, lease.rank, lease.origin, lease.blocks, lease.uncached_tokens, lease.extra_blocks, lease.generation,
-                  lease.expires_at_s, lease.epoch, lease.bringing_until_s, row.session, expected.model, expected.ttft_s, expected.itl_s);
+    return more_rows(std::move(copies), [](Part& part, Copy& copy) {
+        Lease& lease = copy.lease;
+        part.row(copy.lease_id, lease.rank, lease.fields(), copy.session, lease.expected.value_or(Expected{}).fields());
     });
 }
 
-void Ledger::restore_lease(Unpack& in, const Sessions& sessions) {
-    std::string lease_id, origin, session;
+void Ledger::restore_lease(const Row& row, const Sessions& sessions) {
+    std::string lease_id, session;
     RankKey key;
-    Expected expected{"", 0.0, 0.0};
+    Expected expected;
     Lease made{Held(ranks_, kNoRow), {}};
-    in.row(lease_id, key, made.origin, made.blocks, made.uncached_tokens, made.extra_blocks, made.generation, made.expires_at_s, made.epoch,
-           made.bringing_until_s, session, expected.model, expected.ttft_s, expected.itl_s);
-    const u32 row = ranks_.find(key);
-    RankLoad* const at = loads_.find(row);
+    row.take(lease_id, key, made.fields(), session, expected.fields());
+    const u32 rank = ranks_.find(key);
+    RankLoad* const at = loads_.find(rank);
     if (at == nullptr || leases_.find(lease_id) != nullptr || made.generation < 0 || (made.is_bringing() && made.blocks.empty())) {
         throw std::invalid_argument("a lease is of no rank that was restored, there twice, or brings no blocks");
     }
-    made.rank = Held(ranks_, row);
+    made.rank = Held(ranks_, rank);
     made.session = sessions.restored(session);
     if (!expected.model.empty()) {
         made.expected = std::move(expected);

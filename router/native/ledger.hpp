@@ -5,6 +5,7 @@
 #include <deque>
 #include <limits>
 
+#include "chain_tree.hpp"
 #include "rates.hpp"
 #include "sessions.hpp"
 
@@ -33,6 +34,7 @@ public:
     void booked() { ++young_of(generation); }
     void ended(i64 of);
     void report(i64 running, i64 waiting, i64 used_blocks, i64 promised, double now_s);
+    auto fields() { return std::tie(generation, young, newest, foreign, excess, reported, surpluses, reported_at_s); }
 
     i64 generation = 0;
     std::vector<i64> young = std::vector<i64>(kReports + 1);  // open leases of the newest generations
@@ -77,6 +79,9 @@ public:
         std::optional<Expected> expected{};  // of the decision, if its outcome teaches how fast the rank is
 
         bool is_bringing() const { return bringing_until_s != kNever; }
+        auto fields() {
+            return std::tie(origin, blocks, uncached_tokens, extra_blocks, generation, expires_at_s, epoch, bringing_until_s);
+        }
     };
 
     Ledger(Ranks& ranks, double lease_s) : ranks_(ranks), lease_s_(lease_s), loads_(ranks) {}
@@ -108,10 +113,10 @@ public:
     i64 expired_total = 0, corrected_total = 0;
     bool is_empty() const;
 
-    void rank_rows(Parts& parts) const;
-    void restore_rank(Unpack& in);
+    void rank_rows(Part& part);
+    void restore_rank(const Row& row);
     MoreRows lease_rows(const Sessions& sessions) const;
-    void restore_lease(Unpack& in, const Sessions& sessions);
+    void restore_lease(const Row& row, const Sessions& sessions);
 
 private:
     static constexpr double kSilentS = 10.0, kSeenS = 2.0;

@@ -8,6 +8,20 @@
 namespace kv {
 
 class Newcomers {
+    static constexpr double kGatherS = 30.0;
+    static constexpr i64 kSettledShare = 4;
+
+    struct Share {
+        std::string model;
+        double joined_s = 0;
+        i64 settled_blocks = 0;
+        bool is_newcomer = false, is_settled = false;
+        double promised_blocks = 0;
+        i64 misses = 0;
+        bool is_unsettled() const { return is_newcomer && !is_settled; }
+        auto fields() { return std::tie(model, joined_s, settled_blocks, is_newcomer, is_settled, promised_blocks, misses); }
+    };
+
 public:
     explicit Newcomers(Ranks& ranks) : ranks_(ranks), shares_(ranks) {}
 
@@ -66,18 +80,15 @@ public:
         return is_one ? flags : std::vector<char>{};
     }
 
-    void rows(Parts& parts) const {
+    void rows(Part& part) {
         for (const u32 row : shares_.rows()) {
-            const Share& share = shares_[row];
-            parts.row(ranks_.key(row), share.model, share.joined_s, share.settled_blocks, share.is_newcomer, share.is_settled,
-                      share.promised_blocks, share.misses);
+            part.row(ranks_.key(row), shares_[row].fields());
         }
     }
-    void restore(Unpack& in) {
+    void restore(const Row& row) {
         RankKey key;
         Share share;
-        in.row(key, share.model, share.joined_s, share.settled_blocks, share.is_newcomer, share.is_settled, share.promised_blocks,
-               share.misses);
+        row.take(key, share.fields());
         const Held rank(ranks_, key);
         Share& at = shares_.add(rank.row());
         unsettled_ += share.is_unsettled() - at.is_unsettled();
@@ -85,18 +96,6 @@ public:
     }
 
 private:
-    static constexpr double kGatherS = 30.0;
-    static constexpr i64 kSettledShare = 4;
-
-    struct Share {
-        std::string model;
-        double joined_s = 0;
-        i64 settled_blocks = 0;
-        bool is_newcomer = false, is_settled = false;
-        double promised_blocks = 0;
-        i64 misses = 0;
-        bool is_unsettled() const { return is_newcomer && !is_settled; }
-    };
     void settle(u32 row, double blocks) {
         Share* const share = shares_.find(row);
         if (share != nullptr && share->settled_blocks != 0 && blocks >= static_cast<double>(share->settled_blocks)) {

@@ -1,11 +1,6 @@
 // Every worker rank that anything is known of has a row: columns of ranks are vectors by row. A row lives while it is held.
 #pragma once
 
-#include <cstddef>
-#include <string>
-#include <string_view>
-#include <unordered_map>
-#include <utility>
 #include <vector>
 
 #include "ordered_map.hpp"

@@ -158,34 +158,29 @@ std::vector<Rates::Learnt> Rates::learnt() const {
     return found;
 }
 
-void Rates::model_rows(Parts& parts) const {
+void Rates::model_rows(Part& part) const {
     for (const auto& [name, each] : models_) {
-        const SharedFactor &prefill = each->prefill, &decode = each->decode;
-        parts.row(name, prefill.shared, prefill.measured, prefill.weighted, prefill.weights, decode.shared, decode.measured,
-                  decode.weighted, decode.weights, each->output_tokens, each->answers);
+        part.row(name, each->prefill.fields(), each->decode.fields(), each->output_tokens, each->answers);
     }
 }
 
-void Rates::restore_model(Unpack& in) {
+void Rates::restore_model(const Row& row) {
     std::string name;
     Model made;
-    SharedFactor &prefill = made.prefill, &decode = made.decode;
-    in.row(name, prefill.shared, prefill.measured, prefill.weighted, prefill.weights, decode.shared, decode.measured,
-           decode.weighted, decode.weights, made.output_tokens, made.answers);
+    row.take(name, made.prefill.fields(), made.decode.fields(), made.output_tokens, made.answers);
     models_.put(name, std::make_shared<Model>(made));
 }
 
-void Rates::rank_rows(Parts& parts) const {
+void Rates::rank_rows(Part& part) {
     for (const u32 row : known_.rows()) {
-        const Rank& rank = known_[row];
-        parts.row(ranks_.key(row), rank.name, rank.prefill, rank.decode, rank.prefills, rank.decodes, rank.measured_s);
+        part.row(ranks_.key(row), known_[row].fields());
     }
 }
 
-void Rates::restore_rank(Unpack& in) {
+void Rates::restore_rank(const Row& row) {
     RankKey key;
     Rank rank;
-    in.row(key, rank.name, rank.prefill, rank.decode, rank.prefills, rank.decodes, rank.measured_s);
+    row.take(key, rank.fields());
     const ModelRef* const of = models_.find(rank.name);
     if (of == nullptr) {
         throw std::invalid_argument("a model was not restored");

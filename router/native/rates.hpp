@@ -30,12 +30,14 @@ struct SharedFactor {
     double mean() const { return weights != 0 ? weighted / static_cast<double>(weights) : 1.0; }
     double learn(double own, i64 of_rank, double ratio);
     void left(double own, i64 of_rank);
+    auto fields() { return std::tie(shared, measured, weighted, weights); }
 };
 
 // What the reference engine would need in the place of a decision's winner.
 struct Expected {
     std::string model;
-    double ttft_s, itl_s;
+    double ttft_s = 0, itl_s = 0;
+    auto fields() { return std::tie(model, ttft_s, itl_s); }
 };
 
 class Rates {
@@ -76,10 +78,10 @@ public:
     std::vector<Learnt> learnt() const;
     i64 refused_total = 0;
 
-    void model_rows(Parts& parts) const;
-    void restore_model(Unpack& in);
-    void rank_rows(Parts& parts) const;
-    void restore_rank(Unpack& in);
+    void model_rows(Part& part) const;
+    void restore_model(const Row& row);
+    void rank_rows(Part& part);
+    void restore_rank(const Row& row);
 
 private:
     using ModelRef = std::shared_ptr<Model>;
@@ -89,6 +91,7 @@ private:
         double prefill = 1.0, decode = 1.0;
         i64 prefills = 0, decodes = 0;
         double measured_s = -std::numeric_limits<double>::infinity();
+        auto fields() { return std::tie(name, prefill, decode, prefills, decodes, measured_s); }
     };
     bool is_possible(double seconds);
     ModelRef model(const std::string& name);

@@ -1,4 +1,5 @@
-// Rows of a checkpoint and records of the journal in msgpack, written as msgspec writes them: the shortest form of each number.
+// Rows of a checkpoint and records of the journal in msgpack, written as msgspec writes them: the shortest form of each number. Rows
+// are read as msgspec's objects.
 #pragma once
 
 #include <algorithm>
@@ -11,17 +12,31 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <vector>
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include "ranks.hpp"
 
 namespace kv {
 
-// The hashes of a request's blocks, which the folds share with their owner.
+// The packed hashes of blocks.
 class Chain {
 public:
     Chain() = default;
-    Chain(std::shared_ptr<const void> owner, const u64* data, std::size_t size) : owner_(std::move(owner)), data_(data), size_(size) {}
+    // They lie elsewhere, and live longer.
+    Chain(const u64* data, std::size_t size) : data_(data), size_(size) {}
+    explicit Chain(nanobind::bytes packed) : data_(static_cast<const u64*>(packed.data())), size_(packed.size() / sizeof(u64)) {
+        if (packed.size() % sizeof(u64) != 0) {
+            throw std::invalid_argument("blocks: found " + std::to_string(packed.size()) + ", allowed a multiple of 8 bytes");
+        }
+        const auto drop = [](const void* bytes) { nanobind::handle(static_cast<PyObject*>(const_cast<void*>(bytes))).dec_ref(); };
+        owner_ = std::shared_ptr<const void>(packed.release().ptr(), drop);
+    }
 
     const u64* data() const { return data_; }
     std::size_t size() const { return size_; }
@@ -93,6 +108,10 @@ public:
     void put(const char* text) { put(std::string_view(text)); }
     void put(const RankKey& key) { row(key.worker_id, key.dp_rank); }
     void put(const Held& rank) { put(rank.key()); }
+    template <typename... Fields>
+    void put(const std::tuple<Fields&...>& fields) {
+        std::apply([this](const Fields&... each) { row(each...); }, fields);
+    }
     void put(const Chain& chain) { bytes({reinterpret_cast<const char*>(chain.data()), chain.size() * sizeof(u64)}); }
     template <typename Value>
     void put(const std::optional<Value>& value) {
@@ -146,167 +165,78 @@ private:
     std::size_t size_ = 0;
 };
 
-// Throws `std::invalid_argument` if the next value has another type than was asked for.
-class Unpack {
+// One row of a table that is restored: what msgspec decodes of it. Throws `std::invalid_argument` if it has other fields.
+class Row {
 public:
-    explicit Unpack(std::string_view data) : left_(data) {}
+    explicit Row(nanobind::handle list) : list_(list) {}
 
-    bool is_over() const { return left_.empty(); }
-    std::size_t array() {
-        const unsigned kind = next();
-        return (kind & 0xF0) == 0x90 ? kind & 0x0F : kind == 0xdc ? big(2) : kind == 0xdd ? big(4) : wrong();
-    }
     template <typename... Fields>
-    void row(Fields&... fields) {
-        if (array() != sizeof...(fields)) {
+    void take(Fields&&... fields) const {
+        if (!nanobind::isinstance<nanobind::list>(list_) || nanobind::len(list_) != sizeof...(fields)) {
             wrong();
         }
-        (take(fields), ...);
-    }
-    void take(bool& value) {
-        const unsigned kind = next();
-        value = kind == 0xc3 || (kind != 0xc2 && wrong());
-    }
-    void take(u64& value) {
-        const unsigned kind = next();
-        value = kind < 0x80 ? kind : kind >= 0xcc && kind <= 0xcf ? big(1U << (kind - 0xcc)) : wrong();
-    }
-    void take(i64& value) {
-        const unsigned kind = peek();
-        if (kind >= 0xe0) {
-            value = static_cast<i64>(next()) - 0x100;
-        } else if (kind >= 0xd0 && kind <= 0xd3) {
-            next();
-            const unsigned size = 1U << (kind - 0xd0);
-            const u64 bits = big(size) << (64 - 8 * size);
-            value = static_cast<i64>(bits) >> (64 - 8 * size);
-        } else {
-            u64 found = 0;
-            take(found);
-            value = found >> 63 ? static_cast<i64>(wrong()) : static_cast<i64>(found);
-        }
-    }
-    void take(double& value) {
-        if (peek() != 0xcb) {  // an integer in place of a float
-            i64 whole = 0;
-            take(whole);
-            value = static_cast<double>(whole);
-            return;
-        }
-        next();
-        const u64 bits = big(8);
-        std::memcpy(&value, &bits, sizeof value);
-    }
-    void take(std::string& text) {
-        const unsigned kind = next();
-        text = cut((kind & 0xE0) == 0xa0 ? kind & 0x1F : kind >= 0xd9 && kind <= 0xdb ? big(1U << (kind - 0xd9)) : wrong());
-    }
-    void take(RankKey& key) { row(key.worker_id, key.dp_rank); }
-    void take(Chain& chain) {
-        const unsigned kind = next();
-        const std::string_view data = cut(kind >= 0xc4 && kind <= 0xc6 ? big(1U << (kind - 0xc4)) : wrong());
-        if (data.size() % sizeof(u64) != 0) {
-            wrong();
-        }
-        auto blocks = std::make_shared<std::vector<u64>>(data.size() / sizeof(u64));
-        if (!data.empty()) {
-            std::memcpy(blocks->data(), data.data(), data.size());
-        }
-        chain = Chain(blocks, blocks->data(), blocks->size());
-    }
-    template <typename Value>
-    void take(std::optional<Value>& value) {
-        value.reset();
-        if (peek() == 0xc0) {
-            next();
-        } else {
-            take(value.emplace());
-        }
-    }
-    template <typename Value>
-    void take(std::vector<Value>& values) {
-        const std::size_t count = array();
-        values.clear();
-        for (std::size_t at = 0; at < count; ++at) {
-            take(values.emplace_back());
-        }
+        std::size_t at = 0;
+        (read(list_[at++], fields), ...);
     }
 
 private:
-    [[noreturn]] static u64 wrong() { throw std::invalid_argument("a row has another form"); }
-    unsigned peek() const { return left_.empty() ? static_cast<unsigned>(wrong()) : static_cast<unsigned char>(left_[0]); }
-    unsigned next() { return static_cast<unsigned char>(cut(1)[0]); }
-    std::string_view cut(u64 size) {
-        if (size > left_.size()) {
+    [[noreturn]] static void wrong() { throw std::invalid_argument("a row has another form"); }
+    template <typename Value>
+    static void read(nanobind::handle from, Value& value) {
+        if (!nanobind::try_cast(from, value)) {
             wrong();
         }
-        const std::string_view found = left_.substr(0, static_cast<std::size_t>(size));
-        left_.remove_prefix(found.size());
-        return found;
     }
-    u64 big(unsigned size) {
-        u64 value = 0;
-        for (const char each : cut(size)) {
-            value = value << 8 | static_cast<unsigned char>(each);
-        }
-        return value;
+    static void read(nanobind::handle from, RankKey& key) { Row(from).take(key.worker_id, key.dp_rank); }
+    static void read(nanobind::handle from, Chain& chain) {
+        nanobind::bytes packed;
+        read(from, packed);
+        chain = Chain(packed);
+    }
+    template <typename... Fields>
+    static void read(nanobind::handle from, std::tuple<Fields&...> fields) {
+        std::apply([from](Fields&... each) { Row(from).take(each...); }, fields);
     }
 
-    std::string_view left_;
+    nanobind::handle list_;
 };
 
-// Writes rows as the lists that a checkpoint's parts have: one ends at `kPartBytes` or more, or at `kPartRows` rows.
-class Parts {
+// Rows of a table, as they are written.
+class Part {
 public:
-    static constexpr std::size_t kPartBytes = 32 * 1024, kPartRows = 256;
-
     template <typename... Fields>
     void row(const Fields&... fields) {
         rows_.row(fields...);
-        ended();
+        ++count_;
     }
-    // A row that is packed already.
-    void packed(std::string_view row) {
-        rows_.append(row);
-        ended();
+    bool is_full() const { return rows_.size() >= kBytes; }
+    // The list of its rows.
+    std::string list() const {
+        std::string list(5, '\xdd');
+        for (unsigned at = 0; at < 4; ++at) {
+            list[1 + at] = static_cast<char>(count_ >> (24 - 8 * at) & 0xFF);
+        }
+        return list.append(rows_.view());
     }
-    // No row follows.
-    void over() { cut(); }
-    // Whole parts, oldest first.
-    std::deque<std::string> parts;
 
 private:
-    void ended() {
-        ++count_;
-        if (rows_.size() >= kPartBytes || count_ == kPartRows) {
-            cut();
-        }
-    }
-    void cut() {
-        std::string part(5, '\xdd');
-        for (unsigned at = 0; at < 4; ++at) {
-            part[1 + at] = static_cast<char>(count_ >> (24 - 8 * at) & 0xFF);
-        }
-        parts.push_back(part.append(rows_.view()));
-        rows_.clear();
-        count_ = 0;
-    }
+    static constexpr std::size_t kBytes = 32 * 1024;
 
     Pack rows_;
     std::size_t count_ = 0;
 };
 
 // Writes a frozen table's next rows; returns whether more follow.
-using MoreRows = std::function<bool(Parts&)>;
+using MoreRows = std::function<bool(Part&)>;
 
-// Writes the rows that `write` makes of each of `rows`, some at a time.
-template <typename Row, typename Write>
-MoreRows more_rows(std::vector<Row> rows, Write write) {
-    return [rows = std::move(rows), write, at = std::size_t{0}](Parts& parts) mutable {
-        for (; parts.parts.empty() && at < rows.size(); ++at) {
-            write(parts, rows[at]);
+// Has `write` write the rows of each of `sources`, until the part is full.
+template <typename Source, typename Write>
+MoreRows more_rows(std::vector<Source> sources, Write write) {
+    return [sources = std::move(sources), write, at = std::size_t{0}](Part& part) mutable {
+        for (; !part.is_full() && at < sources.size(); ++at) {
+            write(part, sources[at]);
         }
-        return at < rows.size();
+        return at < sources.size();
     };
 }
 

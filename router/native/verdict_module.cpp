@@ -95,7 +95,7 @@ void bind_verdict(nb::module_& module) {
                      refuse("winner", static_cast<i64>(winner), "one of " + std::to_string(count) + " candidates, with a cost of each or none");
                  }
                  verdict.take_choice(winner, std::move(reason), runner_up, margin, meets_targets,
-                                     costs.empty() ? Costs() : Costs::given(costs));
+                                     costs.empty() ? Costs() : Costs(costs));
              },
              "winner"_a, "reason"_a, "runner_up"_a.none(), "margin"_a.none(), "meets_targets"_a, "costs"_a)
         .def_prop_ro("now_s", [](const Verdict& verdict) { return verdict.view->now_s; })
@@ -138,8 +138,7 @@ void bind_verdict(nb::module_& module) {
         .def_prop_ro("is_timed", [](const Verdict& verdict) { return verdict.costs.is_timed; })
         .def("cost_list",
              [](const Verdict& verdict) {
-                 return verdict.costs.empty() ? std::vector<double>{}
-                                              : std::vector<double>(verdict.costs.cost(), verdict.costs.cost() + verdict.costs.count);
+                 return std::vector<double>(verdict.costs.cost(), verdict.costs.cost() + verdict.costs.count);
              })
         .def("cost_terms",
              [](const Verdict& verdict, std::size_t at) {

@@ -82,7 +82,7 @@ class Affinity:
     def tables(self) -> dict[str, list[Any]]:
         """Return the rows for a checkpoint; those of leases name their sessions."""
         return {
-            "affinity": [(self.evicted, self.moved)],
+            "totals": [self.evicted, self.moved],
             "bound": [(name, each.rank) for name, each in self.busy.items()],
             "idle": [(name, *each) for name, each in self.idle.items()],
         }

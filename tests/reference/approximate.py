@@ -71,22 +71,22 @@ class RoutedBlocks:
         """Return how many leading blocks of `chain` are held and not expired."""
         return depth(chain, {name for name, block in self.held.items() if block.expires_at_s > now_s})
 
-    def rows(self) -> list[tuple[int, bytes, float, int]]:
-        """Return all stretches, parents before their children, children in the order in which they came.
+    def rows(self) -> list[tuple[int, bytes, float]]:
+        """Return all stretches, those of newer requests first, and of one request the first blocks first.
 
-        A stretch: the place of its parent among the rows (-1: none), its blocks, when they expire, its last request.
+        A stretch: the place of its parent among the rows (-1: none), its blocks, when they expire.
         """
-        rows: list[tuple[int, bytes, float, int]] = []
-        self._add_rows(b"", -1, rows)
+        rows: list[tuple[int, bytes, float]] = []
+        places = {b"": -1}
+        for name in sorted(self.held, key=lambda name: (-self.held[name].request, len(name))):
+            above = name[:-BLOCK_BYTES]
+            if self.held[name].begins_stretch:
+                places[name] = len(rows)
+                rows.append((places[above], name[-BLOCK_BYTES:], self.held[name].expires_at_s))
+            else:
+                place = places[name] = places[above]
+                rows[place] = (rows[place][0], rows[place][1] + name[-BLOCK_BYTES:], self.held[name].expires_at_s)
         return rows
-
-    def _add_rows(self, above: bytes, parent: int, rows: list[tuple[int, bytes, float, int]]) -> None:
-        for first in self.children(above):
-            end = first
-            while (behind := self.children(end)) and not self.held[behind[0]].begins_stretch:
-                (end,) = behind
-            rows.append((parent, end[len(above) :], self.held[end].expires_at_s, self.held[end].request))
-            self._add_rows(end, len(rows) - 1, rows)
 
 
 class ApproximateIndex:
@@ -124,6 +124,6 @@ class ApproximateIndex:
 
     def tables(self) -> dict[str, list[Any]]:
         return {
-            "approximate": [(self.requests, self.expired, self.evicted, self.left)],
+            "totals": [self.expired, self.evicted, self.left],
             "stretches": [(rank, *row) for rank, at in self.ranks.items() for row in at.rows()],
         }

@@ -121,7 +121,7 @@ class Following:
         product = self._tables_of(began)
         self.reference.apply(began)
         tables = self.reference.tables()
-        assert [name for name in product if name in tables] == list(tables)
+        assert product.keys() == {"fleet", *tables}
         for name, parts in tables.items():
             found, expected = ([msgspec.msgpack.decode(part) for part in each] for each in (product[name], parts))
             assert found == expected, name

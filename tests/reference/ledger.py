@@ -227,7 +227,7 @@ class Ledger:
     def tables(self) -> dict[str, list[Any]]:
         """Return the rows for a checkpoint; those of leases are only begun."""
         return {
-            "ledger": [(self.expired, self.corrected)],
+            "totals": [self.expired, self.corrected],
             "ranks": [(rank, at.is_gone, self._reports_row(rank, at)) for rank, at in self.ranks.items()],
             "leases": [
                 (

@@ -90,4 +90,4 @@ class Newcomers:
         return [is_any_settled and self.is_newcomer(rank) and self.ranks[rank].misses < least for rank in ranks]
 
     def tables(self) -> dict[str, list[Any]]:
-        return {"newcomers": [(rank, *vars(each).values()) for rank, each in self.ranks.items()]}
+        return {"newcomers": [(rank, [*vars(each).values()]) for rank, each in self.ranks.items()]}

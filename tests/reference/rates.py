@@ -208,15 +208,18 @@ class Rates:
 
     def tables(self) -> dict[str, list[Any]]:
         return {
-            "rates": [(self.refused,)],
+            "totals": [self.refused],
             "model_rates": [
-                (name, *vars(each.prefill).values(), *vars(each.decode).values(), each.output_tokens, each.answers)
+                (name, [*vars(each.prefill).values()], [*vars(each.decode).values()], each.output_tokens, each.answers)
                 for name, each in self.models.items()
             ],
             "rank_rates": [
                 (
-                    rank, each.model, each.prefill.factor, each.decode.factor,
-                    each.prefill.measured, each.decode.measured, each.measured_s,
+                    rank,
+                    (
+                        each.model, each.prefill.factor, each.decode.factor,
+                        each.prefill.measured, each.decode.measured, each.measured_s,
+                    ),
                 )
                 for rank, each in self.ranks.items()
             ],

@@ -85,8 +85,8 @@ def _settled(view: View, places: list[int]) -> list[int]:
     return [place for place in places if not view.rows[place].is_newcomer] or places
 
 
-PART_BYTES, PART_ROWS_MAX = 32 * 1024, 256
-"""A part of a checkpoint's table ends with the row that reaches this size, or this count."""
+PART_BYTES = 32 * 1024
+"""A part of the leases of a checkpoint ends with the row that reaches this size."""
 LONG_ARRAY = b"\xdd"
 """First byte of a msgpack list whose length follows as a u32."""
 
@@ -302,23 +302,29 @@ class ReferenceState:
     # ------------------------------------------------------------------------------------------------- checkpoints
 
     def tables(self) -> dict[str, list[bytes]]:
-        """Return the parts of a checkpoint's tables, but for those of the policy, the fleet and the breakers."""
+        """Return the parts of a checkpoint's tables, but for that of the policy, the fleet and the breakers."""
         rows: dict[str, list[Any]] = {"turns": list(self.turns.items())}
-        for fold in (self.affinity, self.ledger, self.approximate, self.newcomers, self.rates):
-            rows |= fold.tables()
+        totals = list[int]()
+        for fold in (self.ledger, self.approximate, self.affinity, self.rates, self.newcomers):
+            found = fold.tables()
+            totals += found.pop("totals", ())
+            rows |= found
         rows["leases"] = [
-            (*row, self.predictions.until_s(row[0]), self.affinity.name_of(row[0]), *self.rates.expected_of(row[0]))
-            for row in rows["leases"]
-        ]
-        return {name: _parts(each) for name, each in rows.items()}
+            (
+                lease_id, rank, [*fields, self.predictions.until_s(lease_id)], self.affinity.name_of(lease_id),
+                self.rates.expected_of(lease_id),
+            )
+            for lease_id, rank, *fields in rows["leases"]
+        ]  # fmt: skip
+        return {name: _parts(each, name) for name, each in (rows | {"totals": [[totals]]}).items()}
 
 
-def _parts(rows: list[Any]) -> list[bytes]:
+def _parts(rows: list[Any], table: str) -> list[bytes]:
     """Return msgpack lists of the rows; the last may be empty."""
     parts, part = [], list[bytes]()
     for row in rows:
         part.append(msgspec.msgpack.encode(row))
-        if sum(map(len, part)) >= PART_BYTES or len(part) == PART_ROWS_MAX:
+        if table == "leases" and sum(map(len, part)) >= PART_BYTES:
             parts.append(part)
             part = []
     return [LONG_ARRAY + len(each).to_bytes(4) + b"".join(each) for each in [*parts, part]]

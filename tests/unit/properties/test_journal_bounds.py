@@ -131,7 +131,7 @@ def test_a_checkpoint_fits_and_can_be_restored(ranks: int, blocks: int) -> None:
         state.apply(LedgerApplied(now_s=1.0, event=routed))
     began = CheckpointBegan(now_s=2.0, router="router-1", settings=msgspec.to_builtins(made_of))
     records = read_back([JournalCheckpoint(state, began)])
-    sizes = [len(each.rows) for each in records if isinstance(each, CheckpointPart)]
+    sizes = [len(each.rows) for each in records if isinstance(each, CheckpointPart) and each.table != "fleet"]
     assert (max(sizes) > RECORD_BYTES_MAX / 8) == (blocks > 100)
     again = Replay()
     assert [again.take(record) for record in records][-1] == CheckpointRead(is_compared=False)

@@ -258,7 +258,7 @@ async def test_a_checkpoint_follows_at_once_when_the_stream_does_not_have_the_jo
 
 async def test_checkpoints_come_by_time_and_by_records_but_are_at_most_half_of_the_journal() -> None:
     clock = ManualClock()
-    bench = Bench(clock, checkpoint_records=80)
+    bench = Bench(clock, checkpoint_records=60)
     await bench.log.has(1)
     await clock.advance(CHECKPOINT_S - 1.0)
     bench.record(1)
@@ -269,7 +269,7 @@ async def test_checkpoints_come_by_time_and_by_records_but_are_at_most_half_of_t
     await bench.log.has_kind(CheckpointEnded)
     written = bench.writer.records_total
     few = bench.writer.encoder.checkpoint_bytes // len(encode_record(TimePassed(now_s=0.0))) - 1
-    assert few > 80  # by their number another checkpoint were due
+    assert few > 60  # by their number another checkpoint were due
     bench.record(*range(few))
     await bench.log.has(written + few)
     assert bench.writer.encoder.checkpoints_total == 1

@@ -83,9 +83,8 @@ def test_ranks_that_differ_by_much_are_not() -> None:
 )
 def test_a_factor_counts_in_full_from_the_square_of_alike_on(believed: float, taken: float) -> None:
     folded, measured = workers(), 1 << 60
-    rank_rates = (HERE, MODEL, believed, 1.0, measured, measured, NOW_S)
-    for table, each in (("model_rates", (MODEL, *(1.0, 1, 0.0, 0) * 2, 1.0, 1)), ("rank_rates", rank_rates)):
-        folded.core.restore(table, msgspec.msgpack.encode([each]))
+    folded.core.restore("model_rates", [[MODEL, [1.0, 1, 0.0, 0], [1.0, 1, 0.0, 0], 1.0, 1]])
+    folded.core.restore("rank_rates", [[[*HERE], [MODEL, believed, 1.0, measured, measured, NOW_S]]])
     found = columns(folded)
     assert (found.prefill[0], found.decode[0]) == (pytest.approx(taken), 1.0)
 

@@ -177,12 +177,3 @@ def test_a_failed_attempt_is_held_against_its_rank_for_a_time() -> None:
     folded.apply(AttemptEnded(now_s=0.0, worker_id="w0", dp_rank=1, outcome="back_pressure", retry_after_s=2.0))
     assert [bool(each) for each in unfit(folded, 1.0)] == [False, True]
     assert [bool(each) for each in unfit(folded, 2.0)] == [False, False]
-
-
-def test_a_part_of_a_checkpoint_has_256_rows_at_most() -> None:
-    made = joined()
-    for model in range(257):
-        made.core.turned(f"m{model}")
-    checkpoint = made.core.checkpoint()
-    parts = [msgspec.msgpack.decode(part) for part in iter(lambda: checkpoint.next("turns"), None)]
-    assert [len(part) for part in parts] == [256, 1]
