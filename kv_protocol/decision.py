@@ -3,7 +3,7 @@
 Costs are in milliseconds; those of a user's mode in a unit of its own. Formulas: `tests/reference/time_cost.py`.
 """
 
-from typing import Literal
+from typing import Annotated, Literal, NamedTuple, get_args, get_type_hints
 
 import msgspec
 
@@ -16,8 +16,15 @@ OverlapSource = Literal["index", "approximate"]
 """Where a rank's overlap is from: the index, or, for ranks without events, the approximate index of routed requests."""
 
 
+class Addend(NamedTuple):
+    """What the milliseconds of an addend are, and whether they pass before the first token of the request."""
+
+    hint: str
+    until_first: bool = False
+
+
 class CostTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """The addends of one candidate's cost; `cost` is their weighted sum, times the constraint multiplier.
+    """The terms of one candidate's cost; `cost` is the weighted sum of the addends, times the constraint multiplier.
 
     Those in ms are addends. The credit, and what is not credited since it will be evicted before the request is
     computed, are blocks.
@@ -26,17 +33,21 @@ class CostTerms(msgspec.Struct, frozen=True, kw_only=True):
     overlap_credit_blocks: float = 0.0
     constraint_multiplier: float = 1.0
     cost: float = 0.0
-    wait_ms: float = 0.0
-    prefill_ms: float = 0.0
-    lateness_ms: float = 0.0
-    stall_ms: float = 0.0
-    decode_ms: float = 0.0
-    slowdown_ms: float = 0.0
+    wait_ms: Annotated[float, Addend("until the rank begins with the prompt", until_first=True)] = 0.0
+    prefill_ms: Annotated[float, Addend("to compute what is not cached", until_first=True)] = 0.0
+    lateness_ms: Annotated[float, Addend("that grow with the square of wait and prefill", until_first=True)] = 0.0
+    stall_ms: Annotated[float, Addend("that running requests wait for this prefill")] = 0.0
+    decode_ms: Annotated[float, Addend("to compute the answer")] = 0.0
+    slowdown_ms: Annotated[float, Addend("that running requests lose to this answer")] = 0.0
     overlap_lost_blocks: float = 0.0
 
 
-ADDENDS = tuple(name.removesuffix("_ms") for name in CostTerms.__struct_fields__ if name.endswith("_ms"))
-"""What a cost in ms is the sum of: the fields of `CostTerms` without their unit."""
+ADDENDS: dict[str, Addend] = {
+    name.removesuffix("_ms"): get_args(kind)[1]
+    for name, kind in get_type_hints(CostTerms, include_extras=True).items()
+    if name.endswith("_ms")
+}
+"""What a cost in ms is the sum of, by the names of the fields of `CostTerms` without their unit."""
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):

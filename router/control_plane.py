@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry
 
 from indexer.embedded import EmbeddedIndex, NodeUse, OutlineNode, PassedRequest
 from kv_protocol import fleet, subjects
+from kv_protocol.decision import ADDENDS
 from kv_protocol.errors import UNDECODABLE, MalformedMessage
 from kv_protocol.events import TIERS
 from kv_protocol.fleet import NO_EVENTS, REMOVED_BY_HAND, FleetEvent, WorkerLeft, WorkerRegistered
@@ -153,6 +154,7 @@ class ControlPlane:
         same_request = self._routing.decisions.of_request(route.request_id, _OF_A_REQUEST_MAX)
         begun_s = same_request[0].verdict.now_s
         beside = {
+            "addends": {name: each._asdict() for name, each in ADDENDS.items()},
             "shadows": [] if self._shadows is None else self._shadows.beside(record.verdict),
             "prompt": None if self._kept is None else self._kept.text(route.request_id, route.sequence_hashes),
         }

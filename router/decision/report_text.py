@@ -18,8 +18,6 @@ _CAUSES = {
     "predicted_ttft": "it is predicted to answer first",
     "user": "a mode of the configuration chose it",
 }
-_UNTIL_FIRST = ("wait", "prefill", "lateness")
-_AFTER_FIRST = tuple(term for term in ADDENDS if term not in _UNTIL_FIRST)
 _BY_LOAD = "An embedding reuses no KV prefix: its worker is chosen without a look at what is cached."
 
 
@@ -97,13 +95,14 @@ def deciding_term(decision: Decision, runner_up: Candidate) -> tuple[str, float]
 def _term_weights(decision: Decision) -> dict[str, float]:
     """Return the weight of each addend: the cost is their weighted sum, times the multiplier."""
     weight = max(_ttft_weight(each.terms) for each in decision.candidates)
-    return {name: weight if name in _UNTIL_FIRST else 1.0 for name in ADDENDS}
+    return {name: weight if each.until_first else 1.0 for name, each in ADDENDS.items()}
 
 
 def _ttft_weight(terms: CostTerms) -> float:
     """Return the weight of a request's own first token, which the cost was made with."""
     first_ms, rest_ms = (
-        sum(getattr(terms, f"{each}_ms") for each in addends) for addends in (_UNTIL_FIRST, _AFTER_FIRST)
+        sum(getattr(terms, f"{name}_ms") for name, each in ADDENDS.items() if each.until_first == is_first)
+        for is_first in (True, False)
     )
     return (terms.cost / terms.constraint_multiplier - rest_ms) / first_ms if first_ms > 0 else 1.0
 

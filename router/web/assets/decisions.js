@@ -51,12 +51,7 @@ function tail(id) {
   return id.length > 12 ? `…${id.slice(-11)}` : id;
 }
 
-const UNTIL_FIRST = ["wait_ms", "prefill_ms", "lateness_ms"];
 const FIRST = ["first-1", "first-2", "first-3"], REST = ["rest-1", "rest-2", "rest-3"];
-const HINTS = {
-  wait: "until the rank begins with the prompt", prefill: "to compute what is not cached", lateness: "by which the first token is expected after its target",
-  stall: "that running requests wait for this prefill", decode: "to compute the answer", slowdown: "that running requests lose to this answer",
-};
 
 export class DecisionView extends Poll {
   title = "Decision";
@@ -92,22 +87,22 @@ export class DecisionView extends Poll {
       h("p", { key: "sentence", class: "sentence" }, found.sentence),
       decision.action !== "admit" && message("warn", "It was not predicted to meet its targets there.", `policy.unmet: ${decision.action}`),
       h("div", { key: "beside", class: "columns" }, outcome(found), about(found)),
-      this.candidates(decision),
+      this.candidates(found),
       found.prompt && promptOf(found.prompt),
       decision.excluded.length > 0 && this.excluded(decision),
       decisions.length > 1 && siblings(decisions, decision),
     ];
   }
 
-  candidates(decision) {
-    const terms = termsOf(decision);
+  candidates({ decision, addends }) {
+    const terms = decision.cost_unit === "ms" ? termsOf(addends) : [];
     const rows = decision.candidates.map((each, at) => ({ ...each, at, isWinner: at === decision.winner }));
     const largest = Math.max(1e-9, ...rows.map((row) => row.terms.cost));
     this.ranks.columns = columnsOf(decision, terms, largest);
     return h("section", { key: "candidates", class: "panel" },
       h("div", { class: "tools" }, h("h2", null, `${count(rows.length)} ${rows.length === 1 ? "candidate" : "candidates"}`),
         h("span", { class: "muted" }, unitText(decision)),
-        decision.candidates[decision.winner].is_weighed && legend(...terms.map(([text, , kind]) => [kind, text]))),
+        decision.candidates[decision.winner].is_weighed && legend(...terms.map((term) => [term.kind, term.name]))),
       this.ranks.with(rows));
   }
 
@@ -116,13 +111,11 @@ export class DecisionView extends Poll {
   }
 }
 
-/** The addends of the cost: name, field, and class of its colour, as `ADDENDS` of kv_protocol/decision.py has them. */
-function termsOf(decision) {
-  if (decision.cost_unit !== "ms") return [];
-  const fields = Object.keys(decision.candidates[decision.winner].terms);
-  const rest = fields.filter((field) => field.endsWith("_ms") && !UNTIL_FIRST.includes(field));
-  const coloured = (chosen, colours) => chosen.map((field, at) => [field.slice(0, -3), field, colours[at % colours.length]]);
-  return [...coloured(UNTIL_FIRST, FIRST), ...coloured(rest, REST)];
+/** The addends of the cost, those before the first token first: name, field, hint, isFirst, and class of its colour. */
+function termsOf(addends) {
+  const coloured = (isFirst, colours) => Object.entries(addends).filter(([, each]) => each.until_first === isFirst)
+    .map(([text, each], at) => ({ name: text, field: `${text}_ms`, hint: each.hint, isFirst, kind: colours[at % colours.length] }));
+  return [...coloured(true, FIRST), ...coloured(false, REST)];
 }
 
 function unitText(decision) {
@@ -133,8 +126,8 @@ function columnsOf(decision, terms, largest) {
   const isWeighed = decision.candidates[decision.winner].is_weighed;
   const weighed = [
     { name: "Cost", width: "84px", align: "end", cell: (row) => h("strong", null, ms(row.terms.cost)), sort: (row) => row.terms.cost, hint: "Sum of the terms, times its constraints' factor" },
-    { name: "Share of terms", width: "minmax(110px, 1.4fr)", cell: (row) => bar(terms.map(([, field, kind]) => [row.terms[field] * weightOf(row.terms, terms, field), kind]), largest, shares(row, terms)) },
-    ...terms.map(([text, field]) => ({ name: text, width: "76px", align: "end", cell: (row) => ms(row.terms[field] * weightOf(row.terms, terms, field)), sort: (row) => row.terms[field], hint: text in HINTS ? `Milliseconds ${HINTS[text]}${UNTIL_FIRST.includes(field) ? ", times policy.ttft_weight" : ""}` : "ms" })),
+    { name: "Share of terms", width: "minmax(110px, 1.4fr)", cell: (row) => bar(terms.map((term) => [weighted(row, terms, term), term.kind]), largest, shares(row, terms)) },
+    ...terms.map((term) => ({ name: term.name, width: "76px", align: "end", cell: (row) => ms(weighted(row, terms, term)), sort: (row) => row.terms[term.field], hint: `Milliseconds ${term.hint}${term.isFirst ? ", times policy.ttft_weight" : ""}` })),
     ...(decision.candidates.some((row) => row.terms.constraint_multiplier !== 1) ? [{ name: "Factor", width: "64px", align: "end", cell: (row) => row.terms.constraint_multiplier.toFixed(2), hint: "For its constraints; the sum of the terms is multiplied by it" }] : []),
   ];
   return [
@@ -147,15 +140,14 @@ function columnsOf(decision, terms, largest) {
 }
 
 function shares(row, terms) {
-  return terms.map(([text, field]) => `${text} ${ms(row.terms[field] * weightOf(row.terms, terms, field))}`).join(", ");
+  return terms.map((term) => `${term.name} ${ms(weighted(row, terms, term))}`).join(", ");
 }
 
-/** The weight of terms up to the first token, which the cost was made with; 1 for all others. */
-function weightOf(values, terms, field) {
-  if (!UNTIL_FIRST.includes(field)) return 1;
-  const sum = (isFirst) => terms.reduce((found, [, each]) => found + (UNTIL_FIRST.includes(each) === isFirst ? values[each] : 0), 0);
+/** A term as it counts: those before the first token by the weight that the cost was made with. */
+function weighted({ terms: values }, terms, term) {
+  const sum = (isFirst) => terms.reduce((found, each) => found + (each.isFirst === isFirst ? values[each.field] : 0), 0);
   const first = sum(true);
-  return first > 0 ? (values.cost / values.constraint_multiplier - sum(false)) / first : 1;
+  return values[term.field] * (term.isFirst && first > 0 ? (values.cost / values.constraint_multiplier - sum(false)) / first : 1);
 }
 
 function outcome({ decision, outcome: found, predicted, misses }) {
