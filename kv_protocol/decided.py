@@ -207,8 +207,8 @@ def other_costs(decided: Decided) -> tuple[float, ...]:
     return struct.unpack(f"<{len(decided.costs) // 4}f", decided.costs)
 
 
-def overlap_depths(decided: Decided) -> list[Depths]:
-    """Return for each column its overlap on tiers 0..t, for each tier t."""
+def overlap_tiers(decided: Decided) -> list[list[int]]:
+    """Return for each tier t the overlap of every column on tiers 0..t."""
     depths, data = [0] * decided.ranks, decided.overlap or b"\0"
     at, size, kind = 1, (decided.ranks + 7) // 8, "I" if data[0] & WIDE else "H"
     tiers = []
@@ -222,4 +222,9 @@ def overlap_depths(decided: Decided) -> list[Depths]:
                 depths[column] += more
             at += size + added.size
         tiers.append(depths)
-    return list(zip(*tiers, strict=True))
+    return tiers
+
+
+def overlap_depths(decided: Decided) -> list[Depths]:
+    """Return the same by column."""
+    return list(zip(*overlap_tiers(decided), strict=True))

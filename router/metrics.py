@@ -119,11 +119,10 @@ class Weighing:
 
     def families(self) -> Iterator[Family]:
         """Yield the sums, including the decisions since the last call."""
-        added_total = self._decisions.added_total
-        for record in self._decisions.newest(min(SAMPLES_MAX, added_total - self._read_upto)):
+        for record in self._decisions.since(self._read_upto, SAMPLES_MAX):
             if record.verdict.is_timed:
                 self._read(record.verdict)
-        self._read_upto = added_total
+        self._read_upto = self._decisions.added_total
         terms = [((term,), seen) for term, seen in self._terms.items()]
         yield summary("cost_term_seconds", "Terms of the winner's cost, of sampled decisions", ("term",), terms)
         meaning = "Regret by the term that it was for, of sampled decisions"

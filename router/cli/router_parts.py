@@ -230,7 +230,7 @@ class RouterParts:
             seed=settings.policy.seed,
             lease_s=LEASE_S,
             decisions_max=settings.journal.decisions_max,
-            journal=None if journal is None else journal.batches,
+            journal=None if journal is None else journal.journal,
             recorders=() if journal is None else (journal.record,),
             noted=() if self._journal is None else (self._journal.problem,),
         )

@@ -94,13 +94,21 @@ class DecisionLog:
 
     def __init__(self, decisions_max: int) -> None:
         self._leases: deque[Lease] = deque(maxlen=decisions_max)
-        self.add = self._leases.append
-        """Keeps a decision; drops the oldest if there are too many."""
+
+    def add(self, lease: Lease) -> None:
+        """Keep a decision. The oldest gives way, if there are too many, and forgets all but its winner."""
+        if len(self._leases) == self._leases.maxlen and not self._leases[0].ended:
+            self._leases[0].verdict.forget_others()
+        self._leases.append(lease)
 
     @property
     def added_total(self) -> int:
         """How many decisions there were."""
         return self._leases[-1].number if self._leases else 0
+
+    def since(self, number: int, count_max: int) -> list[Lease]:
+        """Return the decisions behind the one of this number, newest first; the newest, if they are too many."""
+        return self.newest(min(self.added_total - number, count_max))
 
     def find(self, any_id: str) -> Lease | None:
         """Return the decision with this id, or a request's last one."""

@@ -1,7 +1,7 @@
 """A decision: what the core chose (`router/native/core.hpp`), with what names it for people.
 
-It keeps the columns that it was made of, so that `decision()` can name every rank, every cost term and every reason at
-any later time. A verdict promises nothing: `RouterState.take` does.
+It keeps the columns that it was made of, so that `decision()` can name every rank, every cost term and every reason
+until `forget_others()`. A verdict promises nothing: `RouterState.take` does.
 """
 
 from collections.abc import Sequence
@@ -147,17 +147,18 @@ class Verdict(built.Verdict):
         }
         columns: dict[str, Any] = {name: tuple(each[at] for at in indices) for name, each in of_ranks.items()}
         columns |= {name: self.ints(name)[indices] for name in _COUNTS}
-        packed = [self.column(name) for name in ("trust_factor", "prefill", "decode")]
-        trust_factor, prefill, decode = (np.frombuffer(each)[indices] if each else None for each in packed)
+        trust_factor, prefill, decode = (
+            np.frombuffer(self.column(name)) for name in ("trust_factor", "prefill", "decode")
+        )
         rates = None
-        if prefill is not None and decode is not None:
-            rates = RateColumns(prefill, decode, self.output_tokens, self.is_learnt)
+        if len(prefill):
+            rates = RateColumns(prefill[indices], decode[indices], self.output_tokens, self.is_learnt)
         return View(
             now_s=self.now_s,
             turn=self.turn,
             overlap=self.overlap[:, indices],
             bound=None if self.bound is None else WorkerRank(*self.bound),
-            trust_factor=trust_factor,
+            trust_factor=trust_factor[indices],
             rates=rates,
             is_blank=self.is_blank,
             **columns,
@@ -165,14 +166,12 @@ class Verdict(built.Verdict):
 
     def decision(self) -> Decision:
         """Return the decision with every candidate and every term by name, for people; not cheap."""
-        columns = self.overlap, self.ints("predicted")
-        candidates = tuple(self._candidate(at, place, *columns) for at, place in enumerate(self.rank_indices))
+        candidates = tuple(self._candidate(at, place) for at, place in enumerate(self.rank_indices))
         return self._decision(candidates, self.winner_at, self.runner_up, exclusions_of(self.ranks, self.exclusions))
 
     def brief(self) -> Decision:
         """Return the decision with the winner as its only candidate: as cheap with a thousand ranks as with one."""
-        winner = self._candidate(self.winner_at, self.place, self.overlap, self.ints("predicted"))
-        return self._decision((winner,), 0, None, ())
+        return self._decision((self._candidate(self.winner_at, self.place),), 0, None, ())
 
     def _decision(
         self, candidates: tuple[Candidate, ...], winner: int, runner_up: int | None, excluded: tuple[Exclusion, ...]
@@ -203,16 +202,16 @@ class Verdict(built.Verdict):
             ttft_target_s=request.ttft_target_s,
         )
 
-    def _candidate(self, at: int, place: int, overlap: Depths, predicted: Ints) -> Candidate:
+    def _candidate(self, at: int, place: int) -> Candidate:
         rank, trust = self.ranks[place], self.trusts[place]
-        gpu, host, disk, external = overlap[:, place].tolist()
+        (gpu, host, disk, external), predicted_blocks = self.held(place)
         ttft_s, itl_s = self.predicted_s(at)
         return Candidate(
             worker_id=rank.worker_id,
             dp_rank=rank.dp_rank,
             overlap_blocks=(gpu, host, disk, external),
             overlap_source=trust.overlap_source,
-            predicted_blocks=int(predicted[place]),
+            predicted_blocks=predicted_blocks,
             trust=trust.state,
             trust_reason=trust.reason,
             epoch=self.epochs[place] if self.epochs else 0,

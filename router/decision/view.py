@@ -20,8 +20,8 @@ Depths = NDArray[np.int32]
 Floats = NDArray[np.float64]
 
 
-OverlapAnswer = tuple[Depths | bytes, tuple[int, ...], tuple[int, ...], tuple[str, ...]]
-"""What the index answers (`OverlapColumns`). Depths: an array, or packed as in a journal's record."""
+OverlapAnswer = tuple[Depths, tuple[int, ...], tuple[int, ...], tuple[str, ...]]
+"""What the index answers (`OverlapColumns`)."""
 
 
 class RateColumns(NamedTuple):
@@ -60,8 +60,8 @@ class View(NamedTuple):
     """Whether the rank joined lately, and its share of full misses is spent."""
     bound: WorkerRank | None
     """The rank that the request's session is bound to; None: no rank."""
-    trust_factor: Floats | None
-    """Share of the rank's overlap that is credited; None: all of it, at every rank."""
+    trust_factor: Floats
+    """Share of the rank's overlap that is credited."""
     rates: RateColumns | None
     """None: the mode does not read them."""
     is_blank: bool
@@ -126,5 +126,4 @@ class ModelView:
         trust = tuple(map(trust_of, self._disparities, doubts))
         factors = [TRUST_FACTOR[each.state] for each in trust]
         without_events = [place for place, each in enumerate(trust) if each.overlap_source == "approximate"]
-        is_any = any(factor != 1.0 for factor in factors)
-        return trust, built.Trusts(factors if is_any else [], without_events)
+        return trust, built.Trusts(factors, without_events)

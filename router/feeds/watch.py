@@ -107,8 +107,8 @@ class EventOrigins:
     def _new(self) -> Iterator[_Sent]:
         """Yield the decisions since the last look that bring new blocks to a watched rank, newest first."""
         decisions, own = self._routing.decisions, self._own
-        count, self._seen = min(decisions.added_total - self._seen, _LOOKED_AT_MAX), decisions.added_total
-        for lease in decisions.newest(count):
+        new, self._seen = decisions.since(self._seen, _LOOKED_AT_MAX), decisions.added_total
+        for lease in new:
             verdict = lease.verdict
             if verdict.is_blank or own.get(verdict.winner) == verdict.epoch or verdict.trust != "EXACT":
                 continue

@@ -1,8 +1,8 @@
 """Turns what was applied to a router's state into numbered journal messages.
 
-batches        the records that wait. Leases add decisions, first tokens and outcomes (`router/native/leases.cpp`);
-               `record` adds anything else. A record that is longer than a message becomes parts. If more than
-               `bytes_max` wait, the oldest are dropped and counted
+journal        the newest records. Leases add decisions, first tokens and outcomes (`router/native/leases.cpp`);
+               `record` adds anything else. A record that is longer than a message becomes parts
+a batch        the records of one message. If batches of more than `bytes_max` wait, the oldest are dropped and counted
 a decision     follows a `RankStanding` of each rank whose epoch or doubt has changed since it was recorded (at first:
                none). Decisions state doubts as trust; `doubt_of` returns the doubt behind a rank's trust
 a checkpoint   `CheckpointBegan`, `RankStanding`s, `CheckpointPart`s, `CheckpointEnded`. `step` encodes one of these
@@ -16,7 +16,6 @@ blocks when they are read. Tables are restored in their order: a lease needs its
 computed from tables is in none: views, columns, chains.
 """
 
-import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
@@ -164,11 +163,12 @@ class EncodedMessage(NamedTuple):
     records: int
 
 
-class _Checkpoint(NamedTuple):
-    """A checkpoint that waits until so many batches are gone."""
+class _Batch(NamedTuple):
+    """The records of one message, joined; their count, and the numbers that they take."""
 
-    after: int
-    records: Iterator[JournalRecord]
+    records: bytes
+    count: int
+    numbers: int
 
 
 class JournalEncoder:
@@ -189,16 +189,21 @@ class JournalEncoder:
         make a checkpoint necessary, when it is taken.
         """
         self._life, self._on_full, self._on_broken = life, on_full, on_broken
-        message_bytes_max = min(RECORD_BYTES_MAX, bytes_max // _MESSAGES_MIN)
-        self.batches = built.Journal(self, kv_seq, encode_record, RECORD_BYTES_MAX, message_bytes_max, bytes_max)
-        self._first = built.Batches(RECORD_BYTES_MAX, sys.maxsize)
-        """Records of a checkpoint, or of a loss: they are published before `batches`."""
+        self._bytes_max = bytes_max
+        batch_bytes_max = min(RECORD_BYTES_MAX, bytes_max // _MESSAGES_MIN)
+        self.journal = built.Journal(self, kv_seq, encode_record, RECORD_BYTES_MAX, batch_bytes_max)
+        self._waiting = deque[_Batch | Iterator[JournalRecord]]()
+        """Batches, and at their places the records of checkpoints."""
+        self._ahead = deque[_Batch]()
+        """Batches of a checkpoint, or of a loss: they are published before those that wait."""
         self._statuses = dict[WorkerRank, tuple[int, str]]()
         """The epoch and the doubt of ranks, as recorded."""
-        self._waiting = deque[_Checkpoint]()
         self._checkpoint: Iterator[JournalRecord] | None = None
+        self._encoded, self._encoded_records = bytearray(), 0
+        """Of the checkpoint, in no batch yet."""
         self._checkpoint_from = 0
-        self._is_full = False
+        self.dropped = 0
+        """Numbers of records that gave way, in no message yet."""
         self._next = 1
         self.records_total = self.bytes_total = 0
         """Of complete messages."""
@@ -212,31 +217,32 @@ class JournalEncoder:
         """Losses behind the newest checkpoint that was taken: replay is not exact until the next."""
 
     def __len__(self) -> int:
-        return self._first.records + self.batches.records
+        return sum(each.count for each in self._batches()) + self._encoded_records + self.journal.records
+
+    def _batches(self) -> Iterator[_Batch]:
+        return (each for each in (*self._ahead, *self._waiting) if isinstance(each, _Batch))
 
     @property
     def is_in_checkpoint(self) -> bool:
         """Whether a checkpoint waits for its turn, or is being encoded."""
-        return self._checkpoint is not None or any(each.after >= self.batches.first for each in self._waiting)
+        return self._checkpoint is not None or not all(isinstance(each, _Batch) for each in self._waiting)
 
     @property
     def has_message(self) -> bool:
-        """Whether a message is complete, or a checkpoint waits."""
-        return bool(self._first.complete_count or self.batches.complete_count or self.is_in_checkpoint)
+        """Whether a batch or a checkpoint waits."""
+        return bool(self._ahead or self._waiting or self._checkpoint)
 
     # ------------------------------------------------------------------------------------------------- what is added
 
     def record(self, what: JournalRecord | JournalCheckpoint) -> None:
         """Add the records of `what`. Of what cannot be encoded the loss is recorded: no record may end the process."""
-        batches = self.batches
         if isinstance(what, JournalCheckpoint):
-            batches.complete()
-            batches.forget_seen()
+            self.journal.complete()
+            self.journal.forget_seen()
             workers, now_s = what.worker_ids, what.began.now_s
             self._statuses = {rank: known for rank, known in self._statuses.items() if rank.worker_id in workers}
             standings = [_standing(now_s, rank, *status) for rank, status in self._statuses.items()]
-            records = chain((what.began,), standings, what.parts())
-            self._waiting.append(_Checkpoint(batches.first + batches.complete_count, records))
+            self._waiting.append(chain((what.began,), standings, what.parts()))
             if self.broken_by:
                 self._on_broken(self.broken_by)
             self.broken_by.clear()
@@ -245,9 +251,6 @@ class JournalEncoder:
             self.write(encode_record(what), what.now_s)
         except _NOT_ENCODABLE:
             self.write_loss(what.now_s)
-        if batches.pushed_out and not self._is_full:
-            self._is_full = True
-            self._on_full(batches.waiting_bytes)
 
     def write(self, encoded: bytes, now_s: float) -> None:
         """Add a record of any length."""
@@ -256,11 +259,11 @@ class JournalEncoder:
         except LimitExceeded:
             parts = (self._loss(1, "too_large", now_s),)
         for part in parts:
-            self.batches.put(part)
+            self.journal.put(part)
 
     def write_loss(self, now_s: float) -> None:
         """Add that a record was lost, which could not be encoded."""
-        self.batches.put(self._loss(1, "not_encodable", now_s))
+        self.journal.put(self._loss(1, "not_encodable", now_s))
 
     def write_standings(self, verdict: Verdict) -> None:
         """Add the standings that the decision is the first to see."""
@@ -270,7 +273,18 @@ class JournalEncoder:
             status = epoch, doubt_of(trust, known[1])
             if status != known:
                 self._statuses[rank] = status
-                self.batches.put(encode_record(_standing(verdict.now_s, rank, *status)))
+                self.journal.put(encode_record(_standing(verdict.now_s, rank, *status)))
+
+    def add_batch(self, records: bytes, count: int) -> None:
+        """Add a batch of the journal. The oldest ones give way if too many bytes wait, and checkpoints before them."""
+        self._waiting.append(_Batch(records, count, count))
+        dropped = 0
+        while sum(len(each.records) for each in self._batches()) > self._bytes_max:
+            oldest = self._waiting.popleft()
+            dropped += oldest.count if isinstance(oldest, _Batch) else 0
+        if dropped and not self.dropped:
+            self._on_full(sum(len(each.records) for each in self._batches()))
+        self.dropped += dropped
 
     def _loss(self, count: int, reason: LossReason, now_s: float) -> bytes:
         self.lost[reason] += count
@@ -283,52 +297,59 @@ class JournalEncoder:
         """Return a message of the oldest records."""
         while not self.step(now_s):
             pass
-        records, count, numbers = (self._first if self._first.records else self.batches).pop()
+        if not self._ahead and not self._waiting:
+            self.journal.complete()
+        queue = self._ahead or self._waiting
+        batch = queue.popleft() if queue else _Batch(b"", 0, 0)
+        assert isinstance(batch, _Batch)
         first = self._next
-        self._next += numbers
-        self.records_total += count
-        self.bytes_total += len(records)
-        return EncodedMessage(pack_journal(self._life, first, count, records), first, count)
+        self._next += batch.numbers
+        self.records_total += batch.count
+        self.bytes_total += len(batch.records)
+        return EncodedMessage(pack_journal(self._life, first, batch.count, batch.records), first, batch.count)
 
     def step(self, now_s: float) -> bool:
         """Encode the next record of a checkpoint, if it is its turn; return whether `cut` has a message, or nothing."""
-        ahead, batches = self._first, self.batches
-        if ahead.complete_count:
+        if self._ahead:
             return True
-        if self._checkpoint is None:
-            if batches.pushed_out:
-                count, batches.pushed_out, self._is_full = batches.pushed_out, 0, False
-                ahead.put(self._loss(count, "buffer_full", now_s), count)
-                ahead.complete()
-                return True
-            while self._waiting and self._waiting[0].after < batches.first:  # it was dropped, and batches behind it
-                self._waiting.popleft()
-            if not self._waiting or self._waiting[0].after > batches.first:
-                return True
-            self._checkpoint, self._checkpoint_from = self._waiting.popleft().records, self.bytes_total
-        elif self._go_on(self._checkpoint, now_s):
-            ahead.complete()
-            self._checkpoint = None
-        return bool(ahead.complete_count)
+        if self._checkpoint is not None:
+            self._go_on(self._checkpoint, now_s)
+        elif self.dropped:
+            count, self.dropped = self.dropped, 0
+            self._ahead.append(_Batch(self._loss(count, "buffer_full", now_s), 1, count))
+        elif not self._waiting or isinstance(self._waiting[0], _Batch):
+            return True
+        else:
+            self._checkpoint, self._checkpoint_from = self._waiting.popleft(), self.bytes_total
+        return bool(self._ahead)
 
-    def _go_on(self, checkpoint: Iterator[JournalRecord], now_s: float) -> bool:
-        """Encode the next record of the checkpoint; return whether it is the last."""
-        ahead = self._first
+    def _go_on(self, checkpoint: Iterator[JournalRecord], now_s: float) -> None:
+        """Encode the next record of the checkpoint."""
+        record = None
         try:
             record = next(checkpoint)
             parts = in_parts(encode_record(record), now_s)
         except (LimitExceeded, *_NOT_ENCODABLE) as error:  # a row that msgpack or a record has no room for
-            ahead.put(self._loss(1, "too_large" if isinstance(error, LimitExceeded) else "not_encodable", now_s))
-            return True
+            reason: LossReason = "too_large" if isinstance(error, LimitExceeded) else "not_encodable"
+            record, parts = None, (self._loss(1, reason, now_s),)
         for part in parts:
-            ahead.put(part)
-        if not isinstance(record, CheckpointEnded):
-            return False
-        bytes_ = self.bytes_total + ahead.waiting_bytes
-        self.checkpoints_total += 1
-        self.checkpoint_bytes = bytes_ - self._checkpoint_from
-        self.checkpoint_at = now_s, self.records_total + ahead.records, bytes_
-        return True
+            if len(self._encoded) + len(part) > RECORD_BYTES_MAX:
+                self._complete_checkpoint_batch()
+            self._encoded += part
+            self._encoded_records += 1
+        if isinstance(record, CheckpointEnded):
+            bytes_ = self.bytes_total + sum(len(each.records) for each in self._ahead) + len(self._encoded)
+            self.checkpoints_total += 1
+            self.checkpoint_bytes = bytes_ - self._checkpoint_from
+            records = sum(each.count for each in self._ahead) + self._encoded_records
+            self.checkpoint_at = now_s, self.records_total + records, bytes_
+        if record is None or isinstance(record, CheckpointEnded):
+            self._complete_checkpoint_batch()
+            self._checkpoint = None
+
+    def _complete_checkpoint_batch(self) -> None:
+        self._ahead.append(_Batch(bytes(self._encoded), self._encoded_records, self._encoded_records))
+        self._encoded, self._encoded_records = bytearray(), 0
 
 
 def _standing(now_s: float, rank: WorkerRank, epoch: int, doubt: str) -> RankStanding:

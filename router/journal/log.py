@@ -238,7 +238,7 @@ class JournalWriter:
         while True:
             await asyncio.sleep(PERIOD_S)
             if self._event_log.is_connected:
-                self.encoder.batches.complete()
+                self.encoder.journal.complete()
             while self._event_log.is_connected and (
                 self._unsent or self.encoder.has_message or self._is_checkpoint_due()
             ):
@@ -315,7 +315,7 @@ class JournalWriter:
     def lost(self) -> dict[LossReason, int]:
         """Return how many records were lost, by reason."""
         lost: dict[LossReason, int] = {reason: self.encoder.lost[reason] for reason in LOSS_REASONS}
-        lost["buffer_full"] += self.encoder.batches.pushed_out
+        lost["buffer_full"] += self.encoder.dropped
         return lost
 
 

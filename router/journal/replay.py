@@ -21,8 +21,18 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 
-from kv_protocol.decided import TERMS, Decided, best_columns, best_terms, other_costs, overlap_depths
+from kv_protocol.decided import (
+    TERMS,
+    TIERS,
+    Decided,
+    best_columns,
+    best_terms,
+    other_costs,
+    overlap_depths,
+    overlap_tiers,
+)
 from kv_protocol.errors import LimitExceeded, MalformedMessage, shortened
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import (
@@ -49,7 +59,7 @@ from router.journal.encoder import CheckpointUnusable, JournalCheckpoint, Restor
 
 _REASON_CHARACTERS_MAX = 200
 _NO_STATUS = (0, "")
-_UNKNOWN = "records are missing before it: whatever comes of it now says nothing"
+_UNKNOWN = "records are missing before it: to decide again proves nothing"
 
 
 class Redecided(NamedTuple):
@@ -211,7 +221,7 @@ class Replay:
             standings = [self._standings.get(rank, _NO_STATUS) for rank in ranks]
             epochs, doubts = tuple(epoch for epoch, _ in standings), tuple(doubt for _, doubt in standings)
             known = self._columns[ranks] = epochs, (0,) * len(ranks), doubts
-        return record.overlap, *known
+        return np.array(overlap_tiers(record), np.int32), *known
 
     def _refused(self, record: Refused) -> Redecided:
         request, state = record.request, self.state
@@ -248,7 +258,7 @@ def _unknown_mode(mode: str) -> str:
 def _no_overlap(_: bytes, ranks: tuple[WorkerRank, ...]) -> OverlapAnswer:
     """Return an empty answer of the index: eligibility does not depend on it."""
     zeros = (0,) * len(ranks)
-    return b"", zeros, zeros, ("",) * len(ranks)
+    return np.zeros((TIERS, len(ranks)), np.int32), zeros, zeros, ("",) * len(ranks)
 
 
 def difference_of(recorded: Decided, found: bytes, ranks: Sequence[WorkerRank]) -> str:

@@ -4,7 +4,7 @@ The router does not run without it: importing this module fails if it is missing
 built from sources with another interface.
 """
 
-INTERFACE = 31
+INTERFACE = 32
 """Changes with the interface of the extension, here and in `module.cpp`."""
 
 try:

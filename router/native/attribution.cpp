@@ -92,7 +92,7 @@ std::vector<const TopRows::Row*> TopRows::rows() const {
 
 void Attribution::decided(const Verdict& verdict) {
     const Request& request = *verdict.request;
-    const RankNumbers& ranks = verdict.view->numbers;
+    const std::vector<RankNumbers>& ranks = verdict.view->ranks;
     if (!request.is_prefilled) {
         return;
     }
@@ -105,13 +105,13 @@ void Attribution::decided(const Verdict& verdict) {
     if (!verdict.view->is_blank && request.known_tokens != 0) {
         made.candidates = static_cast<i64>(verdict.candidates.size());
         for (const u32 place : verdict.candidates) {
-            const i64 blocks = place == verdict.place() ? 0 : ranks.expected(place);
+            const i64 blocks = place == verdict.place() ? 0 : ranks[place].expected();
             made.others_blocks += blocks;
             made.others_blocks_squared += blocks * blocks;
             made.best_blocks = std::max(made.best_blocks, blocks);
         }
     }
-    made.factor = ranks.prefill.empty() ? 1.0 : ranks.prefill[verdict.place()];
+    made.factor = verdict.view->has_rates ? ranks[verdict.place()].prefill : 1.0;
     made.is_learnt = verdict.view->is_learnt;
     if (pending.size() >= pending_max) {
         pending.erase_first();

@@ -110,9 +110,10 @@ public:
     }
     // How many distinct blocks the key's chains have.
     i64 blocks(u64 key) const { return key < blocks_.size() ? blocks_[key] : 0; }
-    // Sets out[i] to how many leading blocks of the chain those of keys[i] have, and marked[i] to how many its marked ones have; 0 for
-    // keys without chains.
-    void depths(const u64* chain, std::size_t count, const u32* keys, std::size_t keys_count, i64* out, i64* marked) {
+    // Calls `each` for every key with its place among the keys, how many leading blocks of the chain those of the key have, and how
+    // many its marked ones have.
+    template <typename Each>
+    void depths(const u64* chain, std::size_t count, const std::vector<u32>& keys, Each each) {
         u32 at = kRoot, top = kRoot;
         std::size_t depth = 0;
         while (depth < count) {
@@ -137,10 +138,9 @@ public:
         }
         spread(nodes_[at], static_cast<i64>(depth));
         spread_marked(nodes_[at], static_cast<i64>(depth));
-        for (std::size_t place = 0; place < keys_count; ++place) {
+        for (std::size_t place = 0; place < keys.size(); ++place) {
             const bool is_known = keys[place] < depths_.size();
-            out[place] = is_known ? depths_[keys[place]] : 0;
-            marked[place] = is_known ? marked_depths_[keys[place]] : 0;
+            each(place, is_known ? depths_[keys[place]] : 0, is_known ? marked_depths_[keys[place]] : 0);
         }
         spread(nodes_[top], 0);
         spread_marked(nodes_[top], 0);

@@ -79,8 +79,8 @@ std::size_t choice_index(u64 seed, std::size_t count, u64 draw) {
 }
 
 void Verdict::decide(const std::vector<char>& excluded, std::vector<double> multiplier) {
-    const std::size_t n = view->numbers.count;
-    if (policy->reads_rates && policy->mode != Mode::kUser && view->numbers.prefill.empty()) {
+    const std::size_t n = view->ranks.size();
+    if (policy->reads_rates && policy->mode != Mode::kUser && !view->has_rates) {
         throw std::invalid_argument("the view was made for another mode: the index was not asked");
     }
     candidates.reserve(n);
@@ -109,7 +109,7 @@ void Verdict::settle() {
     }
     std::vector<u32> others;
     for (const u32 place : candidates) {
-        if (view->numbers.expected(place) != 0) {
+        if (view->ranks[place].expected() != 0) {
             return;
         }
         if (!view->spent[place]) {
@@ -124,11 +124,11 @@ void Verdict::settle() {
 
 void Verdict::choose(const std::vector<double>& multiplier) {
     const std::size_t count = candidates.size();
-    const auto requests_at = [this](std::size_t at) { return view->numbers.requests[candidates[at]]; };
+    const auto requests_at = [this](std::size_t at) { return view->ranks[candidates[at]].requests; };
     switch (policy->mode) {
         case Mode::kCost:
         case Mode::kSoonest:
-            costs = Costs::in_ms(view->numbers, candidates, *request, output_tokens(), policy->weights, multiplier);
+            costs = Costs::in_ms(view->ranks, candidates, *request, output_tokens(), policy->weights, multiplier);
             return policy->mode == Mode::kCost ? cheapest() : soonest();
         case Mode::kTurn:
         case Mode::kNamed:
@@ -225,6 +225,17 @@ void Verdict::take_choice(std::size_t winner, std::string why, std::optional<std
     bind();
 }
 
+void Verdict::forget_others() {
+    auto own = std::make_shared<View>(*view);
+    own->only = place();
+    own->ranks = {view->at(place())};
+    candidates = {place()};
+    costs = costs.of(winner_at);
+    view = std::move(own);
+    winner_at = 0;
+    runner_up.reset();
+}
+
 // Under hard affinity the session's rank wins if it is a candidate; what else is said of a choice follows from its winner.
 void Verdict::bind() {
     const auto of_session = policy->affinity == Affinity::kHard ? bound() : std::nullopt;
@@ -248,13 +259,14 @@ void Verdict::bind() {
         reason = "newcomer";
     }
     if (!view->is_blank) {
-        const RankNumbers& ranks = view->numbers;
-        overlap_blocks = ranks.tiers[place()];
-        expected_blocks = ranks.expected(place());
-        lost_blocks = policy->reads_rates ? ranks.lost(place(), request->own_blocks()) : 0;
+        const RankNumbers& rank = view->ranks[place()];
+        overlap_blocks = rank.held[0];
+        most_blocks = rank.held[kTiers - 1];
+        expected_blocks = rank.expected();
+        lost_blocks = policy->reads_rates ? rank.lost(request->own_blocks()) : 0;
         i64 best = 0;
         for (const u32 each : candidates) {
-            best = std::max<i64>(best, ranks.tiers[each]);
+            best = std::max<i64>(best, view->ranks[each].held[0]);
         }
         regret_blocks = best - overlap_blocks;
     }
@@ -288,7 +300,7 @@ std::optional<double> Verdict::ttft_s(std::size_t at) const {
         return std::nullopt;
     }
     const double until_first_ms = costs.column(Costs::kWaitMs)[at] + costs.column(Costs::kPrefillMs)[at];
-    return kFirstS * view->numbers.prefill[candidates[at]] + until_first_ms * 1e-3;
+    return kFirstS * view->at(candidates[at]).prefill + until_first_ms * 1e-3;
 }
 
 std::optional<double> Verdict::itl_s(std::size_t at) const {

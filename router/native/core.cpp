@@ -35,20 +35,19 @@ std::shared_ptr<View> Core::look(std::shared_ptr<const Standing> of, const Trust
     auto view = std::make_shared<View>(std::move(of), now_s, turn == nullptr ? 0 : *turn);
     view->without_events = trusts.without_events;
     if (epochs != nullptr) {
-        RankNumbers& numbers = view->numbers;
         const std::vector<u32>& rows = view->standing->rows;
         view->epochs = std::move(epochs);
-        numbers.tiers = std::move(tiers);
-        if (!trusts.without_events.empty()) {
-            for (const u32 place : trusts.without_events) {
-                const i64 held = approximate.overlap(rows[place], request.blocks.data(), request.reusable(), now_s);
-                for (std::size_t tier = 0; tier < kTiers; ++tier) {
-                    numbers.tiers[tier * numbers.count + place] = static_cast<std::int32_t>(held);
-                }
+        for (std::size_t place = 0; place < rows.size(); ++place) {
+            for (std::size_t tier = 0; tier < kTiers; ++tier) {
+                view->ranks[place].held[tier] = tiers[tier * rows.size() + place];
             }
+            view->ranks[place].trust = trusts.factors[place];
+        }
+        for (const u32 place : trusts.without_events) {
+            const i64 held = approximate.overlap(rows[place], request.blocks.data(), request.reusable(), now_s);
+            view->ranks[place].held.fill(static_cast<std::int32_t>(held));
         }
         view->spent = newcomers.spent(rows);
-        numbers.trust.assign(trusts.factors.begin(), trusts.factors.end());
         view->is_blank = false;
     }
     read(*view, policy, request);
@@ -63,21 +62,19 @@ std::shared_ptr<View> Core::look_again(const View& view, const Policy& policy, c
 }
 
 void Core::read(View& view, const Policy& policy, const Request& request) {
-    RankNumbers& numbers = view.numbers;
-    const u32* const rows = view.standing->rows.data();
-    const std::size_t n = numbers.count;
+    const std::vector<u32>& rows = view.standing->rows;
     const bool reads_load = !view.has_load && (policy.reads_load || !view.is_blank);
     if (reads_load) {
-        ledger.columns(rows, n, numbers.queued.data(), numbers.requests.data(), numbers.blocks.data());
-        numbers.capacity.assign(view.standing->capacity.begin(), view.standing->capacity.end());
+        ledger.read_load(rows, view.ranks);
+        for (std::size_t place = 0; place < rows.size(); ++place) {
+            view.ranks[place].capacity = view.standing->capacity[place];
+        }
         view.has_load = true;
     }
     if (!view.is_blank && (reads_load || policy.predicts != view.predicts)) {
-        RankNumbers::Counts known(reads_load ? 0 : n);
-        i64* const shared = reads_load ? numbers.shared.data() : known.data();
-        ledger.depths(rows, n, request.blocks, view.epochs->data(), view.now_s, shared, numbers.predicted.data());
-        for (i64& each : numbers.predicted) {
-            each = policy.predicts ? std::min(each, static_cast<i64>(request.reusable())) : 0;
+        ledger.read_depths(rows, request.blocks, *view.epochs, view.now_s, reads_load, view.ranks);
+        for (RankNumbers& each : view.ranks) {
+            each.predicted = policy.predicts ? std::min(each.predicted, static_cast<i64>(request.reusable())) : 0;
         }
         view.predicts = policy.predicts;
     }
@@ -85,35 +82,23 @@ void Core::read(View& view, const Policy& policy, const Request& request) {
         const u32 bound = sessions.bound(request.session_id, view.now_s);
         view.bound = bound == kNoRow ? std::nullopt : std::optional<Held>(Held(ranks, bound));
     }
-    if (view.is_blank) {
-        return;
+    if (!view.is_blank && policy.reads_rates && !view.has_rates) {
+        std::tie(view.output_tokens, view.is_learnt) = rates.read(request.model, rows, view.now_s, view.ranks);
+        view.has_rates = true;
     }
-    if (policy.reads_rates && numbers.prefill.empty()) {
-        read_rates(view, request);
-    }
-}
-
-void Core::read_rates(View& view, const Request& request) {
-    RankNumbers& numbers = view.numbers;
-    numbers.prefill.resize(numbers.count);
-    numbers.decode.resize(numbers.count);
-    Rates::Columns columns{numbers.prefill.data(), numbers.decode.data()};
-    rates.column(request.model, view.standing->rows.data(), numbers.count, view.now_s, columns);
-    view.output_tokens = columns.output_tokens;
-    view.is_learnt = columns.is_learnt;
 }
 
 std::pair<double, double> Core::expected_s(const Verdict& verdict, std::size_t place) const {
-    const RankNumbers& numbers = verdict.view->numbers;
+    const RankNumbers& rank = verdict.view->ranks[place];
     const Request& request = *verdict.request;
     const i64 tokens = request.isl_tokens, own_blocks = request.own_blocks();
-    const i64 lost = verdict.policy->reads_rates ? numbers.lost(place, own_blocks) : 0;
-    const double uncached = static_cast<double>(std::max<i64>(0, tokens - (numbers.expected(place) - lost) * request.block_size));
+    const i64 lost = verdict.policy->reads_rates ? rank.lost(own_blocks) : 0;
+    const double uncached = static_cast<double>(std::max<i64>(0, tokens - (rank.expected() - lost) * request.block_size));
     const double pairs = uncached * (static_cast<double>(tokens) - uncached * 0.5);
-    const double queued = static_cast<double>(numbers.queued[place]);
+    const double queued = static_cast<double>(rank.queued);
     const double ttft_s = kFirstS + (queued + uncached) * kPrefillTokenS + pairs * kPrefillPairS;
-    const i64 blocks = numbers.blocks[place] - numbers.shared[place] + own_blocks;
-    const double step_s = kStepS + (static_cast<double>(numbers.requests[place]) + 1.0) * kStepSequenceS;
+    const i64 blocks = rank.blocks - rank.shared + own_blocks;
+    const double step_s = kStepS + (static_cast<double>(rank.requests) + 1.0) * kStepSequenceS;
     return {request.is_prefilled ? ttft_s : 0.0, step_s + static_cast<double>(blocks * request.block_size) * kStepKvTokenS};
 }
 
@@ -122,6 +107,9 @@ std::pair<double, double> Core::expected_s(const Verdict& verdict, std::size_t p
 void Core::check(const View& view) const {
     if (view.standing->ranks != ranks_) {
         throw std::invalid_argument("verdict: found one of another core, allowed this core's");
+    }
+    if (view.only.has_value()) {
+        throw std::invalid_argument("verdict: found one that forgot all but its winner, allowed one with every rank");
     }
 }
 
@@ -136,16 +124,12 @@ void Core::take(const Verdict& verdict) {
     }
     turned(request.model);
     if (verdict.policy->reads_overlap && newcomers.is_any() && verdict.expected_blocks == 0 && request.reusable_blocks() != 0) {
-        bool is_cold = true;
-        for (std::size_t at = 0; at < view.numbers.count; ++at) {
-            is_cold = is_cold && view.numbers.expected(at) == 0;
-        }
-        if (is_cold) {
+        if (std::all_of(view.ranks.begin(), view.ranks.end(), [](const RankNumbers& rank) { return rank.expected() == 0; })) {
             newcomers.missed(winner, view.standing->rows);
         }
     }
     Ledger::Lease* const lease = promise(promised, view.now_s, "");
-    if (lease != nullptr && !view.numbers.prefill.empty()) {
+    if (lease != nullptr && view.has_rates) {
         lease->expected = expected(verdict);
     }
     decided.add(verdict);

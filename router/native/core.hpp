@@ -48,26 +48,28 @@ struct Standing {
 
 // How far the index's answer is trusted at each rank of a standing.
 struct Trusts {
-    std::vector<double> factors;         // share of the overlap that is credited; empty: all of it, at every rank
-    std::vector<u32> without_events;     // of these the overlap is what was routed to them
+    std::vector<double> factors;      // share of the overlap that is credited
+    std::vector<u32> without_events;  // places; there the overlap is what was routed to them
 };
 
 // The ranks that serve a model, at one moment.
 struct View {
     View(std::shared_ptr<const Standing> of, double time_s, u64 turns)
-        : standing(std::move(of)), now_s(time_s), turn(turns), numbers(standing->rows.size(), room.memory()) {}
+        : standing(std::move(of)), now_s(time_s), turn(turns), ranks(standing->rows.size()) {}
+
+    const RankNumbers& at(u32 place) const { return ranks[only.has_value() ? 0 : place]; }
 
     std::shared_ptr<const Standing> standing;
     double now_s;
     u64 turn;
-    Room room;
-    RankNumbers numbers;
+    std::vector<RankNumbers> ranks;
+    std::optional<u32> only;  // the one place whose numbers are left; none: of every place
     std::vector<u32> without_events;  // places
     std::shared_ptr<const std::vector<u64>> epochs;  // none: 0 at every rank
     std::vector<char> spent;   // newcomers that had their share; empty: none
     double output_tokens = 0;
     bool is_learnt = false, is_blank = true;
-    bool has_load = false, predicts = false;  // as the policies read it that looked
+    bool has_load = false, has_rates = false, predicts = false;  // as the policies read it that looked
     std::optional<Held> bound;  // the rank of the request's session
 };
 
@@ -82,6 +84,8 @@ public:
     void decide(const std::vector<char>& excluded, std::vector<double> multiplier);
     void take_choice(std::size_t winner, std::string reason, std::optional<std::size_t> runner_up, std::optional<double> margin,
                      bool meets_targets, Costs costs);
+    // Makes it small: of the candidates the winner stays, with its terms and what is predicted of it, and no column of the ranks.
+    void forget_others();
 
     std::shared_ptr<const View> view;
     std::shared_ptr<const Policy> policy;
@@ -95,7 +99,7 @@ public:
     std::optional<double> margin;
     std::string reason;
     bool meets_targets = true;
-    i64 overlap_blocks = 0, expected_blocks = 0, regret_blocks = 0;
+    i64 overlap_blocks = 0, most_blocks = 0, expected_blocks = 0, regret_blocks = 0;  // `most_blocks`: of the winner, on all tiers
     i64 lost_blocks = 0;  // of the winner, of those expected: evicted before the request is computed
 
     u32 place() const { return candidates[winner_at]; }
@@ -152,7 +156,7 @@ public:
     void take(const Verdict& verdict);
     // One decision more for the model.
     void turned(std::string_view model);
-    // Throws `std::invalid_argument` for what was decided by another core: rows are of one core.
+    // Throws `std::invalid_argument` for what was decided by another core, since rows are of one core, and for what forgot its columns.
     void check(const View& view) const;
     // Learns how fast the winner is from an outcome that is ok, of whichever core the decision is: for tools.
     void learn(const Verdict& verdict, const Outcome& outcome);
@@ -213,7 +217,6 @@ private:
     };
     std::vector<Table> tables();
     void read(View& view, const Policy& policy, const Request& request);
-    void read_rates(View& view, const Request& request);
 
     OrderedMap<Worker> workers_;
 };

@@ -40,14 +40,22 @@ struct VerdictParts {
 VerdictParts parts_of(const nanobind::handle& verdict);
 
 // Columns of a view by their names in `router.decision.view.View`.
-constexpr std::pair<const char*, RankNumbers::Counts RankNumbers::*> kCounts[] = {{"predicted", &RankNumbers::predicted},
-                                                                                  {"queued_tokens", &RankNumbers::queued},
-                                                                                  {"active_requests", &RankNumbers::requests},
-                                                                                  {"active_blocks", &RankNumbers::blocks},
-                                                                                  {"shared_blocks", &RankNumbers::shared}};
-constexpr std::pair<const char*, RankNumbers::Floats RankNumbers::*> kFloats[] = {{"trust_factor", &RankNumbers::trust},
-                                                                                  {"prefill", &RankNumbers::prefill},
-                                                                                  {"decode", &RankNumbers::decode}};
+constexpr std::pair<const char*, i64 RankNumbers::*> kCounts[] = {{"predicted", &RankNumbers::predicted},
+                                                                  {"queued_tokens", &RankNumbers::queued},
+                                                                  {"active_requests", &RankNumbers::requests},
+                                                                  {"active_blocks", &RankNumbers::blocks},
+                                                                  {"shared_blocks", &RankNumbers::shared}};
+constexpr std::pair<const char*, double RankNumbers::*> kFloats[] = {
+    {"trust_factor", &RankNumbers::trust}, {"prefill", &RankNumbers::prefill}, {"decode", &RankNumbers::decode}};
+
+template <typename Number>
+std::vector<Number> column_of(const std::vector<RankNumbers>& ranks, Number RankNumbers::* field) {
+    std::vector<Number> column;
+    for (const RankNumbers& rank : ranks) {
+        column.push_back(rank.*field);
+    }
+    return column;
+}
 
 template <typename Numbers>
 nanobind::bytes packed(const Numbers& numbers) {

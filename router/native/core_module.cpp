@@ -13,8 +13,16 @@ namespace kv {
 namespace {
 
 using LoadTuple = std::tuple<i64, i64, i64, i64, i64, i64, i64>;
-template <typename Figure>
-using OfRanks = std::vector<std::pair<RankTuple, Figure>>;
+
+// What `figure` returns of the row of every rank in the map, by rank.
+template <typename Map, typename Figure>
+auto of_ranks(const Map& map, Figure figure) {
+    std::vector<std::pair<RankTuple, decltype(figure(kNoRow))>> made;
+    for (const u32 row : map.rows()) {
+        made.emplace_back(rank_tuple(map.key(row)), figure(row));
+    }
+    return made;
+}
 
 std::vector<std::tuple<std::string, bool, RankTuple>> events_of(const PyCore& core, double now_s) {
     std::vector<std::tuple<std::string, bool, RankTuple>> made;
@@ -41,24 +49,18 @@ void bind_core_queries(nb::class_<PyCore>& of) {
            "worker_id"_a, "dp_rank"_a)
         .def("loads",
              [](const PyCore& core) {
-                 OfRanks<LoadTuple> made;
-                 for (const u32 row : core.ledger.loads().rows()) {
-                     made.emplace_back(rank_tuple(core.ranks.key(row)), load_tuple(core, row));
-                 }
-                 return made;
+                 return of_ranks(core.ledger.loads(), [&core](u32 row) { return load_tuple(core, row); });
              })
         .def("queued_tokens",
              [](PyCore& core, const Standing& standing) {
-                 const std::size_t n = standing.rows.size();
-                 std::vector<i64> columns(3 * n);
-                 core.ledger.columns(standing.rows.data(), n, columns.data(), columns.data() + n, columns.data() + 2 * n);
-                 columns.resize(n);
-                 return columns;
+                 std::vector<RankNumbers> ranks(standing.rows.size());
+                 core.ledger.read_load(standing.rows, ranks);
+                 return column_of(ranks, &RankNumbers::queued);
              },
              "standing"_a)
         .def("differences",
              [](const PyCore& core) {
-                 OfRanks<i64> made;
+                 std::vector<std::pair<RankTuple, i64>> made;
                  for (const u32 row : core.ledger.loads().rows()) {
                      const RankLoad& load = core.ledger.loads()[row];
                      if (load.reported.reported_at_s.has_value()) {
@@ -75,11 +77,8 @@ void bind_core_queries(nb::class_<PyCore>& of) {
         .def_prop_ro("rank_count", [](const PyCore& core) { return core.ranks.size(); })
         .def("routed_blocks",
              [](const PyCore& core) {
-                 OfRanks<u64> made;
-                 for (const u32 row : core.approximate.trees().rows()) {
-                     made.emplace_back(rank_tuple(core.ranks.key(row)), core.approximate.trees()[row]->block_count());
-                 }
-                 return made;
+                 const auto& trees = core.approximate.trees();
+                 return of_ranks(trees, [&trees](u32 row) { return trees[row]->block_count(); });
              })
         .def("routed_totals",
              [](const PyCore& core) {
@@ -93,34 +92,25 @@ void bind_core_queries(nb::class_<PyCore>& of) {
              })
         .def("rate_factors",
              [](const PyCore& core) {
-                 OfRanks<std::tuple<double, double, i64, i64>> made;
-                 for (const Rates::RankFigures& each : core.rates.factors()) {
-                     made.emplace_back(rank_tuple(each.rank), std::make_tuple(each.prefill, each.decode, each.prefills, each.decodes));
-                 }
-                 return made;
+                 return of_ranks(core.rates.ranks(), [&core](u32 row) {
+                     const Rates::Rank& rank = core.rates.ranks()[row];
+                     return std::make_tuple(rank.model->prefill.shared * rank.prefill, rank.model->decode.shared * rank.decode, rank.prefills,
+                                            rank.decodes);
+                 });
              })
-        .def("learnt",
-             [](const PyCore& core) {
-                 std::vector<std::tuple<std::string, double, double, double, i64>> made;
-                 for (const Rates::Learnt& each : core.rates.learnt()) {
-                     made.emplace_back(each.model, each.prefill, each.decode, each.output_tokens, each.answers);
-                 }
-                 return made;
-             })
+        .def("learnt", [](const PyCore& core) { return core.rates.learnt(); })
         .def("prefill_factors",
              [](PyCore& core, const Verdict& verdict) {
                  core.check(*verdict.view);
-                 const std::vector<u32>& rows = verdict.view->standing->rows;
-                 std::vector<double> prefill(rows.size()), decode(rows.size());
-                 Rates::Columns columns{prefill.data(), decode.data()};
-                 core.rates.column(verdict.request->model, rows.data(), rows.size(), verdict.view->now_s, columns);
-                 return packed(prefill);
+                 std::vector<RankNumbers> ranks(verdict.view->ranks.size());
+                 core.rates.read(verdict.request->model, verdict.view->standing->rows, verdict.view->now_s, ranks);
+                 return packed(column_of(ranks, &RankNumbers::prefill));
              },
              "verdict"_a)
         .def_prop_ro("rates_refused_total", [](const PyCore& core) { return core.rates.refused_total; })
         .def("expected_s",
              [](const PyCore& core, const Verdict& verdict, std::size_t place) {
-                 if (place >= verdict.view->numbers.count) {
+                 if (place >= verdict.view->ranks.size()) {
                      refuse("place", static_cast<i64>(place), "one of the view's ranks");
                  }
                  return core.expected_s(verdict, place);
@@ -158,11 +148,7 @@ void bind_core_sums(nb::class_<PyCore>& of) {
         .def_ro("attempts_total", &PyCore::attempts_total)
         .def("attempts",
              [](const PyCore& core) {
-                 OfRanks<u64> made;
-                 for (const u32 row : core.attempts.rows()) {
-                     made.emplace_back(rank_tuple(core.ranks.key(row)), core.attempts[row]);
-                 }
-                 return made;
+                 return of_ranks(core.attempts, [&core](u32 row) { return core.attempts[row]; });
              })
         .def("ends", [](const PyCore& core) { return std::vector<std::pair<u64, double>>(core.ends.begin(), core.ends.end()); });
 }

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
-#include <memory_resource>
 #include <vector>
 
 #include "rows.hpp"
@@ -18,45 +17,19 @@ constexpr double kFirstS = 17.0e-3;
 constexpr double kPrefillTokenS = 22.8e-6, kPrefillPairS = 0.830e-9;
 constexpr double kStepS = 5.52e-3, kStepSequenceS = 12.7e-6, kStepKvTokenS = 34.7e-9;
 
-// Room for the columns of a few ranks. A decision is kept after its request: where each column has memory of its own, making and
-// freeing them costs more than to decide.
-class Room {
-public:
-    Room() = default;
-    Room(const Room&) : Room() {}
-    Room(Room&&) = delete;  // columns that moved would lie in the memory of the other one
-    std::pmr::memory_resource* memory() { return &more_; }
-
-private:
-    std::array<std::byte, 1024> own_;
-    std::pmr::monotonic_buffer_resource more_{own_.data(), own_.size()};
-};
-
-// The columns of all ranks that serve a model, of which costs are computed.
+// What costs are computed of at one of the ranks that serve a model.
 struct RankNumbers {
-    using Counts = std::pmr::vector<i64>;
-    using Floats = std::pmr::vector<double>;
+    std::array<std::int32_t, kTiers> held{};  // leading blocks of the request on tiers 0..t
+    i64 predicted = 0, queued = 0, requests = 0, blocks = 0, shared = 0;
+    i64 capacity = 0;                // blocks of KV; 0: not known, or not read
+    double trust = 1.0;              // share of the overlap that is credited
+    double prefill = 0, decode = 0;  // learnt factors
 
-    RankNumbers(std::size_t ranks, std::pmr::memory_resource* memory)
-        : count(ranks), tiers(kTiers * ranks), predicted(ranks, memory), queued(ranks, memory), requests(ranks, memory), blocks(ranks, memory),
-          shared(ranks, memory), capacity(memory), trust(memory), prefill(memory), decode(memory) {}
-
-    i64 expected(std::size_t place) const { return std::max<i64>(tiers[place], predicted[place]); }
-    // Blocks that a rank lacks for its promised requests and one more; 0 where its capacity is not known.
-    i64 over(std::size_t place, i64 own_blocks) const {
-        return capacity.empty() || capacity[place] == 0 ? 0 : std::max<i64>(0, blocks[place] - shared[place] + own_blocks - capacity[place]);
-    }
+    i64 expected() const { return std::max<i64>(held[0], predicted); }
+    // Blocks that the rank lacks for its promised requests and one more; 0 where its capacity is not known.
+    i64 over(i64 own_blocks) const { return capacity == 0 ? 0 : std::max<i64>(0, blocks - shared + own_blocks - capacity); }
     // Expected blocks that will be evicted before the request is computed: nothing in use holds them, and room is short.
-    i64 lost(std::size_t place, i64 own_blocks) const {
-        return std::min(over(place, own_blocks), std::max<i64>(0, expected(place) - shared[place]));
-    }
-
-    std::size_t count;
-    std::vector<std::int32_t> tiers;  // leading blocks held on tiers 0..t, tier by tier
-    Counts predicted, queued, requests, blocks, shared;
-    Counts capacity;         // blocks of KV, 0: not known; empty: not read
-    Floats trust;            // empty: 1 at every rank
-    Floats prefill, decode;  // learnt factors; empty: not read
+    i64 lost(i64 own_blocks) const { return std::min(over(own_blocks), std::max<i64>(0, expected() - shared)); }
 };
 
 // What a decision reads of a request, beside the ranks that it excludes. The texts are those of the caller's request.
@@ -94,7 +67,7 @@ public:
         std::fill_n(out(kMultiplier), count, otherwise(kMultiplier));
     }
     // Costs of the ranks at `places`. `output_tokens`: that the answer is expected to have. `multiplier`: of each rank's cost; empty: none.
-    static Costs in_ms(const RankNumbers& ranks, const std::vector<u32>& places, const Request& request, double output_tokens,
+    static Costs in_ms(const std::vector<RankNumbers>& ranks, const std::vector<u32>& places, const Request& request, double output_tokens,
                        const Weights& weights, const std::vector<double>& multiplier) {
         constexpr double kToken = 1e3 * kPrefillTokenS, kPair = 1e3 * kPrefillPairS;
         constexpr double kStep = 1e3 * kStepS, kSequence = 1e3 * kStepSequenceS, kKvToken = 1e3 * kStepKvTokenS;
@@ -108,29 +81,39 @@ public:
         double* const factor = made.out(kMultiplier);
         for (std::size_t at = 0; at < made.count; ++at) {
             const u32 place = places[at];
-            lost[at] = static_cast<double>(ranks.lost(place, request.own_blocks()));
+            const RankNumbers& rank = ranks[place];
+            lost[at] = static_cast<double>(rank.lost(request.own_blocks()));
             if (request.is_prefilled) {
-                credit[at] = credited(ranks, place, lost[at], weights);
+                credit[at] = credited(rank, lost[at], weights);
                 const double left = tokens - credit[at] * block_size;
                 const double uncached = left > 0.0 ? left : 0.0;
                 const double pairs = uncached * (tokens - uncached * 0.5);
-                wait[at] = static_cast<double>(ranks.queued[place]) * kToken * ranks.prefill[place];
-                prefill[at] = (uncached * kToken + pairs * kPair) * ranks.prefill[place];
+                wait[at] = static_cast<double>(rank.queued) * kToken * rank.prefill;
+                prefill[at] = (uncached * kToken + pairs * kPair) * rank.prefill;
                 const double until_first = wait[at] + prefill[at];
                 lateness[at] = until_first * until_first / lateness_ms;
             }
             if (request.is_decoded) {
-                const double active = static_cast<double>(ranks.requests[place]);
-                const double blocks = static_cast<double>(ranks.blocks[place] - ranks.shared[place]);
+                const double active = static_cast<double>(rank.requests);
+                const double blocks = static_cast<double>(rank.blocks - rank.shared);
                 const double kv_tokens = (blocks + own_blocks) * block_size;
                 const double step = kStep + (active + 1.0) * kSequence + kv_tokens * kKvToken;
                 stall[at] = prefill[at] * active;
-                decode[at] = step * output_tokens * ranks.decode[place];
-                slowdown[at] = active * own_ms * output_tokens * ranks.decode[place];
+                decode[at] = step * output_tokens * rank.decode;
+                slowdown[at] = active * own_ms * output_tokens * rank.decode;
             }
             cost[at] = (wait[at] + prefill[at] + lateness[at]) * weights.ttft_weight + stall[at] + decode[at] + slowdown[at];
             factor[at] = multiplier.empty() ? otherwise(kMultiplier) : multiplier[place];
             cost[at] *= factor[at];
+        }
+        return made;
+    }
+
+    // The costs of one candidate alone.
+    Costs of(std::size_t at) const {
+        Costs made(empty() ? 0 : 1, is_timed);
+        for (std::size_t field = 0; field < made.numbers_.size(); ++field) {
+            made.numbers_[field] = column(field)[at];
         }
         return made;
     }
@@ -149,20 +132,18 @@ private:
     double* out(std::size_t field) { return numbers_.data() + field * count; }
 
     // The blocks credited to a rank for what it holds. `lost`: how many of them will be evicted before the request is computed.
-    static double credited(const RankNumbers& ranks, u32 place, double lost, const Weights& weights) {
+    static double credited(const RankNumbers& rank, double lost, const Weights& weights) {
         if (weights.overlap_credit == 0.0) {
             return 0.0;
         }
-        const std::int32_t* const held = ranks.tiers.data() + place;
-        const std::int32_t gpu = held[0], cpu = held[ranks.count], below = held[2 * ranks.count];
-        const i64 predicted = ranks.predicted[place], device = std::max<i64>(gpu, predicted);
-        const i64 host = std::max<i64>(cpu, predicted), disk = std::max<i64>(below, predicted);
+        const auto [gpu, cpu, below, _] = rank.held;
+        const i64 device = rank.expected(), host = std::max<i64>(cpu, rank.predicted), disk = std::max<i64>(below, rank.predicted);
         double credit = static_cast<double>(device) * weights.overlap_credit;
         credit += static_cast<double>(host - device) * weights.host_weight;
         credit += static_cast<double>(disk - host) * weights.disk_weight;
         const double worth = weights.overlap_credit - (cpu > gpu ? weights.host_weight : 0.0);
         credit = std::max(0.0, credit - lost * worth);
-        return ranks.trust.empty() ? credit : credit * ranks.trust[place];
+        return credit * rank.trust;
     }
 
     std::vector<double> numbers_;  // term by term

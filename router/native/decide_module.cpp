@@ -2,7 +2,6 @@
 #include <chrono>
 
 #include "core_bindings.hpp"
-#include "decision_bytes.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -82,16 +81,8 @@ nb::object reusable_chain(const nb::handle& given, const Request& request) {
                                                  : nb::steal(PyBytes_FromStringAndSize(PyBytes_AS_STRING(chain.ptr()), size));
 }
 
-// Reads the overlap on each tier: of an array, or of the bytes that a journal has.
+// The overlap on each tier.
 std::vector<std::int32_t> tiers_of(const nb::handle& overlap, std::size_t count) {
-    if (PyBytes_Check(overlap.ptr())) {
-        const nb::bytes packed = nb::borrow<nb::bytes>(overlap);
-        std::vector<std::int32_t> tiers = unpacked_overlap({packed.c_str(), packed.size()}, count);
-        if (tiers.size() != kTiers * count) {
-            refuse("overlap", static_cast<i64>(packed.size()), "bytes that have the overlap of " + std::to_string(count) + " columns");
-        }
-        return tiers;
-    }
     return numbers_in<std::int32_t>(overlap, "overlap", kTiers, count);
 }
 
@@ -273,20 +264,28 @@ nb::object decide_by(PyCore& core, const nb::handle& given, const nb::dict& colu
     const auto policy = nb::cast<std::shared_ptr<const Policy>>(rule[2]);
     Constraints constraints = constraints_of(given, request, rule);
     auto view = std::make_shared<View>(std::move(standing), nb::cast<double>(given.attr("now_s")), nb::cast<u64>(given.attr("turn")));
-    RankNumbers& numbers = view->numbers;
-    const auto take = [&numbers, &columns](const auto& all) {
-        for (const auto& [name, column] : all) {
-            using Number = typename std::decay_t<decltype(numbers.*column)>::value_type;
+    std::vector<RankNumbers>& ranks = view->ranks;
+    const auto take = [&ranks, &columns](const auto& all) {
+        for (const auto& [name, field] : all) {
+            using Number = std::decay_t<decltype(ranks[0].*field)>;
             if (columns.contains(name)) {
-                const auto found = numbers_in<Number>(columns[name], name, 1, numbers.count);
-                (numbers.*column).assign(found.begin(), found.end());
+                const auto found = numbers_in<Number>(columns[name], name, 1, ranks.size());
+                for (std::size_t at = 0; at < found.size(); ++at) {
+                    ranks[at].*field = found[at];
+                }
             }
         }
     };
     take(kCounts);
     take(kFloats);
-    numbers.tiers = tiers_of(given.attr("overlap"), numbers.count);
-    numbers.capacity.assign(view->standing->capacity.begin(), view->standing->capacity.end());
+    view->has_rates = columns.contains("prefill");
+    const std::vector<std::int32_t> tiers = tiers_of(given.attr("overlap"), ranks.size());
+    for (std::size_t at = 0; at < tiers.size(); ++at) {
+        ranks[at % ranks.size()].held[at / ranks.size()] = tiers[at];
+    }
+    for (std::size_t at = 0; at < ranks.size(); ++at) {
+        ranks[at].capacity = view->standing->capacity[at];
+    }
     if (const auto bound = nb::cast<std::optional<RankTuple>>(given.attr("bound"))) {
         view->bound = Held(core.ranks, RankKey{bound->first, bound->second});
     }

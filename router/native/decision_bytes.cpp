@@ -1,6 +1,6 @@
-#include "decision_bytes.hpp"
-
+// A decision's costs and overlap as its journal record has them: the formats of kv_protocol/decided.py. Knows nothing of Python.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 
@@ -14,8 +14,26 @@ constexpr unsigned kMaskBits = 7, kMore = 0x80, kWide = 0x80, kNarrowMax = 0xFFF
 static_assert(sizeof(float) == 4 && sizeof(double) == 8, "the formats are IEEE 754");
 static_assert(Costs::kFields <= 2 * kMaskBits, "a mask has two bytes at most");
 
-}  // namespace
+// The candidates that are recorded with all terms: the winner, then the cheapest of the others, the first among equals.
+class Best {
+public:
+    static constexpr std::size_t kMost = 8;
 
+    std::size_t size() const { return size_; }
+    bool empty() const { return size_ == 0; }
+    void grow() { ++size_; }
+    std::size_t& operator[](std::size_t at) { return places_[at]; }
+    std::size_t* begin() { return places_.data(); }
+    std::size_t* end() { return places_.data() + size_; }
+    const std::size_t* begin() const { return places_.data(); }
+    const std::size_t* end() const { return places_.data() + size_; }
+
+private:
+    std::array<std::size_t, kMost> places_{};
+    std::size_t size_ = 0;
+};
+
+// Empty: a cost is not a number, so there is no order. Of one candidate at least.
 Best best_candidates(const double* costs, std::size_t count, std::size_t winner) {
     Best best;
     for (std::size_t at = 0; at < count; ++at) {
@@ -38,6 +56,7 @@ Best best_candidates(const double* costs, std::size_t count, std::size_t winner)
     return best;
 }
 
+// Adds the mask of the terms that are not their default everywhere, and their numbers for `best`.
 void pack_terms(Pack& to, const Costs& costs, const Best& best) {
     unsigned mask = 0, fields = 0;
     for (std::size_t field = 0; field < Costs::kFields && !best.empty(); ++field) {
@@ -70,6 +89,13 @@ void pack_terms(Pack& to, const Costs& costs, const Best& best) {
     }
 }
 
+// Adds a number as it lies in memory: machines that we build for are little-endian, as the formats are.
+template <typename Number>
+void put_number(Pack& to, Number number) {
+    std::memcpy(to.more(sizeof number), &number, sizeof number);
+}
+
+// Adds the costs of all candidates but `best`, as f32.
 void pack_rest(Pack& to, const double* costs, std::size_t count, const Best& best) {
     to.bytes((count - best.size()) * sizeof(float));
     if (best.size() == count) {
@@ -87,15 +113,17 @@ void pack_rest(Pack& to, const double* costs, std::size_t count, const Best& bes
     }
 }
 
-void pack_overlap(Pack& to, const std::int32_t* tiers, std::size_t count) {
-    const auto more_at = [tiers, count](std::size_t tier, std::size_t at) {
-        const std::int32_t below = tier == 0 ? 0 : tiers[(tier - 1) * count + at];
-        return static_cast<std::uint32_t>(tiers[tier * count + at]) - static_cast<std::uint32_t>(below);
+// Adds the overlap on tiers 0..t of every column, tier by tier; no byte if there is none.
+void pack_overlap(Pack& to, const std::vector<RankNumbers>& ranks) {
+    const std::size_t count = ranks.size();
+    const auto more_at = [&ranks](std::size_t tier, std::size_t at) {
+        const std::int32_t below = tier == 0 ? 0 : ranks[at].held[tier - 1];
+        return static_cast<std::uint32_t>(ranks[at].held[tier]) - static_cast<std::uint32_t>(below);
     };
     std::uint32_t most = 0;
     std::array<std::size_t, kTiers> held{};
     for (std::size_t at = 0; at < count; ++at) {
-        most = std::max(most, static_cast<std::uint32_t>(tiers[(kTiers - 1) * count + at]));
+        most = std::max(most, static_cast<std::uint32_t>(ranks[at].held[kTiers - 1]));
         for (std::size_t tier = 0; tier < kTiers; ++tier) {
             held[tier] += more_at(tier, at) != 0;
         }
@@ -130,44 +158,13 @@ void pack_overlap(Pack& to, const std::int32_t* tiers, std::size_t count) {
     }
 }
 
-std::vector<std::int32_t> unpacked_overlap(std::string_view packed, std::size_t count) {
-    std::vector<std::int32_t> tiers(kTiers * count);
-    if (packed.empty()) {
-        return tiers;
-    }
-    const unsigned flags = static_cast<unsigned char>(packed[0]);
-    const std::size_t holders = (count + 7) / 8, size = (flags & kWide) != 0 ? 4 : 2;
-    std::size_t at = 1;
-    for (std::size_t tier = 0; tier < kTiers; ++tier) {
-        std::int32_t* const depths = tiers.data() + tier * count;
-        if (tier > 0) {
-            std::copy(depths - count, depths, depths);
-        }
-        if ((flags >> tier & 1) == 0) {
-            continue;
-        }
-        const std::size_t bits = at;
-        at += holders;
-        for (std::size_t column = 0; column < count && at <= packed.size(); ++column) {
-            if ((static_cast<unsigned char>(packed[bits + column / 8]) >> column % 8 & 1) != 0) {
-                std::uint32_t more = 0;
-                if (at + size > packed.size()) {
-                    return {};
-                }
-                std::memcpy(&more, packed.data() + at, size);
-                depths[column] = static_cast<std::int32_t>(static_cast<std::uint32_t>(depths[column]) + more);
-                at += size;
-            }
-        }
-    }
-    return at == packed.size() ? tiers : std::vector<std::int32_t>{};
-}
+}  // namespace
 
 // The record of a decision: the format of kv_protocol/decided.py.
 void Verdict::record(Pack& record, std::string_view packed_request, u64 kv_seq) const {
     constexpr std::size_t kFields = 23;
     const RankKey& rank = view->standing->held[place()].key();
-    const RankNumbers& ranks = view->numbers;
+    const std::vector<RankNumbers>& ranks = view->ranks;
     const auto at_place = [this](std::size_t candidate) { return static_cast<u64>(candidates[candidate]); };
     record.array(kFields);
     record.put("decided");
@@ -177,7 +174,7 @@ void Verdict::record(Pack& record, std::string_view packed_request, u64 kv_seq) 
     record.put(seed);
     record.put(kv_seq);
     record.put(view->turn);
-    record.put(static_cast<u64>(ranks.count));
+    record.put(static_cast<u64>(ranks.size()));
     record.put(at_place(winner_at));
     record.put(rank.worker_id);
     record.put(rank.dp_rank);
@@ -202,7 +199,7 @@ void Verdict::record(Pack& record, std::string_view packed_request, u64 kv_seq) 
         pack_terms(record, costs, best);
         pack_rest(record, costs.cost(), costs.count, best);
     }
-    view->is_blank ? record.bytes(std::string_view{}) : pack_overlap(record, ranks.tiers.data(), ranks.count);
+    view->is_blank ? record.bytes(std::string_view{}) : pack_overlap(record, ranks);
 }
 
 }  // namespace kv

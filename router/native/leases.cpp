@@ -1,7 +1,6 @@
 // In C++: the journal of a router's decisions, and the leases of those that are carried out: all that follows a decision, in one call
 // each. All calls keep the GIL.
 #include "core_bindings.hpp"
-#include "journal.hpp"
 #include "request_sums.hpp"
 
 namespace nb = nanobind;
@@ -11,12 +10,27 @@ namespace kv {
 
 namespace {
 
-// The batches of one journal. `owner` is its `router.journal.encoder.JournalEncoder`, which writes what is rare.
-struct PyJournal : Batches {
-    PyJournal(nb::object of, nb::object seq, nb::object encode, std::size_t record_bytes_max, std::size_t batch_bytes_max, std::size_t bytes_max)
-        : Batches(batch_bytes_max, bytes_max), owner(std::move(of)), kv_seq(std::move(seq)), encoded(std::move(encode)),
-          record_bytes_max_(record_bytes_max) {}
+// The newest records of one journal, in no batch yet. `owner` is its `router.journal.encoder.JournalEncoder`, which takes the batches,
+// and writes what is rare.
+struct PyJournal {
+    PyJournal(nb::object of, nb::object seq, nb::object encode, std::size_t record_bytes, std::size_t batch_bytes)
+        : owner(std::move(of)), kv_seq(std::move(seq)), encoded(std::move(encode)), record_bytes_max_(record_bytes), batch_bytes_max_(batch_bytes) {}
 
+    void put(std::string_view record) {
+        if (count >= kRecordsMax || records_.size() + record.size() > batch_bytes_max_) {
+            complete();
+        }
+        records_.append(record);
+        ++count;
+    }
+    // Ends the batch, if it has a record.
+    void complete() {
+        if (count != 0) {
+            owner.attr("add_batch")(bytes_of(records_), std::exchange(count, 0));
+            records_.clear();
+        }
+    }
+    // Adds a record of any length.
     void add(std::string_view record, double now_s) {
         if (record.size() <= record_bytes_max_) {
             put(record);
@@ -56,10 +70,14 @@ struct PyJournal : Batches {
 
     nb::object owner, kv_seq, encoded;
     std::array<nb::object, 3> seen;  // what the last decision looked at: while it stays the same, no standing changes
+    u64 count = 0;                   // of the records
 
 private:
-    const std::size_t record_bytes_max_;  // a longer one goes in parts
-    Pack record_;                         // of the newest decision
+    static constexpr u64 kRecordsMax = 4096;
+
+    const std::size_t record_bytes_max_, batch_bytes_max_;  // a longer record goes in parts
+    std::string records_;                                   // joined
+    Pack record_;                                           // of the newest decision
 };
 
 struct PyLease;
@@ -101,7 +119,7 @@ struct PyLeases {
     nb::object on_news = nb::none();                        // called, once, when there is something to tell
 };
 
-// One decision that is carried out, and what came of it.
+// One decision that is carried out, and its outcome.
 struct PyLease {
     PyLease(nb::object of, nb::object made)
         : leases_object(std::move(of)), verdict_object(std::move(made)), leases(nb::cast<PyLeases*>(leases_object)),
@@ -265,25 +283,11 @@ auto news_of(PyLeases& leases) {
 }  // namespace
 
 void bind_leases(nb::module_& module) {
-    nb::class_<Batches>(module, "Batches")
-        .def(nb::init<std::size_t, std::size_t>())
-        .def("put", [](Batches& to, const nb::bytes& record, u64 numbers) { to.put({record.c_str(), record.size()}, numbers); }, "record"_a,
-             "numbers"_a = 1)
-        .def("complete", &Batches::complete)
-        .def("pop",
-             [](Batches& from) {
-                 Batches::Batch batch = from.pop();
-                 nb::bytes records = bytes_of(batch.records);
-                 from.reuse(std::move(batch.records));
-                 return std::make_tuple(std::move(records), batch.count, batch.numbers);
-             })
-        .def_prop_ro("complete_count", &Batches::complete_count)
-        .def_ro("first", &Batches::first)
-        .def_ro("records", &Batches::records)
-        .def_ro("waiting_bytes", &Batches::bytes)
-        .def_rw("pushed_out", &Batches::pushed_out);
-    nb::class_<PyJournal, Batches>(module, "Journal", nb::type_slots(journal_slots))
-        .def(nb::init<nb::object, nb::object, nb::object, std::size_t, std::size_t, std::size_t>())
+    nb::class_<PyJournal>(module, "Journal", nb::type_slots(journal_slots))
+        .def(nb::init<nb::object, nb::object, nb::object, std::size_t, std::size_t>())
+        .def("put", [](PyJournal& to, const nb::bytes& record) { to.put({record.c_str(), record.size()}); }, "record"_a)
+        .def("complete", &PyJournal::complete)
+        .def_ro("records", &PyJournal::count)
         .def("decided", &PyJournal::decided, "verdict"_a)
         .def("forget_seen", &PyJournal::forget_seen);
     nb::class_<PyLeases>(module, "Leases")

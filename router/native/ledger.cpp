@@ -212,24 +212,23 @@ void Ledger::mark_gone(u32 row) {
     }
 }
 
-void Ledger::columns(const u32* rows, std::size_t count, i64* queued, i64* requests, i64* blocks) const {
-    for (std::size_t at = 0; at < count; ++at) {
-        const RankLoad* const load = loads_.find(rows[at]);
-        queued[at] = load == nullptr ? 0 : load->queued_tokens;
-        requests[at] = load == nullptr ? 0 : load->requests + load->reported.foreign;
-        blocks[at] = load == nullptr ? 0 : load->extra_blocks + tree_.blocks(rows[at]);
+void Ledger::read_load(const std::vector<u32>& rows, std::vector<RankNumbers>& to) const {
+    for (std::size_t at = 0; at < rows.size(); ++at) {
+        if (const RankLoad* const load = loads_.find(rows[at])) {
+            to[at].queued = load->queued_tokens;
+            to[at].requests = load->requests + load->reported.foreign;
+            to[at].blocks = blocks(rows[at]);
+        }
     }
 }
 
-void Ledger::depths(const u32* rows, std::size_t count, const Chain& chain, const u64* epochs, double now_s, i64* shared,
-                    i64* brought) {
+void Ledger::read_depths(const std::vector<u32>& rows, const Chain& chain, const std::vector<u64>& epochs, double now_s, bool reads_shared,
+                         std::vector<RankNumbers>& to) {
     let_go(now_s);
-    tree_.depths(chain.data(), chain.size(), rows, count, shared, brought);
-    for (std::size_t at = 0; at < count; ++at) {
-        if (brought[at] != 0 && loads_[rows[at]].epoch != epochs[at]) {
-            brought[at] = 0;
-        }
-    }
+    tree_.depths(chain.data(), chain.size(), rows, [&](std::size_t at, i64 shared, i64 brought) {
+        to[at].predicted = brought != 0 && loads_[rows[at]].epoch != epochs[at] ? 0 : brought;
+        to[at].shared = reads_shared ? shared : to[at].shared;
+    });
 }
 
 bool Ledger::is_empty() const {

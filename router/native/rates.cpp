@@ -49,17 +49,15 @@ void SharedFactor::left(double own, i64 of_rank) {
     weighted = weights != 0 ? weighted - own * static_cast<double>(weight) : 0.0;
 }
 
-void Rates::column(std::string_view name, const u32* rows, std::size_t count, double now_s, Columns& out) {
+std::pair<double, bool> Rates::read(std::string_view name, const std::vector<u32>& rows, double now_s, std::vector<RankNumbers>& to) {
     const Model none;
     const ModelRef* const found = models_.find(name);
     const Model& of = found == nullptr ? none : **found;
-    out.output_tokens = of.output_tokens;
-    out.is_learnt = of.prefill.measured > 0;
     const Rank unknown;
     bool is_any_old = false;
     asked_.clear();
-    for (std::size_t at = 0; at < count; ++at) {
-        const Rank* const known = known_.find(rows[at]);
+    for (const u32 row : rows) {
+        const Rank* const known = known_.find(row);
         asked_.push_back(known == nullptr ? &unknown : known);
         is_any_old = is_any_old || now_s - asked_.back()->measured_s >= kForgetS;
     }
@@ -72,11 +70,12 @@ void Rates::column(std::string_view name, const u32* rows, std::size_t count, do
         return whole(mean + left, mean) * shared;
     };
     const double prefill_mean = of.prefill.mean(), decode_mean = of.decode.mean();
-    for (std::size_t at = 0; at < count; ++at) {
+    for (std::size_t at = 0; at < rows.size(); ++at) {
         const Rank& rank = *asked_[at];
-        out.prefill[at] = used(rank.prefill, rank.prefills, prefill_mean, of.prefill.shared, rank.measured_s);
-        out.decode[at] = used(rank.decode, rank.decodes, decode_mean, of.decode.shared, rank.measured_s);
+        to[at].prefill = used(rank.prefill, rank.prefills, prefill_mean, of.prefill.shared, rank.measured_s);
+        to[at].decode = used(rank.decode, rank.decodes, decode_mean, of.decode.shared, rank.measured_s);
     }
+    return {of.output_tokens, of.prefill.measured > 0};
 }
 
 bool Rates::is_possible(double seconds) {
@@ -139,21 +138,11 @@ void Rates::restore_learnt(const std::string& name, double prefill, double decod
     made.prefill.measured = made.decode.measured = made.answers = answers;
 }
 
-std::vector<Rates::RankFigures> Rates::factors() const {
-    std::vector<RankFigures> found;
-    for (const u32 row : known_.rows()) {
-        const Rank& rank = known_[row];
-        found.push_back({ranks_.key(row), rank.model->prefill.shared * rank.prefill, rank.model->decode.shared * rank.decode,
-                         rank.prefills, rank.decodes});
-    }
-    return found;
-}
-
-std::vector<Rates::Learnt> Rates::learnt() const {
-    std::vector<Learnt> found;
+std::vector<std::tuple<std::string, double, double, double, i64>> Rates::learnt() const {
+    std::vector<std::tuple<std::string, double, double, double, i64>> found;
     for (const auto& [name, each] : models_) {
-        found.push_back({name, within(each->prefill.shared * each->prefill.mean(), kMax),
-                         within(each->decode.shared * each->decode.mean(), kMax), each->output_tokens, each->answers});
+        found.emplace_back(name, within(each->prefill.shared * each->prefill.mean(), kMax), within(each->decode.shared * each->decode.mean(), kMax),
+                           each->output_tokens, each->answers);
     }
     return found;
 }

@@ -47,43 +47,7 @@ public:
         double output_tokens = kOutputTokens;
         i64 answers = 0;
     };
-    // The factors of some ranks as they are used now, and the expected tokens of an answer.
-    struct Columns {
-        double* prefill;
-        double* decode;
-        double output_tokens = 0;
-        bool is_learnt = false;
-    };
 
-    explicit Rates(Ranks& ranks) : ranks_(ranks), known_(ranks) {}
-
-    void column(std::string_view model, const u32* rows, std::size_t count, double now_s, Columns& out);
-    // Learns from the outcome of a decision for the rank of the row.
-    void learn(u32 row, const Expected& expected, const Outcome& outcome);
-    void forget(std::string_view worker_id);
-    void restore_learnt(const std::string& model, double prefill, double decode, double output_tokens, i64 answers);
-
-    struct RankFigures {
-        RankKey rank;
-        double prefill, decode;
-        i64 prefills, decodes;  // measurements
-    };
-    std::vector<RankFigures> factors() const;
-    // Of each model: mean factors of its ranks, expected tokens of an answer, answers.
-    struct Learnt {
-        std::string model;
-        double prefill, decode, output_tokens;
-        i64 answers;
-    };
-    std::vector<Learnt> learnt() const;
-    i64 refused_total = 0;
-
-    void model_rows(Part& part) const;
-    void restore_model(const Row& row);
-    void rank_rows(Part& part);
-    void restore_rank(const Row& row);
-
-private:
     using ModelRef = std::shared_ptr<Model>;
     struct Rank {
         std::string name;
@@ -93,6 +57,27 @@ private:
         double measured_s = -std::numeric_limits<double>::infinity();
         auto fields() { return std::tie(name, prefill, decode, prefills, decodes, measured_s); }
     };
+
+    explicit Rates(Ranks& ranks) : ranks_(ranks), known_(ranks) {}
+
+    // Sets the factors of each row as they are used now; returns the expected tokens of an answer, and whether factors were learnt.
+    std::pair<double, bool> read(std::string_view model, const std::vector<u32>& rows, double now_s, std::vector<RankNumbers>& to);
+    // Learns from the outcome of a decision for the rank of the row.
+    void learn(u32 row, const Expected& expected, const Outcome& outcome);
+    void forget(std::string_view worker_id);
+    void restore_learnt(const std::string& model, double prefill, double decode, double output_tokens, i64 answers);
+
+    // Of each model: mean factors of its ranks, expected tokens of an answer, answers.
+    std::vector<std::tuple<std::string, double, double, double, i64>> learnt() const;
+    i64 refused_total = 0;
+
+    const RankMap<Rank>& ranks() const { return known_; }
+    void model_rows(Part& part) const;
+    void restore_model(const Row& row);
+    void rank_rows(Part& part);
+    void restore_rank(const Row& row);
+
+private:
     bool is_possible(double seconds);
     ModelRef model(const std::string& name);
 

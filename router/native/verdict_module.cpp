@@ -61,20 +61,26 @@ std::shared_ptr<Policy> policy_of(const nb::handle& given, const std::string& mo
     return made;
 }
 
-// Empty: the column was not read.
+// Empty: learnt factors were not read, or no newcomer has had its share.
 nb::bytes column(const Verdict& verdict, std::string_view name) {
-    const RankNumbers& ranks = verdict.view->numbers;
-    for (const auto& [each, counts] : kCounts) {
+    const View& view = *verdict.view;
+    for (const auto& [each, field] : kCounts) {
         if (each == name) {
-            return packed(ranks.*counts);
+            return packed(column_of(view.ranks, field));
         }
     }
-    for (const auto& [each, floats] : kFloats) {
+    for (const auto& [each, field] : kFloats) {
         if (each == name) {
-            return packed(ranks.*floats);
+            return field == &RankNumbers::trust || view.has_rates ? packed(column_of(view.ranks, field)) : nb::bytes("");
         }
     }
-    return name == "overlap" ? packed(ranks.tiers) : name == "newcomer" ? packed(verdict.view->spent) : throw nb::key_error(std::string(name).c_str());
+    std::vector<std::int32_t> tiers;
+    for (std::size_t tier = 0; tier < kTiers; ++tier) {
+        for (const RankNumbers& rank : view.ranks) {
+            tiers.push_back(rank.held[tier]);
+        }
+    }
+    return name == "overlap" ? packed(tiers) : name == "newcomer" ? packed(view.spent) : throw nb::key_error(std::string(name).c_str());
 }
 
 }  // namespace
@@ -98,6 +104,7 @@ void bind_verdict(nb::module_& module) {
                                      costs.empty() ? Costs() : Costs(costs));
              },
              "winner"_a, "reason"_a, "runner_up"_a.none(), "margin"_a.none(), "meets_targets"_a, "costs"_a)
+        .def("forget_others", &Verdict::forget_others)
         .def_prop_ro("now_s", [](const Verdict& verdict) { return verdict.view->now_s; })
         .def_prop_ro("turn", [](const Verdict& verdict) { return verdict.view->turn; })
         .def_prop_ro("is_blank", [](const Verdict& verdict) { return verdict.view->is_blank; })
@@ -122,11 +129,7 @@ void bind_verdict(nb::module_& module) {
         .def_ro("expected_blocks", &Verdict::expected_blocks)
         .def_ro("lost_blocks", &Verdict::lost_blocks)
         .def_ro("regret_blocks", &Verdict::regret_blocks)
-        .def_prop_ro("most_blocks",
-                     [](const Verdict& verdict) {
-                         const RankNumbers& ranks = verdict.view->numbers;
-                         return ranks.tiers[(kTiers - 1) * ranks.count + verdict.place()];
-                     })
+        .def_ro("most_blocks", &Verdict::most_blocks)
         .def_prop_ro("place", &Verdict::place)
         .def_prop_ro("epoch", &Verdict::epoch)
         .def_prop_ro("uncached_tokens", &Verdict::uncached_tokens)
@@ -134,6 +137,10 @@ void bind_verdict(nb::module_& module) {
         .def("predicted_s",
              [](const Verdict& verdict, std::size_t at) { return std::make_pair(verdict.ttft_s(at), verdict.itl_s(at)); }, "at"_a)
         .def("column", &column, "name"_a)
+        .def("held", [](const Verdict& verdict, u32 place) {
+            const RankNumbers& rank = verdict.view->at(place);
+            return std::make_pair(std::vector<std::int32_t>(rank.held.begin(), rank.held.end()), rank.predicted);
+        }, "place"_a)
         .def_prop_ro("has_costs", [](const Verdict& verdict) { return !verdict.costs.empty(); })
         .def_prop_ro("is_timed", [](const Verdict& verdict) { return verdict.costs.is_timed; })
         .def("cost_list",

@@ -165,7 +165,7 @@ class Shadows:
         """Evaluate the decisions since the last one, for `SLICE_S` at most; return whether more wait."""
         timer, decisions, budget_s = self._timer, self._routing.decisions, 1e-6 * self._section.budget_us
         began_s = timer()
-        waiting = decisions.newest(min(decisions.added_total - self._seen, WAITING_MAX))
+        waiting = decisions.since(self._seen, WAITING_MAX)
         while waiting:
             lease = waiting.pop()
             new, self._seen = lease.number - self._seen, lease.number

@@ -64,4 +64,4 @@ class WatchedRouting(Routing):
 
 def tell(encoder: JournalEncoder, what: Told | JournalCheckpoint) -> None:
     """Have a journal that is not the router's own record `what`."""
-    encoder.batches.decided(what) if isinstance(what, Verdict) else encoder.record(what)
+    encoder.journal.decided(what) if isinstance(what, Verdict) else encoder.record(what)

@@ -1,4 +1,4 @@
-// The newest decisions, and one of them: what came of it beside what was predicted, every candidate, every term of its cost.
+// The list of the newest decisions, and the page of one: its outcome beside what was predicted, its candidates and their costs.
 
 import { Poll, View } from "./api.js";
 import { age, badge, bar, clock, count, facts, filtered, h, legend, link, message, ms, name, outcomeOf, percent, predictedCached, predictedTtft, rankId, seconds, signed, trust, UNKNOWN } from "./parts.js";

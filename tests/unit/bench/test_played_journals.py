@@ -54,7 +54,7 @@ def journal_of(regime: str, policy: Policy = LIVE, *, scale: float, load: float)
         workload.requests,
         seed=SEED,
         follow_ups=workload.follow_ups,
-        new_routing=partial(Routing, journal=encoder.batches, recorders=[encoder.record]),
+        new_routing=partial(Routing, journal=encoder.journal, recorders=[encoder.record]),
     ).run()
     records = list[JournalRecord]()
     while len(encoder):

@@ -178,8 +178,8 @@ class Life:
             policy,
             seed=seed,
             lease_s=self.settings.lease_s,
-            decisions_max=10,
-            journal=self.shelf.encoder.batches,
+            decisions_max=10_000,
+            journal=self.shelf.encoder.journal,
             recorders=[self.shelf.record, *(each.record for each in others)],
             watch=[self.shelf.told.append, *(each.record for each in others)],
         )

@@ -1,7 +1,8 @@
 """Which ranks may take a request, what a decision has, and the newest decisions by either id."""
 
 from struct import unpack
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -57,6 +58,22 @@ def test_the_newest_come_first_and_those_of_a_request_eldest_first() -> None:
     assert [record.verdict.decision_id for record in kept.newest(99)] == ["d4", "d3", "d2", "d1"]
     assert log(9).newest(5) == []
     assert [each.verdict.decision_id for each in kept.of_request("r", 2)] == ["d2", "d4"]
+
+
+def test_of_a_running_request_that_gives_way_to_newer_ones_what_is_known_of_its_winner_stays() -> None:
+    ranks = [row("w0/0", prefill_tokens_queued=9000), row("w1/0", overlap_blocks=(1, 2, 2, 2))]
+    taken = decisions.decide(view(*ranks), route(40), KV, 1)
+
+    def known() -> list[object]:
+        at = taken.winner_at
+        return [taken.brief(), taken.terms(at), taken.predicted_s(at), taken.promise, taken.ttft_s, taken.most_blocks]
+
+    before = known()
+    kept = DecisionLog(1)
+    for lease in (SimpleNamespace(verdict=taken, ended=b""), SimpleNamespace()):
+        kept.add(cast("Lease", lease))
+    assert known() == before
+    assert len(taken.rank_indices) == len(taken.column("predicted")) // 8 == 1
 
 
 KV, ROUND_ROBIN = Policy(), Policy(mode="round-robin")

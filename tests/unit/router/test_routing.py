@@ -60,7 +60,7 @@ class Bench:
             seed=seed,
             lease_s=LEASE_S,
             decisions_max=1000,
-            journal=None if journal is None else journal.batches,
+            journal=None if journal is None else journal.journal,
             recorders=recorders,
             noted=(lambda: self.problem,),
         )

@@ -65,7 +65,7 @@ class Recording:
             self.shadows.record(what)
             return
         self.shadows.evaluate_slice()
-        lease: Any = SimpleNamespace(verdict=what, number=self._decided.added_total + 1)
+        lease: Any = SimpleNamespace(verdict=what, number=self._decided.added_total + 1, ended=b"1")
         self._decided.add(lease)
 
     def records(self) -> Iterator[Any]:
@@ -85,7 +85,8 @@ def recorded(watched: ShadowSection, regime: str = "chat") -> Recording:
     def recording(state: RouterState, index: Any, clock: Clock, *given: Any, **named: Any) -> WatchedRouting:
         found.append(Recording(state, clock, watched))
         watch = [found[-1].record]
-        return WatchedRouting(state, index, clock, *given, recorders=watch, watch=watch, **named)
+        kept = named | {"decisions_max": 2}  # the shadows see a decision when the next one is taken
+        return WatchedRouting(state, index, clock, *given, recorders=watch, watch=watch, **kept)
 
     of, workload = REGIMES[regime], REGIMES[regime].make(Sizing(seed=1, load=1.0, scale=0.1))
     fleet = VirtualFleet(
