@@ -164,10 +164,10 @@ class EncodedMessage(NamedTuple):
 
 
 class _Batch(NamedTuple):
-    """The records of one message, joined; their count, and the numbers that they take."""
+    """The records of one message, joined; how many they are, and the numbers that they take."""
 
     records: bytes
-    count: int
+    size: int
     numbers: int
 
 
@@ -217,7 +217,7 @@ class JournalEncoder:
         """Losses behind the newest checkpoint that was taken: replay is not exact until the next."""
 
     def __len__(self) -> int:
-        return sum(each.count for each in self._batches()) + self._encoded_records + self.journal.records
+        return sum(each.size for each in self._batches()) + self._encoded_records + self.journal.records
 
     def _batches(self) -> Iterator[_Batch]:
         return (each for each in (*self._ahead, *self._waiting) if isinstance(each, _Batch))
@@ -281,7 +281,7 @@ class JournalEncoder:
         dropped = 0
         while sum(len(each.records) for each in self._batches()) > self._bytes_max:
             oldest = self._waiting.popleft()
-            dropped += oldest.count if isinstance(oldest, _Batch) else 0
+            dropped += oldest.size if isinstance(oldest, _Batch) else 0
         if dropped and not self.dropped:
             self._on_full(sum(len(each.records) for each in self._batches()))
         self.dropped += dropped
@@ -304,9 +304,9 @@ class JournalEncoder:
         assert isinstance(batch, _Batch)
         first = self._next
         self._next += batch.numbers
-        self.records_total += batch.count
+        self.records_total += batch.size
         self.bytes_total += len(batch.records)
-        return EncodedMessage(pack_journal(self._life, first, batch.count, batch.records), first, batch.count)
+        return EncodedMessage(pack_journal(self._life, first, batch.size, batch.records), first, batch.size)
 
     def step(self, now_s: float) -> bool:
         """Encode the next record of a checkpoint, if it is its turn; return whether `cut` has a message, or nothing."""
@@ -317,10 +317,11 @@ class JournalEncoder:
         elif self.dropped:
             count, self.dropped = self.dropped, 0
             self._ahead.append(_Batch(self._loss(count, "buffer_full", now_s), 1, count))
-        elif not self._waiting or isinstance(self._waiting[0], _Batch):
+        elif not self._waiting or isinstance(checkpoint := self._waiting[0], _Batch):
             return True
         else:
-            self._checkpoint, self._checkpoint_from = self._waiting.popleft(), self.bytes_total
+            self._waiting.popleft()
+            self._checkpoint, self._checkpoint_from = checkpoint, self.bytes_total
         return bool(self._ahead)
 
     def _go_on(self, checkpoint: Iterator[JournalRecord], now_s: float) -> None:
@@ -341,7 +342,7 @@ class JournalEncoder:
             bytes_ = self.bytes_total + sum(len(each.records) for each in self._ahead) + len(self._encoded)
             self.checkpoints_total += 1
             self.checkpoint_bytes = bytes_ - self._checkpoint_from
-            records = sum(each.count for each in self._ahead) + self._encoded_records
+            records = sum(each.size for each in self._ahead) + self._encoded_records
             self.checkpoint_at = now_s, self.records_total + records, bytes_
         if record is None or isinstance(record, CheckpointEnded):
             self._complete_checkpoint_batch()

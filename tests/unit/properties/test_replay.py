@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kv_protocol.decided import Decided, RouteRequest, best_terms, overlap_depths
+from kv_protocol.decided import TERMS, Decided, RouteRequest, best_terms, overlap_depths
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import (
     AttemptEnded,
@@ -248,7 +248,7 @@ def test_a_decision_that_says_something_else_is_found_and_said_in_words() -> Non
         ({"margin": 0.125}, "margin: now "),
         ({"reason": "said so"}, "recorded 'said so'"),
         ({"seed": told.seed ^ 1, "turn": told.turn + 1}, f"recorded {told.turn + 1}"),
-        ({"terms": told.terms[:-1] + bytes((told.terms[-1] ^ 1,))}, "overlap_lost_blocks now "),
+        ({"terms": told.terms[:-1] + bytes((told.terms[-1] ^ 1,))}, f"{TERMS[-1]} now "),
         ({"costs": told.costs[:-4] + b"\x00\x00\x00\x01"}, "cost of another"),
         ({"overlap": b""}, "overlap"),
     ):
