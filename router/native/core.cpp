@@ -42,6 +42,7 @@ std::shared_ptr<View> Core::look(std::shared_ptr<const Standing> of, const Trust
                 view->ranks[place].held[tier] = tiers[tier * rows.size() + place];
             }
             view->ranks[place].trust = trusts.factors[place];
+            view->ranks[place].capacity = view->standing->capacity[place];
         }
         for (const u32 place : trusts.without_events) {
             const i64 held = approximate.overlap(rows[place], request.blocks.data(), request.reusable(), now_s);
@@ -66,16 +67,11 @@ void Core::read(View& view, const Policy& policy, const Request& request) {
     const bool reads_load = !view.has_load && (policy.reads_load || !view.is_blank);
     if (reads_load) {
         ledger.read_load(rows, view.ranks);
-        for (std::size_t place = 0; place < rows.size(); ++place) {
-            view.ranks[place].capacity = view.standing->capacity[place];
-        }
         view.has_load = true;
     }
     if (!view.is_blank && (reads_load || policy.predicts != view.predicts)) {
-        ledger.read_depths(rows, request.blocks, *view.epochs, view.now_s, reads_load, view.ranks);
-        for (RankNumbers& each : view.ranks) {
-            each.predicted = policy.predicts ? std::min(each.predicted, static_cast<i64>(request.reusable())) : 0;
-        }
+        const i64 most = policy.predicts ? static_cast<i64>(request.reusable()) : 0;
+        ledger.read_depths(rows, request.blocks, *view.epochs, view.now_s, reads_load, most, view.ranks);
         view.predicts = policy.predicts;
     }
     if (policy.affinity != Affinity::kOff && !view.bound.has_value()) {

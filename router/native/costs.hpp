@@ -21,7 +21,7 @@ constexpr double kStepS = 5.52e-3, kStepSequenceS = 12.7e-6, kStepKvTokenS = 34.
 struct RankNumbers {
     std::array<std::int32_t, kTiers> held{};  // leading blocks of the request on tiers 0..t
     i64 predicted = 0, queued = 0, requests = 0, blocks = 0, shared = 0;
-    i64 capacity = 0;                // blocks of KV; 0: not known, or not read
+    i64 capacity = 0;                // blocks of KV; 0: not known
     double trust = 1.0;              // share of the overlap that is credited
     double prefill = 0, decode = 0;  // learnt factors
 

@@ -223,10 +223,10 @@ void Ledger::read_load(const std::vector<u32>& rows, std::vector<RankNumbers>& t
 }
 
 void Ledger::read_depths(const std::vector<u32>& rows, const Chain& chain, const std::vector<u64>& epochs, double now_s, bool reads_shared,
-                         std::vector<RankNumbers>& to) {
+                         i64 most, std::vector<RankNumbers>& to) {
     let_go(now_s);
     tree_.depths(chain.data(), chain.size(), rows, [&](std::size_t at, i64 shared, i64 brought) {
-        to[at].predicted = brought != 0 && loads_[rows[at]].epoch != epochs[at] ? 0 : brought;
+        to[at].predicted = brought != 0 && loads_[rows[at]].epoch != epochs[at] ? 0 : std::min(brought, most);
         to[at].shared = reads_shared ? shared : to[at].shared;
     });
 }

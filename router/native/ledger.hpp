@@ -103,10 +103,10 @@ public:
 
     // Sets of each row: queued tokens, requests with foreign ones, distinct blocks.
     void read_load(const std::vector<u32>& rows, std::vector<RankNumbers>& to) const;
-    // Sets of each row: leading blocks of the chain that are on their way, if its stream is in the epoch of `epochs`, and with
-    // `reads_shared` those in use.
+    // Sets of each row: leading blocks of the chain that are on their way, `most` at most, if its stream is in the epoch of `epochs`;
+    // and with `reads_shared` those in use.
     void read_depths(const std::vector<u32>& rows, const Chain& chain, const std::vector<u64>& epochs, double now_s, bool reads_shared,
-                     std::vector<RankNumbers>& to);
+                     i64 most, std::vector<RankNumbers>& to);
     i64 blocks(u32 row) const { return tree_.blocks(row) + loads_[row].extra_blocks; }
     const RankMap<RankLoad>& loads() const { return loads_; }
     std::size_t open_leases() const { return leases_.size(); }
