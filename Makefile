@@ -104,7 +104,7 @@ simulation: $(READY) prometheus browser deploy-tools  ## 120 more seeds; dashboa
 sim: $(READY)  ## live through SEEDS worlds (2000) of the simulation, from seed FROM (0) on, until one fails
 	$(BIN)/python -m tests.simulation --seeds $(or $(SEEDS),2000) --from $(or $(FROM),0)
 
-MAIN_FAULTS := $(patsubst %,tests/system/faults/test_%.py,process_faults server_faults hop_a_faults routers_share_a_port)
+MAIN_FAULTS := $(patsubst %,tests/system/faults/test_%.py,process_faults server_faults routers_share_a_port)
 main-faults: $(READY)
 	$(BIN)/python -m pytest $(EVERY_DAY) -n 2 $(MAIN_FAULTS)
 

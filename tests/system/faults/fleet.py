@@ -102,14 +102,6 @@ class Fleet:
         if rank not in self.ranks:
             self.ranks.append(rank)
 
-    async def start_consolidator(self, name: str, flags: Sequence[str], *ranks: WorkerRank) -> None:
-        """A process heads the streams of a foreign engine, as the flags say."""
-        addresses = ("--port", "0", "--nats-url", self.nats_urls[0])
-        process = ("worker_agent", "attach", *flags, *addresses)
-        line = await self._start(name, *process, ready="status on", settings=(_QUIET,))
-        self.urls[name] = line.split()[-1]
-        self.ranks += [rank for rank in ranks if rank not in self.ranks]
-
     async def _start(self, name: str, *arguments: str, ready: str, settings: tuple[str, ...]) -> str:
         child = self.processes[name] = await self._children.start_ours(name, *arguments, ready=ready, settings=settings)
         return await child.line_with(ready)
