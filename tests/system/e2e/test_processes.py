@@ -5,21 +5,21 @@ import json
 import re
 import signal
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import aiohttp
 import psutil
 import pytest
 from yarl import URL
 
-from bench.processes import free_ports
+from bench.processes import ChildProcess, FleetProcesses, FleetShape
 from kv_runtime.clock import SystemClock
 from tests.support.metric_families import COMMANDS, shown_families
+from tests.system.e2e.client import MODEL, Client
 from tests.system.e2e.typed import typed
-from tests.system.faults.children import Child, Children
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(240)]
 
@@ -37,45 +37,24 @@ class Stream(NamedTuple):
     is_whole: bool
 
 
-class Fleet:
-    """A router of two serving processes, and a worker."""
+class Routed(Client):
+    """A client that opens a connection for each request, and the router of two serving processes that it asks."""
 
-    def __init__(self, router: Child, data: str, control: str) -> None:
-        self.router, self._data, self._control = router, data, control
-        self._session: aiohttp.ClientSession
-
-    async def __aenter__(self) -> Self:
-        connector = aiohttp.TCPConnector(force_close=True, limit=0)
-        self._session = await aiohttp.ClientSession(connector=connector).__aenter__()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._session.close()
+    router: ChildProcess
 
     async def control(self, path: str, method: str = "GET", body: Any = None) -> Any:
-        async with self._session.request(method, URL(self._control + path, encoded=True), json=body) as response:
+        url = URL(self.control_url + path, encoded=True)
+        async with self.session.request(method, url, json=body) as response:
             return await response.json(content_type=None)
 
-    async def ready(self) -> Any:
-        """Return what a serving process says of itself."""
-        async with self._session.get(f"{self._data}/ready") as response:
-            return await response.json()
+    async def total(self, name: str, **labels: str) -> float:
+        """Return the sum of a metric's samples that have these labels."""
+        return (await self.scrape()).total(name, **labels)
 
-    async def metrics(self) -> str:
-        async with self._session.get(f"{self._control}/metrics") as response:
-            return await response.text()
-
-    async def metric(self, name: str) -> float:
-        """Return the sum of a family's samples."""
-        found = re.findall(rf"^kvrouter_{name}(?:{{.*}})? (\S+)$", await self.metrics(), re.MULTILINE)
-        return sum(map(float, found))
-
-    async def ask(
-        self, *, tokens: int = 2, began: Callable[[], None] = lambda: None, headers: Mapping[str, str] | None = None
-    ) -> Stream:
-        """Send a request on a connection of its own."""
-        body = {"model": "m", "prompt": PROMPT, "max_tokens": tokens, "stream": True}
-        async with self._session.post(f"{self._data}/v1/completions", json=body, headers=headers) as response:
+    async def ask(self, *, tokens: int = 2, began: Callable[[], None] = lambda: None) -> Stream:
+        """Send a request."""
+        body = {"model": MODEL, "prompt": PROMPT, "max_tokens": tokens, "stream": True}
+        async with self.session.post(f"{self.data_url}/v1/completions", json=body) as response:
             assert response.status == 200, await response.text()
             process, answer = response.headers["x-decision-id"][:8], b""
             try:
@@ -85,6 +64,10 @@ class Fleet:
             except aiohttp.ClientPayloadError:
                 return Stream(process, is_whole=False)
             return Stream(process, is_whole=answer.endswith(b"data: [DONE]\n\n"))
+
+    async def asked(self, count: int) -> list[Stream]:
+        """Send so many requests at once."""
+        return await asyncio.gather(*(self.ask() for _ in range(count)))
 
     async def streams(self, count: int) -> "asyncio.Future[list[Stream]]":
         """Return streams of some seconds, all of which have begun."""
@@ -99,7 +82,7 @@ class Fleet:
         """Return once both processes accept requests: one that was started again may not do so yet."""
 
         async def is_so() -> bool:
-            asked = await asyncio.gather(*(self.ask() for _ in range(40)))
+            asked = await self.asked(40)
             assert all(each.is_whole for each in asked)
             return len({each.process for each in asked}) == 2
 
@@ -138,32 +121,23 @@ class Fleet:
 
         await self.until(is_another)
 
-    async def trust(self) -> str:
-        """Return the trust in the worker's rank."""
-        workers = (await self.control("/v1/workers"))["workers"]
-        return str(workers[0]["ranks"][0]["trust"]) if workers else ""
-
 
 @asynccontextmanager
-async def fleet(*settings: str, speed: str = "engine.speed=5") -> AsyncIterator[Fleet]:
-    nats, port, control = free_ports(3)
-    started = ("--processes", "2", "--port", str(port), "--control-port", str(control))
-    async with Children() as children:
-        router = await children.start_ours(
-            "router", "router", *started, ready="control plane", settings=(f"nats.port={nats}", *QUIET, *settings)
-        )
-        worker = ("worker_agent", "serve", "--worker-id", "w0", "--model", "m")
-        of_agent = (f"nats.url=nats://127.0.0.1:{nats}", speed, *QUIET)
-        agent = await children.start_ours("w0", *worker, ready="worker w0 on", settings=of_agent)
-        async with Fleet(router, f"http://127.0.0.1:{port}", f"http://127.0.0.1:{control}") as made:
+async def fleet(*settings: str, speed: str = "engine.speed=5") -> AsyncIterator[Routed]:
+    """A router of two serving processes and a worker run."""
+    router = ("data.processes=2", *QUIET, *settings)
+    shape = FleetShape(workers=1, worker_settings=(speed, *QUIET), router_settings=router)
+    connector = aiohttp.TCPConnector(force_close=True, limit=0)
+    async with FleetProcesses(shape) as running, aiohttp.ClientSession(connector=connector) as session:
+        made = Routed(session, running.data_url, running.control_url)
+        made.router = running.router
 
-            async def is_ready() -> bool:
-                found = await made.control("/ready")
-                return bool(found["ready"]) and not found["notes"]
+        async def is_ready() -> bool:
+            found = await made.control("/ready")
+            return bool(found["ready"]) and not found["notes"]
 
-            await made.until(is_ready)
-            yield made
-        await agent.end()
+        await made.until(is_ready)
+        yield made
 
 
 async def test_each_process_serves_from_one_port_and_knows_what_workers_hold() -> None:
@@ -171,7 +145,7 @@ async def test_each_process_serves_from_one_port_and_knows_what_workers_hold() -
         processes = set[str]()
 
         async def both_know() -> bool:
-            asked = await asyncio.gather(*(made.ask() for _ in range(20)))
+            asked = await made.asked(20)
             processes.update(each.process for each in asked)
             listed = (await made.control("/v1/decisions?limit=20"))["decisions"]
             assert {each.process for each in asked} == {each["decision_id"][:8] for each in listed}
@@ -183,14 +157,14 @@ async def test_each_process_serves_from_one_port_and_knows_what_workers_hold() -
 
         async def all_are_told() -> bool:
             """Short requests are told once the processes have found each other."""
-            before, before_ok = await told(), await made.metric('requests_total{.*outcome="ok".*}')
-            await asyncio.gather(*(made.ask() for _ in range(20)))
-            assert await made.metric('requests_total{.*outcome="ok".*}') == before_ok + 20
+            before, before_ok = await told(), await made.total("requests_total", outcome="ok")
+            await made.asked(20)
+            assert await made.total("requests_total", outcome="ok") == before_ok + 20
             return await told() == before + 20
 
         async def all_are_in_the_trends() -> bool:
             rows = (await made.control("/v1/trends"))["rows"]
-            return await made.metric("requests_total{.*}") == sum(int(row["requests"]) for row in rows)
+            return await made.total("requests_total") == sum(int(row["requests"]) for row in rows)
 
         async def offered() -> int:
             (group,) = (await made.control("/v1/planner"))["groups"]
@@ -198,7 +172,7 @@ async def test_each_process_serves_from_one_port_and_knows_what_workers_hold() -
 
         async def all_are_planned_for() -> bool:
             before = await offered()
-            await asyncio.gather(*(made.ask() for _ in range(10)))
+            await made.asked(10)
             return await offered() == before + 10
 
         await made.until(both_know)
@@ -213,7 +187,8 @@ async def test_each_process_serves_from_one_port_and_knows_what_workers_hold() -
         assert (await made.control("/v1/decisions/none"))["error"]["param"] == "id"
         assert (await made.control("/v1/index"))["ranks"][0]["blocks"]["gpu"] > 0
         assert (await made.control("/v1/predictions"))["window"] == 64
-        assert shown_families(await made.metrics()) == COMMANDS["router"].keys()
+        async with made.session.get(f"{made.control_url}/metrics") as response:
+            assert shown_families(await response.text()) == COMMANDS["router"].keys()
 
 
 async def test_shadows_of_all_processes_are_one() -> None:
@@ -229,7 +204,7 @@ async def test_shadows_of_all_processes_are_one() -> None:
             return bool(page["requests"] >= 2 and page["shadows"][0]["decisions"] == page["requests"])
 
         await made.until(all_are_evaluated)
-        assert await made.metric('shadow_decisions_total{.*verdict="agree".*}') > 0
+        assert await made.total("shadow_decisions_total", verdict="agree") > 0
         await made.control("/v1/shadows", "PUT", {"budget_us": 777})
         await made.control("/v1/shadows", "PUT", {"policies": shadows["policies"]})  # the budget stays
         for name in ("serving-0", "serving-1"):
@@ -248,7 +223,7 @@ async def test_a_killed_serving_process_loses_its_own_streams_alone_and_is_start
             outcomes[each.process].add(each.is_whole)
         assert sorted(map(sorted, outcomes.values())) == [[False], [True]]
         await made.until_both_serve()
-        assert await made.metric("process_restarts_total") == 1
+        assert await made.total("process_restarts_total") == 1
 
 
 async def test_a_process_that_stands_still_is_killed_and_started_again_and_the_others_go_on() -> None:
@@ -261,8 +236,8 @@ async def test_a_process_that_stands_still_is_killed_and_started_again_and_the_o
 
         await made.until(is_another)
         await made.until_both_serve()
-        assert await made.metric("process_silent_calls_total") >= 2
-        assert await made.metric("process_up") == 2
+        assert await made.total("process_silent_calls_total") >= 2
+        assert await made.total("process_up") == 2
 
 
 async def test_a_stop_lets_all_processes_finish_their_streams() -> None:
@@ -277,7 +252,7 @@ async def test_when_the_parent_is_killed_its_processes_end() -> None:
     async with fleet() as made:
         processes = psutil.Process(made.router.pid).children(recursive=True)
         assert len(processes) == 5  # two that serve, a nats-server, and what `multiprocessing` has: two more
-        await made.router.kill()
+        await made.router.end(signal.SIGKILL)
         gone, alive = await asyncio.to_thread(psutil.wait_procs, processes, WAIT_S)
         assert (len(gone), alive) == (5, [])
 
@@ -290,19 +265,19 @@ async def test_a_changed_policy_is_in_force_in_all_processes_and_in_those_that_s
         await made.kill("serving-0")
         await made.until_both_serve()
         assert await made.control("/v1/policy", "PATCH", {"temperature": 0.5}) == changed | {"temperature": 0.5}
-        await asyncio.gather(*(made.ask() for _ in range(40)))
+        await made.asked(40)
         listed = (await made.control("/v1/decisions?limit=40"))["decisions"]
         assert {each["policy"] for each in listed} == {"round-robin"}
         assert (await made.control("/v1/policy", "PATCH", {"mode": "none"}))["error"]["param"] == "policy"
         assert (await made.control("/v1/policy", "DELETE"))["mode"] == "kv"
-        await asyncio.gather(*(made.ask() for _ in range(20)))
+        await made.asked(20)
         listed = (await made.control("/v1/decisions?limit=20"))["decisions"]
         assert {each["policy"] for each in listed} == {"kv"}
 
 
 async def test_draining_is_of_all_processes() -> None:
     async with fleet() as made:
-        await asyncio.gather(*(made.ask() for _ in range(20)))
+        await made.asked(20)
         begun = await made.control("/v1/workers/w0/drain", "POST", {"handover_tokens": 100})
         assert begun["published"]["worker_id"] == "w0"
         shown = await made.control("/v1/workers/w0/drain?wait=30")
