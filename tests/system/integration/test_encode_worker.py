@@ -18,7 +18,6 @@ from tests.support.manual_clock import ManualClock
 from tests.support.parts import at_work
 from tests.support.paths import ROOT
 from tests.support.trtllm import Fake
-from tests.system.integration.speakers import OK, endless, says, speaking
 from tests.system.integration.test_media_engine import (
     TOKENS_PER_IMAGE,
     Model,
@@ -29,8 +28,10 @@ from tests.system.integration.test_media_engine import (
     words,
     worker,
 )
+from tests.system.integration.test_media_fetch import ENDLESS, OK
 from tests.system.integration.test_trtllm_engine import running
 from tests.unit.router.samples import MODEL
+from tests.unit.router.upstream import Script, Upstream, says
 from tests.unit.worker_agent.media_samples import GIF, PNG, SAFETENSORS, data_url, image_part, refused
 from tests.unit.worker_agent.test_encode_workers import encoder, followed
 from worker_agent.api.bodies import engine_refusal
@@ -218,9 +219,9 @@ async def test_a_question_that_cannot_be_read_is_refused(model: Model, body: byt
 
 @pytest.mark.parametrize("form", ["handles", "embeddings"])
 @pytest.mark.parametrize(
-    "speak",
+    "script",
     [
-        endless,
+        ENDLESS,
         says(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"),
         says(b'HTTP/1.1 200 OK\r\nContent-Length: 16\r\n\r\n{"digests":["a"]'),
         says(OK + b"Content-Length: %d\r\n\r\n" % len(NO_EMBEDDINGS) + NO_EMBEDDINGS),
@@ -229,9 +230,11 @@ async def test_a_question_that_cannot_be_read_is_refused(model: Model, body: byt
         says(b"nonsense\r\n\r\n"),
     ],
 )
-async def test_an_encode_worker_that_speaks_otherwise_is_unavailable(speak: Any, form: Form, monkeypatch: Any) -> None:
+async def test_an_encode_worker_that_speaks_otherwise_is_unavailable(
+    script: Script, form: Form, monkeypatch: Any
+) -> None:
     monkeypatch.setitem(ANSWER_BYTES_MAX, form, 1 << 20)
-    async with speaking(speak) as at, client_of(f"http://127.0.0.1:{at.port}", form=form) as client:
+    async with Upstream(script) as at, client_of(at.base_url, form=form) as client:
         with pytest.raises(EncoderUnavailable):
             await client.encode("<image>", PARTS)
 
@@ -240,8 +243,8 @@ async def test_an_encode_worker_that_speaks_otherwise_is_unavailable(speak: Any,
 async def test_where_one_encode_worker_fails_another_is_asked(model: Model, form: Form) -> None:
     async with (
         encoding(model) as made,
-        speaking(says(b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n")) as failing,
-        client_of("http://127.0.0.1:1", f"http://127.0.0.1:{failing.port}", made.url, form=form) as client,
+        Upstream(says(b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n")) as failing,
+        client_of("http://127.0.0.1:1", failing.base_url, made.url, form=form) as client,
     ):
         for _ in range(2):
             (prompt,) = await made.prompts(client).prompts(chat(picture()))

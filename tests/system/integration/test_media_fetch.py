@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from tests.system.integration.speakers import OK, Speak, endless, says, speaking
+from tests.unit.router.upstream import Exchange, Script, Upstream, pours, says, says_and_waits
 from tests.unit.worker_agent.media_samples import GIF, PNG, SAFETENSORS, data_url, refused
 from worker_agent.media.config import MediaSection
 from worker_agent.media.fetch import REDIRECTS_MAX
@@ -65,23 +65,19 @@ async def serving(server: Server, host: str = "127.0.0.1", port: int = 0) -> Asy
     await runner.cleanup()
 
 
-async def interim(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Interim answers, until the client goes."""
-    while not writer.is_closing():
-        writer.write(b"HTTP/1.1 100 Continue\r\n\r\n" * 4096)
-        await writer.drain()
+OK = b"HTTP/1.1 200 OK\r\nContent-Type: image/png\r\n"
+IN_CHUNKS = OK + b"Transfer-Encoding: chunked\r\n\r\n"
+ENDLESS = pours(IN_CHUNKS, b"1000\r\n" + bytes(4096) + b"\r\n")
+FLOODS = [
+    (pours(b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 4096), "unreachable"),
+    (pours(IN_CHUNKS, b"000001\r\na\r\n" * 4096), "incomplete"),
+]
 
 
-async def small_chunks(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Chunks of a byte, until the client goes."""
-    writer.write(OK + b"Transfer-Encoding: chunked\r\n\r\n")
-    while not writer.is_closing():
-        writer.write(b"000001\r\na\r\n" * 4096)
-        await writer.drain()
-
-
-@pytest.mark.parametrize(("speak", "reason"), [(interim, "unreachable"), (small_chunks, "incomplete")])
-async def test_a_server_that_floods_the_reader_is_left_and_the_loop_turns_meanwhile(speak: Speak, reason: str) -> None:
+@pytest.mark.parametrize(("script", "reason"), FLOODS)
+async def test_a_server_that_floods_the_reader_is_left_and_the_loop_turns_meanwhile(
+    script: Script, reason: str
+) -> None:
     turns = 0
 
     async def turn() -> None:
@@ -90,7 +86,7 @@ async def test_a_server_that_floods_the_reader_is_left_and_the_loop_turns_meanwh
             turns += 1
             await asyncio.sleep(0)
 
-    async with speaking(speak) as speaker:
+    async with Upstream(script) as speaker:
         turning = asyncio.ensure_future(turn())
         url = f"http://images.example:{speaker.port}/a.png"
         assert await reason_of(speaker.port, url, fetch_s=60.0, part_bytes_max=1 << 20) == reason
@@ -233,38 +229,32 @@ async def test_an_answer_that_is_no_image_is_refused(server: Server, response: d
     ],
 )
 async def test_a_server_that_lies_or_breaks_off_is_refused(texts: tuple[bytes, ...], reason: str) -> None:
-    async with speaking(says(*texts)) as speaker:
+    async with Upstream(says(b"".join(texts))) as speaker:
         assert await reason_of(speaker.port, f"http://h:{speaker.port}/a.png?secret", part_bytes_max=1000) == reason
 
 
 async def test_more_than_content_length_said_is_not_taken() -> None:
     body = OK + b"Content-Length: %d\r\n\r\n" % len(PNG) + PNG + b"more"
-    async with speaking(says(body)) as speaker:
+    async with Upstream(says(body)) as speaker:
         assert await reason_of(speaker.port, f"http://h:{speaker.port}/a.png") == "unreachable"
 
 
 async def test_a_body_without_end_is_given_up_at_the_bound() -> None:
-    async with speaking(endless) as speaker:
+    async with Upstream(ENDLESS) as speaker:
         assert await reason_of(speaker.port, f"http://h:{speaker.port}/a.png", part_bytes_max=10_000) == "too_large"
         await speaker.gone.wait()
 
 
 @pytest.mark.parametrize("texts", [(), (OK,), (OK, b"Content-Length: 70\r\n\r\n", PNG[:1])])
 async def test_a_server_that_is_silent_at_any_point_is_given_up(texts: tuple[bytes, ...]) -> None:
-    async with speaking(says(*texts, then_waits=True)) as speaker:
+    async with Upstream(says_and_waits(b"".join(texts))) as speaker:
         assert await reason_of(speaker.port, f"http://h:{speaker.port}/a.png", fetch_s=0.05) == "timeout"
         await speaker.gone.wait()
 
 
 async def test_a_body_that_drips_is_given_up_though_it_never_stops() -> None:
-    async def drip(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(OK + b"Content-Length: 1000000\r\n\r\n")
-        while not writer.is_closing():
-            writer.write(b"a")
-            await writer.drain()
-            await asyncio.sleep(0)
-
-    async with speaking(drip) as speaker:
+    drips = pours(OK + b"Content-Length: 1000000\r\n\r\n", b"a")
+    async with Upstream(drips) as speaker:
         found = await reason_of(speaker.port, f"http://h:{speaker.port}/a.png", fetch_s=0.05)
         assert found == "timeout"
         await speaker.gone.wait()
@@ -288,7 +278,7 @@ async def test_as_many_are_loaded_at_a_time_as_may_be(server: Server) -> None:
 
 
 async def test_where_one_is_refused_the_others_are_given_up() -> None:
-    async with speaking(says(OK, then_waits=True)) as speaker:
+    async with Upstream(says_and_waits(OK)) as speaker:
 
         async def refused_later(host: str) -> list[Address]:
             return [HERE] if host == "h" else [OTHER]
@@ -302,11 +292,11 @@ async def test_where_one_is_refused_the_others_are_given_up() -> None:
 async def test_a_cancelled_request_cancels_its_fetches() -> None:
     asked = asyncio.Event()
 
-    async def speak(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+    async def script(exchange: Exchange) -> None:
         asked.set()
-        await reader.read()
+        await exchange.until_gone()
 
-    async with speaking(speak) as speaker:
+    async with Upstream(script) as speaker:
         loading = asyncio.ensure_future(load(speaker.port, f"http://h:{speaker.port}/a.png"))
         await asked.wait()
         loading.cancel()

@@ -114,8 +114,13 @@ class Upstream:
     @property
     def base_url(self) -> str:
         """Where it is."""
+        return f"http://{self._host}:{self.port}"
+
+    @property
+    def port(self) -> int:
+        """The port that the system chose."""
         assert self._server is not None
-        return f"http://{self._host}:{self._server.sockets[0].getsockname()[1]}"
+        return int(self._server.sockets[0].getsockname()[1])
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._transports.append(writer.transport)
@@ -173,6 +178,20 @@ def says_and_waits(data: bytes) -> Script:
 
     async def script(exchange: Exchange) -> None:
         await exchange.send(data)
+        await exchange.until_gone()
+
+    return script
+
+
+def pours(head: bytes, data: bytes) -> Script:
+    """Send the head, then the data again and again until the router goes."""
+
+    async def script(exchange: Exchange) -> None:
+        with suppress(ConnectionError):
+            await exchange.send(head)
+            while not exchange.writer.is_closing():
+                await exchange.send(data)
+                await asyncio.sleep(0)
         await exchange.until_gone()
 
     return script

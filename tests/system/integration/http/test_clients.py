@@ -3,7 +3,6 @@
 import asyncio
 import socket
 import struct
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -32,6 +31,7 @@ from tests.unit.router.upstream import (
     chunked,
     completion,
     event,
+    pours,
     says_and_waits,
     streams,
 )
@@ -197,14 +197,8 @@ async def test_beyond_the_bound_connections_are_refused() -> None:
 # ---------------------------------------------------------------- slow clients
 
 
-async def flood(exchange: Exchange) -> None:
-    """Events without end, until the router goes."""
-    await exchange.head(transfer_encoding="chunked")
-    with suppress(ConnectionError):
-        while True:
-            await exchange.chunk(b"data: " + b"x" * 60_000 + b"\n\n")
-    exchange.upstream.gone.set()
-    await exchange.cut()
+FLOOD = pours(STREAM_HEAD, chunked(b"data: " + b"x" * 60_000 + b"\n\n"))
+"""Events without end, until the router goes."""
 
 
 @pytest.mark.parametrize("sent", [b"G", b"GET / HTTP/1.1\r\n", b"\r\n"])
@@ -330,7 +324,7 @@ async def test_a_client_that_sends_no_more_and_reads_nothing_is_cut_off_too() ->
 
 
 async def test_a_client_that_reads_nothing_costs_little_and_is_cut_off() -> None:
-    async with with_worker(flood, write_s=0.2) as (http, worker):
+    async with with_worker(FLOOD, write_s=0.2) as (http, worker):
         sock = socket.socket()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.connect(("127.0.0.1", http.plane.port))
@@ -533,7 +527,7 @@ async def test_what_waits_when_the_drain_is_over_is_told_and_its_service_too() -
 
 
 async def test_a_client_that_reads_nothing_does_not_hold_up_the_end() -> None:
-    async with with_worker(flood, drain_s=0.05, linger_s=0.05) as (http, _):
+    async with with_worker(FLOOD, drain_s=0.05, linger_s=0.05) as (http, _):
         _, writer = await http.dial(post())
         writer.transport.pause_reading()  # type: ignore[attr-defined]  # a socket's transport can
         await until(lambda: [each.writing_paused for each in http.plane.connections] == [True])
