@@ -1,7 +1,7 @@
 """The metric families of every command, as each process registers them.
 
 The statistics that they are made from are `NOTHING`: every family is there, with its labels, and has no samples.
-`tests/system/e2e/test_metrics_are_documented.py` compares the lists with what real processes show.
+`tests/system/e2e/test_overlap_is_what_the_worker_reuses.py` compares the lists with what real processes show.
 """
 
 from collections.abc import Callable, Iterable, Iterator

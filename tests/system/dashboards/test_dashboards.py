@@ -136,12 +136,6 @@ def test_legends_name_labels_that_the_query_keeps(name: str) -> None:
                 assert any(label in each.split(", ") for each in kept), f"{panel['title']}: {label}"
 
 
-def test_the_overview_is_first_and_has_eight_panels_that_lead_on() -> None:
-    titles = [board(name)["title"] for name in BOARD_NAMES]
-    assert (BOARD_NAMES[0], titles[0]) == ("overview", min(titles))
-    assert (len(panels("overview")), len(data_links("overview"))) == (8, 9)
-
-
 def test_trust_has_the_colours_of_the_web_page_wherever_it_is_shown() -> None:
     shown = [panel for name in BOARD_NAMES for panel in panels(name) if "{{trust}}" in json.dumps(panel["targets"])]
     assert len(shown) == 2
@@ -151,9 +145,3 @@ def test_trust_has_the_colours_of_the_web_page_wherever_it_is_shown() -> None:
             for each in panel["fieldConfig"]["overrides"]
         }
         assert colors == {"/EXACT$/": "green", "/DEGRADED$/": "orange", "/FALLBACK$/": "purple"}
-
-
-@pytest.mark.parametrize("planted", ["rate(kvrouter_requests_total)", "sum by (le (up)", "kvrouter_x{a=}"])
-def test_what_is_no_promql_is_found(planted: str) -> None:
-    with pytest.raises(ValueError, match=r"."):
-        list(selectors(planted))

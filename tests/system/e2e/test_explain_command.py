@@ -56,6 +56,7 @@ async def test_a_router_and_its_journal_explain_a_decision_alike(fleet: FleetPro
     assert ids[0] == ids[1]
     assert len(ids[0]) == 2
     none = await explained("--worst", "1", *router)
+    assert (await client.control(f"/v1/decisions/{decision_id}"))["prompt"] is None, "without control.keep_text"
     assert (none.code, "--worst: found no decision with a miss by cached among the newest 2" in none.err) == (2, True)
 
 

@@ -1,4 +1,4 @@
-"""`control.keep_text`: the text of a prompt stands with its decision, and nowhere else; without it, nowhere at all."""
+"""`control.keep_text`: the text of a prompt stands with its decision, and nowhere else."""
 
 import asyncio
 from array import array
@@ -26,13 +26,6 @@ async def decision_after_a_chat(client: Client) -> dict[str, Any]:
 
 def logs_of(directory: Path) -> dict[str, str]:
     return {path.name: path.read_text() for path in directory.iterdir()}
-
-
-@pytest.mark.asyncio(loop_scope="module")
-async def test_without_the_setting_no_text_is_kept(client: Client) -> None:
-    found = await decision_after_a_chat(client)
-    assert found["prompt"] is None
-    assert SECRET not in str(found)
 
 
 @pytest.mark.parametrize("processes", [1, 2])

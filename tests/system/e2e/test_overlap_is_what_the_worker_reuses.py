@@ -1,15 +1,21 @@
-"""Prediction against truth through every real hop: block for block, request after request, evictions included."""
+"""Prediction against truth through every real hop: block for block, request after request, evictions included.
+
+And what router and worker show of it: the metrics that `docs/reference/metrics.md` lists for them, and no other.
+"""
 
 import random
 
 import pytest
 
+from kv_runtime.http.server import CONTROL_CONNECTIONS_MAX
+from tests.support.metric_families import COMMANDS, shown_families
 from tests.system.e2e.client import Client
 from tests.system.e2e.conftest import BLOCK_SIZE
 from tests.system.faults.scraped import scrape
 
 REQUESTS = 200
 SEED = 20_241
+OF_ENCODE_WORKERS = ("kvrouter_encode_", "kvrouter_embedding_")
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -52,3 +58,14 @@ async def test_the_router_counted_predicted_and_actual_tokens_alike(client: Clie
     )
     assert predicted == actual
     assert sum(actual.values()) > 0
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_router_and_worker_show_the_metrics_that_are_listed(client: Client) -> None:
+    of_worker = {name for name in COMMANDS["worker-agent serve"] if not name.startswith(OF_ENCODE_WORKERS)}
+    for url, listed in ((client.control_url, {*COMMANDS["router"]}), (await client.base_url("w0"), of_worker)):
+        async with client.session.get(f"{url}/metrics") as response:
+            shown = await response.text()
+        assert shown_families(shown) == listed
+        if url == client.control_url:  # it has a bound of its own
+            assert f"kvrouter_server_connections_max {CONTROL_CONNECTIONS_MAX}.0" in shown.splitlines()
