@@ -42,7 +42,7 @@ from tests.system.dashboards.shipped import (
 )
 from tests.system.faults.children import Children
 from tests.system.faults.fleet import READY_S, SMALL_CACHE, Fleet, Shape, fleet
-from tests.system.faults.nats_servers import NatsServer
+from tests.system.faults.nats_servers import nats_servers
 from tests.system.faults.stream_reader import squeezed
 from tests.system.faults.traffic import MODEL, TENANTS
 
@@ -105,7 +105,7 @@ async def lived(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Lived
         children = await cleanup.enter_async_context(Children())
         session = await cleanup.enter_async_context(aiohttp.ClientSession())
         sink = cleanup.enter_context(OtlpSink())
-        server = NatsServer(children, directory / "n0", free_ports(1)[0])
+        (server,) = nats_servers(children, directory)
         await server.start()
         tracing, shadows = f"tracing.endpoint={sink.url}", f"shadow.policies={SHADOWS}"
         settings = (tracing, shadows, "queue.fair_share_by=x-tenant-id", *QUEUE)

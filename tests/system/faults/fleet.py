@@ -16,7 +16,7 @@ from bench.processes import free_ports
 from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import SystemClock
 from tests.system.faults.children import Child, Children
-from tests.system.faults.nats_servers import Limits, NatsServer
+from tests.system.faults.nats_servers import Limits, NatsServer, nats_servers
 from tests.system.faults.proof import until_equal
 from tests.system.faults.scraped import Scraped, scrape
 from tests.system.faults.stream_reader import Stored, holes, stored_in
@@ -182,7 +182,7 @@ async def fleet_on_one_server(
 ) -> AsyncIterator[tuple[NatsServer, Fleet]]:
     """A server and a fleet that has no other."""
     async with Children() as children:
-        server = NatsServer(children, directory / "n0", free_ports(1)[0])
+        (server,) = nats_servers(children, directory)
         await server.start(limits)
         async with fleet(children, [server.url], shape) as running:
             yield server, running

@@ -1,6 +1,5 @@
 """Real nats-servers on fixed ports, each with a store of its own: killed, frozen, retired, and started again."""
 
-import asyncio
 import json
 import shutil
 import signal
@@ -8,17 +7,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from os import kill
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from nats.errors import Error as NatsError
 
-from bench.processes import free_ports
+from bench.processes import READY, nats_cluster
 from kv_runtime.clock import SystemClock
-from kv_runtime.nats_server import HOST, MAX_PAYLOAD_BYTES, find_binary
 from tests.system.faults.children import Child, Children
 from tests.system.faults.stream_reader import connected_to
 
-_READY = "Server is ready"
 _LOOK_S, _WITHIN_S = 0.1, 20.0
 LAME_DUCK_GRACE_S = 1
 """From the word to the clients until the first of them is shut out; one follows every second at the latest."""
@@ -32,25 +29,12 @@ class Limits(NamedTuple):
     """How long a client may take nothing before it is cut off as a slow consumer."""
 
 
-class Routes(NamedTuple):
-    """A server's place in a cluster."""
-
-    port: int
-    all_ports: tuple[int, ...]
-
-
 class NatsServer:
     """One server. Its address and its store outlive its processes."""
 
-    def __init__(self, children: Children, directory: Path, port: int, routes: Routes | None = None) -> None:
-        self._children, self._routes = children, routes
-        self.name, self.port = directory.name, port
-        self._directory, self._store = directory, directory / "store"
+    def __init__(self, children: Children, name: str, url: str, command: list[str]) -> None:
+        self._children, self.name, self.url, self._command = children, name, url, command
         self._child: Child | None = None
-
-    @property
-    def url(self) -> str:
-        return f"nats://{HOST}:{self.port}"
 
     @property
     def child(self) -> Child:
@@ -59,27 +43,17 @@ class NatsServer:
 
     async def start(self, limits: Limits | None = None) -> None:
         """It serves, with whatever its store has."""
-        self._directory.mkdir(parents=True, exist_ok=True)
-        file = self._directory / "nats.conf"
-        file.write_text(json.dumps(self._configuration(limits or Limits())), encoding="utf-8")
-        command = [find_binary(), "--config", str(file)]
-        self._child = await self._children.start(f"nats {self.name}", command, ready=_READY)
+        self._configure(limits or Limits())
+        self._child = await self._children.start(self.name, self._command, ready=READY)
 
-    def _configuration(self, limits: Limits) -> dict[str, Any]:
-        store = {"store_dir": str(self._store), "max_file_store": limits.file_store_bytes, "max_memory_store": 64 << 20}
-        tree: dict[str, Any] = {
-            "server_name": self.name,
-            "listen": f"{HOST}:{self.port}",
-            "max_payload": MAX_PAYLOAD_BYTES,
-            "write_deadline": f"{limits.write_deadline_s}s",
-            "lame_duck_grace_period": f"{LAME_DUCK_GRACE_S}s",
-            "lame_duck_duration": "30s",  # the least that is allowed; with a few clients it takes less
-            "jetstream": store,
-        }
-        if self._routes is not None:
-            others = [f"nats://{HOST}:{port}" for port in self._routes.all_ports if port != self._routes.port]
-            tree["cluster"] = {"name": "faults", "listen": f"{HOST}:{self._routes.port}", "routes": others}
-        return tree
+    def _configure(self, limits: Limits) -> None:
+        file = Path(self._command[-1])
+        tree = json.loads(file.read_text())
+        tree["jetstream"]["max_file_store"] = limits.file_store_bytes
+        tree["write_deadline"] = f"{limits.write_deadline_s}s"
+        tree["lame_duck_grace_period"] = f"{LAME_DUCK_GRACE_S}s"
+        tree["lame_duck_duration"] = "30s"  # the least that is allowed; with a few clients it takes less
+        file.write_text(json.dumps(tree))
 
     async def kill(self) -> None:
         """It is gone without a word."""
@@ -87,7 +61,7 @@ class NatsServer:
 
     def lose_store(self) -> None:
         """What was kept is gone; between `kill` and `start`."""
-        shutil.rmtree(self._store)
+        shutil.rmtree(Path(self._command[-1]).parent / "jetstream")
 
     async def retire(self) -> None:
         """It takes no new clients, and shuts out those it has, one after another: it is a lame duck."""
@@ -99,22 +73,10 @@ class NatsServer:
         await self.child.until_ended()
 
 
-class Cluster:
-    """Several servers with routes to each other, which keep streams together."""
-
-    def __init__(self, children: Children, directory: Path, size: int) -> None:
-        ports = free_ports(2 * size)
-        routes = tuple(ports[size:])
-        self.servers = {
-            f"n{number}": NatsServer(children, directory / f"n{number}", ports[number], Routes(routes[number], routes))
-            for number in range(size)
-        }
-
-    async def start(self) -> None:
-        """All of them run, and one leads them."""
-        servers = self.servers.values()
-        await asyncio.gather(*(server.start() for server in servers))
-        await asyncio.gather(*(server.child.line_with("metadata leader") for server in servers))
+def nats_servers(children: Children, directory: Path, count: int = 1) -> list[NatsServer]:
+    """Return servers that keep streams together once they were started; the directory gets their stores."""
+    urls, commands = nats_cluster(count, directory)
+    return [NatsServer(children, *each, commands[each[0]]) for each in zip(commands, urls.split(","), strict=True)]
 
 
 async def until_led_by(urls: Sequence[str], stream: str, leader: str, size: int) -> None:

@@ -12,7 +12,7 @@ import aiohttp
 from bench.processes import free_ports
 from kv_runtime.clock import SystemClock
 from tests.system.faults.children import Child, Children
-from tests.system.faults.nats_servers import NatsServer
+from tests.system.faults.nats_servers import nats_servers
 
 SEED = 8
 REQUESTS = 6_000
@@ -73,10 +73,10 @@ class Clients:
 
 async def test_of_two_routers_on_one_port_one_stops_and_no_request_is_lost(tmp_path: Path) -> None:
     random = Random(SEED)
-    nats_port, port = free_ports(2)
+    (port,) = free_ports(1)
     async with Children() as children:
-        server = NatsServer(children, tmp_path / "n0", nats_port)
-        await server.start(None)
+        (server,) = nats_servers(children, tmp_path)
+        await server.start()
 
         async def router(name: str) -> Child:
             shared = ("--reuse-port", "--port", str(port), "--control-port", "0", "--nats-url", server.url)
