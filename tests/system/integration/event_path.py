@@ -1,7 +1,7 @@
 """The event path to a real log: a scripted engine that is polled, engines that publish, played sockets, a reader."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -91,10 +91,6 @@ class PolledAgent(Agent):
         return self.consolidator.poller
 
     @property
-    def rules(self) -> TrtllmRules:
-        return self.poller.source.rules
-
-    @property
     def stale(self) -> str:
         return self.consolidator.stale(0)
 
@@ -147,26 +143,12 @@ async def running(path: Consolidator, *, stop: asyncio.Event | None = None) -> A
         yield
 
 
-class ScriptedRules(TrtllmRules):
-    """Raise what a test put into the engine's `late_errors`, once they have read what a poll brought."""
-
-    def __init__(self, engine: ScriptedEngine) -> None:
-        super().__init__(BLOCK_SIZE)
-        self._engine = engine
-
-    def translate(self, engine_events: Iterable[object]) -> list[RankEvent]:
-        read = super().translate(engine_events)
-        if engine_events and self._engine.late_errors:
-            raise self._engine.late_errors.pop(0)
-        return read
-
-
 @asynccontextmanager
 async def polled_agent(
     log: EventLog, engine: ScriptedEngine, *readers: EngineEventSubscriber, outbox_bytes: int = OUTBOX_BYTES
 ) -> AsyncIterator[PolledAgent]:
     """An agent that polls the engine and reads further publishers, with all its parts."""
-    source = Source(lambda timeout_s: asyncio.to_thread(engine.kv_events, timeout_s), ScriptedRules(engine))
+    source = Source(lambda timeout_s: asyncio.to_thread(engine.kv_events, timeout_s), TrtllmRules(BLOCK_SIZE))
     path = event_path(log, *readers, source=source, outbox_bytes=outbox_bytes)
     agent = PolledAgent(log, path, engine=engine)
     async with running(path, stop=agent.stop):

@@ -12,10 +12,7 @@ BLOCK_SIZE = 2
 
 
 class ScriptedEngine:
-    """Emits KV events in TensorRT-LLM's JSON shape, `per_poll` at a time. Engine hashes are block numbers, negated.
-
-    A poll raises what a test put into `errors`, one a poll; `late_errors` are for who has read what a poll brought.
-    """
+    """Emits KV events in TensorRT-LLM's JSON shape, `per_poll` at a time. Engine hashes are block numbers, negated."""
 
     def __init__(self, dp_ranks: tuple[int, ...] = (0,), *, per_poll: int = 1_000_000) -> None:
         self._dp_ranks = dp_ranks
@@ -23,8 +20,6 @@ class ScriptedEngine:
         self._events: deque[dict[str, Any]] = deque()
         self._changed = threading.Condition()
         self._next_id = dict.fromkeys(dp_ranks, 0)
-        self.errors: list[Exception] = []
-        self.late_errors: list[Exception] = []
 
     def describe(self) -> EngineDescription:
         return described(
@@ -46,10 +41,7 @@ class ScriptedEngine:
     def kv_events(self, timeout_s: float) -> list[dict[str, Any]]:
         with self._changed:
             self._changed.wait_for(lambda: bool(self._events), timeout_s)
-            events = [self._events.popleft() for _ in range(min(self._per_poll, len(self._events)))]
-        if self.errors:
-            raise self.errors.pop(0)
-        return events
+            return [self._events.popleft() for _ in range(min(self._per_poll, len(self._events)))]
 
     def iteration_stats(self, timeout_s: float) -> list[dict[str, Any]]:  # noqa: ARG002 - it has none
         return []

@@ -37,6 +37,24 @@ async def test_the_position_covers_all_that_was_emitted_before_it_was_asked_for(
             assert await agent.position() == {0: (100, block)}
 
 
+async def test_an_event_that_cannot_be_taken_is_kept_out_shown_and_costs_its_batch_nothing(log: EventLog) -> None:
+    async with polled_agent(log, ScriptedEngine()) as agent:
+        agent.engine.store(1)
+        agent.engine.emit({"type": "removed", "block_hashes": [10**5000]})
+        agent.engine.store(2, parent=1)
+        await agent.position()
+        assert agent.holds(1, 2)
+        assert agent.stale.startswith("engine: engine event not read: ")
+        assert len(agent.stale) < 400
+        (shown,) = agent.consolidator.status()[0]["quarantined"]
+        assert (shown["number"], shown["reason"], shown["dp_rank"]) == (1, "wrong_type", 0)
+        agent.engine.skip(1)  # a jump clears, and with that the doubt is over
+        agent.engine.store(3)
+        await agent.position()
+        await eventually(lambda: agent.stale == "")
+        assert agent.poller.work.failures_total == 0
+
+
 # ---------------------------------------------------------------- a publisher that a test plays
 
 
