@@ -12,9 +12,8 @@ import pytest
 
 from tests.support.paths import RECORDINGS, ROOT
 from tests.system.clients.engine import ANSWERS, DOUBLES, AllEndpoints
-from tests.system.e2e.test_attached_engines import MODEL, Cluster, running_cluster, speaking_for
+from tests.system.e2e.test_attached_engines import MODEL, Cluster, attaching, running_cluster
 from tests.system.integration.engine_doubles import Rank
-from tests.system.integration.event_path import playing, zmq_context
 
 PYTHON = ROOT / "build" / "clients" / "bin" / "python"
 CODEX = RECORDINGS / "codex-0.171.0.jsonl.gz"
@@ -24,14 +23,11 @@ CODEX = RECORDINGS / "codex-0.171.0.jsonl.gz"
 async def engines(kind: str, cluster: Cluster, *workers: str) -> AsyncIterator[list[AllEndpoints]]:
     """Engines of a kind, attached, once the router would choose among all of them."""
     async with AsyncExitStack() as cleanup:
-        context = await cleanup.enter_async_context(zmq_context())
         doubles = []
         for worker in workers:
-            (source,) = await cleanup.enter_async_context(playing(context, topic=()))
             double = DOUBLES[kind](model=MODEL, ranks=[Rank()], served_paths=tuple(ANSWERS), max_model_len=1 << 17)
             doubles.append(await cleanup.enter_async_context(double.serving()))
-            arguments = ("--engine", kind, "--url", double.url, *source.flags)
-            await cleanup.enter_async_context(speaking_for(worker, cluster.nats_url, *arguments))
+            await cleanup.enter_async_context(attaching(cluster, worker, double.url, kind=kind))
         await cluster.until_choosing_among(*workers)
         yield doubles
 

@@ -12,11 +12,10 @@ import pytest_asyncio
 from tests.system.dashboards.prometheus import Prometheus
 from tests.system.dashboards.shipped import Shown, panel_queries, selectors, substituted
 from tests.system.dashboards.test_prometheus import ATTACHED, INTERVAL, PUBLISHES, WINDOW, WITHOUT_SERIES
-from tests.system.e2e.test_attached_engines import MODEL, PROMPT, Cluster, running_cluster, speaking_for
+from tests.system.e2e.test_attached_engines import MODEL, PROMPT, Cluster, attaching, running_cluster
 from tests.system.faults.children import Children
 from tests.system.faults.fleet import READY_S
 from tests.system.integration.engine_doubles import Rank, VllmDouble
-from tests.system.integration.event_path import playing, zmq_context
 
 pytestmark = pytest.mark.slow
 
@@ -39,13 +38,12 @@ def queries() -> list[Shown]:
 @asynccontextmanager
 async def forwarding_agent(cluster: Cluster) -> AsyncIterator[str]:
     """An agent speaks for an engine that publishes, and forwards its requests; return the agent's address."""
-    async with AsyncExitStack() as cleanup:
-        context = await cleanup.enter_async_context(zmq_context())
-        engine = await cleanup.enter_async_context(VllmDouble(model=MODEL, ranks=[Rank()]).serving())
-        (source,) = await cleanup.enter_async_context(playing(context, topic=()))
-        arguments = ("--engine", "vllm", "--url", engine.url, *source.flags, "--set", "engine.requests=forward")
-        async with speaking_for(WORKER, cluster.nats_url, *arguments) as process:
-            yield (await process.line_with("status on")).split()[-1]
+    forward = ("--set", "engine.requests=forward")
+    async with (
+        VllmDouble(model=MODEL, ranks=[Rank()]).serving() as engine,
+        attaching(cluster, WORKER, engine.url, *forward) as (_, process),
+    ):
+        yield (await process.line_with("status on")).split()[-1]
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")

@@ -22,8 +22,7 @@ from bench.processes import ChildProcess
 from kv_runtime.clock import SystemClock
 from tests.support.processes import running
 from tests.support.vllm_server import stream_events
-from tests.system.e2e.test_attached_engines import MODEL, Cluster, running_cluster, speaking_for
-from tests.system.integration.event_path import playing, zmq_context
+from tests.system.e2e.test_attached_engines import MODEL, Cluster, attaching, running_cluster
 
 STREAMS = 200
 WAIT_S = 60.0
@@ -61,9 +60,9 @@ def said(events: bytes) -> tuple[str, str, dict[str, int], bool]:
 async def engine(cluster: Cluster, worker: str) -> AsyncIterator[tuple[ChildProcess, str]]:
     """An engine's server and the agent that attaches it; yields the server and its address."""
     process = ChildProcess(worker, [sys.executable, "-m", "tests.support.vllm_server", MODEL])
-    async with zmq_context() as context, playing(context, topic=()) as (source,), running(process) as server:
+    async with running(process) as server:
         url = (await server.line_with("vllm on")).split()[2]
-        async with speaking_for(worker, cluster.nats_url, "--engine", "vllm", "--url", url, *source.flags):
+        async with attaching(cluster, worker, url):
             yield server, url
 
 

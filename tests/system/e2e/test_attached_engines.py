@@ -6,7 +6,7 @@ The engines are doubles of vLLM's server; events are frames as vLLM publishes th
 import asyncio
 import sys
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,22 +90,25 @@ class Cluster:
             return (await response.json())["decision"] if response.status == 200 else None
 
 
-def speaking_for(worker: str, nats_url: str, *arguments: str) -> AbstractAsyncContextManager[ChildProcess]:
-    """`worker-agent attach` runs."""
-    attach = (sys.executable, "-m", "worker_agent", "attach", "--worker-id", worker, "--nats-url", nats_url)
+@asynccontextmanager
+async def attaching(
+    cluster: Cluster, worker: str, url: str, *arguments: str, kind: str = "vllm", ranks: int = 1
+) -> AsyncIterator[tuple[list[PlayedSource], ChildProcess]]:
+    """`worker-agent attach` runs for an engine that has a publisher a rank; yields the publishers and the process."""
+    attach = (sys.executable, "-m", "worker_agent", "attach", "--worker-id", worker, "--nats-url", cluster.nats_url)
     quiet = ("--text", "byte", "--set", "telemetry.log_level=warning")
-    return running(ChildProcess(worker, [*attach, *quiet, *arguments]))
+    async with zmq_context() as context, playing(context, ranks, topic=()) as publishers:
+        engine = ("--engine", kind, "--url", url, *publishers[0].flags)
+        async with running(ChildProcess(worker, [*attach, *quiet, *engine, *arguments])) as process:
+            yield publishers, process
 
 
 @asynccontextmanager
-async def attached(cleanup: AsyncExitStack, cluster: Cluster, worker: str, ranks: int) -> AsyncIterator[Attached]:
-    context = await cleanup.enter_async_context(zmq_context())
+async def attached(cluster: Cluster, worker: str, ranks: int) -> AsyncIterator[Attached]:
     double = VllmDouble(model=MODEL, ranks=[Rank() for _ in range(ranks)])
-    engine = await cleanup.enter_async_context(double.serving())
-    arguments = ("--engine", "vllm", "--url", engine.url, "--dp-ranks", str(ranks))
     async with (
-        playing(context, ranks, topic=()) as publishers,
-        speaking_for(worker, cluster.nats_url, *arguments, *publishers[0].flags) as process,
+        double.serving() as engine,
+        attaching(cluster, worker, engine.url, "--dp-ranks", str(ranks), ranks=ranks) as (publishers, process),
     ):
         yield Attached(engine, publishers, process)
 
@@ -122,8 +125,7 @@ async def running_cluster(*more_settings: str, **workers: int) -> AsyncIterator[
         nats_url = (await router.line_with("event log")).split()[2]
         cluster = Cluster(Client(session, data_url, control_url), nats_url, {})
         for worker, ranks in workers.items():
-            at = attached(cleanup, cluster, worker, ranks)
-            cluster.attached[worker] = await cleanup.enter_async_context(at)
+            cluster.attached[worker] = await cleanup.enter_async_context(attached(cluster, worker, ranks))
         yield cluster
 
 
