@@ -1,6 +1,6 @@
 """Time travel: what the index was after a message of the log is what all messages up to it, and nothing else, make."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +13,6 @@ import pytest_asyncio
 from indexer.follow.checkpoint import RankState
 from indexer.follow.fold import IndexFold
 from indexer.follow.inputs import Received, read_message
-from indexer.index.prefix_index import PrefixIndex
 from indexer.native.index import NativeIndex
 from indexer.service import snapshots
 from indexer.service.history import AvailableMoment, NotRetained, moment_at, seq_at, time_text
@@ -23,7 +22,6 @@ from kv_protocol.digest import TierDigest
 from kv_protocol.ids import WorkerRank
 from kv_protocol.recovery import HeldBlock
 from kv_runtime.event_log import EventLog
-from tests.reference.index.index import ReferenceIndex
 from tests.system.integration.broker import eventually, running_broker
 from tests.system.integration.event_path import connected
 from tests.system.integration.index_on_log import NATS, Index, index_at, running_index
@@ -36,12 +34,8 @@ RESTARTS_RATIO, BEATS_RATIO = 0.004, 0.1
 OFTEN = NATS.model_copy(update={"snapshot_period_s": 1.0})
 
 
-def native() -> PrefixIndex:
-    return NativeIndex(seed=1)
-
-
-def python() -> PrefixIndex:
-    return ReferenceIndex()
+def empty() -> IndexFold:
+    return IndexFold(NativeIndex(seed=1))
 
 
 class Told(NamedTuple):
@@ -141,14 +135,14 @@ def seen(fold: IndexFold) -> dict[WorkerRank, Seen]:
     return {rank: of(fold.state(rank)) for rank in fold.ranks()}
 
 
-async def compared(told: Told, positions: Sequence[int], make: Callable[[], PrefixIndex]) -> Compared:
+async def compared(told: Told, positions: Sequence[int]) -> Compared:
     """Hold time travel against a fold from the start, but for ranks of which something has to be said there."""
-    scratch, folded, differ, noted = IndexFold(make()), 0, [], 0
+    scratch, folded, differ, noted = empty(), 0, [], 0
     for position in positions:
         for subject, data in told.messages[folded:position]:
             scratch.apply(Received(subjects.rank_of(subject), read_message(data)), 0.0)
         folded = position
-        moment = await moment_at(told.log, position, IndexFold(make()))
+        moment = await moment_at(told.log, position, empty())
         apart = {rank for rank, notes in moment.notes().items() if notes}
         there, made = (
             {rank: seen(fold)[rank] for rank in fold.ranks() if rank not in apart} for fold in (moment.fold, scratch)
@@ -163,12 +157,9 @@ async def compared(told: Told, positions: Sequence[int], make: Callable[[], Pref
 
 
 @pytest.mark.asyncio(loop_scope="module")
-@pytest.mark.parametrize("make", [native, python])
-async def test_time_travel_equals_a_fold_from_the_start_of_an_unpurged_log(
-    told: Told, make: Callable[[], PrefixIndex]
-) -> None:
+async def test_time_travel_equals_a_fold_from_the_start_of_an_unpurged_log(told: Told) -> None:
     positions = sorted(Random(SEED).sample(range(1, MESSAGES + 1), POSITIONS))
-    found = await compared(told, positions, make)
+    found = await compared(told, positions)
     assert found.is_right, f"seed {SEED}: {found}"
 
 
@@ -176,9 +167,9 @@ async def test_time_travel_equals_a_fold_from_the_start_of_an_unpurged_log(
 async def test_only_the_log_behind_the_newest_snapshot_before_it_is_read(told: Told) -> None:
     names = await told.snapshots()
     for before, after in pairwise(names):
-        moment = await moment_at(told.log, after.stream_seq - 1, IndexFold(native()))
+        moment = await moment_at(told.log, after.stream_seq - 1, empty())
         assert (moment.snapshot, moment.messages_read) == (str(before), after.stream_seq - 1 - before.stream_seq)
-    first = await moment_at(told.log, names[0].stream_seq - 1, IndexFold(native()))
+    first = await moment_at(told.log, names[0].stream_seq - 1, empty())
     assert (first.snapshot, first.messages_read) == ("", names[0].stream_seq - 1)
 
 
@@ -220,4 +211,4 @@ async def test_after_a_purge_the_oldest_that_can_be_had_is_that_of_a_snapshot_be
     with pytest.raises(NotRetained) as refused:
         await seq_at(short.log, oldest.time_ns - 1)
     assert shown(refused.value)[0::2] == ("time", available)
-    assert (await compared(short, sorted({*kept, *range(after.stream_seq, SHORT, 37)}), native)).differing == []
+    assert (await compared(short, sorted({*kept, *range(after.stream_seq, SHORT, 37)}))).differing == []
