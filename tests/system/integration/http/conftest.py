@@ -1,4 +1,4 @@
-"""These tests run on the loop of production, and on asyncio's own."""
+"""These tests run on the event loop of production."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -7,4 +7,4 @@ import uvloop
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    return {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
+    return {"uvloop": uvloop.new_event_loop}
