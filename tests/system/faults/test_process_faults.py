@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from kv_protocol import subjects
 from kv_protocol.ids import WorkerRank
 from tests.system.faults.fleet import READY_S, fleet_on_one_server
@@ -64,6 +66,8 @@ async def test_an_index_that_was_cut_off_as_a_slow_consumer_reads_on(tmp_path: P
             await running.until_equal(READY_S)
             index = running.processes["index"]
             index.freeze()
+            with pytest.raises(AssertionError, match="not equal within"):  # one that stands still proves nothing
+                await running.until_equal(2.0, only=["index"])
             async with connected_to(running.nats_urls) as client:
                 for _ in range(BURST_MESSAGES):
                     await client.publish(subjects.heartbeat(MODEL, WorkerRank("unknown", 0)), bytes(BURST_BYTES))
@@ -75,3 +79,6 @@ async def test_an_index_that_was_cut_off_as_a_slow_consumer_reads_on(tmp_path: P
         assert sent.failed == []
         assert min(await running.totals("log_reconnects_total", "index")) >= 1
         await running.until_equal(QUIET_S, moved=False)
+        workers = [await running.scrape(worker_id) for worker_id in running.worker_ids]
+        removed = [each.total("mirror_blocks_changed_total", kind="removed") for each in workers]
+        assert min(removed) > 0, "caches are small enough to forget"
