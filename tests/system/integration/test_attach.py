@@ -3,13 +3,11 @@
 import asyncio
 import re
 import sys
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import aiohttp
 import pytest
-from aiohttp import web
 
 from bench.processes import ChildProcess
 from kv_protocol.fleet import WorkerDraining, WorkerLeft, WorkerRegistered
@@ -22,7 +20,6 @@ from tests.contract.engine_servers import vllm_payload
 from tests.support.manual_clock import ManualClock
 from tests.support.metric_families import COMMANDS, shown_families
 from tests.support.processes import running
-from tests.support.served import served
 from tests.system.integration.broker import Broker, eventually
 from tests.system.integration.engine_doubles import (
     EngineDouble,
@@ -35,6 +32,7 @@ from tests.system.integration.engine_doubles import (
 from tests.system.integration.event_path import endpoint_of, playing, running_index, zmq_context
 from tests.system.integration.fleet_events import fleet_events
 from tests.system.integration.scripted_engine import BLOCK_SIZE
+from tests.unit.router.upstream import Exchange, Upstream
 from worker_agent.attached.client import EngineClient
 from worker_agent.attached.watch import FAILURES_MAX, PROBE_PERIOD_S, HealthWatch
 from worker_agent.engines.servers.vllm import Vllm
@@ -62,23 +60,9 @@ def attaching(engine: EngineDouble, broker: Broker, *more: str) -> AbstractAsync
     return agent("attach", *named, *more)
 
 
-class HealthOf:
-    """An engine's HTTP that answers GET /health as a test says."""
-
-    def __init__(self) -> None:
-        self.status = 200
-        self.asked = 0
-
-    async def _health(self, _: web.Request) -> web.Response:
-        self.asked += 1
-        return web.Response(status=self.status)
-
-    @asynccontextmanager
-    async def serving(self) -> AsyncIterator[str]:
-        app = web.Application()
-        app.add_routes([web.get("/health", self._health)])
-        async with served(app) as url:
-            yield url
+async def healthy(exchange: Exchange) -> None:
+    """An engine that answers GET /health, and nothing else."""
+    await exchange.answer(200 if exchange.received.path == "/health" else 404)
 
 
 # ---------------------------------------------------------------- attach
@@ -88,7 +72,7 @@ async def test_an_attached_engine_is_in_the_fleet_and_its_blocks_are_known(broke
     async with (
         zmq_context() as context,
         playing(context, topic=()) as (engine,),
-        HealthOf().serving() as base_url,
+        Upstream(healthy) as serving,
         fleet_events(log) as told,
         running_index(broker.url) as index,
     ):
@@ -98,7 +82,7 @@ async def test_an_attached_engine_is_in_the_fleet_and_its_blocks_are_known(broke
         async with agent(
             *("attach", "--engine", "vllm", "--worker-id", WORKER, "--model", MODEL, "--served-name", "chat"),
             *(*engine.flags, "--block-size", str(BLOCK_SIZE), "--total-kv-blocks", "100", "--max-num-seqs", "8"),
-            *("--url", base_url, "--text", "byte", "--nats-url", broker.url),
+            *("--url", serving.base_url, "--text", "byte", "--nats-url", broker.url),
         ):
             rank, prompt = WorkerRank(WORKER, 0), sequence_hashes([1, 2, 3, 4, 5, 6], BLOCK_SIZE)
             await eventually(lambda: index.overlap(prompt, [rank])[0].overlap_blocks[0] == 3)
@@ -112,7 +96,7 @@ async def test_an_attached_engine_is_in_the_fleet_and_its_blocks_are_known(broke
             instance=told[0].instance,
             model=MODEL,
             served_names=("chat",),
-            base_url=base_url,
+            base_url=serving.base_url,
             block_size=BLOCK_SIZE,
             hash_scheme=HASH_SCHEME,
             tokenizer_digest=text.tokenizer_digest,
@@ -217,18 +201,18 @@ async def test_what_attach_shows_is_documented(broker: Broker, log: EventLog, ki
 
 
 async def test_an_engine_is_described_again_and_leaves_while_it_sleeps_or_does_not_answer(log: EventLog) -> None:
-    health, clock, stop, sleeps = HealthOf(), ManualClock(), asyncio.Event(), [False]
+    clock, stop, sleeps = ManualClock(), asyncio.Event(), [False]
     loras: list[tuple[str, ...]] = [()]
     async with (
-        health.serving() as base_url,
+        VllmDouble().serving() as engine,
         fleet_events(log) as told,
-        EngineClient(base_url) as client,
+        EngineClient(engine.url) as client,
         asyncio.TaskGroup() as group,
     ):
 
         def registration() -> WorkerRegistered:
             return WorkerRegistered(
-                worker_id=WORKER, instance="i", model=MODEL, served_names=(MODEL,), base_url=base_url, block_size=16,
+                worker_id=WORKER, instance="i", model=MODEL, served_names=(MODEL,), base_url=engine.url, block_size=16,
                 hash_scheme=HASH_SCHEME, tokenizer_digest="", template_digest="", canary=canary(16),
                 event_source="vllm", loras=loras[0],
             )  # fmt: skip
@@ -238,17 +222,16 @@ async def test_an_engine_is_described_again_and_leaves_while_it_sleeps_or_does_n
 
         async def probe(times: int) -> None:
             for _ in range(times):
-                asked = health.asked
-                while health.asked == asked:
+                asked = engine.asked["/health"]
+                while engine.asked["/health"] == asked:
                     await clock.advance(PROBE_PERIOD_S)
                     await asyncio.sleep(0.01)
 
         worker_id = WorkerId(log, clock, FleetGate(), worker_id=WORKER, instance="i")
         membership = Membership(registration(), worker_id, clock)
         watch = HealthWatch(client, membership, clock, describe=describe, is_asleep=lambda: sleeps[0])
-        health.status = 200
         running = [group.create_task(each.run(stop)) for each in (watch, membership)]
-        await eventually(lambda: health.asked)
+        await eventually(lambda: engine.asked["/health"])
         await probe(1)
         await eventually(lambda: [getattr(each, "loras", None) for each in told] == [()])
         loras[0] = ("sql",)
@@ -262,16 +245,16 @@ async def test_an_engine_is_described_again_and_leaves_while_it_sleeps_or_does_n
         await eventually(lambda: isinstance(told[-1], WorkerRegistered))
         assert len(told) == 4
         for failures in (FAILURES_MAX - 1, FAILURES_MAX - 1):
-            health.status = 500
+            engine.is_healthy = False
             await probe(failures)
-            health.status = 200
+            engine.is_healthy = True
             await probe(1)
         assert (len(told), membership.is_registered) == (4, True)
-        health.status = 500
+        engine.is_healthy = False
         await probe(FAILURES_MAX + 1)
         await eventually(lambda: len(told) == 5 and isinstance(told[-1], WorkerLeft))
         assert not membership.is_registered
-        health.status = 200
+        engine.is_healthy = True
         await probe(1)
         await eventually(lambda: len(told) == 6 and membership.is_registered)
         stop.set()
