@@ -8,8 +8,8 @@
                    generation prompt. Source: transformers 4.57, `render_jinja_template`.
 
 Rendering is a function of its arguments, and of the time where a template writes it (`strftime_now`). It is aborted
-when the text becomes too long, or when it takes too long; both are checked at each piece that the template writes. What
-the template does between two pieces has no bound: the template is the operator's, like the model.
+when the text is too long, which is checked at each piece that the template writes, or when rendering takes too long,
+which is checked in loops and calls (`template_sandbox.py`).
 
 Whether a template expects content as a list of parts, or as a string:
 
@@ -25,13 +25,13 @@ check its type first, and transformers passes it so.
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from itertools import accumulate, tee
 from pathlib import Path
 from time import perf_counter
 from types import MappingProxyType
 from typing import Any, TypedDict
 
 from jinja2 import Template, TemplateSyntaxError, nodes
-from jinja2.runtime import Context
 from typing_extensions import Unpack
 
 from kv_runtime.text.chat_messages import (
@@ -43,7 +43,7 @@ from kv_runtime.text.chat_messages import (
     digest_of,
     prepared_messages,
 )
-from kv_runtime.text.template_sandbox import chat_environment
+from kv_runtime.text.template_sandbox import ChatContext, chat_environment
 
 RENDERED_CHARACTERS_MAX = 1 << 26
 RENDER_S = 5.0
@@ -118,15 +118,18 @@ class ChatTemplate:
 
     def _written(self, template: Template, variables: dict[str, Any]) -> str:
         """Return the rendered text; raise `TextError` beyond a bound."""
-        pieces, length, until_s = list[str](), 0, perf_counter() + RENDER_S
-        context = Context(template.environment, variables, template.name, template.blocks)
-        for piece in template.root_render_func(context):
-            pieces.append(piece)
-            length += len(piece)
-            if length > RENDERED_CHARACTERS_MAX:
-                raise TextError("messages", f"{length} characters, rendered", f"at most {RENDERED_CHARACTERS_MAX}")
+        until_s = perf_counter() + RENDER_S
+
+        def look() -> None:
             if perf_counter() > until_s:
                 raise TextError("messages", "a chat that takes too long", f"at most {RENDER_S} s of rendering")
+
+        context = ChatContext(template.environment, variables, template.name, template.blocks)
+        context.look = look
+        measured, pieces = tee(template.root_render_func(context))
+        too_many = next(filter(RENDERED_CHARACTERS_MAX.__lt__, accumulate(map(len, measured))), 0)
+        if too_many:
+            raise TextError("messages", f"{too_many} characters, rendered", f"at most {RENDERED_CHARACTERS_MAX}")
         return "".join(pieces)
 
 

@@ -7,28 +7,55 @@ A rendering looks up several attributes per message, and the sandbox's checks ta
 environment skips them for plain dicts, strings, loops and namespaces, where they would allow the name anyway: names of
 data, and of methods that neither change nor format anything.
 
-A range has the sandbox's own bound of 100,000 numbers.
+A rendering ends in time, besides the sandbox's own bound of 100,000 numbers in a range: a loop calls its context's
+`look` before it begins and at every 16th item, and each call of a macro does; `look` raises when the rendering is to
+end. What one expression makes has no bound: the template is the operator's, like the model.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
+from itertools import chain, islice
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, nodes, pass_context
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.runtime import LoopContext
+from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 _DICT_NAMES = frozenset(dir(dict))
 _STRING_METHODS = frozenset(name for name in dir(str) if name[0] != "_") - {"format", "format_map"}
 _LOOP_NAMES = frozenset(name for name in dir(LoopContext) if name[0] != "_")
+_ITEMS_BETWEEN_LOOKS = 16
+_IN_TIME = "in time"
+"""The name of the filter around what a loop loops over; no template can spell it."""
+
+
+class ChatContext(Context):
+    """A rendering's variables; `look` is called while it goes on, and may end it by an error."""
+
+    look: Callable[[], None] = staticmethod(lambda: None)
+
+    def derived(self, locals: dict[str, Any] | None = None) -> Context:  # noqa: A002 - as the base class has it
+        """Return a context of the same rendering."""
+        context = super().derived(locals)
+        assert isinstance(context, ChatContext)
+        context.look = self.look
+        return context
 
 
 class _ChatEnvironment(ImmutableSandboxedEnvironment):
-    """The sandbox, with shortcuts for the types in chats."""
+    """The sandbox, with shortcuts for the types in chats, and a bound on its time."""
+
+    context_class = ChatContext
+
+    def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:  # noqa: ANN401 - as the base class
+        """Return the code; its loops look at the time."""
+        for loop in source.find_all(nodes.For):
+            loop.iter = nodes.Filter(loop.iter, _IN_TIME, [], [], None, None, lineno=loop.lineno, environment=self)
+        return super()._generate(source, *args, **kwargs)
 
     def getattr(self, obj: Any, attribute: str) -> Any:  # noqa: ANN401 - as the base class has it
         """Return the sandbox's result."""
@@ -54,11 +81,18 @@ class _ChatEnvironment(ImmutableSandboxedEnvironment):
                 pass
         return super().getitem(obj, argument)
 
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401, N805, PYI063
+        """Return the sandbox's result."""
+        if isinstance(__context, ChatContext):
+            __context.look()
+        return super().call(__context, __obj, *args, **kwargs)
+
 
 def chat_environment(today: Callable[[], datetime] = datetime.now) -> ImmutableSandboxedEnvironment:
     """Return a new environment; `today` is what `strftime_now` shows."""
     environment = _ChatEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols])
     environment.filters["tojson"] = _to_json
+    environment.filters[_IN_TIME] = _in_time
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda form: today().strftime(form)
     return environment
@@ -73,6 +107,24 @@ class _GenerationBlock(Extension):
         """Return the block's statements in their own scope."""
         lineno = next(parser.stream).lineno
         return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=lineno)
+
+
+@pass_context
+def _in_time(context: ChatContext, items: Iterable[Any]) -> Iterable[Any]:
+    """Return the items; the time is looked at now, and while many of them are taken."""
+    if type(items) is list and len(items) <= _ITEMS_BETWEEN_LOOKS:
+        if items:
+            context.look()
+        return items
+    many = _ITEMS_BETWEEN_LOOKS if type(items) is list else 1  # other items may be made as they are taken
+    return chain.from_iterable(_looking(context.look, iter(items), many))
+
+
+def _looking(look: Callable[[], None], items: Iterator[Any], many: int) -> Iterator[list[Any]]:
+    look()
+    while some := list(islice(items, many)):
+        yield some
+        look()
 
 
 def _to_json(

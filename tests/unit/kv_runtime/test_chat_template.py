@@ -130,6 +130,26 @@ def test_a_chat_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch)
     assert next(seconds) < 10
 
 
+@pytest.mark.parametrize(
+    "endless",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% for i in range(99999) %}{% for j in [1] %}{% if loop.last %}{% endif %}{% endfor %}{% endfor %}",
+        "{% for i in range(99999) if not i %}{% endfor %}" * 9,
+        "{% macro m() %}{% for i in range(99999) %}{{ i }}{% endfor %}{% endmacro %}{{ m() }}{{ m() }}",
+        "{% macro twice(n) %}{% if n %}{{ twice(n - 1) }}{{ twice(n - 1) }}{% endif %}{% endmacro %}{{ twice(60) }}",
+        "{% for i in [[[]]] * 9 recursive %}{% if i %}{{ loop(i) }}{% else %}{{ loop([[[]]]) }}{% endif %}{% endfor %}",
+    ],
+)
+def test_what_a_template_does_without_writing_is_bounded_too(monkeypatch: pytest.MonkeyPatch, endless: str) -> None:
+    seconds = count()
+    monkeypatch.setattr(chat_template, "perf_counter", lambda: float(next(seconds)))
+    monkeypatch.setattr(chat_template, "RENDER_S", 100.0)
+    error = refused(lambda: template(endless).render([USER]))
+    assert error.allowed == "at most 100.0 s of rendering"
+    assert next(seconds) < 110
+
+
 # ---------------------------------------------------------------- the sandbox
 @pytest.mark.parametrize(
     "expression",
