@@ -189,6 +189,11 @@ def test_a_call_in_an_open_thought_ends_it(reasoning: str, tools: str, call: str
     assert ((found.reasoning or "").strip(), found.content, len(found.tool_calls)) == ("so", None, 1)
 
 
+def test_what_began_as_a_call_in_a_thought_and_is_none_does_not_keep_the_thoughts_end() -> None:
+    text = "<think>No <|tool_call_begin|> here.</think>Hello."
+    assert read_of(parsed(parser("kimi_k2", "kimi_k2"), [text])).content == "<|tool_call_begin|> here.Hello."
+
+
 def test_without_tools_a_call_in_an_open_thought_is_part_of_it() -> None:
     made = parser("hermes", "qwen3", AnswerOptions())
     assert read_of(parsed(made, [f"<think>so {CALL}"])).reasoning == f"so {CALL}"

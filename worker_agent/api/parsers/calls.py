@@ -265,7 +265,10 @@ class AnswerParser:
             yield from self._call(marker)
         except Rejected:
             self._is_open = self._reader.ended and (bool(marker) or self._begun > begun)
-            self._content(self._reader.recorded())
+            text = self._reader.recorded()
+            if self._thought and self._is_thought_cut and self._thought.closing in text:
+                text, self._is_thought_cut = text.replace(self._thought.closing, "", 1), False
+            self._content(text)
         self._reader.recorded()
 
     def _content(self, text: str) -> None:
