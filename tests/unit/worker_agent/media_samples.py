@@ -2,6 +2,7 @@
 
 import base64
 import json
+from collections.abc import Callable
 from typing import Any, get_args
 
 import pytest
@@ -42,6 +43,13 @@ def image_part(url: Any, **keys: Any) -> dict[str, Any]:
 
 def chat(*parts: Any) -> list[dict[str, Any]]:
     return [{"role": "user", "content": list(parts)}]
+
+
+def reason_of(read: Callable[..., object], *given: Any) -> str:
+    """Return why `read` refuses what it is given."""
+    with pytest.raises(MediaRefused) as caught:
+        read(*given)
+    return refused(caught)
 
 
 def refused(caught: pytest.ExceptionInfo[MediaRefused]) -> str:

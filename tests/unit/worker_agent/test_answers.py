@@ -184,16 +184,6 @@ def read(told: object) -> Any:
     return msgspec.json.decode(msgspec.json.encode(told))
 
 
-def test_each_place_is_encoded_by_itself() -> None:
-    told, places = TokenLogprobs(chosen=B, top=(A,)), [place(B, A), place(A)]
-    encoded = (
-        chat_logprobs(places, BYTES)["content"],
-        completion_logprobs(places, BYTES)["top_logprobs"],
-        prompt_logprobs((97, 98, 99), (told, told, told), BYTES)[1:],
-    )
-    assert [[type(each) for each in column] for column in encoded] == [[msgspec.Raw] * 2] * 3
-
-
 def test_a_chat_tells_each_token_with_its_bytes_and_the_likeliest() -> None:
     a = {"token": "a", "logprob": -0.97, "bytes": [97]}
     b = {"token": "b", "logprob": -0.98, "bytes": [98]}

@@ -89,14 +89,6 @@ def test_a_heartbeat_speaks_of_what_is_numbered_published_or_not(core: Consolida
     assert core.heartbeat(0) == before
 
 
-def test_a_dump_is_the_whole_state_as_of_the_last_seq(core: Consolidation) -> None:
-    core.on_payload(0, payload(STORED, REMOVED))
-    (chunk,) = core.recover(0, RecoverRequest(5))
-    assert isinstance(chunk, DumpChunk)
-    assert (chunk.request_id, chunk.epoch, chunk.last_seq, chunk.chunk, chunk.of) == (5, 1000, 2, 0, 1)
-    assert dumped(core) == [HeldBlock(CHAIN[0], None, 1), HeldBlock(CHAIN[1], CHAIN[0], 1)]
-
-
 def test_the_dump_of_an_empty_rank_is_one_empty_chunk(core: Consolidation) -> None:
     (chunk,) = core.recover(1, RecoverRequest(5))
     assert isinstance(chunk, DumpChunk)

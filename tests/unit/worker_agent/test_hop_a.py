@@ -1,16 +1,13 @@
 """Hop A's frames, and payloads as we write them: byte by byte, and read again as they were said."""
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.capture.payloads import encode_payload
 from kv_protocol.errors import MalformedMessage
-from kv_protocol.events import TIERS, Tier
+from kv_protocol.events import TIERS
 from kv_protocol.hashing import Namespace
-from tests.golden.engine_payloads import TRTLLM_STORED
-from tests.unit.worker_agent.wire_words import stored, stored_map
 from worker_agent.events.dialects.batches import (
     REPLAY_END,
     BatchDecoder,
@@ -22,39 +19,6 @@ from worker_agent.events.dialects.batches import (
 from worker_agent.events.engine_events import EngineBatch, EngineCleared, EngineEvent, EngineRemoved, EngineStored
 
 U64 = 2**64
-
-
-def test_a_store_is_written_as_the_field_writes_it_with_its_medium() -> None:
-    medium = "a66d656469756d a3475055"
-    expected = bytes.fromhex(TRTLLM_STORED.replace("91 85", "91 86").removesuffix("00") + medium + "00")
-    assert encode_payload(1.5, [stored(U64 - 5, 6)], 0) == expected
-
-
-def test_a_payload_is_a_three_array_of_float_maps_and_rank() -> None:
-    events: list[EngineEvent] = [
-        stored(5, parent=U64 - 1, namespace=Namespace("a", "s")),
-        EngineRemoved(block_hashes=(6,), tier=Tier.HOST),
-    ]
-    assert msgspec.msgpack.decode(encode_payload(2.0, events, 3)) == [
-        2.0,
-        [
-            stored_map(block_hashes=[5], parent_block_hash=-1, medium="GPU", lora_name="a", cache_salt="s"),
-            {"type": "BlockRemoved", "block_hashes": [6], "medium": "CPU"},
-        ],
-        3,
-    ]
-
-
-def test_multimodal_hashes_are_written_as_objects_without_offsets_and_text_as_nil() -> None:
-    event = stored(5, 6, mm_hashes=((U64 - 1, 2), ()))
-    written = msgspec.msgpack.decode(encode_payload(0.0, [event], 0))[1][0]
-    items = [{"mm_hash": U64 - 1, "offsets": []}, {"mm_hash": 2, "offsets": []}]
-    assert written["block_mm_infos"] == [{"mm_objects": items}, None]
-
-
-def test_a_group_is_written_with_a_kind_that_counts() -> None:
-    written = msgspec.msgpack.decode(encode_payload(0.0, [EngineRemoved(block_hashes=(5,), group_idx=3)], 0))[1][0]
-    assert (written["group_idx"], written["kv_cache_spec_kind"]) == (3, "full_attention")
 
 
 u64s = st.integers(0, U64 - 1)

@@ -73,10 +73,6 @@ def skipped(*rows: object, dp_ranks: tuple[int, ...] = (0, 1)) -> dict[str, int]
     return {problem: count for problem, count in reader.skipped.items() if count}
 
 
-def test_a_row_is_the_report_of_its_rank() -> None:
-    assert load_report(ROW, "i") == (1, REPORT)
-
-
 # -------------------------------------------------------------------- what a report cannot be without
 def test_a_row_that_does_not_count_requests_or_blocks_is_skipped() -> None:
     for name in ("iter", "numActiveRequests", "numQueuedRequests"):

@@ -110,14 +110,6 @@ def test_a_store_that_names_a_block_twice_or_as_its_own_parent_says_nothing() ->
 # -------------------------------------------------------------------- removals
 
 
-def test_an_engine_hash_that_comes_to_name_another_block_leaves_the_first_on_all_tiers() -> None:
-    mirror = mirror_of(store(0), store(0, tier=Tier.HOST))
-    renamed = EngineStored(block_hashes=(100,), parent_block_hash=None, token_ids=(8, 9), block_size=BLOCK_SIZE)
-    (new,) = sequence_hashes((8, 9), BLOCK_SIZE)
-    assert mirror.apply(renamed) == [Removed((CHAIN[0],)), Removed((CHAIN[0],), Tier.HOST), Stored((new,))]
-    assert held(mirror) == {new: GPU_1}
-
-
 def test_an_unknown_removal_is_counted_and_costs_the_others_nothing() -> None:
     mirror = mirror_of(store(0, 2))
     assert mirror.apply(remove(7, 101, 101)) == [Removed((CHAIN[1],))]
@@ -155,19 +147,6 @@ def test_a_block_on_two_tiers_is_one_held_block() -> None:
 
 
 # -------------------------------------------------------------------- copies, groups, sources
-def in_group(event: EngineStored, group_idx: int) -> EngineStored:
-    return msgspec.structs.replace(event, group_idx=group_idx)
-
-
-def test_a_block_is_held_while_all_attention_groups_hold_theirs() -> None:
-    mirror = mirror_of(store(0), in_group(store(0), 1))
-    assert mirror.apply(remove(100)) == [Removed((CHAIN[0],))]
-    assert mirror.apply(EngineRemoved(block_hashes=(100,), group_idx=1)) == []
-    assert mirror.apply(store(0)) == []
-    assert mirror.apply(in_group(store(0), 1)) == [Stored((CHAIN[0],))]
-    assert counts(mirror) == Counter(stored=2, removed=1, deduplicated=3)
-
-
 def test_a_block_is_held_while_any_source_holds_it() -> None:
     mirror = mirror_of(store(0, 2))
     assert mirror.apply(store(0, 2, base=200), "host") == []
@@ -176,33 +155,9 @@ def test_a_block_is_held_while_any_source_holds_it() -> None:
     assert mirror.counts["host"] == Counter(removed=1, deduplicated=2)
 
 
-def test_a_parent_may_be_known_from_another_source() -> None:
-    mirror = mirror_of(store(0, 2))
-    assert mirror.apply(store(2, tier=Tier.HOST), "host") == [Stored((CHAIN[2],), CHAIN[1], 2, Tier.HOST)]
-
-
 # -------------------------------------------------------------------- stores by name
 def by_name(*hashes: int) -> EngineStored:
     return EngineStored(block_hashes=hashes, parent_block_hash=None, token_ids=(), block_size=0, tier=Tier.HOST)
-
-
-def test_a_block_evicted_just_before_its_offload_is_told_is_described_unless_its_parent_is_gone_too() -> None:
-    mirror = mirror_of(store(0, 2), remove(101))
-    assert mirror.apply(by_name(101)) == [Stored((CHAIN[1],), CHAIN[0], 1, Tier.HOST)]
-    mirror = mirror_of(store(0, 2), remove(101, 100))
-    assert mirror.apply(by_name(101)) == []
-    assert counts(mirror)["unknown_name"] == 1
-
-
-def test_a_bare_name_said_twice_is_two_copies() -> None:
-    mirror = mirror_of(store(0, 2))
-    assert mirror.apply(by_name(100, 101, 101)) == [
-        Stored((CHAIN[0],), tier=Tier.HOST),
-        Stored((CHAIN[1],), CHAIN[0], 1, Tier.HOST),
-    ]
-    assert mirror.apply(remove(101, tier=Tier.HOST)) == []
-    assert mirror.apply(remove(101, 100, tier=Tier.HOST)) == [Removed((CHAIN[1], CHAIN[0]), Tier.HOST)]
-    assert counts(mirror)["unknown_removal"] == 0
 
 
 def test_an_undescribed_bare_name_is_counted_and_dropped() -> None:

@@ -11,11 +11,6 @@ def generated(source: TokenSource, prompt: bytes, count: int) -> list[int]:
     return tokens
 
 
-def test_folding_in_parts_is_folding_the_whole() -> None:
-    source = TokenSource(seed=7)
-    assert source.fold(b"cd", source.fold(b"ab")) == source.fold(b"abcd")
-
-
 def test_a_cut_stream_goes_on_as_if_never_cut() -> None:
     source = TokenSource(seed=7)
     whole = generated(source, b"prompt", 40)

@@ -45,18 +45,6 @@ def test_a_frame_beyond_the_expected_one_is_kept_and_a_replay_is_due_from_the_ne
     assert (cursor.is_settled, cursor.gaps_total, cursor.next_replay(NOW_S)) == (False, 1, 1)
 
 
-def test_a_hole_that_the_replay_did_not_fill_is_a_loss_and_reading_goes_on_behind_it() -> None:
-    cursor = read_up_to(2)
-    live(cursor, 4)
-    live(cursor, 5)
-    cursor.next_replay(NOW_S)
-    live(cursor, 7)
-    replayed(cursor, 4, 5)
-    assert cursor.on_replay_end(NOW_S) == delivered(4, 5, lost=True)
-    assert (cursor.expected, cursor.is_settled, cursor.lost_total) == (6, False, 1)
-    assert cursor.next_replay(NOW_S) == 5
-
-
 def test_a_late_subscriber_is_told_that_the_beginning_is_lost() -> None:
     cursor = SourceCursor()
     live(cursor, 5)
@@ -88,14 +76,6 @@ def test_a_question_asked_before_the_doubt_does_not_end_it() -> None:
     assert cursor.on_replay_end(NOW_S + 10) == NOTHING
     assert (cursor.is_settled, cursor.next_replay(NOW_S + 10)) == (False, 2)
     assert cursor.on_replay_end(NOW_S + 10) == ANEW
-
-
-def test_after_a_lost_connection_frames_are_held_even_where_they_seem_to_go_on() -> None:
-    cursor = read_up_to(3)
-    cursor.on_disconnect()
-    assert [live(cursor, 3, life=1), live(cursor, 4, life=1)] == [NOTHING, NOTHING]
-    assert cursor.next_replay(NOW_S) == 2
-    assert replayed(cursor, 2, life=1) == [ANEW]
 
 
 def test_nothing_delivered_is_nothing_to_doubt() -> None:

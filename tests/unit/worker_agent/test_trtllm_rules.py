@@ -60,6 +60,12 @@ def test_nulls_where_the_engine_may_say_nothing_are_no_values(rules: TrtllmRules
     assert rules.translate([event(0, data, **envelope)]) == of_rank_0(store(1))
 
 
+def test_a_block_of_an_old_version_has_neither_items_nor_a_salt(rules: TrtllmRules) -> None:
+    tokens = [{"type": "unique_token", "token_id": token, "token_extra_id": 0} for token in (1, 2, 3, 4)]
+    old = {"type": "stored_block", "block_hash": 1, "cache_level": 0, "priority": 35, "tokens": tokens}
+    assert rules.translate([event(0, stored(old))]) == of_rank_0(store(1))
+
+
 def test_a_store_of_no_blocks_and_a_removal_of_none_publish_nothing(rules: TrtllmRules) -> None:
     assert rules.translate(numbered(stored(), removed())) == []
 
@@ -138,6 +144,12 @@ def test_all_items_of_a_block_are_named_in_their_order_and_other_keys_are_none(r
     others = [{"type": "other", "hash": DIGEST}, {"type": "mm_key", "hash": ""}, {}]
     assert the_store(rules, stored(block(1, mm_keys=[*keys, *others]))).mm_hashes == ((mm_hash(UUID), mm_hash(DIGEST)),)
     assert the_store(TrtllmRules(BLOCK_SIZE), stored(block(1, mm_keys=others))).mm_hashes == ()
+
+
+def test_a_token_that_names_an_item_is_the_item_s_pad(rules: TrtllmRules) -> None:
+    """Source of the number: rule 6 of `docs/SOURCES.md` E6."""
+    of_item = the_store(rules, stored(block(1, ("f" * 16 + "0" * 48, 2, 3, 4))))
+    assert of_item.token_ids == (1_000_000 + 0x3FFF_FFFF, 2, 3, 4)
 
 
 def test_a_jump_of_ids_publishes_the_rank_as_cleared_before_the_event() -> None:
