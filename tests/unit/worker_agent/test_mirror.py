@@ -155,9 +155,22 @@ def test_a_block_is_held_while_any_source_holds_it() -> None:
     assert mirror.counts["host"] == Counter(removed=1, deduplicated=2)
 
 
+def test_a_parent_may_be_known_from_another_source() -> None:
+    mirror = mirror_of(store(0, 2))
+    assert mirror.apply(store(2, tier=Tier.HOST), "host") == [Stored((CHAIN[2],), CHAIN[1], 2, Tier.HOST)]
+
+
 # -------------------------------------------------------------------- stores by name
 def by_name(*hashes: int) -> EngineStored:
     return EngineStored(block_hashes=hashes, parent_block_hash=None, token_ids=(), block_size=0, tier=Tier.HOST)
+
+
+def test_a_block_evicted_just_before_its_offload_is_told_is_described_unless_its_parent_is_gone_too() -> None:
+    mirror = mirror_of(store(0, 2), remove(101))
+    assert mirror.apply(by_name(101)) == [Stored((CHAIN[1],), CHAIN[0], 1, Tier.HOST)]
+    mirror = mirror_of(store(0, 2), remove(101, 100))
+    assert mirror.apply(by_name(101)) == []
+    assert counts(mirror)["unknown_name"] == 1
 
 
 def test_an_undescribed_bare_name_is_counted_and_dropped() -> None:
