@@ -10,12 +10,10 @@ from kv_protocol.codec import (
     encode_batch,
     encode_message,
     pack_message,
-    pack_u64,
     split_event,
-    unpack_u64,
 )
 from kv_protocol.errors import LimitExceeded, MalformedMessage
-from kv_protocol.events import TIERS, Batch, Cleared, Removed, Stored, Tier
+from kv_protocol.events import Batch, Cleared, Removed, Stored, Tier
 
 BATCHES = [
     Batch(9, 1, Stored((11, 12, 13))),
@@ -135,13 +133,6 @@ def test_a_hash_that_is_no_u64_is_refused(sequence_hash: int) -> None:
             encode_batch(Batch(1, 1, event))
 
 
-def test_u64s_are_packed_little_endian() -> None:
-    values = (0, 1, 0x0102030405060708, 2**64 - 1)
-    assert pack_u64(values) == b"".join(value.to_bytes(8, "little") for value in values)
-    assert unpack_u64(memoryview(pack_u64(values))) == values
-    assert unpack_u64(b"") == ()
-
-
 def test_decoding_refuses_more_bytes_than_a_message_may_have() -> None:
     batch = encode_batch(Batch(1, 1, Removed(tuple(range(BLOCKS_PER_EVENT_MAX)))))
     message = (2).to_bytes(2, "little") + batch + encode_batch(Batch(1, 2, Cleared()))
@@ -169,10 +160,6 @@ def test_parts_of_a_stored_event_are_linked_by_parent_and_cover_it() -> None:
                 assert (part.start, part.tier) == (start + len(covered), Tier.HOST)
                 covered += part.sequence_hashes
             assert covered == whole.sequence_hashes
-
-
-def test_tiers_have_the_numbers_of_the_wire() -> None:
-    assert {tier.name: tier.value for tier in TIERS} == {"GPU": 0, "HOST": 1, "DISK": 2, "EXTERNAL": 3}
 
 
 def test_blocks_lie_at_the_root_or_after_a_parent_at_u32_positions() -> None:

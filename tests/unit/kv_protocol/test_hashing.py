@@ -16,7 +16,7 @@ from kv_protocol.hashing import (
     to_u64,
     unpack_tokens,
 )
-from kv_protocol.splitmix import choice_index, splitmix64
+from kv_protocol.splitmix import splitmix64
 
 IMAGE = 7
 
@@ -84,11 +84,6 @@ def test_a_heartbeat_says_count_and_digest_of_a_tier_as_u64s() -> None:
     ):
         with pytest.raises(LimitExceeded, match=rf"^{field}: "):
             TierDigest(Tier.GPU, block_count, digest)
-
-
-def test_a_choice_among_nothing_is_our_own_bug() -> None:
-    with pytest.raises(AssertionError):
-        choice_index(1, 0)
 
 
 def test_two_tables_differ_in_the_buckets_of_the_blocks_that_only_one_has_on_a_tier() -> None:

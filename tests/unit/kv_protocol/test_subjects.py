@@ -172,7 +172,3 @@ def test_both_ends_of_a_range_belong_to_it_and_a_value_beyond_is_refused_by_name
             with pytest.raises(LimitExceeded, match=rf"^{field}: found {value}, allowed ") as refused:
                 check(value)
             assert (refused.value.field, refused.value.found) == (field, value)
-
-
-def test_a_rank_is_written_as_worker_and_number() -> None:
-    assert str(WorkerRank("w-1", 3)) == "w-1/3"

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from kv_runtime.event_log import CONFIRM_S, EventLog, LogMessage, StreamSpec
+from kv_runtime.event_log import CONFIRM_S, BrokerUnavailable, EventLog, LogMessage, StreamSpec
 from tests.system.integration.broker import eventually
 
 STREAM = StreamSpec("TEST", ("test.>",), max_age_s=3600, max_bytes=1 << 20)
@@ -45,6 +45,28 @@ async def connected(url: str, confirm_s: float = CONFIRM_S) -> AsyncIterator[Eve
 
 def numbers(first: int, last: int) -> list[bytes]:
     return [str(number).encode() for number in range(first, last + 1)]
+
+
+async def reader_of(log: EventLog, payloads: Sequence[bytes] = ()) -> Reader:
+    """Make the stream, follow it, and publish these; return the reader once it has them."""
+    reader = Reader()
+    await log.ensure_stream(STREAM)
+    await log.follow("TEST", "test.>", reader.on_message)
+    await publish_all(log, payloads)
+    await reader.until(payloads)
+    return reader
+
+
+async def publish_at_last(log: EventLog, payload: bytes) -> None:
+    """Publish as soon as there is a stream that takes it."""
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                await log.publish("test.a", payload)
+            except BrokerUnavailable:
+                await asyncio.sleep(0.01)
+            else:
+                return
 
 
 async def publish_all(log: EventLog, payloads: Sequence[bytes], subject: str = "test.a") -> list[int]:

@@ -4,13 +4,14 @@ Source of the renderings of real models: transformers (`tests/golden/`).
 """
 
 import json
+from copy import deepcopy
 from datetime import datetime
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jinja2 import StrictUndefined, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -21,6 +22,7 @@ from kv_runtime.text.chat_template import ChatTemplate
 from kv_runtime.text.loading import load_text
 from kv_runtime.text.template_sandbox import chat_environment
 from kv_runtime.text.tokenizer_model import TokenizerText
+from tests.support.amount import examples
 from tests.support.paths import CHAT_TEMPLATES, RECORDINGS
 from tests.unit.kv_runtime.model_files import LLAMA_TEMPLATE, llama_like, refused, write_model
 
@@ -151,34 +153,6 @@ def test_what_a_template_does_without_writing_is_bounded_too(monkeypatch: pytest
 
 
 # ---------------------------------------------------------------- the sandbox
-@pytest.mark.parametrize(
-    "expression",
-    [
-        "''.__class__",
-        "messages.append(1)",
-        "messages[0].update({})",
-        "messages[0].pop('role')",
-        "messages[0]['content'].__class__",
-        "''.format.__globals__",
-        "'{0.__class__}'.format(1)",
-        "messages[0].__class__.__mro__",
-        "loop.__init__",
-        "ns.__class__",
-        "ns._Namespace__attrs",
-        "messages[0].content.strip.__self__",
-        "cycler.__init__.__globals__",
-        "self.__init__",
-        "messages[0].items.__self__",
-    ],
-)
-def test_what_a_sandbox_forbids_is_forbidden(expression: str) -> None:
-    source = "{% set ns = namespace(a=1) %}{% for x in [1] %}{{ " + expression + " }}{% endfor %}"
-    variables = {"messages": [{"role": "user", "content": "x"}]}
-    plain, ours = ImmutableSandboxedEnvironment(), chat_environment()
-    assert outcome(ours, source, variables) == outcome(plain, source, variables)
-    assert variables == {"messages": [{"role": "user", "content": "x"}]}
-
-
 EXPRESSIONS = [
     "m.role", "m['role']", "m.missing", "m['missing'] is defined", "m.missing is defined", "m.items()",
     "m.keys() | list", "m.get('role')", "m.get('x', 'y')", "m.content.startswith('<')",
@@ -189,24 +163,32 @@ EXPRESSIONS = [
     "m['content'][1:2]", "m.content[0]", "m.content.join(['a', 'b'])", "m[0]",
     "m.tool_calls[0].function.arguments.city",
     "loop.changed(m.role)", "m.content.encode()", "m.update", "m.content.format_map({})",
+    # what a sandbox forbids
+    "''.__class__", "m.content.__class__", "m.__class__.__mro__", "loop.__init__", "ns.__class__", "self.__init__",
+    "''.format.__globals__", "cycler.__init__.__globals__", "ns._Namespace__attrs", "'{0.__class__}'.format(1)",
+    "m.content.strip.__self__", "m.items.__self__", "messages.append(1)", "m.update({})", "m.pop('role')",
 ]  # fmt: skip
 
 
-@given(st.lists(st.sampled_from(EXPRESSIONS), min_size=1, max_size=4), st.text(max_size=8), st.sampled_from([0, 1]))
-@example(["m.content.format(1)"], "{1}", 0)
-def test_the_sandbox_answers_as_the_plain_one(expressions: list[str], content: str, strict: int) -> None:
-    body = "".join("{{ " + each + " }}|" for each in expressions)
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+@settings(max_examples=examples(10))
+@given(others=st.lists(st.sampled_from(EXPRESSIONS), max_size=3), content=st.text(max_size=8), strict=st.booleans())
+@example(others=[], content="{1}", strict=False)
+def test_the_sandbox_answers_as_the_plain_one(expression: str, others: list[str], content: str, strict: bool) -> None:
+    body = "".join("{{ " + each + " }}|" for each in [*others, expression])
     source = "{% set ns = namespace(a=1) %}{% for m in messages %}{% set ns.a = loop.index %}" + body + "{% endfor %}"
     call = {"function": {"name": "f", "arguments": {"city": "Ulm"}}}
     variables = {"messages": [{"role": "user", "content": content, "tool_calls": [call]}, {"role": "a", "items": 1}]}
+    before = deepcopy(variables)
     plain, ours = ImmutableSandboxedEnvironment(), chat_environment()
     if strict:
         plain.undefined = ours.undefined = StrictUndefined
     assert outcome(ours, source, variables) == outcome(plain, source, variables)
+    assert variables == before
 
 
 def outcome(environment: ImmutableSandboxedEnvironment, source: str, variables: dict[str, Any]) -> str:
-    """Return what comes of it: text, or the error."""
+    """Return the rendered text, or the error."""
     try:
         return environment.from_string(source).render(variables)
     except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
@@ -342,9 +324,3 @@ def test_every_chat_is_rendered_as_transformers_does(name: str) -> None:
     template = ChatTemplate({"default": (CHAT_TEMPLATES / name).read_text()}, SPECIAL, today=lambda: DAY)
     expected = dict(zip(GOLDEN["chats"], GOLDEN["digests"][name], strict=True))
     assert {chat: rendered(template, chats[chat]) for chat in chats} == expected
-
-
-def test_the_reference_has_renderings_and_refusals() -> None:
-    digests = [digest for row in GOLDEN["digests"].values() for digest in row]
-    assert (len(GOLDEN["digests"]), len(digests)) == (48, 1488)
-    assert 0 < digests.count("") < len(digests) / 4

@@ -12,7 +12,6 @@ import pytest
 from nats.aio.client import Client
 from structlog.testing import capture_logs
 
-from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import (
     BrokerUnavailable,
     EventLog,
@@ -24,7 +23,7 @@ from kv_runtime.event_log import (
 from kv_runtime.event_log import connection as connection_module
 from kv_runtime.nats_server import find_binary
 from tests.system.integration.broker import Broker, eventually
-from tests.unit.kv_runtime.log_client import STREAM, Reader, connected, numbers, publish_all
+from tests.unit.kv_runtime.log_client import STREAM, Reader, connected, numbers, publish_all, publish_at_last, reader_of
 
 SECRET = "s3cret"
 
@@ -95,12 +94,8 @@ async def test_an_announcement_reaches_subscribers_with_its_reply_subject(log: E
 
 
 async def test_a_server_that_died_and_came_back_with_its_store_costs_nothing(broker: Broker, log: EventLog) -> None:
-    reader, heard = Reader(), Reader()
-    await log.ensure_stream(STREAM)
-    await log.follow("TEST", "test.>", reader.on_message)
+    reader, heard = await reader_of(log, numbers(1, 20)), Reader()
     await log.listen("core.a", heard.on_message)
-    await publish_all(log, numbers(1, 20))
-    await reader.until(numbers(1, 20))
     await broker.kill()
     await eventually(lambda: not log.is_connected)
     await broker.start()
@@ -134,30 +129,22 @@ async def test_nothing_is_published_or_announced_while_the_server_is_away_and_th
 
 
 @pytest.mark.parametrize("before", [3, 30])
-async def test_a_server_that_lost_its_store_is_followed_from_the_beginning_of_the_new_one(
-    broker: Broker, before: int
+async def test_streams_that_the_server_lost_are_made_again_and_followed_from_their_beginning(
+    broker: Broker, log: EventLog, before: int
 ) -> None:
-    reader = Reader()
-    async with connected(broker.url) as log, connected(broker.url) as other:
-        await log.ensure_stream(STREAM)
-        await log.follow("TEST", "test.>", reader.on_message)
-        await publish_all(log, numbers(1, before))
-        await reader.until(numbers(1, before))
-        await broker.kill()
-        broker.lose_store()
-        await broker.start()
-        await eventually(lambda: other.is_connected)
-        await other.ensure_stream(STREAM)
-        await publish_all(other, numbers(101, 110))
-        await reader.until(numbers(1, before) + numbers(101, 110))
+    reader = await reader_of(log, numbers(1, before))
+    await broker.kill()
+    broker.lose_store()
+    await broker.start()
+    await eventually(lambda: log.is_connected)
+    await publish_at_last(log, b"101")
+    await publish_all(log, numbers(102, 110))
+    await reader.until(numbers(1, before) + numbers(101, 110))
 
 
 async def test_a_frozen_server_is_lost_before_the_workers_are_and_found_when_it_thaws(broker: Broker) -> None:
-    reader = Reader()
     async with connected(broker.url, confirm_s=1.0) as log:
-        await log.ensure_stream(STREAM)
-        await log.follow("TEST", "test.>", reader.on_message)
-        await publish_all(log, numbers(1, 3))
+        reader = await reader_of(log, numbers(1, 3))
         broker.freeze()
         try:
             async with asyncio.TaskGroup() as group:
@@ -178,37 +165,13 @@ async def error_of(work: Coroutine[Any, Any, object]) -> BrokerUnavailable:
     return raised.value
 
 
-async def test_streams_that_the_server_lost_are_made_again(broker: Broker, log: EventLog) -> None:
-    reader = Reader()
-    await log.ensure_stream(STREAM)
-    await log.follow("TEST", "test.>", reader.on_message)
-    await publish_all(log, numbers(1, 5))
-    await reader.until(numbers(1, 5))
-    await broker.kill()
-    broker.lose_store()
-    await broker.start()
-    await eventually(lambda: log.is_connected)
-    async with asyncio.timeout(5):
-        while True:
-            try:
-                await log.publish("test.a", b"6")
-                break
-            except BrokerUnavailable:
-                await asyncio.sleep(0.01)
-    await reader.until(numbers(1, 6))
-
-
 @pytest.mark.parametrize("made_again", [False, True])
 async def test_a_reading_that_the_server_ended_goes_on(
     client: Client, log: EventLog, monkeypatch: pytest.MonkeyPatch, made_again: bool
 ) -> None:
     monkeypatch.setattr(reading, "HEARTBEAT_S", 0.2)
     monkeypatch.setattr(reading, "SILENCE_S", 0.5)
-    reader = Reader()
-    await log.ensure_stream(STREAM)
-    await log.follow("TEST", "test.>", reader.on_message)
-    await publish_all(log, numbers(1, 5))
-    await reader.until(numbers(1, 5))
+    reader = await reader_of(log, numbers(1, 5))
     manager = client.jsm()
     if made_again:
         await manager.delete_stream("TEST")
@@ -361,23 +324,9 @@ async def test_a_message_is_stored_only_behind_the_place_that_its_subject_must_h
 async def test_a_stream_that_was_deleted_under_a_connection_is_made_again_and_followed(
     client: Client, log: EventLog
 ) -> None:
-    reader = Reader()
-    await log.ensure_stream(STREAM)
-    await log.follow("TEST", "test.>", reader.on_message)
-    await log.publish("test.a", b"1")
-    await reader.until([b"1"])
+    reader = await reader_of(log, numbers(1, 1))
     await client.jetstream().delete_stream("TEST")
-
-    async def is_published() -> bool:
-        try:
-            await log.publish("test.a", b"2")
-        except BrokerUnavailable:
-            return False
-        return True
-
-    async with asyncio.timeout(20):
-        while not await is_published():
-            await SystemClock().sleep(0.1)
+    await publish_at_last(log, b"2")
     await eventually(lambda: b"2" in reader.data)
 
 

@@ -14,7 +14,7 @@ from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfi
 from kv_runtime.event_log import BrokerUnavailable, EventLog, NoSuchObject, ObjectBucket, ObjectDamaged, StreamUnfit
 from kv_runtime.event_log.objects import CHUNK_BYTES
 from tests.system.integration.broker import Broker, eventually
-from tests.unit.kv_runtime.log_client import STREAM, Reader, connected, numbers, publish_all
+from tests.unit.kv_runtime.log_client import STREAM, Reader, connected, numbers, publish_all, reader_of
 
 
 async def test_a_stream_is_made_once_and_takes_other_limits(log: EventLog) -> None:
@@ -93,9 +93,7 @@ async def test_concurrent_calls_of_ensure_agree(broker: Broker) -> None:
 async def test_a_stream_that_became_unfit_while_the_server_was_away_is_said_and_followed(
     broker: Broker, log: EventLog
 ) -> None:
-    reader = Reader()
-    await log.ensure_stream(STREAM)
-    await log.follow("TEST", "test.>", reader.on_message)
+    reader = await reader_of(log)
     await broker.kill()
     broker.lose_store()
     await eventually(lambda: not log.is_connected)

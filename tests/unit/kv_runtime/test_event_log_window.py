@@ -10,8 +10,6 @@ from kv_runtime.event_log import WINDOW_MESSAGES, BrokerUnavailable, EventLog
 from tests.system.integration.broker import Broker, eventually
 from tests.unit.kv_runtime.log_client import STREAM, Reader, connected, numbers
 
-COUNT = 3 * WINDOW_MESSAGES
-
 
 async def send_all(log: EventLog, payloads: list[bytes]) -> list[asyncio.Future[int]]:
     """Hand all over, with their own words as ids."""
@@ -22,18 +20,6 @@ async def outcomes(sent: list[asyncio.Future[int]]) -> list[int | str]:
     """Wait until each has ended; return its place, or the error's words."""
     ended = await asyncio.gather(*sent, return_exceptions=True)
     return [outcome if isinstance(outcome, int) else str(outcome) for outcome in ended]
-
-
-async def test_the_unconfirmed_are_never_more_than_the_window(log: EventLog) -> None:
-    unconfirmed = []
-    await log.ensure_stream(STREAM)
-    sent = []
-    for payload in numbers(1, COUNT):
-        sent.append(await log.send("test.a", payload))
-        unconfirmed.append(log.statistics().unconfirmed)
-    await outcomes(sent)
-    assert max(unconfirmed) == WINDOW_MESSAGES
-    assert log.statistics().unconfirmed == 0
 
 
 async def test_a_publisher_waits_while_the_window_is_full(broker: Broker) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import nats
 import pytest
-import uvloop
 from nats.js.errors import NotFoundError
 from structlog.testing import capture_logs
 
@@ -201,15 +200,6 @@ async def test_a_server_that_does_not_listen_is_killed(monkeypatch: pytest.Monke
     assert not exists(pid)
 
 
-def test_it_runs_under_uvloop() -> None:
-    async def main() -> int:
-        async with EmbeddedNats(port=0) as server:
-            return await publish(server.url)
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        assert runner.run(main()) == 1
-
-
 PARENT = """
 import asyncio
 from kv_runtime.nats_server import EmbeddedNats
@@ -248,11 +238,6 @@ async def killed(parent: asyncio.subprocess.Process, pid: int) -> None:
         asyncio.get_running_loop().remove_reader(server)
         os.close(server)
         await parent.wait()
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's death")
-async def test_it_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
-    await killed(*await started_by(PARENT, tmp_path))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the server survives, and its directory stays")

@@ -19,6 +19,7 @@ from tests.unit.kv_runtime.model_files import (
     drawn_text,
     drawn_tokens,
     qwen_like,
+    refused,
     tekken,
     write_kimi,
     write_lines,
@@ -46,12 +47,6 @@ QWEN_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 Kind = Callable[[Path], str]
-
-
-def refused(directory: Path) -> TextError:
-    with pytest.raises(TextError) as raised:
-        load_text(str(directory))
-    return raised.value
 
 
 def shuffled(random: Random) -> list[bytes]:
@@ -201,7 +196,7 @@ def test_a_broken_line_is_named(
     write_kimi(tmp_path, BYTES)
     (tmp_path / "tiktoken.model").unlink()
     (tmp_path / name).write_bytes(content)
-    error = refused(tmp_path)
+    error = refused(lambda: load_text(str(tmp_path)))
     assert error.field == f"{tmp_path / name}: {where}".removesuffix(": ")
     assert (error.found, error.allowed) == (found, allowed)
 
@@ -217,7 +212,7 @@ def test_a_broken_line_is_named(
 )
 def test_a_broken_tekken_file_is_named_with_the_place(tmp_path: Path, changed: dict[str, Any], where: str) -> None:
     write_tekken(tmp_path, tekken(BYTES) | changed)
-    error = refused(tmp_path)
+    error = refused(lambda: load_text(str(tmp_path)))
     assert (error.field, error.found) == (str(tmp_path / "tekken.json"), where)
 
 
@@ -235,7 +230,7 @@ def test_a_tekken_file_of_an_impossible_size_is_refused(
     file = tekken(BYTES)
     file["config"] |= {"default_vocab_size": size, "default_num_special_tokens": special}
     write_tekken(tmp_path, file)
-    error = refused(tmp_path)
+    error = refused(lambda: load_text(str(tmp_path)))
     assert (error.field, error.found, error.allowed) == (f"{tmp_path / 'tekken.json'}: config.{field}", found, allowed)
 
 
@@ -244,7 +239,7 @@ def test_tekken_ranks_out_of_order_are_named(tmp_path: Path, key: str) -> None:
     file = tekken(BYTES, TEKKEN_NAMES)
     file[key][3]["rank"] = 4
     write_tekken(tmp_path, file)
-    error = refused(tmp_path)
+    error = refused(lambda: load_text(str(tmp_path)))
     assert (error.field, error.found) == (f"{tmp_path / 'tekken.json'}: {key}[3].rank", 4)
 
 
@@ -252,7 +247,7 @@ def test_a_pattern_that_is_none_is_the_files_fault(tmp_path: Path) -> None:
     file = tekken(BYTES)
     file["config"]["pattern"] = "("
     write_tekken(tmp_path, file)
-    assert refused(tmp_path).field == str(tmp_path / "tekken.json")
+    assert refused(lambda: load_text(str(tmp_path))).field == str(tmp_path / "tekken.json")
 
 
 @pytest.mark.parametrize(
@@ -266,7 +261,7 @@ def test_added_tokens_that_may_not_be_are_named(
     tmp_path: Path, names: list[str], decoder: object, file: str, found: object
 ) -> None:
     write_kimi(tmp_path, BYTES, names, **({} if names else {"added_tokens_decoder": decoder}))
-    error = refused(tmp_path)
+    error = refused(lambda: load_text(str(tmp_path)))
     assert (error.field, error.found) == (f"{tmp_path}/{file}", found)
 
 
@@ -279,7 +274,7 @@ def test_a_token_of_the_name_of_an_added_token_is_never_encoded(tmp_path: Path) 
 def test_a_model_with_another_tokenizer_is_loaded_without_it(tmp_path: Path, name: str) -> None:
     write_kimi(tmp_path, BYTES, tokenizer_class="ChatGLM4Tokenizer")
     (tmp_path / "tiktoken.model").rename(tmp_path / name)
-    assert refused(tmp_path).field == str(tmp_path / "tokenizer.json")
+    assert refused(lambda: load_text(str(tmp_path))).field == str(tmp_path / "tokenizer.json")
     (tmp_path / "config.json").write_text("{}")
     text = load_text(str(tmp_path))
     calls: list[Callable[[], object]] = [

@@ -191,13 +191,6 @@ async def test_a_cancelled_thread_that_does_not_return_is_named() -> None:
 
 
 # ---------------------------------------------------------------- waits
-async def test_until_returns_what_the_work_returns() -> None:
-    async def work() -> int:
-        return 7
-
-    assert await until(asyncio.Event(), work()) == 7
-
-
 async def test_until_ends_the_work_and_returns_none_when_stop_is_set() -> None:
     diary = Diary()
     stop = asyncio.Event()

@@ -22,7 +22,6 @@ from kv_runtime.telemetry import (
     Projection,
     RateLimitedLog,
     configure_logs,
-    gauge,
     histogram,
     new_registry,
 )
@@ -134,12 +133,6 @@ def test_on_a_terminal_lines_are_for_people_and_obey_no_name(
 
 
 # ---------------------------------------------------------------- metrics
-
-
-def test_a_label_may_be_any_text() -> None:
-    registry = new_registry()
-    Projection(registry, lambda: [gauge("x", "X", ("worker",), [(('"\\\n',), 1.0)])])
-    assert 'kvrouter_x{worker="\\"\\\\\\n"} 1.0\n' in generate_latest(registry).decode()
 
 
 def shown(family: Family) -> list[str]:
