@@ -11,6 +11,7 @@ from tests.contract.engines import (
     BLOCKS,
     PROMPT,
     RunEngine,
+    failure,
     outputs,
     request,
     rows_until,
@@ -146,12 +147,11 @@ async def test_a_thread_that_waits_gets_what_comes(run_engine: RunEngine, poll: 
 
 async def test_a_stop_lets_generations_end_within_the_grace(run_engine: RunEngine) -> None:
     async with run_engine() as running:
-        generation = running.engine.generate(request(max_tokens=20))
-        first = await anext(generation)
         async with asyncio.TaskGroup() as group:
-            rest = group.create_task(_rest(generation))
+            told = group.create_task(outputs(running.engine, request(max_tokens=20)))
+            await asyncio.sleep(0)
             await running.engine.stop(60.0)
-        assert len(tokens_of([first, *rest.result()])) == 20
+        assert len(tokens_of(told.result())) == 20
         await running.driving
 
 
@@ -159,7 +159,7 @@ async def test_a_stop_cuts_what_outlasts_the_grace_and_takes_nothing_new(run_eng
     async with run_engine() as running:
         running.freeze()
         async with asyncio.TaskGroup() as group:
-            cut = group.create_task(_error_of(running, max_tokens=150))
+            cut = group.create_task(failure(outputs(running.engine, request(max_tokens=150))))
             await asyncio.sleep(0)
             await running.engine.stop(0.0)
         assert isinstance(cut.result(), EngineStopped)
@@ -171,19 +171,7 @@ async def test_cancelling_run_ends_the_generations(run_engine: RunEngine) -> Non
     async with run_engine() as running:
         running.freeze()
         async with asyncio.TaskGroup() as group:
-            cut = group.create_task(_error_of(running, max_tokens=150))
+            cut = group.create_task(failure(outputs(running.engine, request(max_tokens=150))))
             await asyncio.sleep(0)
             running.driving.cancel()
         assert isinstance(cut.result(), EngineStopped)
-
-
-async def _rest(generation: Any) -> list[Any]:
-    return [output async for output in generation]
-
-
-async def _error_of(running: Any, max_tokens: int) -> Exception | None:
-    try:
-        await outputs(running.engine, request(max_tokens=max_tokens))
-    except EngineStopped as error:
-        return error
-    return None

@@ -1,7 +1,6 @@
 """What every engine does in each role, whichever it is: the same assertions for all. Planted bugs fail them."""
 
 import asyncio
-from contextlib import aclosing
 from typing import Any
 
 import msgspec
@@ -153,14 +152,6 @@ async def test_a_decode_engine_requires_what_a_prefill_engine_said_of_this_promp
         assert len(tokens_of(await outputs(decode.engine, request(handoff=handoff)))) == 4
 
 
-async def test_a_decode_engine_that_serves_alone_computes_the_prompt_itself(run_engine: RunEngine) -> None:
-    async with run_engine() as one, run_engine("decode") as decode:
-        whole = await outputs(one.engine, request())
-        told = await outputs(decode.engine, request(is_context_and_generation=True))
-        assert tokens_of(told) == tokens_of(whole)
-        await nothing_held(decode.engine)
-
-
 async def test_transfers_side_by_side_come_to_their_own_requests(run_engine: RunEngine) -> None:
     prompts = [tuple(range(first, first + 10)) for first in (20, 40, 60)]
     async with run_engine() as one, run_engine("prefill") as prefill, run_engine("decode") as decode:
@@ -180,14 +171,6 @@ async def test_a_decode_request_that_is_given_up_at_once_still_frees_the_prefill
         waiting.cancel()
         await asyncio.wait([waiting])  # an engine as fast as it can be may have ended it already
         await nothing_held(prefill.engine)
-        await nothing_held(decode.engine)
-
-
-async def test_a_decode_request_that_is_closed_later_holds_nothing(run_engine: RunEngine) -> None:
-    async with run_engine("prefill") as prefill, run_engine("decode") as decode:
-        _, handoff = await handed_over(prefill.engine)
-        async with aclosing(decode.engine.generate(request(max_tokens=180, handoff=handoff))) as generation:
-            await anext(generation)
         await nothing_held(decode.engine)
 
 

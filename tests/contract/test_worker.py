@@ -16,7 +16,6 @@ from kv_protocol.hashing import HASH_SCHEME, canary
 from kv_runtime.text.loading import load_text
 from tests.contract import workers
 from tests.contract.worker_kinds import KINDS, kinds_with
-from tests.contract.worker_kinds_real import REAL, roles_there
 from tests.contract.workers import PROMPT_BLOCKS, Ground, Worker, comes, ground
 from tests.system.integration.agent_http import CHAT, COMPLETIONS
 from worker_agent.events.consolidation import Consolidation
@@ -42,13 +41,6 @@ async def worker(ground: Ground, kind: str) -> AsyncIterator[Worker]:
     """An aggregated worker."""
     async with KINDS[kind].start(ground, "aggregated", f"one-{kind}") as running:
         yield running
-
-
-@pytest.mark.parametrize("kind", sorted(REAL))
-def test_real_engines_are_held_to_the_same_wherever_there_are_some(kind: str) -> None:
-    if not (roles := roles_there(kind)):
-        pytest.skip(f"no real engine: {' and '.join(sorted(set(REAL[kind].values())))} not set")
-    assert KINDS[kind].roles == roles
 
 
 def chat(worker: Worker) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from kv_runtime.clock import SystemClock
+from tests.contract.engines import failure, outputs
 from tests.support.engine_description import described
 from worker_agent.engines.simulated.engine import SimulatedEngine
 from worker_agent.engines.simulated.scheduler import Simulator
@@ -121,15 +122,7 @@ async def test_an_engine_that_is_not_driven_stops_at_once() -> None:
     engine = SimulatedEngine(Simulator(ENGINE), LeapingClock())
     await engine.start()
     async with asyncio.TaskGroup() as group:
-        cut = group.create_task(_error_of(engine))
+        cut = group.create_task(failure(outputs(engine, request())))
         await asyncio.sleep(0)
         await engine.stop(60.0)
     assert isinstance(cut.result(), EngineStopped)
-
-
-async def _error_of(engine: SimulatedEngine) -> Exception | None:
-    try:
-        _ = [output async for output in engine.generate(request())]
-    except EngineStopped as error:
-        return error
-    return None
