@@ -1,6 +1,6 @@
 """Builds the request that a worker gets, for each phase.
 
-A worker that computes prompt and answer has phase `whole`, or `alone` where the fleet has prefill and decode workers.
+The phase of a request with one worker is `whole`, or `alone` in a fleet of prefill and decode workers.
 
 | phase | body | limits |
 |---|---|---|

@@ -167,7 +167,7 @@ A = TypeVar("A", bound=Attempt)
 
 
 class Destination(ABC, Generic[A]):
-    """Where requests go. Its methods are called in the order of a request's life."""
+    """Where requests go. Methods on the way to a worker come first, then those for another one, then records."""
 
     __slots__ = ()
     is_bounded = False
@@ -204,7 +204,7 @@ class Destination(ABC, Generic[A]):
         return True
 
     def lost(self, attempt: A, quiet_s: float, *, begun: bool) -> str:  # noqa: ARG002 - the default
-        """Return why the attempt's worker seems to be lost; empty if it does not. Times as of `Request.lost`."""
+        """Return why the attempt's worker seems to be lost; empty if it does not. `quiet_s`: since its last byte."""
         return ""
 
     def pause_s(self, request: "Request[A]") -> float:  # noqa: ARG002 - the default

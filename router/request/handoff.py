@@ -6,7 +6,7 @@
     max_tokens, max_completion_tokens    max_tokens 1                   as they are
     min_tokens                           1 at most                      as it is
     n, best_of                           1                              as they are
-    prompt_token_ids                     -                              the prefill answer's, where it has some
+    prompt_token_ids                     as they are                    the prefill answer's, where it has some
     disaggregated_params                 {"request_type":               those of the prefill answer's choice, with
                                           "context_only"}               "request_type": "generation_only" and the
                                                                         answer's usage as "ctx_usage"

@@ -5,12 +5,13 @@ The request log has one line a request, for operators:
 | event | level | of |
 |---|---|---|
 | `request_ended` | info | the share `telemetry.request_log_ratio` of requests, drawn by the hash of their ids |
-| `request_refused` | warning | requests answered with an error: the router's own, or a worker's that was passed on |
+| `request_refused` | warning | requests answered with an error of the router, or with a worker's failure (429, 5xx) |
 | `request_cut_off` | warning | answers that a worker began and did not finish |
 
-The draw has no seed: routers with the same ratio log the same requests. The last two are logged always, one line a
-reason in 10 s, and every line of a request that was drawn. A line has names, counts and times; what a client wrote is
-not in it, but for the id that it gave its request and the tenant as `queue.fair_share_by` names it.
+A worker's other 4xx is a `request_ended`. The draw has no seed: routers with the same ratio log the same requests. The
+last two are logged always: every line of drawn requests, of others one line a reason in 10 s. A line has names, counts
+and times; what a client wrote is not in it, but for the id that it gave its request and the tenant as
+`queue.fair_share_by` names it.
 """
 
 import re
@@ -163,7 +164,7 @@ class FleetRecords(Destination[RankAttempt]):
             self.metrics.count("streams_lost", request.stream_loss)
 
     def _log_end(self, request: "FleetRequest", outcome: str, refusal: Refusal | None, e2e_s: float) -> None:
-        """Log a request that was drawn, or that ended with an error of the router. `e2e_s`: since its first byte."""
+        """Log a request that was drawn, refused, or failed. `e2e_s`: since its first byte."""
         is_drawn = self._log_ratio >= 1
         if request.is_read:
             is_drawn = xxh3_64_intdigest(request.route.request_id.encode()) < self._log_ratio * _HASHES

@@ -107,7 +107,7 @@ class Request(CallbackCoroutine, Generic[A]):
     def detours(self) -> tuple[int, int]:
         """How often the request was retried at another worker, and how often its stream migrated to one."""
         migrations = self.plan.migrations if self.is_read else 0
-        return sum(bool(each.reason) for each in self.attempts[:-1]) - migrations, migrations
+        return sum(each.is_retried for each in self.attempts[:-1]), migrations
 
     @property
     def may_resume(self) -> bool:
@@ -417,10 +417,7 @@ class Request(CallbackCoroutine, Generic[A]):
         return progress_of(buffer.kept.events, buffer.before or self.progress) if attempt.has_begun else self.progress
 
     def on_gone(self, later_events: int) -> None:
-        """The client left, and the worker's connection was closed.
-
-        For a collected prefill answer this means that it exceeded `ASIDE_BYTES_MAX`.
-        """
+        """Nobody takes the answer any more: the client left, or the buffer of a prefill answer is full."""
         if self.attempt is not None and self.plan.is_aside:
             self.on_failed("body", f"an answer of more than {ASIDE_BYTES_MAX} bytes", begun=False)
         else:

@@ -65,11 +65,12 @@ _PRIMED = 16
 """So many ids before those are decoded first, so that the decoder knows whether a word begins."""
 _TOKEN_BYTES = 4
 _TEXT_PARTS = frozenset({"text", "input_text", "refusal"})
-_SHAPING = attrgetter(
+_SHAPING = (
     "best_of", "use_beam_search", "prompt_logprobs", "return_tokens_as_token_ids", "thinking_token_budget", "logprobs",
     "logits_processors", "echo", "suffix",
 )  # fmt: skip
-_PLAIN = (ABSENT,) * 9
+"""Keys that shape an answer so that it cannot be continued."""
+_shaping_of, _PLAIN = attrgetter(*_SHAPING), (ABSENT,) * len(_SHAPING)
 
 _objects = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _events = msgspec.json.Decoder(dict[str, Any])
@@ -96,7 +97,7 @@ def may_be_asked(inbound: Inbound) -> bool:
         return False
     if not isinstance(inbound, ChatInbound | CompletionInbound):
         return False
-    if (shaping := _SHAPING(inbound)) != _PLAIN and any(map(_is_set, shaping)):
+    if (shaping := _shaping_of(inbound)) != _PLAIN and any(map(_is_set, shaping)):
         return False
     if inbound.stop and (_is_set(inbound.include_stop_str_in_output) or inbound.min_tokens):
         return False

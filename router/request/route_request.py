@@ -1,8 +1,8 @@
-"""Parses a request's body and headers into a `RouteRequest`.
+"""Makes the `RouteRequest` of a parsed body and its headers.
 
 | header | means | without it, in the body |
 |---|---|---|
-| `x-request-id` | its own name for the request, up to 128 visible characters | a new one |
+| `x-request-id` | its own name for the request, up to 128 printable characters | a new one |
 | `x-worker-instance-id` | the only worker | `nvext.backend_instance_id`, `nvext.decode_worker_id` |
 | `x-dp-rank` | the only rank | `nvext.dp_rank` |
 | `x-session-id` | a session: its requests prefer the rank of the last one; not for embeddings | |

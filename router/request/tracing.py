@@ -12,7 +12,7 @@ have no name for is `kvrouter.*`. Text of clients is cut (`spans.text`); a model
 if workers serve it. Times are nanoseconds of `perf_counter_ns`, and become those since 1970 as the spans are sent.
 
 While tracing is off there is no `Tracer`, and a request has no record. An unsampled request costs its ids and a few
-times: spans are made for what is sent alone.
+times: spans are made only of requests that are sent.
 
 Source: OpenTelemetry semantic conventions, "Generative AI client spans", "HTTP spans".
 """
@@ -70,7 +70,7 @@ class Turn(msgspec.Struct, eq=False):
 
 
 class Tracer(NamedTuple):
-    """Which requests are sent, and what gets the spans of one: `send` does not block."""
+    """Which requests' traces are sent, and the function that takes one; it does not block."""
 
     sampling: Sampling
     send: Callable[[TraceData], None]

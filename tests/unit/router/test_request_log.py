@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from tests.unit.router.plane import CHAT, Plane, running_plane, until
 from tests.unit.router.samples import MODEL
-from tests.unit.router.test_disaggregated import fleet
+from tests.unit.router.test_disaggregated import BODY, fleet
 from tests.unit.router.upstream import Upstream, answers, completion, says_and_waits, streams
 
 EVENTS = ("request_ended", "request_refused", "request_cut_off")
@@ -205,3 +205,13 @@ async def test_a_line_counts_migrations() -> None:
             await until(lambda: running.plane.serving.metrics.inflight == 0)
         (line,) = of(logged)
         assert (line["migrations"], line["retries"], len(line["phases"]), line["outcome"]) == (2, 0, 3, "ok")
+
+
+async def test_a_stream_that_no_other_worker_continues_is_no_retry() -> None:
+    async with fleet("aggregated", request_log_ratio=1.0) as running:
+        running.workers["a0"].cut_after = 2
+        with capture_logs() as logged:
+            await running.plane.post(BODY)
+            await until(lambda: running.plane.serving.metrics.inflight == 0)
+        (line,) = of(logged)
+        assert (line["retries"], line["phases"]) == (0, ["whole a0/0"])
