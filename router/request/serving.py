@@ -165,9 +165,9 @@ class Serving(FleetReader, Calls, FleetRecords):
         if self._chat_sent is not None and isinstance(request.inbound, ChatInbound):
             self._chat_sent(request.inbound, verdict.winner.worker_id)
         attempt = RankAttempt(verdict)
-        attempt.lease = self.routing.take(verdict)
         if trace is not None:
             trace.decided(verdict)
+        attempt.lease = self.routing.take(verdict)
         return attempt
 
     def _unmet(self, verdict: Verdict) -> None:
