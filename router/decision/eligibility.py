@@ -22,20 +22,19 @@ The first of these reasons excludes a rank:
 A positive weight makes a worker cheaper, a negative one dearer by the same factor, and opposite ones cancel out.
 Source: `docs/SOURCES.md` D1.5.
 
-If every rank is known to be eligible by default (`ModelView.is_uniform`), no rank is checked for a request without
-constraints.
+The core asks for exclusions only where a request differs from others of its kind: `is_constrained` in
+`router/native/decide_module.cpp`.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from operator import attrgetter
 
 from kv_protocol.decided import RouteRequest
 from kv_protocol.decision import Exclusion
 from kv_protocol.errors import shortened
 from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.ids import WorkerRank
-from kv_protocol.openai.endpoints import DEFAULT_ENDPOINTS, stated_words
+from kv_protocol.openai.endpoints import stated_words
 from router.decision.policy import Policy
 from router.decision.view import ModelView
 
@@ -80,9 +79,6 @@ ROLES: dict[str, tuple[str, ...]] = {
 _NO_MISFITS: Mapping[str, str] = {}
 _LASTING = ("endpoint", "lora", "taint", "pinned", "max_seq_len", "max_prompt_tokens")
 """How reasons of the request's own begin."""
-_limits = attrgetter("phase", "lora", "required_taints", "pinned_worker", "pinned_dp_rank", "allowed_workers", "tried")
-_UNLIMITED = ("whole", "", (), None, None, None, ())
-"""What `_limits` returns for a request that any fit worker may take."""
 
 
 def constraints(view: ModelView, request: RouteRequest, policy: Policy) -> tuple[tuple[str, ...], list[float] | None]:
@@ -110,8 +106,6 @@ def exclusions_of(ranks: Sequence[WorkerRank], why: Sequence[str]) -> tuple[Excl
 
 def exclusions(view: ModelView, request: RouteRequest) -> tuple[str, ...]:
     """Return for every rank of the view why it may not take the request; empty if it may."""
-    if view.is_uniform and not constrains(request, view.seq_len_min):
-        return view.unfit  # all of them empty
     apart = _apart(view, request)
     return tuple(
         unfit or exclusion(registration, rank, request, apart)
@@ -136,16 +130,6 @@ def _apart(view: ModelView, request: RouteRequest) -> Mapping[str, str] | None:
         for prefill, misfits in view.misfits.items()
         if decoders and decoders <= misfits.keys()
     }
-
-
-def constrains(request: RouteRequest, seq_len_min: int) -> bool:
-    """Return whether the request can exclude a rank that is fit, aggregated, and serves chats and completions.
-
-    `seq_len_min` is the smallest `max_seq_len` or `max_prompt_tokens` that a worker states; 0: no worker states one.
-    """
-    if seq_len_min and request.known_tokens and _tokens(request) > seq_len_min:
-        return True
-    return request.endpoint not in DEFAULT_ENDPOINTS or bool(_limits(request) != _UNLIMITED)
 
 
 def _tokens(request: RouteRequest) -> int:
@@ -232,16 +216,18 @@ BATCHED_TOKENS_DEFAULT = 8192
 """For a worker that does not state its max_num_batched_tokens."""
 
 
-def is_below(threshold: float, ranks: ModelView, queued_tokens: Sequence[int], request: RouteRequest) -> bool:
+def is_below(threshold: float, view: ModelView, queued_tokens: Sequence[int], request: RouteRequest) -> bool:
     """Return whether some eligible rank is at its threshold or below: O(ranks); true also if no rank is eligible.
 
     A rank is over its threshold while more uncached tokens are queued there than `threshold` x max_num_batched_tokens
     of its worker. A threshold of 0 is the most sensitive: a rank with any queued prefill is over it.
     """
-    rows = zip(exclusions(ranks, request), ranks.registrations, queued_tokens, strict=True)
-    fits = [
-        queued <= threshold * (each.max_num_batched_tokens or BATCHED_TOKENS_DEFAULT)
-        for reason, each, queued in rows
-        if not reason
-    ]
-    return any(fits) or not fits
+    apart = _apart(view, request)
+
+    def is_eligible(place: int) -> bool:
+        unfit, registration, rank = view.unfit[place], view.registrations[place], view.ranks[place]
+        return not (unfit or exclusion(registration, rank, request, apart))
+
+    limits = (threshold * (each.max_num_batched_tokens or BATCHED_TOKENS_DEFAULT) for each in view.registrations)
+    below = (place for place, limit in enumerate(limits) if queued_tokens[place] <= limit)
+    return any(map(is_eligible, below)) or not any(map(is_eligible, range(len(view.ranks))))

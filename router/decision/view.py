@@ -94,11 +94,8 @@ class ModelView:
         self.unfit: tuple[str, ...] = tuple(
             fleet.unfit(worker, now_s) or breakers.unfit(rank, now_s) for rank, worker in rows
         )
-        generates = [serves_default(registration.api_endpoints) for registration in self.registrations]
-        is_aggregated = all(registration.role == "aggregated" for registration in self.registrations)
-        self.is_uniform = not any(self.unfit) and is_aggregated and all(generates)
-        serving = zip(self.registrations, self.unfit, generates, strict=True)
-        self.roles = frozenset(registration.role for registration, unfit, serves in serving if serves and not unfit)
+        fit = (each for each, unfit in zip(self.registrations, self.unfit, strict=True) if not unfit)
+        self.roles = frozenset(each.role for each in fit if serves_default(each.api_endpoints))
         bounds = (
             bound
             for registration in self.registrations

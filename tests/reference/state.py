@@ -32,7 +32,6 @@ from kv_protocol.hashing import Hashing
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import CheckpointBegan, JournalRecord, LedgerApplied, LoadApplied, OutcomeKnown
 from kv_protocol.ledger import ENDINGS, FirstToken, LedgerEvent, Routed
-from kv_protocol.openai.endpoints import serves_default
 from router.decision.eligibility import NoEligibleWorker, exclusions
 from router.decision.policy import Policy
 from router.decision.state import StateSettings
@@ -252,16 +251,11 @@ class ReferenceState:
         ]
         if mode.reads_load:
             rows = [row._replace(**self.ledger.load(row.rank)._asdict()) for row in rows]
-        registrations = [worker.registration for worker in workers]
-        bounds = [bound for each in registrations for bound in (each.max_seq_len, each.max_prompt_tokens) if bound]
-        serves_by_default = [each.role == "aggregated" and serves_default(each.api_endpoints) for each in registrations]
         view = View(
             now_s=now_s,
             turn=self.turns[request.model],
             rows=tuple(rows),
             misfits=self.fleet.misfits,
-            is_uniform=not any(row.unfit for row in rows) and all(serves_by_default),
-            seq_len_min=min(bounds, default=0),
             bound=None if policy.affinity == "off" else self.affinity.bound(request.session_id, now_s),
         )
         if not (mode.reads_overlap and rows):

@@ -53,10 +53,6 @@ class View(NamedTuple):
     rows: tuple[Row, ...]
     misfits: Mapping[str, Mapping[str, str]]
     """Prefill worker id, decode worker id: why the latter cannot take the former's KV blocks (`Fleet.misfits`)."""
-    is_uniform: bool
-    """Every rank is fit, aggregated, and serves chats and completions."""
-    seq_len_min: int
-    """The smallest `max_seq_len` or `max_prompt_tokens` that a worker states; 0: none."""
     bound: WorkerRank | None = None
     """The rank that the request's session is bound to; None: no rank."""
     is_blank: bool = True

@@ -18,9 +18,9 @@ from router.decision.state import LEASE_S, AffinityLimits, ApproximateLimits
 from router.decision.verdict import Verdict
 from router.native import built
 
-_FIELDS = (*view.View._fields, "unfit", "is_uniform", "seq_len_min", "misfits")
+_FIELDS = (*view.View._fields, "unfit", "misfits")
 _named: Any = namedtuple  # noqa: PYI024 - its fields are those of another
-View: Any = _named("View", _FIELDS, defaults=(None, None, None, False, (), False, 0, {}))
+View: Any = _named("View", _FIELDS, defaults=(None, None, None, False, (), {}))
 """A view with why its ranks take no work: all that the core reads of them."""
 
 

@@ -80,11 +80,3 @@ def test_of_several_reasons_the_first_of_the_table_is_given() -> None:
 def test_each_rank_has_its_own_reason_in_the_order_of_the_view() -> None:
     moment = view(row("w0/0"), row("w0/1", unfit="draining"), row("w1/0"))
     assert exclusions(moment, route(pinned_worker="w0")) == ("", "draining", "pinned to w0")
-
-
-def test_ranks_that_are_known_to_be_whole_are_looked_at_only_for_a_request_that_constrains() -> None:
-    moment = view(row("w0/0", role="decode"), row("w1/0"))._replace(is_uniform=True, seq_len_min=48)
-    seen = ("role decode: whole is asked of workers that are aggregated", "")
-    assert exclusions(moment, route()) == ("", "")
-    assert exclusions(moment, route(isl_tokens=64)) == seen
-    assert exclusions(moment, route(pinned_worker="w1")) == seen
