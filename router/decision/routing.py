@@ -30,10 +30,9 @@ from router.decision.policy import Policy
 from router.decision.state import RouterState
 from router.decision.verdict import Verdict
 from router.decision.view import OverlapAnswer
-from router.fleet.trust import EXACT, Calibration, Compared, Move, Trust, trust_of
+from router.fleet.trust import EXACT, Calibration, Compared, Trust, trust_of
 from router.native import built
 
-_MOVES_MAX = 256
 _NOTES_MAX = 64
 _outcome_in = msgspec.msgpack.Decoder(OutcomeKnown).decode
 _RENEWALS = 4
@@ -162,7 +161,6 @@ class Routing:
         """Called with all that is applied, but for what happens to leases."""
         self._noted = noted
         self.calibration = Calibration()
-        self._moves: deque[Move] = deque(maxlen=_MOVES_MAX)
         self.set_policy(policy)
 
     @property
@@ -216,13 +214,7 @@ class Routing:
         """
         compared = compared_of(verdict, reported_tokens) if self.policy.predict_on_route else None
         if compared is not None:
-            self._moves += self.calibration.apply(compared, self.clock.now())
-
-    def moves(self) -> list[Move]:
-        """Return the doubts that began or ended since the last call; the newest, if they are too many."""
-        moves = list(self._moves)
-        self._moves.clear()
-        return moves
+            self.calibration.apply(compared, self.clock.now())
 
     def tick(self) -> list[JournalRecord]:
         """Apply the passing of time and the records that it causes; return those records."""
@@ -232,7 +224,7 @@ class Routing:
         for record in brought:
             self.apply(record)
         ranks = {rank for worker in self.state.fleet.workers() for rank in worker.registration.ranks}
-        self._moves += self.calibration.tick(now_s, ranks)
+        self.calibration.tick(now_s, ranks)
         return brought
 
     def readiness(self) -> Readiness:

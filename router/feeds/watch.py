@@ -247,7 +247,9 @@ class FleetWatch:
 
     def _look_at_trust(self) -> None:
         """Tell what requests showed, and each new state that was the same at the last look."""
-        for move in self._routing.moves():
+        moves = self._routing.calibration.moves
+        while moves:
+            move = moves.popleft()
             self._evidence[move.rank] = move
             self._log_move(move)
         before, self._seen = self._seen, self._routing.trust()

@@ -55,6 +55,7 @@ ENOUGH = 16
 """With fewer requests a rank is not judged."""
 RETRY_S = 300.0
 _MERGED_MAX = 64
+_MOVES_MAX = 256
 
 
 class Disparity(NamedTuple):
@@ -162,21 +163,21 @@ class Calibration:
         """Returns the doubt about each rank: the index's own, else this one; the same object while nothing changes."""
         self.evidence: dict[WorkerRank, Move] = {}
         """Of the ranks that are in doubt, how that began."""
+        self.moves = deque[Move](maxlen=_MOVES_MAX)
+        """The newest doubts that began or ended: who tells of them takes them out."""
         self.begun_total: dict[CompareDoubt, int] = dict.fromkeys(COMPARE_DOUBTS, 0)
 
-    def apply(self, compared: Compared, now_s: float) -> list[Move]:
-        """Fold a request in; return the doubts that it ended and began."""
+    def apply(self, compared: Compared, now_s: float) -> None:
+        """Fold a request in."""
         known = self._ranks.get(compared.rank)
-        moves = list[Move]()
         if known is None or known.epoch != compared.epoch:
             if known is not None:
-                moves += self._set(compared.rank, known, None, now_s)
+                self._set(compared.rank, known, None, now_s)
             known = self._ranks[compared.rank] = _Rank(compared.epoch)
-        if max(compared.possible_tokens, compared.reported_tokens) < compared.block_size:
-            return moves
-        known.newest = compared.decision_id
-        known.window.append(_error(compared))
-        return moves + self._set(compared.rank, known, known.verdict(), now_s)
+        if max(compared.possible_tokens, compared.reported_tokens) >= compared.block_size:
+            known.newest = compared.decision_id
+            known.window.append(_error(compared))
+            self._set(compared.rank, known, known.verdict(), now_s)
 
     def rows(self) -> list[dict[str, Any]]:
         """Return for people, rank by rank, how many requests were compared, and the doubt; empty: there is none."""
@@ -190,17 +191,15 @@ class Calibration:
             for rank, known in self._ranks.items()
         ]
 
-    def tick(self, now_s: float, ranks: Collection[WorkerRank]) -> list[Move]:
-        """Forget ranks that are not of `ranks`; end doubts that get another try, and return these."""
-        moves = list[Move]()
+    def tick(self, now_s: float, ranks: Collection[WorkerRank]) -> None:
+        """Forget ranks that are not of `ranks`; end doubts that get another try."""
         for rank in [each for each in self._ranks if each not in ranks]:
             del self._ranks[rank]
             if self.evidence.pop(rank, None) is not None:
                 self.doubts_of.cache_clear()
         for rank, known in self._ranks.items():
             if known.doubt == "underpredicted" and now_s - known.since_s >= RETRY_S:
-                moves += self._set(rank, known, None, now_s)
-        return moves
+                self._set(rank, known, None, now_s)
 
     def doubt(self, rank: WorkerRank) -> str:
         """Return the doubt about a rank; empty: there is none."""
@@ -210,22 +209,23 @@ class Calibration:
     def _doubts_of(self, ranks: tuple[WorkerRank, ...], of_index: tuple[str, ...]) -> tuple[str, ...]:
         return tuple([own or self.doubt(rank) for rank, own in zip(ranks, of_index, strict=True)])
 
-    def _set(self, rank: WorkerRank, known: _Rank, doubt: CompareDoubt | None, now_s: float) -> list[Move]:
+    def _set(self, rank: WorkerRank, known: _Rank, doubt: CompareDoubt | None, now_s: float) -> None:
         before = known.doubt
         if doubt == before:
-            return []
+            return
         counts, newest = known.counts(), known.newest
-        moves = [Move(rank, each, each == before, *counts, newest) for each in (before, doubt) if each is not None]
+        self.moves += [
+            Move(rank, each, each == before, *counts, newest) for each in (before, doubt) if each is not None
+        ]
         known.doubt, known.since_s = doubt, now_s
         self.doubts_of.cache_clear()
         if doubt is None:
             del self.evidence[rank]
         else:
-            self.evidence[rank] = moves[-1]
+            self.evidence[rank] = self.moves[-1]
             self.begun_total[doubt] += 1
         if before == "underpredicted" or doubt == "underpredicted":
             known.window.clear()
-        return moves
 
 
 def _error(compared: Compared) -> int:
