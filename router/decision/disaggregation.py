@@ -14,7 +14,7 @@
 Source: `docs/SOURCES.md` D4.4.
 """
 
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 import msgspec
 
@@ -31,39 +31,31 @@ _PHASE_OF: dict[str, RequestPhase] = {
     "context_and_generation": "alone",
 }
 PlacementReason = Literal["short", "prefill_busy", "decode_busy", "long"]
+"""Why a prompt is computed where it is."""
 PLACEMENT_REASONS: tuple[PlacementReason, ...] = get_args(PlacementReason)
+AT_DECODE: tuple[PlacementReason, ...] = ("short", "prefill_busy")
+"""The decode worker computes the prompt."""
 
 
 class _DisaggregatedParams(msgspec.Struct, frozen=True):
     request_type: Literal["context_only", "generation_only", "context_and_generation"]
 
 
-class Placement(NamedTuple):
-    """Where a prompt is computed, and why."""
-
-    reason: PlacementReason
-
-    @property
-    def is_local(self) -> bool:
-        """Whether the decode worker computes the prompt."""
-        return self.reason in ("short", "prefill_busy")
-
-
-def placement(verdict: Verdict, limits: DisaggregationSection) -> Placement:
-    """Return where the prompt is computed. `verdict` is the decision for a rank that computes and decodes all."""
+def placement(verdict: Verdict, limits: DisaggregationSection) -> PlacementReason:
+    """Return why the prompt is computed where it is. `verdict` decides for a rank that computes and decodes all."""
     request, total_blocks = verdict.request, verdict.registration.total_kv_blocks
     isl_tokens, held_blocks = request.isl_tokens, min(verdict.expected_blocks, request.reusable_blocks)
     effective, used_blocks = isl_tokens - held_blocks * request.block_size, verdict.ints("active_blocks")[verdict.place]
     is_few = effective < limits.effective_isl_tokens
     is_short = bool(isl_tokens) and is_few and effective / isl_tokens < limits.effective_isl_ratio
     if limits.decode_busy is not None and total_blocks and used_blocks / total_blocks > limits.decode_busy:
-        return Placement("decode_busy")
+        return "decode_busy"
     if limits.conditional != "prefill_load" and is_short:
-        return Placement("short")
+        return "short"
     busy = limits.prefill_busy
     if limits.conditional != "isl_bounding" and busy is not None and _prefill_load(verdict) > busy:
-        return Placement("prefill_busy")
-    return Placement("long")
+        return "prefill_busy"
+    return "long"
 
 
 def _prefill_load(verdict: Verdict) -> float:

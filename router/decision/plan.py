@@ -46,13 +46,6 @@ def first_phase(roles: frozenset[str], *, may_split: bool) -> RequestPhase:
     return "alone" if "decode" in roles and "aggregated" not in roles else "whole"
 
 
-def first_plan(
-    phase: RequestPhase, *, retry_limit: int, migration_limit: int = 0, fixed: bool = False, falls_back: bool = True
-) -> "RequestPlan":
-    """Return the plan of a request that begins in this phase."""
-    return RequestPlan(phase, retry_limit, migration_limit, fixed, falls_back)
-
-
 class RequestPlan(msgspec.Struct, frozen=True):
     """The phases of one request from one moment on. Each event returns the plan that follows it.
 

@@ -44,7 +44,7 @@ from router.decision.policy import Policy
 from router.decision.verdict import Verdict
 from router.decision.view import ModelView, OverlapAnswer
 from router.fleet.breakers import BreakerLimits, Breakers
-from router.fleet.registry import Fleet, TextDigests
+from router.fleet.registry import Fleet, TextDigests, Worker
 from router.native import built
 
 AskIndex = Callable[[bytes, tuple[WorkerRank, ...]], OverlapAnswer]
@@ -213,12 +213,9 @@ class RouterState:
         self._bases.clear()
 
     def _apply_to_fleet(self, record: FleetApplied) -> None:
-        event = record.event
-        is_valid = self.fleet.refusal(event) is None
-        if is_valid:
-            self._begin_or_end_a_life(event, record.now_s)
-        self.fleet.apply(event)
-        if is_valid:
+        event, known = record.event, self.fleet.worker(record.event.worker_id)
+        if self.fleet.apply(event):
+            self._begin_or_end_a_life(event, known, record.now_s)
             self.show_worker(event.worker_id)
 
     def show_worker(self, worker_id: str) -> None:
@@ -231,8 +228,8 @@ class RouterState:
             group = registration.model, registration.role
             self.core.registered(worker_id, group, registration.block_size, registration.total_kv_blocks)
 
-    def _begin_or_end_a_life(self, event: FleetEvent, now_s: float) -> None:
-        known = self.fleet.worker(event.worker_id)
+    def _begin_or_end_a_life(self, event: FleetEvent, known: Worker | None, now_s: float) -> None:
+        """Update what is known of the worker's instances. `known` is the worker before the event."""
         is_same = known is not None and known.registration.instance == event.instance
         # the registration of a known instance, and the leaving of another one, change no life
         if isinstance(event, WorkerDraining) or isinstance(event, WorkerLeft) != is_same:

@@ -37,7 +37,7 @@ from kv_protocol.hashing import unpack_tokens
 from kv_protocol.journal import OutcomeName
 from kv_protocol.openai.inbound import COMPLETIONS
 from router.decision.eligibility import NoEligibleWorker, WorkerNotNamed
-from router.decision.plan import first_plan
+from router.decision.plan import RequestPlan
 from router.decision.verdict import Verdict
 from router.http.exchange import BufferedResponse, Exchange, OutboundCall
 from router.http.refusals import Refusal, RequestRejected, unavailable
@@ -200,7 +200,7 @@ class _Cache(Destination[RankAttempt]):
         read = await request.later(self._serving.bodies.read(exchange.path, exchange.body))
         request.body, request.inbound = read
         request.prompt, request.route, request.first_route = self._prompt, route, route
-        request.plan = first_plan(route.phase, retry_limit=0, falls_back=False)
+        request.plan = RequestPlan(route.phase, retry_limit=0, falls_back=False)
 
     def routed(self, request: FleetRequest, pinned: str | None = None) -> None:
         """Set the route to the decode worker."""

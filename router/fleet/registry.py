@@ -169,25 +169,26 @@ class Fleet:
             return FleetRefusal("instance", f"instance: found {event.instance}, allowed {allowed}")
         return None
 
-    def apply(self, event: FleetEvent) -> None:
-        """Fold a fleet event in; one with a `refusal` changes nothing."""
+    def apply(self, event: FleetEvent) -> bool:
+        """Fold a fleet event in; return whether it is valid: one with a `refusal` changes nothing."""
         self.changes += 1
         self._misfits = None
         if self.refusal(event) is not None:
             self.refused_total += isinstance(event, WorkerRegistered)
-            return
+            return False
         known = self._workers.get(event.worker_id)
         if isinstance(event, WorkerRegistered):
             self._register(event, known)
-        elif known is None:
-            return
-        elif isinstance(event, WorkerLeft):
+            return True
+        assert known is not None
+        if isinstance(event, WorkerLeft):
             self._ranks -= len(known.registration.dp_ranks)
             self._forget(known)
         elif isinstance(event, WorkerDraining):
             self._workers[event.worker_id] = msgspec.structs.replace(
                 known, draining=True, drained_by_hand=event.by_hand and (known.drained_by_hand or not known.draining)
             )
+        return True
 
     def _register(self, event: WorkerRegistered, known: Worker | None) -> None:
         expected = canary(event.block_size, event.hash_scheme)

@@ -50,7 +50,7 @@ from kv_protocol.journal import OutcomeName
 from kv_protocol.openai.endpoints import DEFAULT_ENDPOINTS
 from kv_protocol.openai.requests import ChatInbound, CompletionInbound, Inbound, RequestInvalid
 from router.config import RouterSettings
-from router.decision.plan import first_plan
+from router.decision.plan import RequestPlan
 from router.decision.routing import Readiness
 from router.http import refusals
 from router.http.exchange import CallLimits, Exchange, OutboundCall
@@ -254,7 +254,7 @@ class Pools(Destination[PoolAttempt]):
         phase: RequestPhase = "whole" if service.config.mode == "agg" else "alone"
         if len(self._sequences) > 1:
             phase = "prefill"
-        request.plan = first_plan(phase, retry_limit=0, falls_back=False)
+        request.plan = RequestPlan(phase, retry_limit=0, falls_back=False)
         self.routed(request)
 
     async def _isl(self, request: Request[PoolAttempt]) -> tuple[int | None, IslOrigin]:

@@ -28,9 +28,9 @@ from kv_protocol.openai.inbound import (
 from kv_protocol.openai.parts import LONG_BYTES
 from kv_protocol.openai.requests import RequestInvalid, check_utf8, decode_inbound, decode_passed
 from router.config import RouterSettings
-from router.decision.disaggregation import placement, requested_phase
+from router.decision.disaggregation import AT_DECODE, placement, requested_phase
 from router.decision.eligibility import NoEligibleWorker, WorkerNotNamed
-from router.decision.plan import RequestPlan, first_phase, first_plan
+from router.decision.plan import RequestPlan, first_phase
 from router.decision.routing import Routing
 from router.http import refusals
 from router.http.refusals import RequestRejected
@@ -54,7 +54,7 @@ MODE_OF_PASSED = "other"
 """The mode, in metrics and logs, of requests to other paths, which are passed on as they are."""
 _MIGRATED_TOKENS_MAX = 1 << 20
 """Longer prompts do not migrate: to compute one again would take a worker for minutes."""
-_ONCE = first_plan("whole", retry_limit=0)
+_ONCE = RequestPlan("whole", retry_limit=0)
 _UNREAD = EncodedPrompt(b"", 0, Hashing(1), b"")
 PLAIN = (ChatInbound(model=""), CompletionInbound(model=""))
 """Plain requests of each type."""
@@ -151,7 +151,7 @@ class FleetReader(Destination[RankAttempt]):
         self._parsed, self._tokenized = metrics.parsed, metrics.tokenized
         self._prompts, self._tenants = prompts, tenants
         self._disaggregation = settings.disaggregation
-        self._whole = first_plan("whole", retry_limit=settings.failures.retry_limit)
+        self._whole = RequestPlan("whole", retry_limit=settings.failures.retry_limit)
         self._resumable = replace(self._whole, migration_limit=settings.failures.migration_limit)
         self._encodes_always = settings.tokens.always
         self._plain = built.PlainRequests(PLAIN, UNCOMMON_KEYS, [*WISHING_HEADERS, *tenants.headers])
@@ -282,7 +282,7 @@ class FleetReader(Destination[RankAttempt]):
             return whole
         if inbound.names_phase:
             phase = requested_phase(bytes(inbound.disaggregated_params), accepted=self._disaggregation.accept_params)
-            return first_plan(phase, retry_limit=whole.retry_limit, fixed=True)
+            return RequestPlan(phase, whole.retry_limit, is_fixed=True)
         is_one, is_long = inbound.has_one_choice, route.isl_tokens > _MIGRATED_TOKENS_MAX
         plan = resumable if inbound.stream and is_one and not (is_long or inbound.is_guided) else whole
         if served.is_aggregated:
@@ -291,7 +291,7 @@ class FleetReader(Destination[RankAttempt]):
         # for one token no KV would be fetched
         may_split = self._disaggregation.enabled and is_sent_here and is_one and route.max_tokens != 1
         phase = first_phase(view.roles, may_split=may_split)
-        plan = first_plan(phase, retry_limit=plan.retry_limit, migration_limit=plan.migration_limit)
+        plan = RequestPlan(phase, plan.retry_limit, plan.migration_limit)
         return self._placed(request, plan) if plan.is_aside and self._disaggregation.conditional != "off" else plan
 
     def _placed(self, request: "FleetRequest", plan: RequestPlan) -> RequestPlan:
@@ -300,9 +300,9 @@ class FleetReader(Destination[RankAttempt]):
             verdict = self.routing.decide(self.route_of(request, plan.beside("alone")))
         except (NoEligibleWorker, WorkerNotNamed):
             return plan
-        placed = placement(verdict, self._disaggregation)
-        self.metrics.count("prefill_placements", placed.reason)
-        return plan.computed_at_decode() if placed.is_local else plan
+        reason = placement(verdict, self._disaggregation)
+        self.metrics.count("prefill_placements", reason)
+        return plan.computed_at_decode() if reason in AT_DECODE else plan
 
     def route_of(self, request: "FleetRequest", plan: RequestPlan) -> RouteRequest:
         """Return the routing fields for the plan's phase.
