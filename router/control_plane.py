@@ -35,8 +35,7 @@ from kv_runtime.http.metrics import metrics_handler
 from router.decision.kept_prompts import KeptPrompts
 from router.decision.policy import Policy
 from router.decision.policy_store import PolicyNotStored, PolicyStore, fields_of, swapped
-from router.decision.report import DecisionReport, Outcome, misses, predicted_cached_tokens
-from router.decision.report_text import explanation, sentence
+from router.decision.report import DecisionReport, Outcome, explanation, misses, predicted_cached_tokens, sentence
 from router.decision.routing import Lease, Routing
 from router.drain.handover import Handover
 from router.drain.routes import WAIT_S_MAX, DrainRoutes, unknown_worker

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, Self
 
 import msgspec
 
-from router.decision.report_text import aligned
+from router.decision.report import aligned
 from router.native import built
 
 Dimension = Literal["model", "tenant", "lora", "prefix"]

@@ -22,7 +22,7 @@ from router.cli.options import DIFFERENT, NothingRead, moment, run_on_log, swept
 from router.config import RouterSettings
 from router.decision.policies import Mode
 from router.decision.policy import Policy
-from router.decision.policy_loader import load_modes
+from router.decision.policy_config import load_modes
 from router.decision.policy_store import swapped
 from router.journal.log import JournalEntry, JournalMessages, read_journal
 from router.journal.replay import CheckpointRead, Continuity, Found, NotFolded, Redecided, Replay

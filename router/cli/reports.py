@@ -34,8 +34,7 @@ from router.attribution.report import DIMENSIONS, Dimension, SavingsReport, repo
 from router.attribution.service import iso
 from router.cli.options import NothingRead, asked, moment, run_on_log, with_source
 from router.config import RouterSettings
-from router.decision.report import DecisionReport, Misses, MissKind, Outcome, RequestReport, misses
-from router.decision.report_text import report_lines
+from router.decision.report import DecisionReport, Misses, MissKind, Outcome, RequestReport, misses, report_lines
 from router.decision.verdict import Verdict
 from router.doctor.pages import ControlPages, PageUnreadable
 from router.journal.log import CHECKPOINT_S, JournalEntry, read_journal, read_to_end

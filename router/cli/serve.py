@@ -36,7 +36,7 @@ from kv_runtime.text.chat_messages import TextError
 from kv_runtime.text.loading import load_text
 from router.cli.router_parts import RouterParts, ServingProcess
 from router.config import RouterSettings
-from router.decision.policy_loader import load_modes
+from router.decision.policy_config import load_modes
 from router.decision.policy_store import PolicyStore
 from router.engine_attacher import stated_directory
 from router.http.limits import TooFewFiles

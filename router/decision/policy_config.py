@@ -1,6 +1,13 @@
-"""The configuration sections of routing policy and of prefill / decode disaggregation."""
+"""The configuration of routing policy, and of prefill / decode disaggregation.
 
-from collections.abc import Callable, Mapping
+a user's mode     `package.module:function`, in `policy.user_modes`; nothing else is ever imported
+the function      pure, `(candidates, request, policy, seed)` by position (`router/decision/policies.py`)
+it returns        a `Choice`, or the index of a candidate
+what it reads     its attributes reads_overlap, reads_load (by default True), reads_rates (False), if it has them
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from inspect import signature
 from typing import Any, Literal, TypeVar
 
@@ -8,16 +15,11 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator, mo
 
 from kv_protocol.errors import shortened
 from kv_protocol.openai.errors import as_json
+from kv_runtime.config.loading import ConfigurationError
 from kv_runtime.config.sections import Section
 from kv_runtime.config.words import allowed
-from router.decision.policies import MODES
-from router.decision.policy import (
-    Affinity,
-    CostParameters,
-    PhaseOverrides,
-    Policy,
-    Unmet,
-)
+from router.decision.policies import MODES, Mode
+from router.decision.policy import Affinity, CostParameters, PhaseOverrides, Policy, Unmet
 from router.decision.state import AffinityLimits, ApproximateLimits
 
 ConditionalPolicy = Literal["off", "isl_bounding", "prefill_load", "isl_or_load"]
@@ -25,6 +27,7 @@ _Limits = TypeVar("_Limits")
 _POLICY, _COST = Policy(), CostParameters()
 _AFFINITY, _APPROXIMATE = AffinityLimits(), ApproximateLimits()
 _OF_A_PHASE = "fields of this section that differ for"
+_ARGUMENTS_OF_A_MODE = 4
 _PHASE_FIELDS = f"they are {', '.join(PhaseOverrides.__struct_fields__)}"
 
 
@@ -193,3 +196,55 @@ class DisaggregationSection(Section):
         if self.conditional in ("prefill_load", "isl_or_load") and self.prefill_busy is None:
             raise ValueError(f"prefill_busy: found null, allowed a number where conditional is {self.conditional}")
         return self
+
+
+# -------------------------------------------------------------------------------------------------- modes of users
+
+
+def load_modes(names: Sequence[str]) -> dict[str, Mode]:
+    """Return the built-in modes and those with these names.
+
+    Raises:
+        ConfigurationError: a name is not of that form, nothing of that name can be imported, or it cannot be called so;
+            the error names all problems.
+    """
+    modes, problems = dict(MODES), list[str]()
+    for name in names:
+        try:
+            modes[name] = _mode(name)
+        except ConfigurationError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigurationError(problems)
+    return modes
+
+
+def _mode(name: str) -> Mode:
+    function = _imported(name)
+    try:
+        signature(function).bind(*range(_ARGUMENTS_OF_A_MODE))
+    except (TypeError, ValueError) as error:
+        raise _wrong(name, f"what cannot be called so: {error}", "(candidates, request, policy, seed)") from error
+    return Mode(
+        function,
+        reads_overlap=bool(getattr(function, "reads_overlap", True)),
+        reads_load=bool(getattr(function, "reads_load", True)),
+        reads_rates=bool(getattr(function, "reads_rates", False)),
+    )
+
+
+def _imported(name: str) -> Callable[..., Any]:
+    module_name, _, function_name = name.partition(":")
+    if not module_name or not function_name.isidentifier():
+        raise _wrong(name, "another form", "package.module:function")
+    try:
+        function = getattr(import_module(module_name), function_name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise _wrong(name, str(error), "a function that can be imported") from error
+    if not callable(function):
+        raise _wrong(name, f"{type(function).__name__}", "a function")
+    return function  # type: ignore[no-any-return]  # any callable
+
+
+def _wrong(name: str, found: str, allowed: str) -> ConfigurationError:
+    return ConfigurationError([f"policy.user_modes: {name!r}: found {found}, allowed {allowed}"])

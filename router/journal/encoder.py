@@ -181,14 +181,12 @@ class JournalEncoder:
         bytes_max: int = BYTES_MAX,
         now_s: float = 0.0,
         on_full: Callable[[int], None] = lambda _bytes: None,
-        on_broken: Callable[[Mapping[LossReason, int]], None] = lambda _lost: None,
     ) -> None:
         """`kv_seq` says how far the index has read `KV_EVENTS`.
 
-        `on_full` is called with the bytes that wait when the first record is dropped; `on_broken` with the losses that
-        make a checkpoint necessary, when it is taken.
+        `on_full` is called with the bytes that wait when the first record is dropped.
         """
-        self._life, self._on_full, self._on_broken = life, on_full, on_broken
+        self._life, self._on_full = life, on_full
         self._bytes_max = bytes_max
         batch_bytes_max = min(RECORD_BYTES_MAX, bytes_max // _MESSAGES_MIN)
         self.journal = built.Journal(self, kv_seq, encode_record, RECORD_BYTES_MAX, batch_bytes_max)
@@ -243,8 +241,6 @@ class JournalEncoder:
             self._statuses = {rank: known for rank, known in self._statuses.items() if rank.worker_id in workers}
             standings = [_standing(now_s, rank, *status) for rank, status in self._statuses.items()]
             self._waiting.append(chain((what.began,), standings, what.parts()))
-            if self.broken_by:
-                self._on_broken(self.broken_by)
             self.broken_by.clear()
             return
         try:

@@ -16,7 +16,7 @@ A message that is published again keeps its id, and its records their numbers, s
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from time import perf_counter
 from typing import NamedTuple
 
@@ -203,7 +203,7 @@ class JournalWriter:
         self._checkpoint_records = checkpoint_records
         self._subject = subjects.journal(router)
         self._life = clock.wall_ns()
-        self.encoder = JournalEncoder(self._life, kv_seq, buffer_bytes_max, clock.now(), self._on_full, self._on_broken)
+        self.encoder = JournalEncoder(self._life, kv_seq, buffer_bytes_max, clock.now(), self._on_full)
         self._unsent: EncodedMessage | None = None
         self._is_failing = False
         self._last_seq = 0
@@ -220,9 +220,6 @@ class JournalWriter:
 
     def _on_full(self, waiting_bytes: int) -> None:
         _log.warning("journal_buffer_full", bytes=waiting_bytes)
-
-    def _on_broken(self, lost: Mapping[LossReason, int]) -> None:
-        _log.warning("journal_records_lost", records=sum(lost.values()), reasons=dict(lost))
 
     async def run(self, stop: asyncio.Event) -> None:
         """Publish until `stop` is set, and then the rest, if the log takes it at once."""
@@ -268,6 +265,8 @@ class JournalWriter:
     def _take_checkpoint(self) -> None:
         """Copy the state: it includes all records so far, and nothing else."""
         began_s, now_s = perf_counter(), self._clock.now()
+        if lost := self.encoder.broken_by:
+            _log.warning("journal_records_lost", records=lost.total(), reasons=dict(lost))
         began = CheckpointBegan(now_s=now_s, router=self.router, settings=self._made_of)
         self.encoder.record(JournalCheckpoint(self._state, began))
         self._checkpoint_taken_s = now_s

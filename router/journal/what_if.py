@@ -20,7 +20,7 @@ import numpy as np
 
 from kv_protocol.ids import WorkerRank
 from kv_protocol.splitmix import choice_index, splitmix64
-from router.decision.report_text import aligned
+from router.decision.report import aligned
 from router.decision.verdict import Verdict
 from router.journal.replay import Redecided
 

@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl
 
 from kv_protocol.openai.endpoints import CLOSED_PATHS, PATHS
 from kv_protocol.openai.requests import RequestInvalid
-from router.decision.report_text import explanation
+from router.decision.report import explanation
 from router.decision.verdict import Verdict
 from router.http.exchange import Exchange
 from router.http.refusals import RequestRejected

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from router.decision.policy import Policy
-from router.decision.report_text import explanation
+from router.decision.report import explanation
 from tests.unit.router.plane import Plane, running_plane
 from tests.unit.router.samples import MODEL
 from tests.unit.router.upstream import Upstream, answers, completion, says, says_and_waits

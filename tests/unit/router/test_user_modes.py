@@ -10,8 +10,7 @@ from kv_protocol.decided import RouteRequest
 from kv_runtime.config.loading import ConfigurationError
 from router.decision.policies import MODES, Candidates, Choice, Mode
 from router.decision.policy import Policy
-from router.decision.policy_config import PolicySection
-from router.decision.policy_loader import load_modes
+from router.decision.policy_config import PolicySection, load_modes
 from router.decision.policy_store import swapped
 from tests.support.decide import decide
 from tests.support.paths import ROOT

@@ -6,8 +6,17 @@ import pytest
 
 from kv_protocol.decision import CostTerms, Exclusion
 from router.decision.policy import Policy
-from router.decision.report import DecisionReport, Misses, Outcome, RequestReport, misses
-from router.decision.report_text import explanation, report_lines, sentence, table
+from router.decision.report import (
+    DecisionReport,
+    Misses,
+    Outcome,
+    RequestReport,
+    explanation,
+    misses,
+    report_lines,
+    sentence,
+    table,
+)
 from tests.support.decide import decide
 from tests.unit.router.samples import Row, candidate, decision, route, row, view
 
