@@ -55,7 +55,7 @@ struct Trusts {
 // The ranks that serve a model, at one moment.
 struct View {
     View(std::shared_ptr<const Standing> of, double time_s, u64 turns)
-        : standing(std::move(of)), now_s(time_s), turn(turns), ranks(standing->rows.size()) {}
+        : standing(std::move(of)), now_s(time_s), turn(turns), ranks(standing->rows.size(), RankNumbers{}) {}  // copies of one are faster than so many made anew
 
     const RankNumbers& at(u32 place) const { return ranks[only.has_value() ? 0 : place]; }
 

@@ -59,7 +59,7 @@ std::pair<double, bool> Rates::read(std::string_view name, const std::vector<u32
     for (const u32 row : rows) {
         const Rank* const known = known_.find(row);
         asked_.push_back(known == nullptr ? &unknown : known);
-        is_any_old = is_any_old || now_s - asked_.back()->measured_s >= kForgetS;
+        is_any_old = is_any_old || (known != nullptr && now_s - known->measured_s >= kForgetS);
     }
     const auto used = [&](double own, i64 measured, double mean, double shared, double measured_s) {
         double left = (own - mean) * belief(measured);
