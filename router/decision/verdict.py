@@ -44,7 +44,6 @@ class Verdict(built.Verdict):
     """
 
     __slots__ = (
-        "_view",  # the core sets it
         "decision_id",
         "epochs",
         "model_view",

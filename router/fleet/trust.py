@@ -94,6 +94,18 @@ def trust_of(disparities: Sequence[Disparity], stale: str) -> Trust:
     return Trust("DEGRADED", _DOUBTS.get(stale, stale))
 
 
+_DOUBT_OF = {trust_of((), doubt).reason: doubt for doubt in ("", *_NOTHING_KNOWN, *_DOUBTS)}
+
+
+def doubt_of(trust: Trust, before: str) -> str:
+    """Return the doubt behind a rank's trust.
+
+    For a rank with disparities trust does not depend on the doubt: return the doubt known `before`.
+    """
+    doubt = trust.reason if trust.state == "DEGRADED" else before
+    return _DOUBT_OF.get(trust.reason, doubt)
+
+
 class Compared(NamedTuple):
     """A request at the rank that answered it: prompt tokens that it was predicted and reported to reuse."""
 

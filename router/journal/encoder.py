@@ -43,7 +43,7 @@ from router.decision.state import RouterState, StateSettings
 from router.decision.verdict import Verdict
 from router.fleet.breakers import Breaker, BreakerStatistics
 from router.fleet.registry import FleetTotals, Worker
-from router.fleet.trust import Trust
+from router.fleet.trust import doubt_of
 from router.native import built
 
 _FLEET = "fleet"
@@ -57,14 +57,6 @@ LossReason = Literal["buffer_full", "too_large", "not_encodable", "log_away"]
 before the router ended."""
 LOSS_REASONS: tuple[LossReason, ...] = get_args(LossReason)
 _NOT_ENCODABLE = (OverflowError, TypeError, ValueError)
-_DOUBT_OF = {
-    "": "",
-    "no KV events heard; approximate": "never_heard",
-    "no room in the index; approximate": "refused",
-    "underpredicted; approximate": "underpredicted",
-    "no events; approximate": "no_events",
-    "event log away": "log_away",
-}
 _UNHEARD = (0, "")
 """Default record of a rank: no epoch, no doubt."""
 
@@ -351,14 +343,3 @@ class JournalEncoder:
 
 def _standing(now_s: float, rank: WorkerRank, epoch: int, doubt: str) -> RankStanding:
     return RankStanding(now_s=now_s, worker_id=rank.worker_id, dp_rank=rank.dp_rank, epoch=epoch, doubt=doubt)
-
-
-def doubt_of(trust: Trust, before: str) -> str:
-    """Return the doubt behind a rank's trust.
-
-    For a rank with disparities trust does not depend on the doubt: return the doubt known `before`.
-    """
-    known = _DOUBT_OF.get(trust.reason)
-    if known is not None:
-        return known
-    return trust.reason if trust.state == "DEGRADED" else before

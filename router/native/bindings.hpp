@@ -1,12 +1,9 @@
-// What the extension's classes share: texts, slots, columns of any object that shows its memory, and errors as the project words them.
+// What the extension's classes share: texts, slots, and errors as the project words them.
 #pragma once
 
 #include <cstddef>
-#include <cstring>
 #include <string>
 #include <string_view>
-#include <type_traits>
-#include <vector>
 
 #include <nanobind/nanobind.h>
 #include <structmember.h>
@@ -51,37 +48,6 @@ private:
     }
     Py_ssize_t offset_;
 };
-
-struct Buffer : Py_buffer {
-    Buffer() : Py_buffer{} {}
-    Buffer(const Buffer&) = delete;
-    Buffer& operator=(const Buffer&) = delete;
-    ~Buffer() { PyBuffer_Release(this); }
-};
-
-template <typename Number>
-constexpr const char* kind_of() {
-    return std::is_floating_point<Number>::value ? "float64" : sizeof(Number) == 8 ? "int64" : "int32";
-}
-
-// Copies numbers of one kind, `rows` times `count` of them, of any object that shows its memory, in which they lie row by row.
-template <typename Number>
-std::vector<Number> numbers_in(const nanobind::handle& given, const char* field, std::size_t rows, std::size_t count) {
-    Buffer buffer;
-    if (PyObject_GetBuffer(given.ptr(), &buffer, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) != 0) {
-        throw nanobind::python_error();
-    }
-    const char kind = buffer.format == nullptr ? 'B' : buffer.format[0];
-    const bool is_right = std::is_floating_point<Number>::value ? kind == 'd' : kind == 'q' || kind == 'l' || kind == 'i';
-    const int dimensions = rows == 1 ? 1 : 2;
-    if (!is_right || buffer.itemsize != sizeof(Number) || buffer.ndim != dimensions ||
-        buffer.shape[dimensions - 1] != static_cast<Py_ssize_t>(count) || (dimensions == 2 && buffer.shape[0] != static_cast<Py_ssize_t>(rows))) {
-        refuse(field, buffer.ndim == 0 ? 0 : buffer.shape[buffer.ndim - 1],
-               std::to_string(rows) + " x " + std::to_string(count) + " " + kind_of<Number>());
-    }
-    const auto* const numbers = static_cast<const Number*>(buffer.buf);
-    return {numbers, numbers + rows * count};
-}
 
 void bind_core(nanobind::module_& module);
 void bind_inbound(nanobind::module_& module);

@@ -28,7 +28,7 @@ struct VerdictSlots {
     explicit VerdictSlots(const nb::handle& of) : type(of) {}
     nb::handle type;
     Slot request{type, "request"}, decision_id{type, "decision_id"}, model_view{type, "model_view"}, trusts{type, "trusts"},
-        why{type, "why"}, epochs{type, "epochs"}, seqs{type, "seqs"}, view{type, "_view"}, winner{type, "winner"},
+        why{type, "why"}, epochs{type, "epochs"}, seqs{type, "seqs"}, winner{type, "winner"},
         registration{type, "registration"};
 };
 
@@ -81,9 +81,18 @@ nb::object reusable_chain(const nb::handle& given, const Request& request) {
                                                  : nb::steal(PyBytes_FromStringAndSize(PyBytes_AS_STRING(chain.ptr()), size));
 }
 
-// The overlap on each tier.
+// The overlap of `count` ranks on each tier: of any object that shows its memory, in which it lies tier by tier.
 std::vector<std::int32_t> tiers_of(const nb::handle& overlap, std::size_t count) {
-    return numbers_in<std::int32_t>(overlap, "overlap", kTiers, count);
+    Py_buffer shown;
+    if (PyObject_GetBuffer(overlap.ptr(), &shown, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) != 0) {
+        throw nb::python_error();
+    }
+    const std::unique_ptr<Py_buffer, void (*)(Py_buffer*)> held(&shown, PyBuffer_Release);
+    if (std::string_view(shown.format) != "i" || shown.ndim != 2 || shown.shape[0] != kTiers || shown.shape[1] != static_cast<Py_ssize_t>(count)) {
+        refuse("overlap", shown.ndim == 0 ? 0 : shown.shape[shown.ndim - 1], "4 x " + std::to_string(count) + " int32");
+    }
+    const auto* const numbers = static_cast<const std::int32_t*>(shown.buf);
+    return {numbers, numbers + kTiers * count};
 }
 
 std::vector<char> flags_of(const nb::handle& given) {
@@ -182,7 +191,7 @@ bool is_constrained(const nb::handle& given, const Request& request, const Basis
 
 // The object that Python has of a verdict. `epochs`, `seqs`: where the ranks' streams stand.
 nb::object decided(Verdict verdict, Constraints of, const nb::handle& request, const nb::handle& model_view, const nb::handle& rule,
-                   const nb::handle& trusts, const nb::handle& epochs, const nb::handle& seqs, const nb::handle& view) {
+                   const nb::handle& trusts, const nb::handle& epochs, const nb::handle& seqs) {
     verdict.decide(of.excluded, std::move(of.multiplier));
     const VerdictSlots& slots = names->verdict;
     nb::object made = nb::inst_alloc(slots.type);
@@ -195,7 +204,6 @@ nb::object decided(Verdict verdict, Constraints of, const nb::handle& request, c
     slots.why.set(made, of.why);
     slots.epochs.set(made, epochs);
     slots.seqs.set(made, seqs);
-    slots.view.set(made, view);
     if (own.policy->mode == Mode::kUser) {
         made.attr("_let_choose")(rule);
     }
@@ -240,7 +248,7 @@ nb::object decide(PyCore& core, const nb::dict& bases, const nb::callable& make,
     Constraints constraints = is_open ? basis.constraints : constraints_of(basis.model_view, given, basis.rule);
     auto view = core.look(basis.standing, *basis.native_trusts, *basis.policy, *request, std::move(tiers), is_asked ? basis.epochs : nullptr, now_s);
     nb::object made = decided(Verdict(std::move(view), basis.policy, request, seed), std::move(constraints), given, basis.model_view,
-                              basis.rule, basis.trusts, epochs, seqs, nb::none());
+                              basis.rule, basis.trusts, epochs, seqs);
     core.choose_s = seconds_now() - began_s - core.match_s;
     return made;
 }
@@ -255,7 +263,7 @@ nb::object decide_instead(PyCore& core, const nb::handle& live, const nb::handle
     Constraints constraints = is_as_before ? Constraints(nb::borrow(slots.why.of(live))) : constraints_of(model_view, request, rule);
     auto view = core.look_again(*before.view, *policy, *before.request);
     return decided(Verdict(std::move(view), policy, before.request, before.seed), std::move(constraints), request, model_view, rule,
-                   slots.trusts.of(live), slots.epochs.of(live), slots.seqs.of(live), nb::none());
+                   slots.trusts.of(live), slots.epochs.of(live), slots.seqs.of(live));
 }
 
 // Decides by a `router.decision.view.View` of these ranks, in place of the core's state: for tests. `columns`: its numbers by name.
@@ -269,9 +277,9 @@ nb::object decide_by(PyCore& core, const nb::handle& given, const nb::dict& colu
         for (const auto& [name, field] : all) {
             using Number = std::decay_t<decltype(ranks[0].*field)>;
             if (columns.contains(name)) {
-                const auto found = numbers_in<Number>(columns[name], name, 1, ranks.size());
-                for (std::size_t at = 0; at < found.size(); ++at) {
-                    ranks[at].*field = found[at];
+                const auto found = nb::cast<std::vector<Number>>(columns[name].attr("tolist")());
+                for (std::size_t at = 0; at < ranks.size(); ++at) {
+                    ranks[at].*field = found.at(at);
                 }
             }
         }
@@ -295,7 +303,7 @@ nb::object decide_by(PyCore& core, const nb::handle& given, const nb::dict& colu
     view->epochs = std::make_shared<const std::vector<u64>>(nb::cast<std::vector<u64>>(given.attr("epochs")));
     view->is_blank = nb::cast<bool>(given.attr("is_blank"));
     return decided(Verdict(view, policy, request_of(request), seed), std::move(constraints), request, given, rule,
-                   given.attr("trust"), given.attr("epochs"), given.attr("seqs"), given);
+                   given.attr("trust"), given.attr("epochs"), given.attr("seqs"));
 }
 
 }  // namespace

@@ -26,8 +26,8 @@ from kv_protocol.journal import (
 from router.decision.policy import Policy
 from router.decision.verdict import Verdict
 from router.decision.view import RateColumns
-from router.fleet.trust import Trust, trust_of
-from router.journal.encoder import JournalEncoder, doubt_of
+from router.fleet.trust import Trust, doubt_of, trust_of
+from router.journal.encoder import JournalEncoder
 from tests.golden.make_journals import JOURNALS
 from tests.support.amount import examples
 from tests.support.decide import View, decide
