@@ -19,6 +19,8 @@ Stop is an argument: a part gets an `asyncio.Event`, a thread a `threading.Event
     the work raises                            counted, logged; restarted after a pause
     again, and often (`Restarts`)              given up
     after stop was set                         given up: the rest of the work is lost
+
+Its blocking calls run in a thread of its own, so that they never wait behind calls of other parts.
 """
 
 import asyncio
@@ -26,6 +28,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import Future as ThreadOutcome
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -36,6 +39,8 @@ from kv_runtime.clock import Clock, SystemClock
 
 T = TypeVar("T")
 
+JOIN_S = 5.0
+"""How long a cancelled part waits for its thread."""
 _FAILURE_CHARACTERS_MAX = 500
 
 _log = structlog.get_logger("supervise")
@@ -167,7 +172,7 @@ def thread_part(
     target: Callable[[threading.Event], None],
     *,
     stage: int = 0,
-    join_s: float = 5.0,
+    join_s: float = JOIN_S,
 ) -> Part:
     """Return a part that runs the blocking `target(stop)` in a thread of its own.
 
@@ -185,14 +190,19 @@ def thread_part(
             await asyncio.wrap_future(outcome)
         except asyncio.CancelledError:
             stop_thread.set()
-            ending = asyncio.wrap_future(outcome)
-            await asyncio.wait([ending], timeout=join_s)
-            if not ending.done():
-                raise ThreadStuck(f"thread {name!r} still runs {join_s} s after it was cancelled") from None
-            ending.result()
+            (await _joined(name, outcome, join_s)).result()
             raise
 
     return Part(name, run, stage)
+
+
+async def _joined(name: str, outcome: ThreadOutcome[T], join_s: float) -> asyncio.Future[T]:
+    """Return the outcome once the thread has ended; raise `ThreadStuck` if it has not within `join_s`."""
+    ending = asyncio.wrap_future(outcome)
+    await asyncio.wait([ending], timeout=join_s)
+    if not ending.done():
+        raise ThreadStuck(f"thread {name!r} still runs {join_s} s after it was cancelled") from None
+    return ending
 
 
 def settle(outcome: ThreadOutcome[T], function: Callable[[], T]) -> None:
@@ -250,6 +260,7 @@ class SupervisedWork:
     ) -> None:
         self.name, self._work, self._clock = name, work, clock or SystemClock()
         self._failures = Failures(restarts, self._clock)
+        self._thread = ThreadPoolExecutor(1, name)
         self.failures_total = 0
         self.failure = ""
         """The last error, shortened, until the restart; empty while the work runs."""
@@ -263,10 +274,31 @@ class SupervisedWork:
 
         Raises:
             PartGaveUp: it failed too often, or after stop was set; the last failure is its cause.
+            ThreadStuck: it was cancelled during a `call` that does not return.
         """
+        try:
+            await self._run(stop)
+        finally:
+            self._thread.shutdown(wait=False)
+
+    async def call(self, function: Callable[[], T], /) -> T:
+        """Return what the function returns, which the work's own thread calls; only while `run` runs.
+
+        A cancelled call is awaited; `ThreadStuck` is raised if it has not returned after `JOIN_S`.
+        """
+        outcome = self._thread.submit(function)
+        try:
+            return await asyncio.wrap_future(outcome)
+        except asyncio.CancelledError:
+            await _joined(self.name, outcome, JOIN_S)
+            raise
+
+    async def _run(self, stop: asyncio.Event) -> None:
         while True:
             try:
                 await self._work(stop)
+            except ThreadStuck:
+                raise
             except Exception as error:
                 self.failures_total += 1
                 self.failure = f"{type(error).__name__}: {error}"[:_FAILURE_CHARACTERS_MAX]

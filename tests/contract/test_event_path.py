@@ -15,6 +15,7 @@ from indexer.embedded import ensure_streams
 from kv_protocol.events import Batch, Cleared, Removed, Stored, Tier
 from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import EventLog
+from kv_runtime.supervise import SupervisedWork
 from tests.system.integration.broker import WAIT_S, Broker, eventually
 from tests.system.integration.event_path import (
     NATS,
@@ -45,7 +46,7 @@ class PolledEngine:
         self._told = asyncio.Queue[list[RankEvent] | None]()
         self.path = event_path(log, source=Source(self._take, TranslatedEvents()), dp_ranks=DP_RANKS)
 
-    async def _take(self, timeout_s: float) -> list[RankEvent]:
+    async def _take(self, _: SupervisedWork, timeout_s: float) -> list[RankEvent]:
         taken: list[RankEvent] | None = []
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):

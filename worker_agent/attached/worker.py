@@ -254,7 +254,7 @@ class AttachedWorker:
         events, source = settings.events, None
         if engine is not None and settings.engine.is_polled:
             rules = TrtllmRules(worker.block_size, attention_window=events.attention_window or None)
-            source = Source(engine.client.kv_events, rules)
+            source = Source(lambda _, timeout_s: engine.client.kv_events(timeout_s), rules)
         streams = event_path(
             worker,
             source,

@@ -59,7 +59,7 @@ from worker_agent.metrics import agent_families
 from worker_agent.port.types import Engine, EngineStopped
 
 _SWITCH_S = 0.0005
-"""Interpreter switch interval: the event threads must not hold up the event loop that streams answers."""
+"""Interpreter switch interval: threads that translate events must not hold up the event loop, which streams answers."""
 _ABORTS_S = 2.0
 """Time for a decode worker's aborted requests to fetch the blocks that a prefill worker holds for them."""
 
@@ -128,7 +128,7 @@ async def run_served(
                 return
             described = engine.describe()
             rules, buffered = TrtllmRules(described.block_size), chosen.event_buffer * len(described.dp_ranks)
-            source = Source(lambda timeout_s: asyncio.to_thread(engine.kv_events, timeout_s), rules, buffered)
+            source = Source(lambda work, timeout_s: work.call(partial(engine.kv_events, timeout_s)), rules, buffered)
             events = event_path(
                 WorkerStreams(settings.worker.id, chosen.names[0], instance, described.block_size, described.dp_ranks),
                 source if chosen.polls_events else None,

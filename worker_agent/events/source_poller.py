@@ -1,7 +1,8 @@
 """Polls an engine's events, and applies them in batches, without encoding them.
 
 The engine is polled again once all that the cycle brought is applied; meanwhile the engine's own buffer fills. How
-urgently it is polled: `poll_rules.py`. Events are translated on a thread, so that they hold up no request.
+urgently it is polled: `poll_rules.py`. A thread that only this work uses
+(`SupervisedWork.call`) translates the events, and polls an engine of this process: they wait behind no request's work.
 
     the engine                      the poller
     -----------------------------   ------------------------------------------------------------------------------------
@@ -16,6 +17,7 @@ Batches and losses are numbered from 0 in one sequence.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import structlog
@@ -39,11 +41,12 @@ _log = structlog.get_logger("source_poller")
 class Source(NamedTuple):
     """An engine that is polled for its events, by one poll at a time.
 
-    `take` waits at most so many seconds for an event, and returns all raw events, which `rules` translate.
+    `take` waits at most so many seconds for an event, and returns all raw events, which `rules` translate. It
+    blocks only in a `call` of the given work.
     `buffer_events` is how many events the engine buffers until it is polled; 0: unknown.
     """
 
-    take: Callable[[float], Awaitable[list[Any]]]
+    take: Callable[[SupervisedWork, float], Awaitable[list[Any]]]
     rules: TrtllmRules
     buffer_events: int = 0
 
@@ -99,7 +102,7 @@ class SourcePoller:
         rules, requests = self.source.rules, len(self._requested)
         lost_before = sum(rules.events_lost.values())
         events = await self._take(timeout_s)
-        for batch in self._batches(await asyncio.to_thread(rules.translate, events) if events else []):
+        for batch in self._batches(await self.work.call(partial(rules.translate, events)) if events else []):
             self._on_batch(batch)
             await asyncio.sleep(0)  # other tasks have their turn after each batch
         if not self.failure:
@@ -114,10 +117,10 @@ class SourcePoller:
     async def _take(self, timeout_s: float) -> list[Any]:
         events: list[Any] = []
         try:
-            polled = await self.source.take(timeout_s)
+            polled = await self.source.take(self.work, timeout_s)
             while self.pace.on_poll(len(polled)):
                 events += polled
-                polled = await self.source.take(0)
+                polled = await self.source.take(self.work, 0)
             events += polled
             self.failure = ""
         except EngineError as error:

@@ -38,6 +38,7 @@ Source: `docs/SOURCES.md` E1.7; NVIDIA/TensorRT-LLM `tensorrt_llm/_torch/pyexecu
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -116,7 +117,7 @@ class LoadReports:
 
     async def _polled(self) -> list[dict[str, Any]]:
         try:
-            rows = await asyncio.to_thread(self._engine.iteration_stats, POLL_S)
+            rows = await self.work.call(partial(self._engine.iteration_stats, POLL_S))
         except EngineError as error:
             self.poll_failures_total += 1
             if not self.failure:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import cast
 
@@ -148,7 +149,7 @@ async def polled_agent(
     log: EventLog, engine: ScriptedEngine, *readers: EngineEventSubscriber, outbox_bytes: int = OUTBOX_BYTES
 ) -> AsyncIterator[PolledAgent]:
     """An agent that polls the engine and reads further publishers, with all its parts."""
-    source = Source(lambda timeout_s: asyncio.to_thread(engine.kv_events, timeout_s), TrtllmRules(BLOCK_SIZE))
+    source = Source(lambda work, timeout_s: work.call(partial(engine.kv_events, timeout_s)), TrtllmRules(BLOCK_SIZE))
     path = event_path(log, *readers, source=source, outbox_bytes=outbox_bytes)
     agent = PolledAgent(log, path, engine=engine)
     async with running(path, stop=agent.stop):

@@ -1,7 +1,9 @@
 """Iteration statistics to load reports on a real NATS: what routers hear of an engine that works, rests or fails."""
 
+import asyncio
 import threading
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -124,6 +126,20 @@ async def test_an_engine_at_rest_is_reported_again_and_again_without_requests(
         running.engine.tell([row(2, 4, rank=0)])
         await eventually(lambda: running.figures(0) == (2, 4, 2, 60))
         assert running.loads.newest[0].running_requests == 4
+
+
+async def test_the_engine_is_polled_while_requests_keep_the_default_executor_busy(
+    log: EventLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = threading.Event()
+    with ThreadPoolExecutor(1) as requests:
+        asyncio.get_running_loop().set_default_executor(requests)
+        requests.submit(release.wait)
+        try:
+            async with reporting(log, monkeypatch) as running:
+                await running.pass_polls(2)
+        finally:
+            release.set()
 
 
 async def test_an_engine_that_has_requests_of_ours_and_says_nothing_is_not_taken_to_rest(

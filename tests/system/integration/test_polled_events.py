@@ -51,7 +51,7 @@ async def polling(broker: Broker, log: EventLog) -> AsyncIterator[Polling]:
         running_index(broker.url) as index,
     ):
         rules = TrtllmRules(BLOCK)
-        source = Source(client.kv_events, rules)
+        source = Source(lambda _, timeout_s: client.kv_events(timeout_s), rules)
         streams = event_path(WORKER, source, (), log, context, SystemClock(), ring_bytes_max=1 << 20)
         await streams.start()
         async with at_work(*streams.parts(0)):

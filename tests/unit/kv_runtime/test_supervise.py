@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import pytest
@@ -304,6 +305,31 @@ async def test_failures_beyond_the_window_do_not_count(every_s: float, runs: int
     else:
         await supervised.run(stop)
     assert work.runs == runs
+
+
+async def test_a_cancelled_call_that_does_not_return_is_named_and_is_no_failure_of_the_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kv_runtime.supervise.JOIN_S", 0.0)
+    called, release = asyncio.Event(), threading.Event()
+
+    def target(loop: asyncio.AbstractEventLoop) -> None:
+        loop.call_soon_threadsafe(called.set)
+        release.wait()
+
+    async def work(_: asyncio.Event) -> None:
+        await supervised.call(partial(target, asyncio.get_running_loop()))
+
+    supervised = SupervisedWork("deaf", work)
+    running = asyncio.create_task(supervised.run(asyncio.Event()))
+    await called.wait()
+    running.cancel()
+    try:
+        with pytest.raises(ThreadStuck, match=r"^thread 'deaf' still runs"):
+            await running
+    finally:
+        release.set()
+    assert supervised.failures_total == 0
 
 
 def test_pauses_double_up_to_their_bound() -> None:

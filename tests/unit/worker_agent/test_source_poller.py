@@ -1,7 +1,9 @@
 """The poller: what it polls is what is applied, in order, without a hole."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
@@ -76,7 +78,7 @@ async def running_poller(
 ) -> AsyncIterator[tuple[SourcePoller, Applied]]:
     applied = Applied()
     poller = SourcePoller(
-        Source(take, rules or TranslatedEvents(), buffer_events),
+        Source(lambda _, timeout_s: take(timeout_s), rules or TranslatedEvents(), buffer_events),
         applied.batches.append,
         lambda: applied.batches.append(None),
         WallClock(),
@@ -119,6 +121,20 @@ async def test_after_an_unexpected_error_a_loss_has_the_next_sequence_and_pollin
         await poller.until_applied()
         assert poller.work.failures_total == 1
     assert applied.batches == [None, EngineBatch(sequence=1, dp_rank=0, time_s=1.5, events=(REMOVAL,))]
+
+
+async def test_events_are_applied_while_requests_keep_the_default_executor_busy() -> None:
+    source, release = ScriptedPolls(), threading.Event()
+    with ThreadPoolExecutor(1) as requests:
+        asyncio.get_running_loop().set_default_executor(requests)
+        requests.submit(release.wait)
+        try:
+            async with running_poller(source.poll) as (poller, applied):
+                source.say([RankEvent(0, REMOVAL)])
+                await poller.until_applied()
+        finally:
+            release.set()
+    assert applied.sizes == [1]
 
 
 async def test_other_tasks_have_their_turn_between_batches() -> None:
