@@ -181,8 +181,8 @@ class Projection(Collector):
 class MadeFamily(Metric):
     """A family that makes its samples while they are read, which is possible once.
 
-    The samples of 4,000 workers take half a second to make, which would hold up the event loop. The rows are copied,
-    because their source may change between two samples.
+    The samples of 4,000 workers take half a second to make, which would hold up the event loop. The list of rows is
+    copied now; `made` reads all values of a row before it yields the first sample, so that the row's samples agree.
     """
 
     def __init__(
@@ -258,14 +258,15 @@ def histogram(
 
     def made(row: Observed) -> Iterator[OneSample]:
         named, seen, cumulative = dict(zip(names, row[0], strict=True)), row[1], 0
-        bounds, traced = (*seen.bounds, float("inf")), {} if exemplars is None else exemplars.get(row[0], {})
-        for bound, count in zip(bounds, seen.counts, strict=True):
+        counts, total, bounds = list(seen.counts), seen.total, (*seen.bounds, float("inf"))
+        traced = {} if exemplars is None else exemplars.get(row[0], {})
+        for bound, count in zip(bounds, counts, strict=True):
             cumulative += count
             le = floatToGoString(bound)  # type: ignore[no-untyped-call]
             yield OneSample(f"{full_name}_bucket", named | {"le": le}, float(cumulative), None, traced.get(bound))
         yield OneSample(f"{full_name}_count", named, float(cumulative))
         if bounds[0] >= 0:
-            yield OneSample(f"{full_name}_sum", named, seen.total)
+            yield OneSample(f"{full_name}_sum", named, total)
 
     return MadeFamily(name, meaning, "histogram", names, rows, made)
 

@@ -156,6 +156,15 @@ def test_a_distribution_shows_what_the_librarys_own_histogram_shows(values: list
         ]
 
 
+def test_samples_of_a_distribution_agree_whatever_is_observed_while_they_are_read() -> None:
+    seen, values = built.Histogram((1.0,)), list[float]()
+    seen.observe(0.5)
+    for sample in histogram("x", "X", (), [((), seen)]).samples:
+        values.append(sample.value)
+        seen.observe(0.5)
+    assert values == [1.0, 1.0, 1.0, 0.5]
+
+
 def test_traced_observations_are_exemplars_of_their_buckets() -> None:
     seen, labels = built.Histogram((1.0, 2.0)), ("kv",)
     exemplars: Exemplars = {
