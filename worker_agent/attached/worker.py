@@ -320,7 +320,7 @@ class AttachedWorker:
     ) -> WorkerRegistered | None:
         """Return the registration of the engine as it is now; return None, and log why, if it cannot join.
 
-        Of a registered engine only names and adapters are read again.
+        Of an engine that was healthy since it was registered only names and adapters are read again.
         """
         settings = self._settings
         reported = await engine.client.query(self._facts if membership.is_registered else None)

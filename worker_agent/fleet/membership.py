@@ -41,7 +41,7 @@ class Membership:
         self._may_be_announced = False
         """Whether this object has tried to publish the registration, and has not published `WorkerLeft` since."""
         self.is_registered = False
-        """Whether this object has published the registration, and has not since tried to publish another state."""
+        """Whether the registration was published or found in the log, and the worker has not been unfit since."""
         self.repairs_total = 0
         """How often the registration was not the newest fleet event of the id, and was published again."""
 
@@ -77,7 +77,7 @@ class Membership:
         except BrokerUnavailable as error:
             _log.warning("fleet_event_not_published", kind="WorkerRegistered", reason=str(error))
             return False
-        self.is_registered = True
+        self.is_registered = not self._unfit
         return True
 
     def families(self) -> Iterator[Family]:
@@ -88,6 +88,7 @@ class Membership:
     def withdraw(self, reason: str) -> None:
         """Let `run` publish that the worker left; of several reasons the first counts."""
         self._unfit = self._unfit or reason
+        self.is_registered = False
         self._changed.set()
 
     def restore(self, registration: WorkerRegistered | None = None) -> None:

@@ -1,14 +1,18 @@
 """Which instance keeps a worker id: the table, row by row."""
 
+import asyncio
 import re
 
 import pytest
 from msgspec.structs import replace
 
-from kv_protocol.fleet import REMOVED_BY_HAND, FleetEvent, WorkerDraining, WorkerLeft
+from kv_protocol.fleet import REMOVED_BY_HAND, FleetEvent, WorkerDraining, WorkerLeft, WorkerRegistered
 from kv_protocol.ids import checked_worker_id
+from tests.support.manual_clock import ManualClock
 from tests.unit.router.samples import registered
 from worker_agent.config import AgentSettings, ServedWorkerSection
+from worker_agent.fleet.membership import CHECK_PAUSE_S, CHECK_PERIOD_S, Membership
+from worker_agent.fleet.worker_id import WorkerId
 from worker_agent.fleet.worker_id_rules import NO_CLAIM, NewestMessage, action, drained_by_hand
 
 OWN = registered(instance="own")
@@ -72,3 +76,37 @@ def test_without_a_configured_id_each_start_makes_one_that_no_other_has(
     assert all(checked_worker_id(each) for each in made)
     slug = "-".join(re.findall("[a-z0-9]+", host.lower()))[:48] or "worker"
     assert all(re.fullmatch(f"{slug}-[0-9a-f]{{8}}", each) for each in made)
+
+
+# ---------------------------------------------------------------- membership
+class SlowLog(WorkerId):
+    """A worker id that keeps its registration; the log answers while `answers` is set."""
+
+    def __init__(self) -> None:
+        self.changed, self.answers, self.checks = asyncio.Event(), asyncio.Event(), 0
+
+    async def register(self, registration: WorkerRegistered) -> bool:  # noqa: ARG002 - the base's name
+        self.checks += 1
+        await self.answers.wait()
+        return False
+
+
+async def test_a_worker_that_is_withdrawn_and_restored_during_a_check_is_not_registered_before_the_next() -> None:
+    log, clock, stop = SlowLog(), ManualClock(), asyncio.Event()
+    membership = Membership(OWN, log, clock)
+    log.answers.set()
+    async with asyncio.timeout(20.0), asyncio.TaskGroup() as group:
+        running = group.create_task(membership.run(stop))
+        while not membership.is_registered:
+            await clock.advance(0)
+        log.answers.clear()
+        while log.checks < 2:
+            await clock.advance(CHECK_PAUSE_S + CHECK_PERIOD_S)
+        membership.withdraw("its /health does not answer")
+        assert not membership.is_registered  # an engine that comes back is described anew
+        membership.restore()
+        assert not membership.is_registered
+        log.answers.set()
+        while not membership.is_registered:
+            await clock.advance(0)
+        running.cancel()
