@@ -85,7 +85,7 @@ class EngineEventSubscriber:
         self._line = self._live.get_monitor_socket(_LINE_EVENTS)
         self._live.connect(self._publish_endpoint)
         self._replay: zmq.asyncio.Socket | None = None
-        self._answered_at_s: float | None = None  # when the present replay was requested, or its newest frame came
+        self._answered_at_s: float | None = None  # when the present replay was requested, or its newest frame applied
         self._ready = zmq.asyncio.Poller()
         self._ready.register(self._line, zmq.POLLIN)
         self._ready.register(self._live, zmq.POLLIN)
@@ -181,6 +181,7 @@ class EngineEventSubscriber:
             await self._deliver(self.cursor.on_replay_end(self._clock.now()), deliver)
         else:
             await self._deliver(self.cursor.on_replayed(sequence, payload), deliver)
+            self._answered_at_s = self._clock.now()  # a delivery may take longer than an answer
 
     async def _request_replay(self, deliver: Deliver) -> None:
         """Request a replay if one is due and none is being answered; give up one whose answer takes too long."""

@@ -13,6 +13,8 @@ from bench.capture.payloads import encode_payload
 from kv_protocol.events import Tier
 from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import EventLog
+from tests.support.manual_clock import ManualClock
+from tests.support.parts import at_work
 from tests.system.integration.broker import Broker, eventually
 from tests.system.integration.event_path import (
     RANK,
@@ -28,9 +30,11 @@ from tests.system.integration.event_path import (
     zmq_context,
 )
 from tests.system.integration.scripted_engine import BLOCK_SIZE, ScriptedEngine, tokens_of
-from worker_agent.events.engine_event_subscriber import EngineEventSubscriber
+from worker_agent.events.consolidation import SOLE, Origin
+from worker_agent.events.engine_event_subscriber import EngineEventSubscriber, PublisherAddress
 from worker_agent.events.engine_events import EngineStored
 from worker_agent.events.publishers import PublisherSection
+from worker_agent.events.source_cursor import Delivery
 
 NAMES = 1000
 """What the host tier's owner adds to a block's number: it has names of its own."""
@@ -113,6 +117,24 @@ async def published(log: EventLog, *, has_replay: bool = True) -> AsyncIterator[
 
 async def until_all_read(agent: Agent, publisher: Publisher) -> None:
     await eventually(lambda: agent.cursor.expected == publisher.sequence)
+
+
+async def test_a_replay_is_not_given_up_because_its_frames_take_long_to_apply() -> None:
+    clock, applied = ManualClock(), list[int]()
+
+    async def deliver(_: Origin, delivery: Delivery) -> None:
+        for sequence, _payload in delivery.payloads:
+            applied.append(sequence)
+            await clock.advance(0.1)
+
+    async with zmq_context() as context, playing(context) as (source,):
+        source.ring = dict.fromkeys(range(100), b"x")
+        at = PublisherAddress(SOLE, endpoint_of(source.publish), endpoint_of(source.replay))
+        subscriber = EngineEventSubscriber(at, context, clock, idle_s=60.0, answer_s=0.1)
+        async with at_work(subscriber.part(deliver, 0)):
+            await eventually(lambda: len(applied) >= 100)
+    assert applied == list(range(100))
+    assert subscriber.cursor.replays_total == 1
 
 
 @pytest.mark.parametrize("told_before", [0, 1, 5])
