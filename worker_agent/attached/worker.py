@@ -269,7 +269,7 @@ class AttachedWorker:
         parts = streams.parts(first_stage=2)
         async with AsyncExitStack() as until_run:
             until_run.push_async_callback(end_unrun, parts)
-            others = [] if engine is None else await self._fronted(engine, worker, worker_id, cleanup)
+            others = [] if engine is None else await self._fronted(engine, worker, worker_id, cleanup, until_run)
             await streams.start()
             until_run.pop_all()  # from here on the parts own the sockets
         self._streams = streams
@@ -288,9 +288,17 @@ class AttachedWorker:
         )
 
     async def _fronted(
-        self, engine: _Engine, worker: WorkerStreams, worker_id: WorkerId, cleanup: AsyncExitStack
+        self,
+        engine: _Engine,
+        worker: WorkerStreams,
+        worker_id: WorkerId,
+        cleanup: AsyncExitStack,
+        until_run: AsyncExitStack,
     ) -> list[Part]:
-        """Return the parts that watch and front the engine; forwarded requests are accepted from now on."""
+        """Return the parts that watch and front the engine; forwarded requests are accepted from now on.
+
+        `cleanup` publishes `WorkerLeft`; `until_run` ends the forwarder if the parts will not run.
+        """
         settings, host, parts = self._settings, self._host, list[Part]()
         self._client, base_url = engine.client, engine.client.base_url
         if settings.engine.metrics_path:
@@ -303,6 +311,7 @@ class AttachedWorker:
             await served.start()
             base_url = url_of(settings.worker.advertised_host, served.port)
             parts.append(Part("forwarder", served.run, 1, lambda: {"requests": forwarder.in_flight.running}))
+            until_run.push_async_callback(end_unrun, parts[-1:])
         registration = engine_registration(settings, engine.facts, engine.text, worker.instance, base_url)
         membership = self._membership = Membership(registration, worker_id, host.clock)
         watch = HealthWatch(

@@ -9,12 +9,13 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from bench.processes import ChildProcess
+from bench.processes import ChildProcess, free_ports
 from kv_protocol.fleet import WorkerDraining, WorkerLeft, WorkerRegistered
 from kv_protocol.fleet_gate import FleetGate
 from kv_protocol.hashing import HASH_SCHEME, canary, sequence_hashes
 from kv_protocol.ids import WorkerRank
-from kv_runtime.event_log import EventLog
+from kv_runtime.clock import SystemClock
+from kv_runtime.event_log import BrokerUnavailable, EventLog
 from kv_runtime.text.loading import load_text
 from tests.contract.engine_servers import vllm_payload
 from tests.support.manual_clock import ManualClock
@@ -34,8 +35,11 @@ from tests.system.integration.fleet_events import fleet_events
 from tests.system.integration.scripted_engine import BLOCK_SIZE
 from tests.unit.router.upstream import Exchange, Upstream
 from worker_agent.attached.client import EngineClient
+from worker_agent.attached.config import AttachSettings
 from worker_agent.attached.watch import FAILURES_MAX, PROBE_PERIOD_S, HealthWatch
+from worker_agent.attached.worker import AttachedWorker, Host
 from worker_agent.engines.servers.vllm import Vllm
+from worker_agent.events.consolidator import Consolidator
 from worker_agent.events.engine_events import EngineStored
 from worker_agent.fleet.membership import Membership
 from worker_agent.fleet.worker_id import WorkerId
@@ -259,6 +263,29 @@ async def test_an_engine_is_described_again_and_leaves_while_it_sleeps_or_does_n
         await eventually(lambda: len(told) == 6 and membership.is_registered)
         stop.set()
         await asyncio.gather(*running)
+
+
+async def test_an_attach_that_fails_once_its_forwarder_listens_closes_the_port(
+    log: EventLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (port,) = free_ports(1)
+    engine = {"base_url": "http://127.0.0.1:1", "kind": "vllm", "model": MODEL, "block_size": 16, "text": "byte"}
+    settings = AttachSettings.model_validate(
+        {"engine": {**engine, "requests": "forward"}, "worker": {"id": WORKER, "host": "127.0.0.1", "port": port}}
+    )
+
+    async def start(_: Consolidator) -> None:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.close()
+        raise BrokerUnavailable("away")
+
+    monkeypatch.setattr(Consolidator, "start", start)
+    async with zmq_context() as context:
+        host = Host(log, context, SystemClock(), FleetGate(), load_text)
+        with pytest.raises(BrokerUnavailable):
+            await AttachedWorker(settings, host, lambda *_: None).run(asyncio.Event())
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", port)
 
 
 # ---------------------------------------------------------------- streams alone
