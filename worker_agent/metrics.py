@@ -83,7 +83,7 @@ def event_threads(path: Consolidator) -> list[SupervisedWork]:
 def thread_family(worker: str, threads: Iterable[SupervisedWork]) -> Family:
     """Return how often polls failed unexpectedly."""
     failed = by_name((worker,), {each.name: each.failures_total for each in threads})
-    meaning = "Unexpected failures of polling threads; each thread starts again after a pause"
+    meaning = "Unexpected failures of polls and of what applies them; polling starts again after a pause"
     return counter("poll_thread_failures", meaning, ("worker", "thread"), failed)
 
 

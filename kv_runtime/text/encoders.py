@@ -153,7 +153,7 @@ def text_error(error: BaseException, field: str, allowed: str) -> BaseException:
 
 
 class Encoder:
-    """Encodes texts with the reference, or with `fast` (fastokens), and then texts at which that fails. Thread-safe.
+    """Encodes texts with `fast` (fastokens); without it, or if it fails, with the reference. Thread-safe.
 
     tokenizers' batch call releases the GIL; its call for one text does not.
     """

@@ -197,7 +197,7 @@ class Consolidator:
         self._relearning.on_read(dp_rank, poller.lost_before_read.get(dp_rank, 0), outbox.last_seq)
         missing = self._relearning.missing(dp_rank, rules.events_lost.get(dp_rank, 0), outbox.settled_seq)
         reasons = (
-            f"its thread failed: {poller.work.failure}" if poller.work.failure else "",
+            f"polling failed: {poller.work.failure}" if poller.work.failure else "",
             f"{missing} events lost, relearning" if missing else "",
             rules.stale(dp_rank),
             poller.failure,

@@ -1,8 +1,8 @@
 """Polls an engine's events, and applies them in batches, without encoding them.
 
 The engine is polled again once all that the cycle brought is applied; meanwhile the engine's own buffer fills. How
-urgently it is polled: `poll_rules.py`. A thread that only this work uses
-(`SupervisedWork.call`) translates the events, and polls an engine of this process: they wait behind no request's work.
+urgently it is polled: `poll_rules.py`. A thread of its own (`SupervisedWork.call`) translates the events, and polls an
+engine of this process: neither waits behind requests' work.
 
     the engine                      the poller
     -----------------------------   ------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ class Membership:
         self.is_registered = False
         """Whether the registration was published or found in the log, and the worker has not been unfit since."""
         self.repairs_total = 0
-        """How often the registration was not the newest fleet event of the id, and was published again."""
+        """How often the registration was not the newest fleet event of the id any more, and was published again."""
 
     async def run(self, stop: asyncio.Event) -> None:
         """Publish the worker's state until `stop` is set; then publish that it is draining, or that it left if unfit.
@@ -82,7 +82,7 @@ class Membership:
 
     def families(self) -> Iterator[Family]:
         """Yield the metrics."""
-        meaning = "Times that the registration was published again because it was overwritten, forged or purged"
+        meaning = "Times that the registration was published again: overwritten, forged, purged, or the log is new"
         yield counter("registration_repairs", meaning, (), [((), float(self.repairs_total))])
 
     def withdraw(self, reason: str) -> None:

@@ -73,8 +73,10 @@ class WorkerId:
             _log.info("worker_id_not_checked", worker=self._worker_id, reason=str(error))
 
     async def register(self, registration: WorkerRegistered) -> bool:
-        """Make the registration the newest fleet event of the id; return whether another event had replaced it.
+        """Make the registration the newest fleet event of the id; return whether it was published again.
 
+        A first publication returns False. It is published again if another event replaced it, or if the log lacks it,
+        because it was purged or is new.
         Nothing is published if it is the newest already, or while an operator drains this instance or has removed it.
 
         Raises:

@@ -31,7 +31,7 @@ ALL_SKILLS: frozenset[Skill] = frozenset(get_args(Skill))
 FinishReason = Literal["length", "stop", "error"]
 Rule = tuple[str, object, str, bool]
 POLL_S = 0.05
-"""The longest wait of one poll of an engine, and so of a stop. A poll returns earlier if the engine has something."""
+"""How long one poll of an engine waits at most, until the engine has something. A stop waits for the poll to return."""
 
 
 class Tensor(msgspec.Struct, frozen=True, kw_only=True):

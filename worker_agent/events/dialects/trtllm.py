@@ -254,7 +254,8 @@ def _gone(hashes: list[int], tier: Tier, group_idx: int) -> EngineRemoved:
 class TrtllmRules:
     """The rules, and their state of each rank. `attention_window`, in tokens, is for lost `created` events.
 
-    `translate` belongs to one thread; `stale`, `counts`, `quarantine` and `events_lost` may be read from others.
+    `translate` may be called in any thread, one call at a time; meanwhile `stale`, `counts`, `quarantine` and
+    `events_lost` may be read in another.
     """
 
     def __init__(self, block_size: int, *, attention_window: int | None = None) -> None:
