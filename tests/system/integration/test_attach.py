@@ -275,8 +275,7 @@ async def test_an_attach_that_fails_once_its_forwarder_listens_closes_the_port(
     )
 
     async def start(_: Consolidator) -> None:
-        _, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.close()
+        (await asyncio.open_connection("127.0.0.1", port))[1].close()
         raise BrokerUnavailable("away")
 
     monkeypatch.setattr(Consolidator, "start", start)

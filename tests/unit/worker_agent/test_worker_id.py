@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from kv_protocol.fleet import REMOVED_BY_HAND, FleetEvent, WorkerDraining, WorkerLeft, WorkerRegistered
 from kv_protocol.ids import checked_worker_id
 from tests.support.manual_clock import ManualClock
+from tests.system.integration.broker import eventually
 from tests.unit.router.samples import registered
 from worker_agent.config import AgentSettings, ServedWorkerSection
 from worker_agent.fleet.membership import CHECK_PAUSE_S, CHECK_PERIOD_S, Membership
@@ -97,8 +98,7 @@ async def test_a_worker_that_is_withdrawn_and_restored_during_a_check_is_not_reg
     log.answers.set()
     async with asyncio.timeout(20.0), asyncio.TaskGroup() as group:
         running = group.create_task(membership.run(stop))
-        while not membership.is_registered:
-            await clock.advance(0)
+        await eventually(lambda: membership.is_registered)
         log.answers.clear()
         while log.checks < 2:
             await clock.advance(CHECK_PAUSE_S + CHECK_PERIOD_S)
@@ -107,6 +107,5 @@ async def test_a_worker_that_is_withdrawn_and_restored_during_a_check_is_not_reg
         membership.restore()
         assert not membership.is_registered
         log.answers.set()
-        while not membership.is_registered:
-            await clock.advance(0)
+        await eventually(lambda: membership.is_registered)
         running.cancel()
