@@ -2,9 +2,7 @@
 
 import asyncio
 import os
-import sys
 import uuid
-from pathlib import Path
 
 import click
 
@@ -12,16 +10,14 @@ import indexer.required  # noqa: F401  before numpy is imported
 from indexer.commands.at import at
 from indexer.commands.dump import dump
 from indexer.commands.http import index_app
-from indexer.commands.options import connected
 from indexer.commands.tail import tail
 from indexer.commands.verify import verify
 from indexer.config import IndexerSettings
 from indexer.embedded import EmbeddedIndex, ensure_streams
 from kv_runtime.clock import SystemClock
-from kv_runtime.config.loading import ConfigurationError, load_settings
-from kv_runtime.config.options import config_options
-from kv_runtime.config.rendering import render
-from kv_runtime.event_log import BrokerUnavailable, StreamUnfit
+from kv_runtime.config.command import takes_settings
+from kv_runtime.config.loading import ConfigurationError
+from kv_runtime.event_log import BrokerUnavailable, StreamUnfit, connected_log
 from kv_runtime.extras import LazyCommand
 from kv_runtime.http.acceptor import PortUsed
 from kv_runtime.http.hosts import url_of
@@ -29,7 +25,7 @@ from kv_runtime.http.server import HttpServer
 from kv_runtime.nats_server import NatsServerError
 from kv_runtime.process import run_process
 from kv_runtime.supervise import Part, run_parts
-from kv_runtime.telemetry import Projection, configure_logs, new_registry
+from kv_runtime.telemetry import Projection, new_registry
 from kv_runtime.tracing.service import events_of, opened_tracing, span_families
 
 SERVICE = "kv-router-index"
@@ -44,27 +40,12 @@ def main() -> None:
 
 
 @main.command()
-@config_options
-@click.option("--nats-url", help="the event log: nats://host:port")
-@click.option("--port", type=int, help="HTTP port; 0: any free one")
-def serve(
-    file: Path | None,
-    assignments: tuple[str, ...],
-    print_config: bool,
-    nats_url: str | None,
-    port: int | None,
-) -> None:
+@takes_settings(IndexerSettings, "indexer", _EXPECTED)
+@click.option("--nats-url", "nats__url", help="the event log: nats://host:port")
+@click.option("--port", "control__port", type=int, help="HTTP port; 0: any free one")
+def serve(*, settings: IndexerSettings, **_: object) -> None:
     """Serve the index over HTTP until a signal comes."""
-    flags = {"nats.url": nats_url, "control.port": port}
-    try:
-        settings = load_settings(IndexerSettings, file=file, assignments=assignments, flags=flags)
-        if print_config:
-            print(render(settings), end="")
-            return
-        configure_logs(settings.telemetry.log_level)
-        run_process(lambda stop: _serve(settings, stop))
-    except _EXPECTED as error:
-        sys.exit(f"indexer: {error}")
+    run_process(lambda stop: _serve(settings, stop))
 
 
 check_capture = LazyCommand(
@@ -79,7 +60,7 @@ for command in (verify, tail, at, dump, check_capture):
 
 
 async def _serve(settings: IndexerSettings, stop: asyncio.Event) -> None:
-    async with connected(settings) as log:
+    async with connected_log(settings.nats, "indexer") as log:
         await ensure_streams(log, settings.nats)
         tracing = opened_tracing(settings.tracing, os.environ, uuid.uuid4().hex, service=SERVICE, has_requests=False)
         index = EmbeddedIndex(settings.index, log, SystemClock(), settings.nats, tracing=events_of(tracing))

@@ -1,7 +1,6 @@
 """`router`: the commands. Each is imported when it is called: `router --help` loads none of them."""
 
 import re
-from pathlib import Path
 from typing import Any
 
 import click
@@ -69,14 +68,7 @@ _OPTIONS = "options: kv-events, replay-endpoint, engine, id"
 )
 @click.option("--state", "state__dir", help="directory that keeps a policy changed over /v1/policy across restarts")
 @click.pass_context
-def main(
-    context: click.Context,
-    /,
-    file: Path | None,
-    assignments: tuple[str, ...],
-    print_config: bool,
-    **flags: Any,  # noqa: ANN401 - see the flags
-) -> None:
+def main(context: click.Context, /, **flags: Any) -> None:  # noqa: ANN401 - see the flags
     """Route each request to the worker that holds most of its prefix. Without a command: serve."""
     if (command := context.invoked_subcommand) is not None:
         source, typed = context.get_parameter_source, click.core.ParameterSource.COMMANDLINE
@@ -85,8 +77,7 @@ def main(
         return
     from router.cli.serve import run
 
-    wanted = {name.replace("__", "."): None if value == () else value for name, value in flags.items()}
-    run(wanted, file=file, assignments=assignments, print_config=print_config)
+    run(**flags)
 
 
 @main.command()

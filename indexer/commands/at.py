@@ -5,7 +5,7 @@ from typing import Any
 import click
 import msgspec
 
-from indexer.commands.options import chosen_ranks, connected, ranks_option, read_hashes, with_settings
+from indexer.commands.options import chosen_ranks, ranks_option, read_hashes, with_settings
 from indexer.config import IndexerSettings
 from indexer.follow.checkpoint import RankState
 from indexer.follow.fold import IndexFold
@@ -15,6 +15,7 @@ from indexer.service.log_lines import short
 from kv_protocol.events import TIERS
 from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import SystemClock
+from kv_runtime.event_log import connected_log
 from kv_runtime.process import print_json, print_lines, run_to_end
 
 _CHILDREN_MAX = 20
@@ -55,6 +56,7 @@ def at(
     overlap: list[int] | None,
     prefixes: tuple[list[int], ...],
     as_json: bool,
+    **_: object,
 ) -> None:
     """Show the index as it was after a message of the log, or at a time.
 
@@ -74,7 +76,7 @@ def at(
 
     async def work() -> Moment:
         fold = IndexFold(make_index(settings.index))
-        async with connected(settings) as log:
+        async with connected_log(settings.nats, "indexer") as log:
             there = seq if seq is not None else await seq_at(log, time_ns or 0)
             return await moment_at(log, there, fold)
 

@@ -17,7 +17,6 @@ import msgspec
 from indexer.commands.options import (
     NotWritten,
     chosen_ranks,
-    connected,
     index_url_option,
     ranks_option,
     timeout_option,
@@ -30,6 +29,7 @@ from indexer.native.index import make_index
 from indexer.service.history import NEWEST, named_snapshot
 from indexer.service.index_client import IndexClient
 from kv_protocol.ids import WorkerRank
+from kv_runtime.event_log import connected_log
 from kv_runtime.process import run_to_end
 
 Shape = Literal["json", "columns"]
@@ -58,6 +58,7 @@ def dump(
     shape: Shape,
     out: Path | None,
     force: bool,
+    **_: object,
 ) -> None:
     """Write what the live index holds of each rank, or what a snapshot says, parents before their children.
 
@@ -78,7 +79,7 @@ def dump(
                     to.writelines(state_lines(state, shape))
 
     async def from_snapshot(to: IO[bytes], name: str) -> None:
-        async with connected(settings) as log:
+        async with connected_log(settings.nats, "indexer") as log:
             fold = (await named_snapshot(log, name, IndexFold(make_index(settings.index)))).fold
         for rank in sorted(chosen_ranks(ranks, fold.ranks())):
             state = fold.state(rank)

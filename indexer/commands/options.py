@@ -6,10 +6,7 @@
 """
 
 import re
-import sys
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
-from functools import wraps
+from collections.abc import Iterable
 from pathlib import Path
 
 import click
@@ -21,12 +18,10 @@ from indexer.service.index_client import IndexUnavailable
 from kv_protocol.errors import LimitExceeded, ProtocolError
 from kv_protocol.ids import WorkerRank, checked_dp_rank, checked_worker_id
 from kv_protocol.splitmix import U64_MASK
-from kv_runtime.config.loading import ConfigurationError, load_settings
-from kv_runtime.config.options import config_options
-from kv_runtime.config.rendering import render
-from kv_runtime.event_log import BrokerUnavailable, EventLog
-from kv_runtime.process import Stopped, print_lines
-from kv_runtime.telemetry import configure_logs
+from kv_runtime.config.command import Command, takes_settings
+from kv_runtime.config.loading import ConfigurationError
+from kv_runtime.event_log import BrokerUnavailable
+from kv_runtime.process import Stopped
 
 DIFFERENT, NOT_DONE = 1, 2
 _DP_RANK = re.compile(r"0|[1-9][0-9]{0,3}")
@@ -50,41 +45,14 @@ _EXPECTED = (
 )
 
 
-def with_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the flags of every process and `--nats-url` to a command, and pass it the effective `settings`.
+def with_settings(command: Command) -> Command:
+    """Add `--nats-url` to a command that takes the settings (`takes_settings`).
 
-    An expected error ends the command with `NOT_DONE` and one line with the reason.
+    An expected error ends the command with `NOT_DONE` and a line with the reason.
     """
-
-    @config_options
-    @click.option("--nats-url", help="the event log: nats://host:port; its token is nats.credentials")
-    @wraps(command)
-    def run(
-        *, file: Path | None, assignments: tuple[str, ...], print_config: bool, nats_url: str | None, **rest: object
-    ) -> None:
-        try:
-            settings = load_settings(IndexerSettings, file=file, assignments=assignments, flags={"nats.url": nats_url})
-            if print_config:
-                click.echo(render(settings), nl=False)
-                return
-            configure_logs("warning")
-            command(settings=settings, **rest)
-        except _EXPECTED as error:
-            print_lines(*f"indexer: {error}".split("\n"), err=True)
-            sys.exit(NOT_DONE)
-
-    return run
-
-
-@asynccontextmanager
-async def connected(settings: IndexerSettings) -> AsyncIterator[EventLog]:
-    """Connect to the configured log for the block; raise `BrokerUnavailable` if that fails."""
-    token = settings.nats.credentials.get_secret_value()
-    log = await EventLog.connect(settings.nats.url, name="indexer", user=settings.nats.user, token=token)
-    try:
-        yield log
-    finally:
-        await log.close()
+    taking = takes_settings(IndexerSettings, "indexer", _EXPECTED, log_level="warning", exit_code=NOT_DONE)
+    url = click.option("--nats-url", "nats__url", help="the event log: nats://host:port; its token is nats.credentials")
+    return taking(url(command))
 
 
 def read_rank(text: str) -> WorkerRank:

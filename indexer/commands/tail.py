@@ -5,7 +5,7 @@ import asyncio
 import click
 import msgspec
 
-from indexer.commands.options import connected, read_rank, with_settings
+from indexer.commands.options import read_rank, with_settings
 from indexer.config import IndexerSettings
 from indexer.service import log_tail
 from indexer.service.history import time_text
@@ -14,7 +14,7 @@ from indexer.service.log_tail import TailFilter, TailStart
 from kv_protocol import subjects
 from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import SystemClock
-from kv_runtime.event_log import EventLog
+from kv_runtime.event_log import EventLog, connected_log
 from kv_runtime.process import PrintedLines, run_process
 from kv_runtime.supervise import Part, run_parts
 
@@ -47,6 +47,7 @@ def tail(
     heartbeats: bool,
     limit: int | None,
     as_json: bool,
+    **_: object,
 ) -> None:
     """Follow the log: what ranks stored, removed and cleared, and workers that come and leave, from now on or earlier.
 
@@ -82,7 +83,7 @@ def tail(
         def show(line: Line) -> None:
             printed.show(lambda: text(line, time_text(line.time_ns)), lambda: msgspec.json.encode(line))
 
-        async with connected(settings) as log:
+        async with connected_log(settings.nats, "indexer") as log:
             await log_tail.follow(log, clock, wanted, await start(log), show)
             await run_parts([Part("event-log", log.run)], stop=stop, drain_s=_DRAIN_S)
 

@@ -9,7 +9,6 @@ import msgspec
 from indexer.commands.options import (
     DIFFERENT,
     NOT_DONE,
-    connected,
     index_url_option,
     timeout_option,
     with_settings,
@@ -21,6 +20,7 @@ from indexer.service.log_lines import short
 from indexer.service.verification import FleetRoll, Mirrors, verdicts
 from kv_protocol.fleet_gate import FleetGate
 from kv_runtime.clock import SystemClock
+from kv_runtime.event_log import connected_log
 from kv_runtime.process import print_json, print_lines, run_to_end
 
 _EXAMPLES = 10
@@ -33,7 +33,9 @@ _EXAMPLES = 10
 @click.option("--examples", type=click.IntRange(0, 1_000_000), default=_EXAMPLES, show_default=True,
               help="how many differing blocks of a kind are shown of a rank")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object at the end")
-def verify(*, settings: IndexerSettings, index_url: str, timeout_s: float, examples: int, as_json: bool) -> None:
+def verify(
+    *, settings: IndexerSettings, index_url: str, timeout_s: float, examples: int, as_json: bool, **_: object
+) -> None:
     """Compare the live index with every rank's own mirror, block by block.
 
     The fleet goes on meanwhile: if a mirror is further in its stream than the index, the batches between are requested
@@ -63,7 +65,7 @@ def verify(*, settings: IndexerSettings, index_url: str, timeout_s: float, examp
     async def work() -> list[RankVerdict]:
         found = list[RankVerdict]()
         clock, token = SystemClock(), settings.control.token.get_secret_value()
-        async with connected(settings) as log:
+        async with connected_log(settings.nats, "indexer") as log:
             mirrors = Mirrors(log, timeout_s)
             await mirrors.start()
             async with IndexClient(index_url, token=token, timeout_s=timeout_s) as index:

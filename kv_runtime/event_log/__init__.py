@@ -1,6 +1,13 @@
 """The event log's client: `connection.EventLog`; the other modules are its parts."""
 
-from kv_runtime.event_log.connection import CONFIRM_S, WINDOW_MESSAGES, EventLog, LogStatistics, log_families
+from kv_runtime.event_log.connection import (
+    CONFIRM_S,
+    WINDOW_MESSAGES,
+    EventLog,
+    LogStatistics,
+    connected_log,
+    log_families,
+)
 from kv_runtime.event_log.errors import (
     BrokerSilent,
     BrokerUnavailable,
@@ -32,5 +39,6 @@ __all__ = [
     "StoppedUnconnected",
     "StreamSpec",
     "StreamUnfit",
+    "connected_log",
     "log_families",
 ]

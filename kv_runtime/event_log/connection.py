@@ -7,8 +7,8 @@ itself, without a time limit. `run`, a part of the process, then creates missing
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from typing import NamedTuple, Self
 
 import structlog
@@ -19,6 +19,7 @@ from nats.js.api import StreamConfig
 
 from kv_runtime.clock import SystemClock
 from kv_runtime.config.rendering import without_user
+from kv_runtime.config.sections import NatsClientSection
 from kv_runtime.event_log.errors import BrokerUnavailable, StoppedUnconnected, StreamUnfit, mapped
 from kv_runtime.event_log.objects import ObjectBucket, bucket_config
 from kv_runtime.event_log.reading import OnMessage, Reading
@@ -61,12 +62,11 @@ class LogStatistics(NamedTuple):
 class EventLog(StreamClient):
     """One connection. `connect` makes it, `run` maintains it, `close` ends it."""
 
-    def __init__(self, url: str, on_found: Callable[[], None], *, confirm_s: float = CONFIRM_S) -> None:
+    def __init__(self, url: str, *, confirm_s: float = CONFIRM_S) -> None:
         super().__init__(confirm_s)
         self.url = url
         """What `connect` was given; it may contain a password."""
         self._shown_url = without_user(url)
-        self._on_found = on_found
         self._window = SendWindow(self.client, WINDOW_MESSAGES, confirm_s)
         self.send = self._window.send
         """Sends a message, and returns the future of its seq in the stream (`SendWindow.send`)."""
@@ -90,7 +90,6 @@ class EventLog(StreamClient):
         name: str,
         user: str = "",
         token: str = "",
-        on_found: Callable[[], None] = lambda: None,
         confirm_s: float = CONFIRM_S,
         awaited_until: asyncio.Event | None = None,
     ) -> Self:
@@ -101,7 +100,6 @@ class EventLog(StreamClient):
             name: our name for the server.
             user: for servers with named users.
             token: the user's password; without `user`, the server's common token.
-            on_found: called after each reconnection.
             confirm_s: how long the server may take to confirm a publication, or to answer.
             awaited_until: wait for a server that is not there until this event is set; None: do not wait.
 
@@ -111,7 +109,7 @@ class EventLog(StreamClient):
         """
         is_told = False
         while True:
-            log = cls(url, on_found, confirm_s=confirm_s)
+            log = cls(url, confirm_s=confirm_s)
             try:
                 await log._connect(name, user, token)
             except BrokerUnavailable as error:
@@ -166,7 +164,6 @@ class EventLog(StreamClient):
         for reading in self._readings:
             reading.is_broken = True
         self._due.set()
-        self._on_found()
 
     async def _closed(self) -> None:
         self._window.fail("the connection was closed")
@@ -364,6 +361,21 @@ class EventLog(StreamClient):
         with suppress(RuntimeError, OSError):  # it writes pending bytes, also to a closed transport
             await self.client.close()
         self._window.fail("the connection was closed")
+
+
+@asynccontextmanager
+async def connected_log(
+    nats: NatsClientSection, name: str, *, confirm_s: float = CONFIRM_S, awaited_until: asyncio.Event | None = None
+) -> AsyncIterator[EventLog]:
+    """Connect to the log of the settings for the block; arguments and errors are those of `EventLog.connect`."""
+    token = nats.credentials.get_secret_value()
+    log = await EventLog.connect(
+        nats.url, name=name, user=nats.user, token=token, confirm_s=confirm_s, awaited_until=awaited_until
+    )
+    try:
+        yield log
+    finally:
+        await log.close()
 
 
 def log_families(statistics: LogStatistics) -> Iterator[Family]:

@@ -133,7 +133,7 @@ def _time(time_ns: int) -> str:
 
 @click.command()
 @with_settings
-@click.option("--mode", help="another mode: which workers would it have chosen?")
+@click.option("--mode", "policy__mode", help="another mode: which workers would it have chosen?")
 @click.option("--sweep", metavar="KEY=A,B,...", help="other policies: this field of the policy with each of the values")
 @click.option("--json", "as_json", is_flag=True, help="print the summary as one JSON object, and no lines")
 @click.option("--all", "show_all", is_flag=True, help=f"print every difference and loss, not the first {_SHOWN_MAX}")
@@ -144,7 +144,7 @@ def replay(
     settings: RouterSettings,
     assignments: tuple[str, ...],
     router_name: str,
-    mode: str | None,
+    policy__mode: str | None,
     sweep: str | None,
     as_json: bool,
     show_all: bool,
@@ -167,9 +167,8 @@ def replay(
     Example:  router replay --nats-url nats://127.0.0.1:4222 --mode kv --sweep policy.ttft_weight=1,4,16
     """  # noqa: D301
     modes = load_modes(settings.policy.user_modes)
-    named = [
-        each for each in (f"mode={mode}" * (mode is not None), *assignments) if each.startswith(("mode=", "policy."))
-    ]
+    named = [f"mode={policy__mode}"] if policy__mode else []
+    named += [each for each in assignments if each.startswith("policy.")]
     policies = _policies(settings.policy.policy(), ", ".join(named), sweep, modes)
     found = _Replays(policies, modes, inf if show_all else _SHOWN_MAX, (lambda _: None) if as_json else print_lines)
 

@@ -6,25 +6,20 @@
 """
 
 import asyncio
-import sys
 from collections.abc import Callable, Coroutine, Sequence
 from datetime import UTC, datetime
-from functools import wraps
-from pathlib import Path
 from typing import Any, TypeVar
 
 import aiohttp
 import click
 import msgspec
 
-from kv_runtime.config.loading import ConfigurationError, load_settings
-from kv_runtime.config.options import config_options
-from kv_runtime.config.rendering import render
-from kv_runtime.event_log import BrokerUnavailable, EventLog
+from kv_runtime.config.command import Command, takes_settings
+from kv_runtime.config.loading import ConfigurationError
+from kv_runtime.event_log import BrokerUnavailable, EventLog, connected_log
 from kv_runtime.http.hosts import url_of
-from kv_runtime.process import Stopped, print_lines, run_process, run_to_end
+from kv_runtime.process import Stopped, run_process, run_to_end
 from kv_runtime.supervise import Part, run_parts
-from kv_runtime.telemetry import configure_logs
 from router.config import RouterSettings
 from router.doctor.pages import CannotLook, ControlPages, HttpAsker, PageUnreadable
 from router.pools.config import is_url
@@ -38,48 +33,38 @@ _ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104 - what a router that binds it is 
 
 
 _T = TypeVar("_T")
-Command = Callable[..., None]
-_SETTINGS_OF_FLAGS = {"nats_url": "nats.url", "token": "control.token", "mode": "policy.mode"}
 
 
 class NothingRead(Exception):
     """There is nothing to tell: no journal, none from which a replay can start, or no answer of a router."""
 
 
+_EXPECTED = (BrokerUnavailable, CannotLook, ConfigurationError, NothingRead, Stopped)
+
+
 def settings_of(
     *options: Callable[[Command], Command], log_level: str = "warning", not_done: int = NOT_DONE
 ) -> Callable[[Command], Command]:
-    """Return a decorator that adds the flags of every process and these options to a command.
+    """Return a decorator that adds these options to a command that takes a router's settings (`takes_settings`).
 
-    The command gets the effective `settings`, the `assignments` of `--set` and the options' values. An expected error
-    ends it with the exit code `not_done`, and a line with the reason.
+    An expected error ends the command with the exit code `not_done`, and a line with the reason.
     """
+    taking = takes_settings(RouterSettings, "router", _EXPECTED, log_level=log_level, exit_code=not_done)
 
     def decorated(command: Command) -> Command:
-        @wraps(command)
-        def run(*, file: Path | None, assignments: tuple[str, ...], print_config: bool, **rest: object) -> None:
-            flags = {setting: rest.get(name) for name, setting in _SETTINGS_OF_FLAGS.items()}
-            try:
-                settings = load_settings(RouterSettings, file=file, assignments=assignments, flags=flags)
-                if print_config:
-                    click.echo(render(settings), nl=False)
-                    return
-                configure_logs(log_level)
-                command(settings=settings, assignments=assignments, **rest)
-            except (BrokerUnavailable, CannotLook, ConfigurationError, NothingRead, Stopped) as error:
-                print_lines(*f"router: {error}".split("\n"), err=True)
-                sys.exit(not_done)
-
-        whole: Command = run
         for option in reversed(options):
-            whole = option(whole)
-        return config_options(whole)
+            command = option(command)
+        return taking(command)
 
     return decorated
 
 
-nats_option = click.option("--nats-url", help="the event log: nats://host:port; its token is nats.credentials")
-token_option = click.option("--token", help="the control plane's bearer token; better by KVROUTER_CONTROL__TOKEN")
+nats_option = click.option(
+    "--nats-url", "nats__url", help="the event log: nats://host:port; its token is nats.credentials"
+)
+token_option = click.option(
+    "--token", "control__token", help="the control plane's bearer token; better by KVROUTER_CONTROL__TOKEN"
+)
 with_settings = settings_of(
     nats_option,
     click.option("--router", "router_name", default="", help="the router of the journal; without it all routers"),
@@ -104,18 +89,14 @@ def run_on_log(settings: RouterSettings, work: Callable[[EventLog, asyncio.Event
         raise ConfigurationError(["nats.url: found none, allowed the log of a running router: --nats-url"])
 
     async def main(stop: asyncio.Event) -> None:
-        token = settings.nats.credentials.get_secret_value()
-        log = await EventLog.connect(settings.nats.url, name="router", user=settings.nats.user, token=token)
+        async with connected_log(settings.nats, "router") as log:
 
-        async def working(part_stop: asyncio.Event) -> None:
-            await work(log, part_stop)
-            stop.set()
-            await part_stop.wait()
+            async def working(part_stop: asyncio.Event) -> None:
+                await work(log, part_stop)
+                stop.set()
+                await part_stop.wait()
 
-        try:
             await run_parts([Part("event-log", log.run, 1), Part("journal", working)], stop=stop, drain_s=_DRAIN_S)
-        finally:
-            await log.close()
 
     run_process(main)
 

@@ -5,7 +5,6 @@ Flags and variables have the names of Dynamo's global router where it has such. 
 """
 
 import asyncio
-import sys
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace as replace_part
@@ -17,10 +16,11 @@ import msgspec
 import structlog
 from msgspec.structs import replace
 
+from kv_runtime.config.command import errors_printed
 from kv_runtime.config.loading import ConfigurationError, load_settings
 from kv_runtime.config.rendering import without_user
 from kv_runtime.http.hosts import url_of
-from kv_runtime.process import print_lines, run_process
+from kv_runtime.process import run_process
 from kv_runtime.supervise import run_parts
 from kv_runtime.telemetry import configure_logs
 from router.cli.options import NOT_DONE
@@ -91,7 +91,7 @@ def pools(*, file: Path, places: tuple[str, ...], check: bool, **flags: Any) -> 
     \b
     Example:  router pools --config pools.json --model-name m --pool fast=http://127.0.0.1:8000
     """  # noqa: D301
-    try:
+    with errors_printed("router", EXPECTED, NOT_DONE):
         given = {"data.port": flags["port"], "control.port": flags["control_port"]}
         settings = load_settings(RouterSettings, assignments=flags["assignments"], flags=given)
         configure_logs(settings.telemetry.log_level)
@@ -101,9 +101,6 @@ def pools(*, file: Path, places: tuple[str, ...], check: bool, **flags: Any) -> 
             click.echo(f"{file}: {config.mode}, {', '.join(config.pools)}")
         else:
             run_process(lambda stop: _serve(config, identity, settings, text, stop))
-    except EXPECTED as error:
-        print_lines(*f"router: {error}".split("\n"), err=True)
-        sys.exit(NOT_DONE)
 
 
 def _identity(flags: dict[str, Any]) -> Identity:

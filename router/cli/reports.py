@@ -183,7 +183,7 @@ def explain(
     by: MissKind,
     from_journal: bool,
     url: str,
-    nats_url: str | None,
+    nats__url: str | None,
     as_json: bool,
     **_: object,
 ) -> None:
@@ -200,7 +200,7 @@ def explain(
     if bool(any_id) + last + bool(worst) != 1:
         given = [name for name, value in (("an ID", any_id), ("--last", last), ("--worst", worst)) if value]
         raise click.UsageError(f"found {' and '.join(given) or 'none'}, allowed one of an ID, --last and --worst N")
-    _check_source(url, nats_url, reads_journal=from_journal)
+    _check_source(url, nats__url, reads_journal=from_journal)
     question = Question(any_id, worst or 0, by)
     if from_journal:
         reports = _explained_by_journal(settings, question)
@@ -294,7 +294,7 @@ def report(
     with_evictions: bool,
     by: tuple[Dimension, ...],
     url: str,
-    nats_url: str | None,
+    nats__url: str | None,
     as_json: bool,
     as_html: bool,
     **_: object,
@@ -309,7 +309,7 @@ def report(
                router report --since 2026-11-21T22:00:00Z --nats-url nats://127.0.0.1:4222 --html > report.html
     """  # noqa: D301
     reads_journal = from_journal or with_evictions or since_ns is not None or until_ns is not None
-    _check_source(url, nats_url, reads_journal=reads_journal)
+    _check_source(url, nats__url, reads_journal=reads_journal)
     if as_json and as_html:
         raise click.UsageError("found --json and --html, allowed one of them")
     if since_ns is not None and until_ns is not None and since_ns >= until_ns:

@@ -9,22 +9,20 @@ Its control plane is on loopback, for this process alone: with a token that is m
 import asyncio
 import os
 import secrets
-import sys
-from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import click
 from pydantic import SecretStr
 
 from kv_runtime.clock import SystemClock
-from kv_runtime.config.loading import ConfigurationError, given_paths, load_settings
-from kv_runtime.config.rendering import render, without_user
-from kv_runtime.event_log import BrokerUnavailable, EventLog, StreamUnfit
+from kv_runtime.config.command import errors_printed, takes_settings
+from kv_runtime.config.loading import ConfigurationError, given_paths
+from kv_runtime.config.rendering import without_user
+from kv_runtime.event_log import BrokerUnavailable, StreamUnfit, connected_log
 from kv_runtime.http.acceptor import PortUsed, listening_sockets, port_of
 from kv_runtime.http.hosts import url_of
 from kv_runtime.nats_server import EmbeddedNats, NatsServerError, nats_server_families
@@ -59,19 +57,12 @@ _REST_S = 10.0
 _TOKEN_BYTES = 32
 
 
-def run(flags: Mapping[str, Any], *, file: Path | None, assignments: tuple[str, ...], print_config: bool) -> None:
-    """Serve until a signal comes, or print the settings; an expected error ends the process with one line."""
-    try:
-        settings = load_settings(RouterSettings, file=file, assignments=assignments, flags=flags)
-        if print_config:
-            click.echo(render(settings), nl=False)
-            return
-        configure_logs(settings.telemetry.log_level)
-        given = given_paths(RouterSettings, assignments, flags)
-        serve = _serve if settings.data.processes == 1 else _serve_processes
-        run_process(lambda stop: serve(settings, stop, given))
-    except EXPECTED as error:
-        sys.exit(f"router: {error}")
+@takes_settings(RouterSettings, "router", EXPECTED)
+def run(*, settings: RouterSettings, assignments: tuple[str, ...], policy__mode: str | None, **_: object) -> None:
+    """Serve until a signal comes."""
+    given = given_paths(RouterSettings, assignments, {"policy.mode": policy__mode})
+    serve = _serve if settings.data.processes == 1 else _serve_processes
+    run_process(lambda stop: serve(settings, stop, given))
 
 
 async def _serve(settings: RouterSettings, stop: asyncio.Event, given: frozenset[str]) -> None:
@@ -106,9 +97,7 @@ async def opened(
     policies = PolicyStore(settings.state.dir, settings.policy.policy(), modes)
     policies.restore({path.removeprefix("policy.") for path in given if path.startswith("policy.")})
     nats, url = await _started_nats(settings, cleanup)
-    credentials = settings.nats.credentials.get_secret_value()
-    log = await EventLog.connect(url, name="router", user=settings.nats.user, token=credentials)
-    cleanup.push_async_callback(log.close)
+    log = await cleanup.enter_async_context(connected_log(settings.nats.model_copy(update={"url": url}), "router"))
     router = RouterParts(settings, text, policies, log, process, nats_server=nats, directory=directory)
     await router.start(stop)
     return router
@@ -207,7 +196,5 @@ def _run_one(settings: RouterSettings, given: frozenset[str], process: ServingPr
             say.send(router.control_url)
             await run_parts(router.parts(), stop=stop, drain_s=router.drain_s)
 
-    try:
+    with errors_printed("router", EXPECTED):
         run_process(main)
-    except EXPECTED as error:
-        sys.exit(f"router: {error}")

@@ -24,7 +24,7 @@ from kv_protocol.fleet_gate import FleetEventRefused, FleetGate
 from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import Clock
 from kv_runtime.config.sections import EmbeddedNatsSection
-from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage
+from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage, connected_log
 from router.config import RouterSettings
 from router.decision.policies import MODES
 from router.doctor.facts import (
@@ -76,10 +76,9 @@ class LogWatch:
 
     async def open(self, nats: EmbeddedNatsSection, timeout_s: float, cleanup: AsyncExitStack) -> None:
         """Connect to the log, and start."""
-        url, token = nats.url or f"nats://127.0.0.1:{nats.port}", nats.credentials.get_secret_value()
+        there = nats.model_copy(update={"url": nats.url or f"nats://127.0.0.1:{nats.port}"})
         with self._noted():
-            log = await EventLog.connect(url, name="doctor", user=nats.user, token=token, confirm_s=timeout_s)
-            cleanup.push_async_callback(log.close)
+            log = await cleanup.enter_async_context(connected_log(there, "doctor", confirm_s=timeout_s))
             await self.start(log)
 
     @contextmanager

@@ -1,7 +1,6 @@
 """`worker-agent print-engine-args`: the arguments that the engine would get, and where each is from."""
 
 import json
-import sys
 from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any
@@ -10,6 +9,7 @@ import click
 import msgspec
 
 from kv_protocol.fleet import Role
+from kv_runtime.config.command import errors_printed
 from kv_runtime.telemetry import configure_logs
 from worker_agent.engine_args.arguments import EngineArgs, EngineOptions
 from worker_agent.engine_args.layers import EngineArgsInvalid, dotted
@@ -136,11 +136,8 @@ def print_engine_args(*, options: EngineOptions, model: str | None, role: Role, 
               --trtllm.kv_cache_config.dtype fp8
     """  # noqa: D301  (click reads the character, not its name)
     configure_logs("info")
-    try:
+    with errors_printed("worker-agent", (EngineArgsInvalid,), INVALID):
         args = load_engine_args(msgspec.structs.replace(options, flags={**options.flags, "model": model}, role=role))
-    except EngineArgsInvalid as error:
-        click.echo(f"worker-agent: {error}", err=True)
-        sys.exit(INVALID)
     if as_json:
         click.echo(json.dumps(_as_json(args), indent=2))
     else:

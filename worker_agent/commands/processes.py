@@ -6,29 +6,24 @@
 
 import asyncio
 import os
-import sys
 import uuid
 from collections.abc import Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from functools import partial
-from pathlib import Path
-from typing import Any, TypeVar
 
 import click
 import zmq.asyncio
 
 from kv_protocol.fleet_gate import FleetGate
 from kv_runtime.clock import SystemClock
-from kv_runtime.config.loading import ConfigurationError, load_settings
-from kv_runtime.config.options import config_options
-from kv_runtime.config.rendering import render
-from kv_runtime.event_log import BrokerUnavailable, EventLog, StoppedUnconnected
+from kv_runtime.config.command import errors_printed, takes_settings
+from kv_runtime.config.loading import ConfigurationError
+from kv_runtime.event_log import BrokerUnavailable, StoppedUnconnected, connected_log
 from kv_runtime.http.acceptor import PortUsed
 from kv_runtime.http.hosts import url_of
 from kv_runtime.main_thread import ThreadCall, run_beside
-from kv_runtime.process import print_lines, run_process
+from kv_runtime.process import run_process
 from kv_runtime.supervise import Part, PartGaveUp, run_parts
-from kv_runtime.telemetry import configure_logs
 from kv_runtime.text.chat_messages import TextError
 from kv_runtime.text.loading import load_text
 from kv_runtime.tracing.service import opened_tracing
@@ -50,11 +45,9 @@ _EXPECTED = (ConfigurationError, BrokerUnavailable, PortUsed, TextError, EngineE
 
 _MARGIN_S = 2.0
 
-SettingsT = TypeVar("SettingsT", AgentSettings, AttachSettings)
-
 
 @click.command(context_settings=DYNAMIC_FLAGS)
-@config_options
+@takes_settings(AgentSettings, "worker-agent", _EXPECTED)
 @click.option("--engine", "engine__kind", help="which engine: simulated, trtllm")
 @click.option("--model", "engine__model", help="the model's name; of trtllm its directory, or its name on the hub")
 @click.option("--served-name", "engine__served_names", multiple=True, help="a name that requests may use, any number")
@@ -67,19 +60,22 @@ SettingsT = TypeVar("SettingsT", AgentSettings, AttachSettings)
 @click.option("--nats-url", "nats__url", help="the event log: nats://host:port")
 @click.option("--port", "worker__port", type=int, help="HTTP port; 0: any free one")
 @engine_args_options
-def serve(
-    file: Path | None,
-    assignments: tuple[str, ...],
-    print_config: bool,
-    options: EngineOptions,
-    **flags: Any,  # noqa: ANN401
-) -> None:
+def serve(*, settings: AgentSettings, options: EngineOptions, **_: object) -> None:
     """Serve one engine until a signal comes. What follows --port is TensorRT-LLM's, as `print-engine-args` has it."""
-    _run(AgentSettings, file, assignments, flags, partial(_serve, options=options), print_config=print_config)
+
+    async def served(stop: asyncio.Event, call: ThreadCall) -> None:
+        chosen = chosen_engine(settings, options)
+        await run_served(settings, chosen, stop, partial(print, flush=True), call)
+
+    with suppress(StoppedUnconnected), errors_printed("worker-agent", (EngineArgsInvalid,), INVALID):
+        if settings.engine.kind == "trtllm":
+            run_beside(served)  # TensorRT-LLM is built on the main thread; the event loop then runs on another thread
+        else:
+            run_process(lambda stop: served(stop, asyncio.to_thread))
 
 
 @click.command()
-@config_options
+@takes_settings(AttachSettings, "worker-agent", _EXPECTED)
 @click.option("--engine", "engine__kind", help=f"which engine: {', '.join(SERVERS)}")
 @click.option("--url", "engine__base_url", help="its OpenAI endpoint, http://host:port; absent: events only")
 @click.option("--kv-events", "engine__publish_endpoint", help="tcp://host:port of rank 0, or `poll`")
@@ -99,36 +95,10 @@ def serve(
 @click.option("--nats-url", "nats__url", help="the event log: nats://host:port")
 @click.option("--port", "control__port", type=int, help="HTTP port of /metrics and /health; 0: any free one")
 @click.option("--forward-port", "worker__port", type=int, help="HTTP port of forwarded requests; 0: any free one")
-def attach(file: Path | None, assignments: tuple[str, ...], print_config: bool, **flags: Any) -> None:  # noqa: ANN401
+def attach(*, settings: AttachSettings, **_: object) -> None:
     """Bring one running engine into the fleet: its KV events, and, with --url, its load and its endpoint."""
-    _run(AttachSettings, file, assignments, flags, _attach, print_config=print_config)
-
-
-def _run(
-    kind: type[SettingsT],
-    file: Path | None,
-    assignments: tuple[str, ...],
-    flags: dict[str, Any],
-    run: Callable[[SettingsT], None],
-    *,
-    print_config: bool,
-) -> None:
-    """Print the settings, or run the process with them; an expected error ends the process with one line."""
-    given = {name.replace("__", "."): value for name, value in flags.items() if value != ()}
-    try:
-        settings = load_settings(kind, file=file, assignments=assignments, flags=given)
-        if print_config:
-            click.echo(render(settings), nl=False)
-            return
-        configure_logs(settings.telemetry.log_level)
-        run(settings)
-    except EngineArgsInvalid as error:
-        print_lines(*f"worker-agent: {error}".split("\n"), err=True)
-        sys.exit(INVALID)
-    except StoppedUnconnected:
-        return
-    except _EXPECTED as error:
-        sys.exit(f"worker-agent: {error}")
+    with suppress(StoppedUnconnected):
+        run_process(lambda stop: run_attached(settings, stop, partial(print, flush=True)))
 
 
 async def run_attached(settings: AttachSettings, stop: asyncio.Event, report: Callable[[str], None]) -> None:
@@ -139,14 +109,8 @@ async def run_attached(settings: AttachSettings, stop: asyncio.Event, report: Ca
     settings = settings.model_copy(update={"worker": settings.worker.identified()})
     check(settings)
     async with AsyncExitStack() as cleanup:
-        log = await EventLog.connect(
-            settings.nats.url,
-            name=f"worker-agent {settings.worker.id}",
-            user=settings.nats.user,
-            token=settings.nats.credentials.get_secret_value(),
-            awaited_until=stop,
-        )
-        cleanup.push_async_callback(log.close)
+        name = f"worker-agent {settings.worker.id}"
+        log = await cleanup.enter_async_context(connected_log(settings.nats, name, awaited_until=stop))
         context = zmq.asyncio.Context()
         cleanup.callback(context.destroy, linger=0)
         instance, has_requests = uuid.uuid4().hex[:16], settings.engine.requests != "direct"
@@ -166,20 +130,3 @@ async def run_attached(settings: AttachSettings, stop: asyncio.Event, report: Ca
         spans = [] if tracing is None else [tracing.exporter.part(1)]
         parts = [Part("worker", worker.run, 0), *spans, Part("http", http.run, 1, dict), Part("event-log", log.run, 2)]
         await run_parts(parts, stop=stop, drain_s=worker.drain_s + _MARGIN_S)
-
-
-def _attach(settings: AttachSettings) -> None:
-    run_process(lambda stop: run_attached(settings, stop, partial(print, flush=True)))
-
-
-def _serve(settings: AgentSettings, *, options: EngineOptions) -> None:
-    """Serve. TensorRT-LLM is built on the main thread; the event loop then runs on another thread."""
-
-    async def served(stop: asyncio.Event, call: ThreadCall) -> None:
-        chosen = chosen_engine(settings, options)
-        await run_served(settings, chosen, stop, partial(print, flush=True), call)
-
-    if settings.engine.kind == "trtllm":
-        run_beside(served)
-    else:
-        run_process(lambda stop: served(stop, asyncio.to_thread))

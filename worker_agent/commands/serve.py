@@ -31,7 +31,7 @@ from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.fleet_gate import FleetGate
 from kv_protocol.hashing import HASH_SCHEME, canary
 from kv_runtime.clock import SystemClock
-from kv_runtime.event_log import EventLog, log_families
+from kv_runtime.event_log import EventLog, connected_log, log_families
 from kv_runtime.http.hosts import url_of
 from kv_runtime.http.server import HttpServer
 from kv_runtime.main_thread import ThreadCall
@@ -108,14 +108,8 @@ async def run_served(
     instance = uuid.uuid4().hex[:16]
     tracing = opened_tracing(settings.tracing, os.environ, f"{settings.worker.id}/{instance}", service=SERVICE)
     async with AsyncExitStack() as cleanup:
-        log = await EventLog.connect(
-            settings.nats.url,
-            name=f"worker-agent {settings.worker.id}",
-            user=settings.nats.user,
-            token=settings.nats.credentials.get_secret_value(),
-            awaited_until=stop,
-        )
-        cleanup.push_async_callback(log.close)
+        name = f"worker-agent {settings.worker.id}"
+        log = await cleanup.enter_async_context(connected_log(settings.nats, name, awaited_until=stop))
         gate = FleetGate(settings.nats.fleet_secrets)
         worker_id = WorkerId(log, clock, gate, worker_id=settings.worker.id, instance=instance)
         await until(stop, worker_id.check())

@@ -265,9 +265,9 @@ async def test_a_server_that_ends_the_connection_as_its_rules_changed_is_found_w
 
     file = tmp_path / "nats.conf"
     rule(SECRET)
-    found, stop = asyncio.Event(), asyncio.Event()
+    stop = asyncio.Event()
     async with own_server("-c", str(file)) as (server, host):
-        log = await EventLog.connect(f"nats://{host}", name="test", token=SECRET, on_found=found.set)
+        log = await EventLog.connect(f"nats://{host}", name="test", token=SECRET)
         running = asyncio.ensure_future(log.run(stop))
         with capture_logs() as logs:
             rule("an0ther")
@@ -275,7 +275,7 @@ async def test_a_server_that_ends_the_connection_as_its_rules_changed_is_found_w
             await eventually(lambda: not log.is_connected)
             rule(SECRET)
             server.send_signal(signal.SIGHUP)
-            await eventually(found.is_set)
+            await eventually(lambda: log.statistics().reconnects_total == 1)
         assert not running.done()
         assert log.is_connected
         (said,) = (each for each in logs if each["event"] == "log_lost")
