@@ -44,7 +44,8 @@ _URL_CHARACTERS = re.compile(r"[^\s\x00-\x1f\x7f?#@\\]+")
 """Without characters that begin a user, a query or a fragment, and those that `urlsplit` drops silently."""
 
 
-def _is_base_url(value: str) -> bool:
+def is_base_url(value: str) -> bool:
+    """Return whether it is the http(s) URL of a server, to which paths are added: without user, query and fragment."""
     try:
         url = urlsplit(value)
         named = bool(url.hostname) and url.port != 0
@@ -121,7 +122,7 @@ class WorkerRegistered(msgspec.Struct, frozen=True, tag="registered", kw_only=Tr
         check_stated(self.api_endpoints)
         if len(set(self.dp_ranks)) != len(self.dp_ranks):
             raise LimitExceeded("dp_ranks", self.dp_ranks, "each rank once")
-        if not _is_base_url(self.base_url):
+        if not is_base_url(self.base_url):
             raise LimitExceeded("base_url", self.base_url, "http(s)://host:port without user, query or fragment")
 
     @property

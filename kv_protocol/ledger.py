@@ -102,8 +102,6 @@ class Unreported(msgspec.Struct, frozen=True, tag="unreported", kw_only=True):
 LeaseEvent = Routed | FirstToken | Renewed | Finished | Cancelled | Expired
 """What replicas exchange; each replica receives load reports itself."""
 LedgerEvent = LeaseEvent | Reconciled | Unreported
-ENDINGS = Finished | Cancelled | Expired
-"""The events that end a lease."""
 
 
 BEAT_S = 1.0

@@ -16,6 +16,7 @@ from aiohttp import web
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from kv_protocol.body_limits import BodyLimits
+from kv_protocol.fleet import is_base_url
 from kv_protocol.ids import WORKER_ID_PATTERN
 from kv_protocol.openai.endpoints import ENGINE_PATHS
 from kv_runtime.clock import Clock
@@ -47,7 +48,6 @@ from router.shadows.service import ShadowSection
 OPTIONS = ("engine", "kv-events", "replay-endpoint", "id")
 WORKERS_MAX = 256
 _ID_CHARACTERS_MAX = 64
-_ALLOWED = "http(s)://host:port"
 DNS = "dns://"
 """Begins the place of a list that is a name's addresses."""
 FALLBACKS_MAX = 8
@@ -77,25 +77,16 @@ def worker_address(text: str) -> WorkerAddress:
     for name, value in options.items():
         if name not in OPTIONS or not value:
             raise ValueError(f"found {name}={value!r}, allowed {', '.join(OPTIONS)}, each with a value")
-    host, port = _place(url)
-    worker_id = options.get("id") or re.sub(r"[^a-z0-9]+", "-", f"{host}-{port}".lower()).strip("-")
+    if not is_base_url(url):
+        found = "an address with a user" if "@" in url else repr(url)
+        raise ValueError(f"found {found}, allowed http(s)://host:port")
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    worker_id = options.get("id") or re.sub(r"[^a-z0-9]+", "-", f"{parts.hostname}-{port}").strip("-")
     if not re.fullmatch(WORKER_ID_PATTERN, worker_id):
         raise ValueError(f"id: found {worker_id[:_ID_CHARACTERS_MAX]!r}, allowed ^{WORKER_ID_PATTERN}$")
     settings = {name.replace("-", "_"): value for name, value in options.items() if name != "id"}
     return WorkerAddress(url.rstrip("/"), worker_id, **settings)
-
-
-def _place(url: str) -> tuple[str, int]:
-    if "@" in url:
-        raise ValueError(f"found an address with a user, allowed {_ALLOWED}")
-    try:
-        parts = urlsplit(url)
-        host, port = parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
-    except ValueError as error:
-        raise ValueError(f"found {url!r}, allowed {_ALLOWED}") from error
-    if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment:
-        raise ValueError(f"found {url!r}, allowed {_ALLOWED}")
-    return host, port
 
 
 WorkerText = Annotated[str, AfterValidator(lambda text: worker_address(text) and text)]

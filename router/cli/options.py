@@ -14,6 +14,7 @@ import aiohttp
 import click
 import msgspec
 
+from kv_protocol.fleet import is_base_url
 from kv_runtime.config.command import Command, takes_settings
 from kv_runtime.config.loading import ConfigurationError
 from kv_runtime.event_log import BrokerUnavailable, EventLog, connected_log
@@ -22,7 +23,6 @@ from kv_runtime.process import Stopped, run_process, run_to_end
 from kv_runtime.supervise import Part, run_parts
 from router.config import RouterSettings
 from router.doctor.pages import CannotLook, ControlPages, HttpAsker, PageUnreadable
-from router.pools.config import is_url
 
 DIFFERENT, NOT_DONE = 1, 2
 _DRAIN_S = 5.0
@@ -138,7 +138,7 @@ def plane_url(host: str, port: int) -> str:
 def checked_urls(flag: str, urls: Sequence[str]) -> tuple[str, ...]:
     """Return the URLs without a slash at the end, each once; raise `ConfigurationError`, which names what is no URL."""
     allowed = "allowed http(s)://host:port"
-    problems = [f"{flag}: found {url!r}, {allowed}" for url in urls if not is_url(url) and "@" not in url]
+    problems = [f"{flag}: found {url!r}, {allowed}" for url in urls if not is_base_url(url) and "@" not in url]
     problems += [f"{flag}: found an address with a user, {allowed}" for url in urls if "@" in url]
     if len(urls) > _URLS_MAX:
         problems.append(f"{flag}: found {len(urls)}, allowed {_URLS_MAX} at most")

@@ -16,6 +16,7 @@ import msgspec
 import structlog
 from msgspec.structs import replace
 
+from kv_protocol.fleet import is_base_url
 from kv_runtime.config.command import errors_printed
 from kv_runtime.config.loading import ConfigurationError, load_settings
 from kv_runtime.config.rendering import without_user
@@ -27,7 +28,7 @@ from router.cli.options import NOT_DONE
 from router.cli.router_parts import RouterParts
 from router.cli.serve import EXPECTED, opened
 from router.config import RouterSettings
-from router.pools.config import PoolsConfig, PoolSettings, RouterAddress, is_url, read_config
+from router.pools.config import PoolsConfig, PoolSettings, RouterAddress, read_config
 from router.pools.process import PoolsProcess
 from router.pools.selection import Targets
 from router.pools.served import Identity
@@ -146,7 +147,7 @@ def _pool(given: str) -> tuple[str, PoolSettings]:
     urls = where.split(",")
     if name and where and "://" not in where:
         return name, PoolSettings(config=where)
-    if not name or len(urls) > 2 or not all(map(is_url, urls)):  # noqa: PLR2004 - data and control plane
+    if not name or len(urls) > 2 or not all(map(is_base_url, urls)):  # noqa: PLR2004 - data and control plane
         allowed = "NAMESPACE=URL, NAMESPACE=URL,CONTROL_URL or NAMESPACE=FILE"
         raise ConfigurationError([f"--pool: found {without_user(repr(given))}, allowed {allowed}"])
     return name, PoolSettings(routers=(RouterAddress(url=urls[0], control_url="".join(urls[1:])),))

@@ -32,6 +32,7 @@ import msgspec
 from pydantic import AfterValidator, ConfigDict, Field, StrictBool, ValidationError, create_model, model_validator
 
 from kv_protocol.errors import FOUND_CHARACTERS_MAX, shortened
+from kv_protocol.fleet import is_base_url
 from kv_runtime.config.loading import ConfigurationError
 from kv_runtime.config.sections import Section
 from kv_runtime.config.words import allowed
@@ -68,15 +69,8 @@ QueueBound = Annotated[Annotated[Whole, Field(ge=0, le=1 << 30)] | None, _UNBOUN
 LatencyBound = Annotated[Annotated[Number, Field(ge=0, le=3.6e6)] | None, _UNBOUNDED]
 
 
-def is_url(found: str) -> bool:
-    """Return whether it looks like a router's address, which becomes a part of heads: without spaces and controls."""
-    scheme, separator, rest = found.partition("://")
-    is_plain = rest.isascii() and rest.isprintable() and " " not in rest
-    return bool(separator) and scheme in ("http", "https") and bool(rest.strip("/")) and is_plain
-
-
 def _address(found: str) -> str:
-    if not is_url(found):
+    if not is_base_url(found):
         raise ValueError("allowed http(s)://host:port")
     return found.rstrip("/")
 

@@ -31,7 +31,7 @@ from kv_protocol.fleet import FleetEvent, WorkerDraining, WorkerLeft, WorkerRegi
 from kv_protocol.hashing import Hashing
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import CheckpointBegan, JournalRecord, LedgerApplied, LoadApplied, OutcomeKnown
-from kv_protocol.ledger import ENDINGS, FirstToken, LedgerEvent, Routed
+from kv_protocol.ledger import Cancelled, Expired, Finished, FirstToken, LedgerEvent, Routed
 from router.decision.eligibility import NoEligibleWorker, exclusions
 from router.decision.policy import Policy
 from router.decision.state import StateSettings
@@ -197,7 +197,7 @@ class ReferenceState:
     def _go_on(self, event: LedgerEvent, now_s: float, router: str) -> None:
         """Fold in a request's progress or end, or what an engine reports."""
         self.predictions.apply(event, now_s)
-        if isinstance(event, ENDINGS):
+        if isinstance(event, Finished | Cancelled | Expired):
             self.affinity.end(event.lease_id, now_s)
             self.rates.pending.pop(event.lease_id, None)
         if not router:
