@@ -148,7 +148,7 @@ class ControlPlane:
         record = self._routing.decisions.find(request.match_info["id"])
         if record is None:
             message = f"id: found {as_json(request.match_info['id'])}, allowed a request or decision among the newest"
-            return error_response(404, message, "invalid_request_error", param="id")
+            return error_response(404, message, param="id")
         route = record.verdict.request
         same_request = self._routing.decisions.of_request(route.request_id, _OF_A_REQUEST_MAX)
         begun_s = same_request[0].verdict.now_s
@@ -206,13 +206,13 @@ class ControlPlane:
             try:
                 return json_response({"worker_id": self._attacher.add(url)}, status=202)
             except ValueError as error:
-                return error_response(400, f"url: {error}", "invalid_request_error", param="url")
+                return error_response(400, f"url: {error}", param="url")
         try:
             event = fleet.decode_fleet_event(body)
         except MalformedMessage as error:
-            return error_response(400, str(error), "invalid_request_error")
+            return error_response(400, str(error))
         if not isinstance(event, WorkerRegistered):
-            return error_response(400, "type: found another event, allowed registered", "invalid_request_error")
+            return error_response(400, "type: found another event, allowed registered")
         return await self._say(event.model, event)
 
     async def _remove_worker(self, request: web.Request) -> web.Response:
@@ -240,10 +240,10 @@ class ControlPlane:
             headers = self._gate.headers(subject, event.worker_id, data, self._routing.clock.wall_ns())
             await self._event_log.publish(subject, data, headers=headers)
         except FleetEventRefused as error:
-            return error_response(409, str(error), "invalid_request_error", param=error.reason)
+            return error_response(409, str(error), param=error.reason)
         except BrokerUnavailable as error:
             message = f"{error}; it may take effect later, if NATS received it: see /v1/workers once NATS answers"
-            return error_response(503, message, "server_error", code="log_unavailable")
+            return error_response(503, message, code="log_unavailable")
         return None
 
     async def _index_view(self, _: web.Request) -> web.Response:
@@ -275,7 +275,7 @@ class ControlPlane:
                 await self._index.wait_for(rank, numbers["epoch"], numbers["seq"])
         except TimeoutError:
             message = f"{rank} is not at seq {numbers['seq']} of epoch {numbers['epoch']} after {timeout_s} s"
-            return error_response(504, message, "server_error", code="not_reached")
+            return error_response(504, message, code="not_reached")
         return json_response({"reached": True})
 
     def _predictions(self) -> dict[str, object]:
@@ -300,11 +300,11 @@ class ControlPlane:
                 changed = fields_of(policy)
                 await self._policies.keep(changed if replaces else {name: changed[name] for name in named})
             except UNDECODABLE as error:
-                return error_response(400, f"body: {error}", "invalid_request_error", param="body")
+                return error_response(400, f"body: {error}", param="body")
             except ConfigurationError as error:
-                return error_response(400, "; ".join(error.problems), "invalid_request_error", param="policy")
+                return error_response(400, "; ".join(error.problems), param="policy")
             except PolicyNotStored as error:
-                return error_response(503, str(error), "server_error", code="not_stored")
+                return error_response(503, str(error), code="not_stored")
             return self._in_force(policy)
 
     async def reset_policy(self, _: web.Request) -> web.Response:
@@ -313,7 +313,7 @@ class ControlPlane:
             try:
                 await self._policies.clear()
             except PolicyNotStored as error:
-                return error_response(503, str(error), "server_error", code="not_stored")
+                return error_response(503, str(error), code="not_stored")
             return self._in_force(self._policies.configured)
 
     def _in_force(self, policy: Policy) -> web.Response:

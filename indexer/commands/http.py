@@ -45,7 +45,7 @@ def index_app(index: EmbeddedIndex, registry: CollectorRegistry, *, token: str) 
         try:
             query = msgspec.json.decode(await request.read(), type=OverlapQuery)
         except UNDECODABLE as error:
-            return error_response(400, f"body: {error}", "invalid_request_error", param="body")
+            return error_response(400, f"body: {error}", param="body")
         ranks = index.ranks() if query.ranks is None else [WorkerRank(*rank) for rank in query.ranks]
         views = zip(ranks, index.overlap(query.sequence_hashes, ranks), strict=True)
         return json_response({"ranks": [{**rank._asdict(), **msgspec.structs.asdict(view)} for rank, view in views]})

@@ -63,7 +63,7 @@ def index_routes(fold: IndexFold, explorer: PrefixExplorer) -> Sequence[web.Rout
         state = fold.state(known[name]) if name in known else None
         if state is None:
             allowed = ", ".join(known) or "none yet"
-            return error_response(404, f"rank: found {name}, allowed {allowed}", "invalid_request_error")
+            return error_response(404, f"rank: found {name}, allowed {allowed}")
         shape = request.query.get("format", FORMATS[0])
         if shape not in FORMATS:
             raise BadParameter("format", shape, ", ".join(FORMATS))
@@ -100,7 +100,7 @@ async def tree_page(explorer: PrefixExplorer, parameters: Mapping[str, str]) -> 
     found = await explorer.page(query)
     if found is None:
         message = f"behind: found {query.behind}, allowed a block that the index has had for some seconds"
-        return error_response(404, message, "invalid_request_error", param="behind")
+        return error_response(404, message, param="behind")
     return json_response(found)
 
 

@@ -29,13 +29,13 @@ def require_token(token: str, open_paths: AbstractSet[str] = OPEN_PATHS) -> Midd
         if token and hmac.compare_digest(given, expected):
             return await handler(request)
         if token and request.path not in open_paths:
-            return error_response(401, "Authorization: a bearer token is needed", "authentication_error")
+            return error_response(401, "Authorization: a bearer token is needed")
         if (refusal := _host_refusal(request)) is not None:
             return refusal
         if _is_for_another_site(request):
             found = request.headers.get("Origin", "a page of another site")
             message = f"Origin: found {found!r}, allowed this server's own"
-            return error_response(403, message, "invalid_request_error", param="Origin", code="foreign_origin")
+            return error_response(403, message, param="Origin", code="foreign_origin")
         return await handler(request)
 
     return check
@@ -47,10 +47,10 @@ def _host_refusal(request: web.Request) -> web.Response | None:
     if not hosts and request.version < HttpVersion11:
         return None
     if len(hosts) != 1:
-        return error_response(400, f"host: found {len(hosts)}, allowed 1", "invalid_request_error", param="Host")
+        return error_response(400, f"host: found {len(hosts)}, allowed 1", param="Host")
     names = request.app.get(HOST_NAMES) or HostNames("127.0.0.1")
     if reason := names.refusal(hosts[0]):
-        return error_response(421, reason, "invalid_request_error", param="Host", code="unknown_host")
+        return error_response(421, reason, param="Host", code="unknown_host")
     return None
 
 

@@ -20,6 +20,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _MESSAGE_CHARACTERS_MAX = 200
 _PATH_CHARACTERS_MAX = 80
 _CHUNK_BYTES = 64 << 10
+_UNAUTHORIZED, _SERVER_ERRORS = 401, 500
 _log = structlog.get_logger("http")
 
 
@@ -40,10 +41,10 @@ def error_body(message: str, kind: str, *, param: str | None = None, code: str |
     return msgspec.json.encode({"error": {"message": message, "type": kind, "param": param, "code": code}})
 
 
-def error_response(
-    status: int, message: str, kind: str, *, param: str | None = None, code: str | None = None
-) -> web.Response:
-    """Return a response with an OpenAI error body."""
+def error_response(status: int, message: str, *, param: str | None = None, code: str | None = None) -> web.Response:
+    """Return a response with an OpenAI error body; its type follows from the status."""
+    kind = "invalid_request_error" if status < _SERVER_ERRORS else "server_error"
+    kind = "authentication_error" if status == _UNAUTHORIZED else kind
     body = error_body(message, kind, param=param, code=code)
     return web.Response(status=status, body=body, content_type="application/json")
 
@@ -88,25 +89,24 @@ async def openai_errors(request: web.Request, handler: Handler) -> web.StreamRes
     try:
         return await handler(request)
     except BadRequest as error:
-        return error_response(400, str(error), "invalid_request_error", param=error.field)
+        return error_response(400, str(error), param=error.field)
     except web.HTTPRequestEntityTooLarge as error:
-        return error_response(413, f"body: {error.text}", "invalid_request_error", code="body_too_large")
+        return error_response(413, f"body: {error.text}", code="body_too_large")
     except BodyTooSlow as error:
-        return last_response(error_response(408, str(error), "invalid_request_error", code="timeout"))
+        return last_response(error_response(408, str(error), code="timeout"))
     except web.RequestPayloadError as error:
-        return last_response(error_response(400, f"body: {first_line(str(error))}", "invalid_request_error"))
+        return last_response(error_response(400, f"body: {first_line(str(error))}"))
     except web.HTTPException as error:
         if error.status < 400:  # noqa: PLR2004 - the first of the refusals
             raise
-        kind = "invalid_request_error" if error.status < 500 else "server_error"  # noqa: PLR2004
-        return error_response(error.status, f"{request.method} {_shown(request.path)}: {error.reason}", kind)
+        return error_response(error.status, f"{request.method} {_shown(request.path)}: {error.reason}")
     except Exception as error:  # noqa: BLE001 - the outermost handler: the client gets a response
         if isinstance(error, ConnectionError) and _is_disconnected(request):
             return _cut(request)
         _log.exception("request_failed", path=request.path)
         if request.writer.output_size:
             return _cut(request)
-        return error_response(500, f"our fault: {type(error).__name__}; see the log", "server_error")
+        return error_response(500, f"our fault: {type(error).__name__}; see the log")
 
 
 def _shown(path: str) -> str:

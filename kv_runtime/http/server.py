@@ -211,10 +211,10 @@ class ClientConnection(web.RequestHandler):
         if status < 500:  # noqa: PLR2004 - the first server error
             _log.debug("request_malformed", peer=request.remote, reason=message)
             text = first_line(message or "it cannot be read")
-            response = error_response(status, f"request: {text}", "invalid_request_error")
+            response = error_response(status, f"request: {text}")
         else:
             _log.error("request_failed", path=request.path, exc_info=exc)
-            response = error_response(status, f"our fault: {type(exc).__name__}; see the log", "server_error")
+            response = error_response(status, f"our fault: {type(exc).__name__}; see the log")
         return unrouted(response)
 
 
@@ -225,7 +225,7 @@ async def _plain_body(request: web.Request, handler: Handler) -> web.StreamRespo
     if coding.lower() in {"", "identity"}:
         return await handler(request)
     message = f"content-encoding: found {coding[:_SHOWN_CHARACTERS_MAX]!r}, allowed identity"
-    return last_response(error_response(415, message, "invalid_request_error", param="Content-Encoding"))
+    return last_response(error_response(415, message, param="Content-Encoding"))
 
 
 @web.middleware
@@ -269,11 +269,11 @@ def _expectation_refusal(request: web.BaseRequest) -> web.Response | None:
         return None
     if expected.lower() != "100-continue":
         message = f"expect: found {expected[:_SHOWN_CHARACTERS_MAX]!r}, allowed 100-continue"
-        return unrouted(error_response(417, message, "invalid_request_error", param="Expect"))
+        return unrouted(error_response(417, message, param="Expect"))
     length, allowed = request.content_length or 0, request.client_max_size
     if 0 < allowed < length:
         message = f"body: found {length} bytes, allowed {allowed}"
-        return unrouted(error_response(413, message, "invalid_request_error", code="body_too_large"))
+        return unrouted(error_response(413, message, code="body_too_large"))
     return None
 
 

@@ -83,7 +83,7 @@ class DrainRoutes:
                 self._handover.begin(registration, tokens, within_s)
             except TaskSetFull as error:
                 message = f"{worker_id} drains, and hands nothing over: {error}; ask again"
-                return error_response(503, message, "server_error", code="overloaded")
+                return error_response(503, message, code="overloaded")
         return json_response({"published": event, "drain": self._status(worker_id)}, status=202)
 
     async def _put_back(self, request: web.Request) -> web.Response:
@@ -95,7 +95,7 @@ class DrainRoutes:
             return json_response({"published": None, "drain": self._status(worker_id)})
         if not worker.drained_by_hand:
             message = f"{worker_id} cannot be put back: its agent is stopping; start the agent again"
-            return error_response(409, message, "invalid_request_error", param="id", code="agent_stops")
+            return error_response(409, message, param="id", code="agent_stops")
         event = replace(worker.registration, ends_drain=True, drained=False)
         refused = await self._publish(event.model, event)
         if refused is not None:
@@ -158,4 +158,4 @@ def wish_of(body: bytes, tokens: int, within_s: float) -> tuple[int, float]:
 def unknown_worker(worker_id: str) -> web.Response:
     """Return the error response for a worker that is not registered."""
     message = f"id: found {as_json(worker_id)}, allowed a registered worker"
-    return error_response(404, message, "invalid_request_error", param="id")
+    return error_response(404, message, param="id")

@@ -32,7 +32,7 @@ def live_routes(live: Live, marks: Collection[object]) -> Sequence[web.RouteDef]
             span = live.ring.span
             allowed = "nothing yet" if span is None else f"{span[0]} and later"
             message = f"at: found {at_s}, kept are {allowed}"
-            return error_response(404, message, "invalid_request_error", param="at", code="not_recorded")
+            return error_response(404, message, param="at", code="not_recorded")
         return json_response({"source": "ring", **msgspec.json.decode(data)})
 
     def history() -> dict[str, object]:

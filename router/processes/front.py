@@ -169,7 +169,7 @@ class Front:
             if not behind:
                 return _passed_on(changed)
             message = f"{', '.join(behind)} did not confirm the change, which the others have; send it again"
-            return error_response(503, message, "server_error", code="not_confirmed")
+            return error_response(503, message, code="not_confirmed")
 
         return handle
 
@@ -326,7 +326,7 @@ def _refusal(answers: dict[str, Answer]) -> Answer | None:
 def _passed_on(answer: Answer | None) -> web.Response:
     """Return what a process answered; None: that no process answers."""
     if answer is None:
-        return error_response(503, "no serving process answers; try again", "server_error", code="no_process")
+        return error_response(503, "no serving process answers; try again", code="no_process")
     return web.Response(status=answer.status, body=answer.body, content_type=answer.content_type)
 
 

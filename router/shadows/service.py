@@ -223,9 +223,9 @@ class Shadows:
             first = error.errors(include_url=False)[0]
             raise BadRequest(field_of(first), refused(first, "shadow.")) from error
         except UNDECODABLE as error:
-            return error_response(400, f"body: {error}", "invalid_request_error", param="body")
+            return error_response(400, f"body: {error}", param="body")
         except ConfigurationError as error:
-            return error_response(400, "; ".join(error.problems), "invalid_request_error", param="policies")
+            return error_response(400, "; ".join(error.problems), param="policies")
         return self._changed()
 
     async def _reset(self, _: web.Request) -> web.Response:

@@ -104,7 +104,7 @@ class AgentApi:
                 position = await self._position()
         except TimeoutError:
             message = f"what the engine flushed was not read within {BARRIER_S} s"
-            return error_response(504, message, "server_error", code="not_reached")
+            return error_response(504, message, code="not_reached")
         return json_response(
             {"ranks": [{"dp_rank": rank, "epoch": epoch, "seq": seq} for rank, (epoch, seq) in position.items()]}
         )

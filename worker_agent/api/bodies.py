@@ -62,22 +62,22 @@ def dp_rank_of(http: web.Request, dp_ranks: tuple[int, ...]) -> int | None:
 
 def refusal(error: RequestInvalid | TextError) -> web.Response:
     """Return the answer to an invalid request: 413 if it is too large, else 400."""
-    message, kind = str(RequestInvalid(error.field, error.found, error.allowed)), "invalid_request_error"
+    message = str(RequestInvalid(error.field, error.found, error.allowed))
     if isinstance(error, BodyTooLarge):
-        return error_response(413, message, kind, param=error.field, code="body_too_large")
-    return error_response(400, message, kind, param=error.field)
+        return error_response(413, message, param=error.field, code="body_too_large")
+    return error_response(400, message, param=error.field)
 
 
 def no_such_model(model: str, names: Iterable[str]) -> web.Response:
     """Return the answer to a request for a model that is not one of `names`."""
     message = f"model: found {as_json(model)}, allowed {', '.join(names)}"
-    return error_response(404, message, "invalid_request_error", param="model", code="model_not_found")
+    return error_response(404, message, param="model", code="model_not_found")
 
 
 def engine_refusal(error: EngineError) -> HandledRequest:
     """Return the answer and the outcome of a request that the engine refused, or failed before the answer began."""
     if isinstance(error, RequestRefused):
-        return error_response(400, str(error), "invalid_request_error", param=error.field), "refused"
+        return error_response(400, str(error), param=error.field), "refused"
     status, body = failure(error)
     response = web.Response(status=status, body=body, content_type="application/json")
     if isinstance(error, EncoderUnavailable) and error.retry_s is not None:

@@ -102,15 +102,14 @@ class EncodeApi:
         try:
             request = msgspec.json.decode(await http.read(), type=EncodeRequest)
         except UNDECODABLE as error:
-            return error_response(400, str(error), "invalid_request_error"), "refused"
+            return error_response(400, str(error)), "refused"
         if request.model not in self._served_names:
             return no_such_model(request.model, self._served_names), "refused"
         try:
             answer = await self._encoded(request)
         except MediaRefused as error:
             self._loader.refused_total[error.reason] += 1
-            message, kind = str(error), "invalid_request_error"
-            return error_response(400, message, kind, param=error.field, code=error.reason), "refused"
+            return error_response(400, str(error), param=error.field, code=error.reason), "refused"
         except EngineError as error:
             return engine_refusal(error)
         if request.form == "embeddings":

@@ -146,7 +146,7 @@ class Forwarder:
 
 
 def _failed(status: int, message: str) -> web.Response:
-    return error_response(status, message, "server_error", code="engine_unreachable")
+    return error_response(status, message, code="engine_unreachable")
 
 
 def without_prompt_ids(body: bytes) -> bytes:

@@ -131,7 +131,7 @@ class InFlight:
         if self.running >= self._requests_max:
             self.ended["refused"] += 1
             message = f"worker.inflight_requests_max: {self.running} requests are being served; try again"
-            response = error_response(503, message, "server_error", code="overloaded")
+            response = error_response(503, message, code="overloaded")
             response.headers["Retry-After"] = "1"
             return response
         self.running += 1

@@ -56,7 +56,7 @@ class Worker:
         self.engine_headers.append({name.lower(): value for name, value in http.headers.items()})
         if self._status == 200:
             return web.Response(), "ok"
-        return error_response(self._status, "engine", "server_error"), "failed" if self._status >= 500 else "refused"
+        return error_response(self._status, "engine"), "failed" if self._status >= 500 else "refused"
 
     async def ask(self, headers: dict[str, str], method: str = "POST") -> dict[str, str]:
         """Return the headers that the engine would get."""

@@ -109,7 +109,7 @@ class LiveTransfers:
     async def _answer(self, http: web.Request) -> web.StreamResponse:
         name = http.match_info["name"]
         if not self._simulator.hand_over(int(name), await http.read()):
-            return error_response(404, f"transfer {name}: not held here", "invalid_request_error", code=_OUTCOMES[404])
+            return error_response(404, f"transfer {name}: not held here", code=_OUTCOMES[404])
         self._changed()
         return web.Response()
 
