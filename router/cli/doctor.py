@@ -15,7 +15,7 @@ import msgspec
 
 from kv_runtime.clock import SystemClock
 from kv_runtime.process import print_json, print_lines, run_to_end
-from router.cli.options import check_token, checked_urls, nats_option, plane_url, settings_of, token_option
+from router.cli.options import checked_urls, nats_option, plane_url, settings_of, token_option
 from router.config import RouterSettings
 from router.doctor.checks import examine, exit_code
 from router.doctor.facts import CATALOGUE, SEVERITIES, Finding, FleetFacts, severity
@@ -77,7 +77,6 @@ def doctor(
     if not control_urls and not data_urls:
         control_urls = (plane_url(settings.control.host, settings.control.port),)
         data_urls = (plane_url(settings.data.host, settings.data.port),)
-    check_token("control.token", settings.control.token.get_secret_value())
     control_urls, data_urls = checked_urls("--router", control_urls), checked_urls("--data", data_urls)
     facts = run_to_end(lambda: look(settings, control_urls, data_urls, listen_s, timeout_s, SystemClock()))
     findings = examine(facts)
