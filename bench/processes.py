@@ -25,7 +25,7 @@ import aiohttp
 import psutil
 
 from bench.report import cpu_s, lag_counts
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 from kv_runtime.config.loading import ENV_PREFIX
 from kv_runtime.nats_server import HOST, MAX_PAYLOAD_BYTES, find_binary
 from kv_runtime.process import child_environment
@@ -268,7 +268,7 @@ class FleetProcesses:
     def __init__(self, shape: FleetShape) -> None:
         self.shape = shape
         self._group = asyncio.TaskGroup()
-        self._clock = SystemClock()
+        self._clock = Clock()
         self._stores = TemporaryDirectory(prefix="kv-nats-") if shape.nats_servers else None
         self._cluster_url, commands = (
             nats_cluster(shape.nats_servers, Path(self._stores.name)) if self._stores else ("", {})

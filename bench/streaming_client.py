@@ -11,7 +11,7 @@ import aiohttp
 import msgspec
 
 from bench.child import BenchFailed
-from kv_runtime.clock import Clock, SystemClock
+from kv_runtime.clock import Clock
 
 _DATA = b"data: "
 _OK = 200
@@ -146,7 +146,7 @@ async def until_served(
     Raises:
         BenchFailed: none was within `wait_s`, or while it `is_running`; it quotes the last answer.
     """
-    clock, problem = SystemClock(), ""
+    clock, problem = Clock(), ""
     ends_s = clock.now() + wait_s
     path = "/v1/chat/completions" if "messages" in asked else "/v1/completions"
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_ANSWER_S)) as session:

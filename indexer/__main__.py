@@ -14,7 +14,7 @@ from indexer.commands.tail import tail
 from indexer.commands.verify import verify
 from indexer.config import IndexerSettings
 from indexer.embedded import EmbeddedIndex, ensure_streams
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 from kv_runtime.config.command import takes_settings
 from kv_runtime.config.loading import ConfigurationError
 from kv_runtime.event_log import BrokerUnavailable, StreamUnfit, connected_log
@@ -63,7 +63,7 @@ async def _serve(settings: IndexerSettings, stop: asyncio.Event) -> None:
     async with connected_log(settings.nats, "indexer") as log:
         await ensure_streams(log, settings.nats)
         tracing = opened_tracing(settings.tracing, os.environ, uuid.uuid4().hex, service=SERVICE, has_requests=False)
-        index = EmbeddedIndex(settings.index, log, SystemClock(), settings.nats, tracing=events_of(tracing))
+        index = EmbeddedIndex(settings.index, log, Clock(), settings.nats, tracing=events_of(tracing))
         registry = new_registry()
         Projection(registry, index.families)
         Projection(registry, lambda: span_families(None if tracing is None else tracing.exporter))

@@ -35,7 +35,7 @@ from typing import Any, TypeVar
 
 import structlog
 
-from kv_runtime.clock import Clock, SystemClock
+from kv_runtime.clock import Clock
 
 T = TypeVar("T")
 
@@ -90,7 +90,7 @@ async def run_parts(parts: Iterable[Part], *, stop: asyncio.Event, drain_s: floa
     """
     errors: list[Exception] = []
     try:
-        overdue = await _run_stages(list(parts), stop, drain_s, clock or SystemClock(), errors)
+        overdue = await _run_stages(list(parts), stop, drain_s, clock or Clock(), errors)
     except ExceptionGroup as group:
         errors += group.exceptions
     else:
@@ -258,7 +258,7 @@ class SupervisedWork:
         restarts: Restarts = RESTARTS,
         clock: Clock | None = None,
     ) -> None:
-        self.name, self._work, self._clock = name, work, clock or SystemClock()
+        self.name, self._work, self._clock = name, work, clock or Clock()
         self._failures = Failures(restarts, self._clock)
         self._thread = ThreadPoolExecutor(1, name)
         self.failures_total = 0

@@ -16,7 +16,7 @@ from kv_protocol import fleet, subjects
 from kv_protocol.fleet import HEARTBEAT_PERIOD_S, Heartbeat, WorkerRegistered
 from kv_protocol.hashing import HASH_SCHEME, canary
 from kv_protocol.ids import WorkerRank
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import Part, until
 from kv_runtime.text.loading import load_text
@@ -126,7 +126,7 @@ class BackendRole(Role):
         self._streams_lost: list[CutStream] = []
         self._servers: list[asyncio.Server] = []
         self._logs: list[EventLog] = []
-        self._clock = SystemClock()
+        self._clock = Clock()
 
     async def begin(self) -> Answer:
         """Start every worker."""

@@ -29,7 +29,7 @@ from bench.processes import FleetProcesses, FleetShape, ProcessFailed
 from bench.report import imbalances, lag_counts, lag_s, machine_line, percentile
 from bench.streaming_client import Measured
 from bench.tables import FigureTable, progress, rich_table
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 from kv_runtime.process import run_process
 from kv_runtime.supervise import until
 from kv_runtime.telemetry import LoopLag, new_registry
@@ -137,7 +137,7 @@ class Demo:
 
     def __init__(self, *, program: str, workers: int, seed: int) -> None:
         self._program, self._workers, self._seed = program, workers, seed
-        self._console, self._shape, self._clock = Console(), WorkloadShape(), SystemClock()
+        self._console, self._shape, self._clock = Console(), WorkloadShape(), Clock()
         self._is_shown = False
 
     async def run(self, stop: asyncio.Event, *, keep: bool, observe: bool = False) -> None:

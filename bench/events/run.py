@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, Self
 from bench.child import Answer, Child, Role
 from bench.report import cpu_s
 from indexer.embedded import ensure_streams
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 from kv_runtime.config.sections import NatsSection
 from kv_runtime.event_log import EventLog, StreamSpec
 from kv_runtime.nats_server import EmbeddedNats
@@ -113,7 +113,7 @@ class LogRole(Role):
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._clock = SystemClock()
+        self._clock = Clock()
 
     async def begin(self) -> Answer:
         """Connect; the streams exist already."""

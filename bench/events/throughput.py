@@ -38,7 +38,7 @@ from bench.events.run import FLUSH_S, OURS, EventLoad, EventsPlan, Stage
 from bench.processes import FleetProcesses, FleetShape
 from bench.tables import Rounds
 from kv_protocol import subjects
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 from worker_agent.events.outbox import WINDOW_MESSAGES
 
 BLOCK_TOKENS = 32
@@ -117,7 +117,7 @@ async def _fleet(plan: EventsPlan, results: Rounds, cell: str) -> None:
         try:
             await index.call("watch")
             begins_ns = time.time_ns()
-            player = Player(running.data_url, FleetShape().model, SystemClock())
+            player = Player(running.data_url, FleetShape().model, Clock())
             played = await player.play(list(conversations(_REQUESTS, _SEED)), _REQUESTS.answer_tokens)
             if failed := [request.error for request in played if request.error]:
                 raise BenchFailed(f"{len(failed)} of {len(played)} requests failed, the first: {failed[0]}")

@@ -33,7 +33,7 @@ from bench.dataplane.systems import (
 )
 from bench.request.stages import ELSE, LOOP, STAGES, SampledStack, own_shares, shares
 from bench.tables import FigureTable, Rounds, number, progress, report, report_options
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 
 MODES = (KV, ROUND_ROBIN)
 SHAPES = {"300 B": (300, 0), "300 B, streamed": (300, 8), "40 KB": (40_000, 0), "40 KB, streamed": (40_000, 8)}
@@ -108,7 +108,7 @@ class RequestBench(SystemProcesses):
         os.kill(running.pid, signal.SIGUSR2)
         written = self._directory / f"observed {mode}" / "stacks.json"
         while not written.exists():
-            await SystemClock().sleep(_POLL_S)
+            await Clock().sleep(_POLL_S)
         stacks = msgspec.json.decode(written.read_bytes(), type=list[SampledStack])
         written.unlink()
         return stacks

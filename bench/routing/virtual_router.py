@@ -20,6 +20,7 @@ from kv_protocol.fleet import HEARTBEAT_PERIOD_S, Heartbeat, WorkerRegistered
 from kv_protocol.hashing import HASH_SCHEME, canary
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import FleetApplied, WorkerHeard
+from kv_runtime.clock import Clock
 from router.decision.policies import Mode
 from router.decision.policy import Policy
 from router.decision.routing import Lease, Routing
@@ -155,7 +156,7 @@ def registered(rank: WorkerRank, description: EngineDescription) -> WorkerRegist
 LEASE_S = 300.0
 
 
-class VirtualClock:
+class VirtualClock(Clock):
     """The time of the run, which its loop sets."""
 
     def __init__(self) -> None:

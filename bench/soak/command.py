@@ -35,7 +35,7 @@ from bench.soak.verdicts import (
     taken,
     totals,
 )
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 
 STEADY = 2
 NATS = "nats-0"
@@ -210,7 +210,7 @@ class SoakRun:
         self._healed: list[Healed] = []
         self._quiet: list[Quiet] = []
         self._leases_peak = 0.0
-        self._clock = SystemClock()
+        self._clock = Clock()
 
     async def run(self) -> Soak:
         """Return the results. A fleet that does not recover from a fault ends the run early with a complaint."""

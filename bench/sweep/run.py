@@ -35,7 +35,7 @@ from bench.streaming_client import Measured, StreamingClient, until_served
 from bench.sweep import results
 from bench.sweep.results import RunFigures, RunInputs, RunRecord, difference, figures, left, time_left
 from bench.tables import commit
-from kv_runtime.clock import Clock, SystemClock
+from kv_runtime.clock import Clock
 from kv_runtime.extras import DISTRIBUTION
 
 _PATH = "/v1/completions"
@@ -115,7 +115,7 @@ class Sweep:
     ) -> None:
         self._runs, self._directory, self._say = runs, directory, say
         self._wait_s, self._timeout_s = wait_s, timeout_s
-        self._clock = SystemClock()
+        self._clock = Clock()
         self._took_s: dict[RunInputs, float] = {}
 
     async def go(self) -> int:

@@ -16,7 +16,7 @@ from bench.what_if.play import Cell, Stage, play_all, staged
 from bench.what_if.recorded import REQUESTS_MAX, JournalOfOne, JournalUnfit
 from bench.what_if.report import IN_FORCE, Result, as_object, lines, result_of, write_plot
 from kv_protocol.errors import UNDECODABLE
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 from kv_runtime.config.loading import ConfigurationError
 from kv_runtime.event_log import EventLog
 from kv_runtime.process import print_json, print_lines
@@ -133,7 +133,7 @@ def read(settings: RouterSettings, asked: Asked, journal: JournalOfOne) -> Journ
     """Return the journal, read to the end of the log; raise `NothingRead`, `BrokerUnavailable`."""
 
     async def work(log: EventLog, stop: asyncio.Event) -> None:
-        await read_journal(log, SystemClock(), asked.router_name, journal.take, stop, from_ns=asked.from_ns)
+        await read_journal(log, Clock(), asked.router_name, journal.take, stop, from_ns=asked.from_ns)
 
     try:
         run_on_log(settings, work)

@@ -14,7 +14,7 @@ from indexer.service.history import Moment, moment_at, read_time, seq_at, time_t
 from indexer.service.log_lines import short
 from kv_protocol.events import TIERS
 from kv_protocol.ids import WorkerRank
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 from kv_runtime.event_log import connected_log
 from kv_runtime.process import print_json, print_lines, run_to_end
 
@@ -23,7 +23,7 @@ _MEDIA = [tier.name.lower() for tier in TIERS]
 
 
 def _read_time(word: str) -> int:
-    return read_time(word, SystemClock().wall_ns())
+    return read_time(word, Clock().wall_ns())
 
 
 @click.command()

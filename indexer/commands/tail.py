@@ -13,7 +13,7 @@ from indexer.service.log_lines import Line, text
 from indexer.service.log_tail import TailFilter, TailStart
 from kv_protocol import subjects
 from kv_protocol.ids import WorkerRank
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 from kv_runtime.event_log import EventLog, connected_log
 from kv_runtime.process import PrintedLines, run_process
 from kv_runtime.supervise import Part, run_parts
@@ -68,7 +68,7 @@ def tail(
         dp_rank=rank.dp_rank if rank else None,
         heartbeats=heartbeats,
     )
-    clock = SystemClock()
+    clock = Clock()
 
     async def start(log: EventLog) -> TailStart:
         if from_start:

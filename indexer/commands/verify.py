@@ -19,7 +19,7 @@ from indexer.service.index_client import IndexClient
 from indexer.service.log_lines import short
 from indexer.service.verification import FleetRoll, Mirrors, verdicts
 from kv_protocol.fleet_gate import FleetGate
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 from kv_runtime.event_log import connected_log
 from kv_runtime.process import print_json, print_lines, run_to_end
 
@@ -64,7 +64,7 @@ def verify(
 
     async def work() -> list[RankVerdict]:
         found = list[RankVerdict]()
-        clock, token = SystemClock(), settings.control.token.get_secret_value()
+        clock, token = Clock(), settings.control.token.get_secret_value()
         async with connected_log(settings.nats, "indexer") as log:
             mirrors = Mirrors(log, timeout_s)
             await mirrors.start()

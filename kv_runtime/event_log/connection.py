@@ -17,7 +17,7 @@ from nats.errors import Error as NatsError
 from nats.errors import SlowConsumerError
 from nats.js.api import StreamConfig
 
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 from kv_runtime.config.rendering import without_user
 from kv_runtime.config.sections import NatsClientSection
 from kv_runtime.event_log.errors import BrokerUnavailable, StoppedUnconnected, StreamUnfit, mapped
@@ -79,7 +79,7 @@ class EventLog(StreamClient):
         self._failure: Exception | None = None
         self._reconnects = self._dropped = 0
         self._were_credentials_refused = False
-        self._clock = SystemClock()
+        self._clock = Clock()
         self._drops = RateLimitedLog(_log, self._clock)
 
     @classmethod

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from kv_runtime.clock import Clock, SystemClock
+from kv_runtime.clock import Clock
 from kv_runtime.telemetry import RateLimitedLog
 
 BACKLOG = 4096
@@ -56,7 +56,7 @@ class Acceptor:
 
     def __init__(self, take: Callable[[socket.socket], None], clock: Clock | None = None) -> None:
         self._take = take
-        self._clock = clock or SystemClock()
+        self._clock = clock or Clock()
         self._log = RateLimitedLog(_log, self._clock)
         self._sockets: list[socket.socket] = []
         self._is_shared = False

@@ -21,7 +21,7 @@ from typing import Any, cast
 import structlog
 from aiohttp import HttpVersion11, web
 
-from kv_runtime.clock import Clock, SystemClock
+from kv_runtime.clock import Clock
 from kv_runtime.files import RESERVED, OpenFiles, open_files
 from kv_runtime.http.acceptor import ACCEPT_ERRORS, Acceptor, PortUsed
 from kv_runtime.http.access import HOST_NAMES
@@ -307,7 +307,7 @@ class HttpServer:
             shutdown_timeout=drain_s,
             handler_cancellation=handler_cancellation,
         )
-        self._clock = SystemClock()
+        self._clock = Clock()
         self._acceptor = Acceptor(self._take, self._clock)
         self._connections = Connections(connections_bound(connections_max, open_files()), self._clock)
         self._answer: _Answer

@@ -26,7 +26,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 from kv_runtime.supervise import Part, thread_part
 from kv_runtime.telemetry import RateLimitedLog
 from kv_runtime.tracing.spans import DROP_REASONS, SpanData, TraceData
@@ -71,7 +71,7 @@ class SpanSender:
         self._has_ended = False
         self.sent, self.dropped = 0, dict.fromkeys(DROP_REASONS, 0)
         """Spans that the collector took, and those that were dropped by reason."""
-        self._failures, self._words = RateLimitedLog(_log, SystemClock()), _LastWords(logging.WARNING)
+        self._failures, self._words = RateLimitedLog(_log, Clock()), _LastWords(logging.WARNING)
         log = logging.getLogger("opentelemetry.exporter")
         log.handlers, log.propagate = [self._words], False
 

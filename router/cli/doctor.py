@@ -13,7 +13,7 @@ from typing import Any
 import click
 import msgspec
 
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 from kv_runtime.process import print_json, print_lines, run_to_end
 from router.cli.options import checked_urls, nats_option, plane_url, settings_of, token_option
 from router.config import RouterSettings
@@ -78,7 +78,7 @@ def doctor(
         control_urls = (plane_url(settings.control.host, settings.control.port),)
         data_urls = (plane_url(settings.data.host, settings.data.port),)
     control_urls, data_urls = checked_urls("--router", control_urls), checked_urls("--data", data_urls)
-    facts = run_to_end(lambda: look(settings, control_urls, data_urls, listen_s, timeout_s, SystemClock()))
+    facts = run_to_end(lambda: look(settings, control_urls, data_urls, listen_s, timeout_s, Clock()))
     findings = examine(facts)
     if as_json:
         print_json(as_object(facts, findings))

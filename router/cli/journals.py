@@ -14,7 +14,7 @@ import msgspec
 from kv_protocol import subjects
 from kv_protocol.decided import Decided, cost_unit
 from kv_protocol.journal import FleetApplied, JournalBegan, JournalRecord, LedgerApplied, Lost, Refused
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 from kv_runtime.event_log import EventLog
 from kv_runtime.process import PrintedLines, print_json, print_lines
 from kv_runtime.supervise import until
@@ -174,7 +174,7 @@ def replay(
 
     async def work(log: EventLog, stop: asyncio.Event) -> None:
         after_seq = (from_seq or 1) - 1
-        await read_journal(log, SystemClock(), router_name, found.take, stop, after_seq=after_seq, from_ns=from_ns)
+        await read_journal(log, Clock(), router_name, found.take, stop, after_seq=after_seq, from_ns=from_ns)
 
     run_on_log(settings, work)
     if not found.routers:

@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from kv_protocol import subjects
 from kv_protocol.decided import Decided
 from kv_protocol.journal import AttemptEnded, JournalMessage, OutcomeKnown, Refused
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 from kv_runtime.event_log import EventLog, LogMessage
 from kv_runtime.process import print_json, print_lines
 from router.attribution.journal import JournalSavings, Removals, count_removals
@@ -225,7 +225,7 @@ def _explained_by_journal(settings: RouterSettings, question: Question) -> list[
         found.take(entry.router, entry.message)
 
     async def work(log: EventLog, stop: asyncio.Event) -> None:
-        await read_journal(log, SystemClock(), "", take, stop)
+        await read_journal(log, Clock(), "", take, stop)
 
     run_on_log(settings, work)
     reports = found.reports()
@@ -347,8 +347,8 @@ def _saved_by_journal(
     async def work(log: EventLog, stop: asyncio.Event) -> None:
         if removals is not None:
             events = subjects.EVENTS_STREAM, subjects.EVENTS_ALL
-            await read_to_end(log, SystemClock(), *events, remove, stop, from_ns=since_ns)
-        await read_journal(log, SystemClock(), "", take, stop, from_ns=from_ns)
+            await read_to_end(log, Clock(), *events, remove, stop, from_ns=since_ns)
+        await read_journal(log, Clock(), "", take, stop, from_ns=from_ns)
 
     run_on_log(settings, work)
     savings.settle()

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from indexer.embedded import EmbeddedIndex, ensure_streams
 from kv_protocol.fleet_gate import FleetGate
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 from kv_runtime.event_log import EventLog
 from kv_runtime.extras import require
 from kv_runtime.http.hosts import url_of
@@ -111,7 +111,7 @@ class RouterParts:
         `directory` is where the text was loaded from.
         """
         self._settings, self._log, self._process, self._nats_server = settings, log, process, nats_server
-        self._clock, self.registry, self._is_shown = SystemClock(), new_registry(), False
+        self._clock, self.registry, self._is_shown = Clock(), new_registry(), False
         instance = uuid.uuid4().hex
         name = router_name(settings.journal, instance)
         of_requests = settings.tracing

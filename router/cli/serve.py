@@ -18,7 +18,7 @@ from pathlib import Path
 import click
 from pydantic import SecretStr
 
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 from kv_runtime.config.command import errors_printed, takes_settings
 from kv_runtime.config.loading import ConfigurationError, given_paths
 from kv_runtime.config.rendering import without_user
@@ -90,7 +90,7 @@ async def opened(
     """
     directory = settings.tokens.text
     if not directory and settings.attaches:
-        directory = await stated_directory(settings, SystemClock(), stop)
+        directory = await stated_directory(settings, Clock(), stop)
     tokens = settings.tokens
     text = load_text(directory or BYTE_MODEL, tokens.encoder, chat_template=tokens.chat_template)
     modes = load_modes(settings.policy.user_modes)
@@ -119,7 +119,7 @@ async def _serve_processes(settings: RouterSettings, stop: asyncio.Event, given:
     if not settings.ledger.replicas:
         raise ConfigurationError(["ledger.replicas: found false, allowed true: several processes share one ledger"])
     names = [f"serving-{number}" for number in range(settings.data.processes)]
-    token, secret, clock = secrets.token_hex(_TOKEN_BYTES), os.urandom(SECRET_BYTES), SystemClock()
+    token, secret, clock = secrets.token_hex(_TOKEN_BYTES), os.urandom(SECRET_BYTES), Clock()
     data, control, registry = settings.data, settings.control, new_registry()
     stop_s = data.drain_s + 2 * data.limits().linger_s + 1 + _LATE_S
     async with AsyncExitStack() as cleanup:

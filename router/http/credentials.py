@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import structlog
 
-from kv_runtime.clock import Clock, SystemClock
+from kv_runtime.clock import Clock
 from kv_runtime.config.loading import ConfigurationError
 from router.http.accounts import Accounts
 
@@ -59,7 +59,7 @@ class Credentials:
         Raises:
             ConfigurationError: one cannot be read, or is wrong.
         """
-        self._files, self._clock = files, clock or SystemClock()
+        self._files, self._clock = files, clock or Clock()
         self.accounts = Accounts(Path(files.accounts), self._clock.now()) if files.accounts else None
         self.tls = _server_tls(files) if files.certificate else None
         self._stamps = self._found()

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import structlog
 
 from kv_protocol.decode_time import DECODE_HEADER
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 from kv_runtime.supervise import TaskSet, TaskSetFull
 from kv_runtime.telemetry import RateLimitedLog
 from router.http.exchange import Exchange, OutboundCall
@@ -101,7 +101,7 @@ class Upstreams:
         self.connections: set[WorkerConnection] = set()
         self.opened = 0
         """Connections that were opened since the start."""
-        self._log = RateLimitedLog(_log, SystemClock())
+        self._log = RateLimitedLog(_log, Clock())
 
     @property
     def idle(self) -> int:

@@ -14,7 +14,7 @@ import msgspec
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 from kv_runtime.http.access import require_token
 from kv_runtime.http.answers import json_response, life_routes, openai_errors
 from kv_runtime.http.metrics import metrics_handler
@@ -67,7 +67,7 @@ class PoolsProcess:
 
     def __init__(self, config: PoolsConfig, identity: Identity, settings: RouterSettings, text: str) -> None:
         """`text` is the tokenizer; without one lengths are estimated. Raises `TextError` if it cannot be loaded."""
-        self._settings, self._clock, self._registry = settings, SystemClock(), new_registry()
+        self._settings, self._clock, self._registry = settings, Clock(), new_registry()
         watch = self.watch = PoolWatch(config, identity.models, self._clock)
         loaded = load_text(text, settings.tokens.encoder) if text else None
         prompts = None if loaded is None else ModelPrompts(loaded, settings.tokens.limits())

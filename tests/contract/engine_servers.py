@@ -25,7 +25,7 @@ from kv_protocol.events import Tier
 from kv_protocol.fleet import Role
 from kv_protocol.hashing import to_i64
 from kv_protocol.openai.requests import decode_chat, decode_completion
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 from kv_runtime.text.loading import load_text
 from tests.contract.engines import Worker as RoleEngine
 from tests.system.integration.engine_doubles import Rank, TrtllmServeDouble, VllmDouble
@@ -68,7 +68,7 @@ def completions(engine: Engine, model: str, role: Role) -> Completions:
         EnginePrompts(text, MediaLoader(MediaSection()), None),
         served_names=(model,),
         default_max_tokens=16,
-        clock=SystemClock(),
+        clock=Clock(),
         role=role,
         new_id=lambda: f"id{next(ids)}",
     )

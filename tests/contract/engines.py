@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import pytest
 
 from kv_protocol.fleet import Role
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 from tests.support.engine_description import described
 from tests.support.trtllm import Fake
 from worker_agent.api.encode_endpoint import ImageEncoder
@@ -72,7 +72,7 @@ def simulated(_: Fake, make: Callable[[Role], Simulator] = simulator) -> RunEngi
 
 def simulated_engine(made: Simulator) -> AbstractAsyncContextManager[Running]:
     """Return what is to be entered for an engine whose contexts others can fetch."""
-    engine = SimulatedEngine(made, SystemClock(), speed=SPEED, transfer=TransferSection())
+    engine = SimulatedEngine(made, Clock(), speed=SPEED, transfer=TransferSection())
     return driven(engine, lambda: None)
 
 
@@ -104,7 +104,7 @@ def trtllm_engine(
     arguments: dict[str, Any] | None = None, settings: TrtllmSettings | None = None, **circumstances: Any
 ) -> TensorRTLLMEngine:
     """Return an engine with 4-token blocks, events and statistics, not started yet."""
-    return TensorRTLLMEngine(trtllm_args(arguments, **circumstances), SystemClock(), model="m", settings=settings)
+    return TensorRTLLMEngine(trtllm_args(arguments, **circumstances), Clock(), model="m", settings=settings)
 
 
 def trtllm_args(arguments: dict[str, Any] | None = None, **circumstances: Any) -> EngineArgs:

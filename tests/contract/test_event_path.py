@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from bench.capture.payloads import encode_payload
 from indexer.embedded import ensure_streams
 from kv_protocol.events import Batch, Cleared, Removed, Stored, Tier
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import SupervisedWork
 from tests.system.integration.broker import WAIT_S, Broker, eventually
@@ -73,7 +73,7 @@ class PublishingEngine:
     def __init__(self, log: EventLog, context: zmq.asyncio.Context, source: PlayedSource) -> None:
         self._source = source
         at = PublisherAddress(SOLE, endpoint_of(source.publish), endpoint_of(source.replay))
-        self.path = event_path(log, EngineEventSubscriber(at, context, SystemClock()), dp_ranks=DP_RANKS)
+        self.path = event_path(log, EngineEventSubscriber(at, context, Clock()), dp_ranks=DP_RANKS)
 
     async def tell(self, *events: EngineEvent, dp_rank: int = 0) -> None:
         await self._source.add(encode_payload(1.5, events, dp_rank))

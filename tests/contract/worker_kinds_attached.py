@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from kv_protocol.fleet import Role
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 from kv_runtime.config.loading import load_settings
 from tests.contract.engine_servers import ComputingTrtllmServe, ComputingVllm, completions, engine_running, publishing
 from tests.contract.engines import trtllm_engine
@@ -59,7 +59,7 @@ async def attached_vllm(ground: Ground, role: Role, model: str) -> AsyncIterator
     server = ComputingVllm(model=model, ranks=[Rank()] * RANKS, total_blocks=BLOCKS, max_model_len=LONGEST)
     sizes = {"max_num_seqs": SEQUENCES, "max_num_batched_tokens": BATCHED, "max_seq_len": LONGEST}
     description = described(block_size=BLOCK_SIZE, total_kv_blocks=BLOCKS, dp_ranks=tuple(range(RANKS)), **sizes)
-    server.engine = engine = MortalEngine(Simulator(description), SystemClock(), speed=SPEED)
+    server.engine = engine = MortalEngine(Simulator(description), Clock(), speed=SPEED)
     server.answering = completions(server.engine, model, role)
 
     async def kill() -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from bench.processes import ChildProcess
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 from tests.contract.workers import WAIT_S, Ground, Worker, post
 from tests.support.processes import running
 from tests.system.integration.agent_http import Answered
@@ -47,7 +47,7 @@ async def until(holds: Callable[[], Awaitable[bool]], what: str) -> None:
     try:
         async with asyncio.timeout(WAIT_S):
             while not await holds():
-                await SystemClock().sleep(0.02)
+                await Clock().sleep(0.02)
     except TimeoutError:
         raise AssertionError(f"not within {WAIT_S} s: {what}") from None
 

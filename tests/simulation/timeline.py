@@ -6,6 +6,8 @@ from functools import partial
 from heapq import heappop, heappush
 from random import Random
 
+from kv_runtime.clock import Clock
+
 Action = Callable[[], None]
 
 STEPS_MAX = 60_000
@@ -44,7 +46,7 @@ class Timeline:
         self.now_s = until_s
 
 
-class ProcessClock:
+class ProcessClock(Clock):
     """What one process knows of time: its monotonic clock began anywhere, its wall clock may be set."""
 
     def __init__(self, timeline: Timeline, random: Random) -> None:

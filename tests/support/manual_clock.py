@@ -4,9 +4,11 @@ import asyncio
 import heapq
 import itertools
 
+from kv_runtime.clock import Clock
 
-class ManualClock:
-    """A clock that moves only by `advance`: the verified fake of `SystemClock`, for one event loop."""
+
+class ManualClock(Clock):
+    """A clock that moves only by `advance`: the verified fake of the system clock, for one event loop."""
 
     def __init__(self, now_s: float = 0.0, wall_ns: int = 0) -> None:
         self._now_s = now_s

@@ -15,7 +15,7 @@ import click
 import zmq.asyncio
 
 from kv_protocol.fleet_gate import FleetGate
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 from kv_runtime.config.command import errors_printed, takes_settings
 from kv_runtime.config.loading import ConfigurationError
 from kv_runtime.event_log import BrokerUnavailable, StoppedUnconnected, connected_log
@@ -115,7 +115,7 @@ async def run_attached(settings: AttachSettings, stop: asyncio.Event, report: Ca
         cleanup.callback(context.destroy, linger=0)
         instance, has_requests = uuid.uuid4().hex[:16], settings.engine.requests != "direct"
         tracing = opened_tracing(settings.tracing, os.environ, instance, service=SERVICE, has_requests=has_requests)
-        host = Host(log, context, SystemClock(), FleetGate(settings.nats.fleet_secrets), load_text, tracing)
+        host = Host(log, context, Clock(), FleetGate(settings.nats.fleet_secrets), load_text, tracing)
         worker = AttachedWorker(settings, host, lambda line, _: report(f"streams of {line}; status on {at}"))
         http = status_server(
             settings.control,

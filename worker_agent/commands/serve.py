@@ -30,7 +30,7 @@ from prometheus_client import CollectorRegistry
 from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.fleet_gate import FleetGate
 from kv_protocol.hashing import HASH_SCHEME, canary
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 from kv_runtime.event_log import EventLog, connected_log, log_families
 from kv_runtime.http.hosts import url_of
 from kv_runtime.http.server import HttpServer
@@ -73,7 +73,7 @@ class _WorkerParts(NamedTuple):
     text: Text
     media: ServedMedia
     instance: str
-    clock: SystemClock
+    clock: Clock
     log: EventLog
     rules: TrtllmRules
     events: Consolidator
@@ -101,7 +101,7 @@ async def run_served(
     """
     settings = settings.model_copy(update={"worker": settings.worker.identified()})
     sys.setswitchinterval(_SWITCH_S)
-    clock, text = SystemClock(), engine_text(settings, chosen)
+    clock, text = Clock(), engine_text(settings, chosen)
     model_path = chosen.text if chosen.takes_media else ""
     media = ServedMedia(settings, text, clock, model=chosen.names[0], model_path=model_path)
     engine = build_engine(settings, chosen, text, clock, call)

@@ -16,7 +16,7 @@ import aiohttp
 from bench.demo.monitoring import PROMETHEUS_READY, SCRAPE_S, Jobs, prometheus_command, prometheus_configuration
 from bench.processes import free_ports
 from dashboards.command import RULES
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 from tests.support.paths import ROOT
 from tests.system.dashboards.picture import Series
 from tests.system.faults.children import Children
@@ -55,7 +55,7 @@ class Prometheus:
         for _ in range(round(within_s / _LOOK_S)):
             if await self.api("query", query=expr):
                 return
-            await SystemClock().sleep(_LOOK_S)
+            await Clock().sleep(_LOOK_S)
         raise AssertionError(f"no answer within {within_s} s: {expr}")
 
     async def range(self, expr: str, start_s: float, end_s: float) -> None:

@@ -21,7 +21,7 @@ import pytest
 import pytest_asyncio
 
 from bench.processes import free_ports
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 from tests.support.otlp_sink import OtlpSink
 from tests.support.paths import ROOT
 from tests.system.dashboards.picture import picture
@@ -185,7 +185,7 @@ async def stream(running: Fleet, data_url: str, number: int, model: str = MODEL)
     body = {"model": model, "prompt": prompt, **options}
     async with asyncio.timeout(READY_S):
         while not await is_streamed(running, f"{data_url}/v1/completions", body):
-            await SystemClock().sleep(_LOOK_S)
+            await Clock().sleep(_LOOK_S)
 
 
 async def is_streamed(running: Fleet, url: str, body: dict[str, Any]) -> bool:

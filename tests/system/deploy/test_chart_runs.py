@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 
 from bench.processes import ChildProcess, free_ports
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 from kv_runtime.nats_server import find_binary
 from tests.system.deploy.chart import Manifest, Release, needs_helm, pod_specs, rendered
 from tests.system.e2e.computing_engines import Computing, ComputingSglang, ComputingVllm
@@ -119,7 +119,7 @@ async def answered(session: aiohttp.ClientSession, address: str) -> None:
             async with session.get(address) as answer:
                 if answer.status == 200:
                     return
-            await SystemClock().sleep(0.05)
+            await Clock().sleep(0.05)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import aiohttp
 
 from bench.processes import FleetProcesses, FleetShape
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 from tests.system.faults.scraped import Scraped, scrape
 
 MODEL = "sim-8b"
@@ -71,7 +71,7 @@ class Client:
         wanted = shown.total("journal_records_total") + shown.total("journal_unpublished_records")
         assert wanted, "the router shows no journal"
         while (await self.scrape()).total("journal_records_total") < wanted:
-            await SystemClock().sleep(_LOOK_S)
+            await Clock().sleep(_LOOK_S)
 
     async def scrape(self) -> Scraped:
         """Return the router's metrics."""

@@ -19,7 +19,7 @@ import msgspec
 import pytest
 
 from bench.processes import ChildProcess
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 from tests.support.processes import running
 from tests.support.vllm_server import stream_events
 from tests.system.e2e.test_attached_engines import MODEL, Cluster, attaching, running_cluster
@@ -78,7 +78,7 @@ async def until_held(session: aiohttp.ClientSession, urls: list[str], streams: i
     try:
         async with asyncio.timeout(WAIT_S):
             while held != streams:
-                await SystemClock().sleep(0.05)
+                await Clock().sleep(0.05)
                 held = 0
                 for url in urls:
                     async with session.get(f"{url}/held") as response:

@@ -14,7 +14,7 @@ import aiohttp
 import msgspec
 
 from bench.processes import ChildProcess
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 from tests.contract.engine_servers import vllm_payload
 from tests.support.processes import running
 from tests.system.e2e.client import Answered, Client
@@ -61,7 +61,7 @@ class Cluster:
         try:
             async with asyncio.timeout(WAIT_S):
                 while (routed := await self._routed(prompt)) != (worker, overlap_blocks):
-                    await SystemClock().sleep(0.02)
+                    await Clock().sleep(0.02)
         except TimeoutError:
             raise AssertionError(f"routed to {routed}, not to {worker} with {overlap_blocks} blocks") from None
 
@@ -71,7 +71,7 @@ class Cluster:
         try:
             async with asyncio.timeout(WAIT_S):
                 while found != set(workers):
-                    await SystemClock().sleep(0.05)
+                    await Clock().sleep(0.05)
                     decision = await self._decision([1, 2, 3])
                     found = set() if decision is None else {each["worker_id"] for each in decision["candidates"]}
         except TimeoutError:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from kv_protocol import subjects
 from kv_protocol.journal import PolicyChanged, TimePassed
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 from kv_runtime.config.sections import NatsSection
 from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import Part
@@ -212,7 +212,7 @@ async def test_a_replay_from_the_future_says_that_nothing_is_there_also_while_a_
         async def beat() -> None:
             while not ends.is_set():
                 writer.encoder.record(TimePassed(now_s=1.0))
-                await SystemClock().sleep(0.02)
+                await Clock().sleep(0.02)
 
         beating = asyncio.ensure_future(beat())
         await eventually(lambda: writer.messages_total > 2)

@@ -16,7 +16,7 @@ from nats.aio.client import Client as NatsClient
 from bench.processes import ChildProcess
 from kv_protocol import subjects
 from kv_protocol.ids import WorkerRank
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 from kv_runtime.nats_server import find_binary
 from tests.support.paths import ROOT
 from tests.support.processes import running
@@ -139,7 +139,7 @@ async def overlap_of_the_second(session: aiohttp.ClientSession, data_url: str) -
             async with session.post(f"{data_url}/v1/completions", json=body) as answer:
                 if answer.status == 200 and (overlap := int(answer.headers["x-overlap-blocks"])):
                     return overlap
-            await SystemClock().sleep(0.1)
+            await Clock().sleep(0.1)
 
 
 async def text(session: aiohttp.ClientSession, url: str) -> str:
@@ -150,7 +150,7 @@ async def text(session: aiohttp.ClientSession, url: str) -> str:
 async def eventually_in(session: aiohttp.ClientSession, url: str, pattern: str) -> None:
     async with asyncio.timeout(30):
         while not re.search(pattern, await text(session, url)):
-            await SystemClock().sleep(0.1)
+            await Clock().sleep(0.1)
 
 
 EVENTS, FLEET, BEAT = subjects.events(MODEL, RANK), subjects.fleet(MODEL, "w0"), subjects.heartbeat(MODEL, RANK)

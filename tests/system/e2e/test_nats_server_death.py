@@ -6,7 +6,7 @@ import psutil
 import pytest
 
 from bench.processes import FleetShape
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 from tests.system.e2e.client import MODEL, fleet_of
 from tests.system.e2e.conftest import FAST_WORKER, QUIET_ROUTER
 
@@ -28,5 +28,5 @@ async def test_a_killed_nats_server_is_started_again_and_costs_no_stream(process
         assert answer.endswith(b"data: [DONE]\n\n")
         async with asyncio.timeout(WAIT_S):
             while (await client.scrape()).total("nats_server_restarts_total") != 1:
-                await SystemClock().sleep(0.05)
+                await Clock().sleep(0.05)
         await fleet.until_ready()

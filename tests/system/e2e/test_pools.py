@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 
 from bench.processes import ChildProcess, FleetProcesses, FleetShape
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 from tests.support.paths import ROOT
 from tests.support.processes import running as running_process
 from tests.system.e2e.client import MODEL
@@ -78,7 +78,7 @@ class PoolsClient(NamedTuple):
         """Return once the pool stands so: in another process there is nothing to wait on."""
         async with asyncio.timeout(WAIT_S):
             while not holds(await self.status(namespace)):
-                await SystemClock().sleep(0.05)
+                await Clock().sleep(0.05)
 
     async def stream(self, prompt: str, ttft_ms: float) -> Seen:
         body = {"model": MODEL, "prompt": prompt, "max_tokens": 40, "stream": True}

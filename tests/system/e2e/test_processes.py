@@ -16,7 +16,7 @@ import pytest
 from yarl import URL
 
 from bench.processes import ChildProcess, FleetProcesses, FleetShape
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 from tests.support.metric_families import COMMANDS, shown_families
 from tests.system.e2e.client import MODEL, Client
 from tests.system.e2e.typed import typed
@@ -109,7 +109,7 @@ class Routed(Client):
                         return
                 except (aiohttp.ClientError, json.JSONDecodeError):
                     pass
-                await SystemClock().sleep(0.05)
+                await Clock().sleep(0.05)
 
     async def kill(self, name: str) -> None:
         """Kill a process, and return once another is in its place."""

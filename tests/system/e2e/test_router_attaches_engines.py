@@ -11,7 +11,7 @@ import aiohttp
 import psutil
 
 from bench.processes import ChildProcess, free_ports
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 from tests.support.processes import running
 from tests.system.e2e.client import Answered, Client
 from tests.system.e2e.computing_engines import Computing, ComputingSglang, ComputingVllm
@@ -46,7 +46,7 @@ class Routed(NamedTuple):
     async def until(self, holds: Callable[[], Awaitable[bool]]) -> None:
         async with asyncio.timeout(WAIT_S):
             while not await holds():
-                await SystemClock().sleep(0.05)
+                await Clock().sleep(0.05)
 
     async def until_trust(self, expected: dict[str, tuple[str, str]]) -> None:
         async def is_so() -> bool:

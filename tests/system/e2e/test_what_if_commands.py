@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from bench.processes import FleetProcesses
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 from tests.support.forked import Ended
 from tests.system.e2e.client import MODEL, Client
 from tests.system.e2e.typed import typed
@@ -38,7 +38,7 @@ async def served(fleet: FleetProcesses, client: Client) -> AsyncIterator[FleetPr
         await client.post("/v1/completions", {"model": MODEL, "prompt": prompt, "max_tokens": 8})
     async with asyncio.timeout(20):
         while (await client.control("/v1/shadows"))["shadows"][0]["decisions"] < _REQUESTS:
-            await SystemClock().sleep(0.02)
+            await Clock().sleep(0.02)
     await client.until_journal_is_written()
     yield fleet
 

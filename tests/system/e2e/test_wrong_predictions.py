@@ -14,7 +14,7 @@ import pytest
 
 from bench.processes import ChildProcess, FleetProcesses, FleetShape
 from kv_protocol.journal import TrustMoved
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 from kv_runtime.event_log import EventLog
 from router.journal.log import JournalEntry, read_journal
 from tests.system.e2e.client import MODEL, Client, fleet_of
@@ -74,7 +74,7 @@ class Doubtful:
 
             while not any(each.worker_id == FAULTY and each.requests for each in moved):
                 moved.clear()
-                await read_journal(log, SystemClock(), "", take, asyncio.Event())
+                await read_journal(log, Clock(), "", take, asyncio.Event())
             stop.set()
         await log.close()
         return moved
@@ -95,7 +95,7 @@ async def doubtful(fault: str) -> AsyncIterator[Doubtful]:
         found = Doubtful(fleet, client)
         async with asyncio.timeout(WAIT_S):
             while FAULTY not in await found.ranks():
-                await SystemClock().sleep(0.05)
+                await Clock().sleep(0.05)
         yield found
 
 

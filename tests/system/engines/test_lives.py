@@ -21,7 +21,7 @@ import zmq.asyncio
 
 from indexer.embedded import EmbeddedIndex, ensure_streams
 from kv_protocol.ids import WorkerRank
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import run_parts
 from tests.support import engine_wheels
@@ -99,7 +99,7 @@ def _are_free(first: int, ports: int) -> bool:
 @asynccontextmanager
 async def _agent(life: Life, engine: _Engine, log: EventLog, worker_id: str) -> AsyncIterator[Consolidator]:
     """An agent of the engine, which joined after its first iterations."""
-    context, clock, stop = zmq.asyncio.Context(), SystemClock(), asyncio.Event()
+    context, clock, stop = zmq.asyncio.Context(), Clock(), asyncio.Event()
     origins = [Origin(dp_rank=rank if life.ranks > 1 else None) for rank in range(life.ranks)]
     core = Consolidation(
         tuple(range(life.ranks)), life.block_size, "i", count(1).__next__, origins=origins, is_eagle=life.lookahead > 0
@@ -143,7 +143,7 @@ async def _lived(life: Life, random: Random, module: Any, log: EventLog, index: 
                 if events := life.step(rank):
                     engine.tell(rank, events)
             if random.random() < 0.3:
-                await SystemClock().sleep(0.01)
+                await Clock().sleep(0.01)
         if restart_at is not None:  # a publisher that sent nothing cannot be known to have restarted
             for rank in range(life.ranks):
                 engine.tell(rank, [])

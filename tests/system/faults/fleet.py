@@ -14,7 +14,7 @@ import aiohttp
 
 from bench.processes import free_ports
 from kv_protocol.ids import WorkerRank
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 from tests.system.faults.children import Child, Children
 from tests.system.faults.nats_servers import Limits, NatsServer, nats_servers
 from tests.system.faults.proof import until_equal
@@ -114,7 +114,7 @@ class Fleet:
         """Return once the router has given the worker requests that are not over."""
         async with asyncio.timeout(READY_S):
             while not (await self.scrape("router")).total("ledger_active_requests", worker=worker_id):
-                await SystemClock().sleep(_LOOK_S)
+                await Clock().sleep(_LOOK_S)
 
     async def until_ready(self, within_s: float = READY_S) -> None:
         """Return once the router has a place for every request, and believes all that it knows."""
@@ -122,7 +122,7 @@ class Fleet:
             found = await self._unready()
             if not found:
                 return
-            await SystemClock().sleep(_LOOK_S)
+            await Clock().sleep(_LOOK_S)
         raise AssertionError(f"not ready within {within_s} s: {found}")
 
     async def _unready(self) -> str:
@@ -148,7 +148,7 @@ class Fleet:
             waiting = await self.totals("outbox_bytes", *self.worker_ids)
             if not any(waiting):
                 return
-            await SystemClock().sleep(_LOOK_S)
+            await Clock().sleep(_LOOK_S)
         raise AssertionError(f"not published within {within_s} s: {waiting} bytes")
 
     async def nothing_is_lost(self, kept: list[Stored]) -> None:

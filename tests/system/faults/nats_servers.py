@@ -12,7 +12,7 @@ from typing import NamedTuple
 from nats.errors import Error as NatsError
 
 from bench.processes import READY, nats_cluster
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 from tests.system.faults.children import Child, Children
 from tests.system.faults.stream_reader import connected_to
 
@@ -93,7 +93,7 @@ async def until_led_by(urls: Sequence[str], stream: str, leader: str, size: int)
                         return
                     wish = json.dumps({"placement": {"preferred": leader}}).encode()
                     await client.request(f"$JS.API.STREAM.LEADER.STEPDOWN.{stream}", wish)
-            await SystemClock().sleep(_LOOK_S)
+            await Clock().sleep(_LOOK_S)
     raise AssertionError(f"{stream} is not led by {leader} on {size} servers after {_WITHIN_S} s: {found}")
 
 
@@ -106,5 +106,5 @@ async def until_all_led(urls: Sequence[str], streams: set[str]) -> None:
                 led = {info.config.name or "" for info in await client.jetstream(timeout=1.0).streams_info()}
                 if streams <= led:
                     return
-            await SystemClock().sleep(_LOOK_S)
+            await Clock().sleep(_LOOK_S)
     raise AssertionError(f"{streams - led} have no leader after {_WITHIN_S} s")

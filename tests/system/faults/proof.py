@@ -8,7 +8,7 @@ from indexer.service.index_client import IndexClient, IndexUnavailable
 from indexer.service.verification import Mirrors, verdicts
 from kv_protocol import subjects
 from kv_protocol.ids import WorkerRank
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 from kv_runtime.event_log import BrokerUnavailable, EventLog
 
 _ANSWER_S = 1.0
@@ -50,7 +50,7 @@ async def until_equal(
         if unproven and loop.time() > ends_s:
             shown = [f"{name}, {rank}: {why}" for (name, rank), why in unproven.items()]
             raise AssertionError("\n".join([f"not equal within {within_s} s", *shown]))
-        await SystemClock().sleep(_LOOK_S)
+        await Clock().sleep(_LOOK_S)
 
 
 async def _verdicts(nats_urls: Sequence[str], url: str, slugs: dict[WorkerRank, str]) -> list[RankVerdict]:
@@ -63,7 +63,7 @@ async def _verdicts(nats_urls: Sequence[str], url: str, slugs: dict[WorkerRank, 
         mirrors = Mirrors(log, _ANSWER_S)
         await mirrors.start()
         async with IndexClient(url, token="", timeout_s=_ANSWER_S) as index:
-            compared = verdicts(index, mirrors, SystemClock(), slugs, timeout_s=0.0, examples_max=_SHOWN)
+            compared = verdicts(index, mirrors, Clock(), slugs, timeout_s=0.0, examples_max=_SHOWN)
             return [found async for found in compared]
     except (BrokerUnavailable, IndexUnavailable):
         return []

@@ -12,7 +12,7 @@ from nats.js.errors import NotFoundError
 
 from kv_protocol import codec, subjects
 from kv_protocol.ids import WorkerRank
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 
 _LOOK_S = 0.1
 
@@ -57,7 +57,7 @@ async def squeezed(urls: Sequence[str], bytes_max: int) -> AsyncIterator[None]:
             config = (await context.stream_info(subjects.EVENTS_STREAM)).config
             if config.max_bytes != bytes_max:
                 await context.update_stream(config, max_bytes=bytes_max)
-            await SystemClock().sleep(_LOOK_S)
+            await Clock().sleep(_LOOK_S)
 
     async with connected_to(urls) as client:
         squeezing = asyncio.ensure_future(squeeze(client))

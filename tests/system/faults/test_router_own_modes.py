@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from bench.processes import FleetProcesses, FleetShape
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 from tests.system.e2e.client import MODEL, Answered, Client, fleet_of
 from tests.system.e2e.typed import figure, replayed
 from tests.system.faults.own_modes import UNLUCKY
@@ -40,7 +40,7 @@ async def answer(client: Client, prompt: str, **changed: Any) -> Answered:
 async def until(client: Client, metric: str, value: float) -> None:
     async with asyncio.timeout(SOON_S):
         while (await client.scrape()).total(metric) != value:
-            await SystemClock().sleep(_LOOK_S)
+            await Clock().sleep(_LOOK_S)
 
 
 async def test_a_request_that_waits_and_cannot_be_placed_is_told_so_and_the_others_go_on() -> None:

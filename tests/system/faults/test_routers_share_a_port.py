@@ -10,7 +10,7 @@ from random import Random
 import aiohttp
 
 from bench.processes import free_ports
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 from tests.system.faults.children import Child, Children
 from tests.system.faults.nats_servers import nats_servers
 
@@ -32,7 +32,7 @@ async def until_ready(control_url: str) -> None:
             async with session.get(f"{control_url}/ready") as response:
                 if response.status == 200:
                     return
-            await SystemClock().sleep(0.05)
+            await Clock().sleep(0.05)
 
 
 class Clients:
@@ -64,7 +64,7 @@ class Clients:
                 else:
                     self.lost.append(f"request {number}, {'kept' if keeps else 'new'}: {status} {body[:200]!r}")
                 if number % 2:
-                    await SystemClock().sleep(self._random.random() * PAUSE_S_MAX)
+                    await Clock().sleep(self._random.random() * PAUSE_S_MAX)
 
     def _body(self, number: int) -> dict[str, object]:
         tokens = self._random.randint(1, ANSWER_TOKENS_MAX)
@@ -90,7 +90,7 @@ async def test_of_two_routers_on_one_port_one_stops_and_no_request_is_lost(tmp_p
         clients, stops = Clients(port, random), 0
         sending = asyncio.ensure_future(clients.run())
         while not sending.done():
-            await SystemClock().sleep(0.3 + random.random())
+            await Clock().sleep(0.3 + random.random())
             stopped = routers.pop(0)
             await stopped.end()
             stops += 1

@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 
-from kv_runtime.clock import Clock, SystemClock
+from kv_runtime.clock import Clock
 from kv_runtime.http.server import HttpServer
 from kv_runtime.supervise import Part, until
 from kv_runtime.telemetry import new_registry
@@ -171,6 +171,6 @@ async def serving(
 async def saying(answer: str, answer_format: AnswerFormat = PLAIN, **options: Any) -> AsyncIterator[Agent]:
     """Serve an engine that says `answer` to everything."""
     source = ScriptedSource(script=(*TEXT.encode(answer), *TEXT.eos_ids))
-    engine = SimulatedEngine(Simulator(SIMULATED, token_source=source), SystemClock(), speed=1000.0)
+    engine = SimulatedEngine(Simulator(SIMULATED, token_source=source), Clock(), speed=1000.0)
     async with serving(engine, answer_format=answer_format, **options) as agent:
         yield agent

@@ -12,7 +12,7 @@ from typing import Any
 
 import nats
 
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 from kv_runtime.nats_server import EmbeddedNats
 
 WAIT_S = 20.0
@@ -127,6 +127,6 @@ async def eventually(holds: Callable[[], object], what: str = "", timeout_s: flo
     try:
         async with asyncio.timeout(timeout_s):
             while not holds():
-                await SystemClock().sleep(_LOOK_S)
+                await Clock().sleep(_LOOK_S)
     except TimeoutError:
         raise AssertionError(f"not within {timeout_s} s: {what or holds}") from None

@@ -20,7 +20,7 @@ from kv_protocol.events import Batch, Tier
 from kv_protocol.hashing import sequence_hashes
 from kv_protocol.ids import WorkerRank
 from kv_protocol.recovery import HeldBlock
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 from kv_runtime.config.sections import NatsSection
 from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import Restarts
@@ -128,7 +128,7 @@ def event_path(
         Consolidation(dp_ranks, BLOCK_SIZE, "i", count(100).__next__, origins=origins, outbox_bytes_max=outbox_bytes),
         readers,
         log,
-        SystemClock(),
+        Clock(),
         model=MODEL,
         worker_id=WORKER,
         source=source,
@@ -162,7 +162,7 @@ async def subscribed_agent(
 ) -> AsyncIterator[Agent]:
     """An agent of an engine that publishes its events there; without `replay` lost ones do not come back."""
     at = PublisherAddress(SOLE, publish, replay)
-    path = event_path(log, EngineEventSubscriber(at, context, SystemClock(), idle_s=0.2, answer_s=0.5))
+    path = event_path(log, EngineEventSubscriber(at, context, Clock(), idle_s=0.2, answer_s=0.5))
     async with running(path):
         yield Agent(log, path)
 
@@ -170,7 +170,7 @@ async def subscribed_agent(
 @asynccontextmanager
 async def running_index(url: str) -> AsyncIterator[EmbeddedIndex]:
     """The reader: a real index, in real time."""
-    async with index_on_log.running_index(url, SystemClock(), nats=NATS, limits=LIMITS) as running:
+    async with index_on_log.running_index(url, Clock(), nats=NATS, limits=LIMITS) as running:
         yield running.index
 
 

@@ -15,7 +15,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from kv_protocol.decode_time import DECODE_HEADER
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 from kv_runtime.text.byte_model import ByteText
 from tests.support.engine_description import described
 from tests.support.manual_clock import ManualClock
@@ -94,7 +94,7 @@ async def worker(
     *, speed: float = 100.0, kind: type[SimulatedEngine] = SimulatedEngine, **options: Any
 ) -> AsyncIterator[Worker]:
     simulator = Simulator(ENGINE, token_source=TokenSource(seed=3))
-    engine = kind(simulator, SystemClock(), speed=speed)
+    engine = kind(simulator, Clock(), speed=speed)
     async with serving(engine, **options) as agent:
         yield Worker(agent.api, agent.session, agent.port, engine, simulator)
 

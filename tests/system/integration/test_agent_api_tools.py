@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from kv_protocol.continuation import progress_of
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 from tests.support.structural_tags import accepts
 from tests.support.tool_calls import Case, Read, golden_cases
 from tests.system.integration.agent_http import CHAT, HELLO, SIMULATED, TEXT, Agent, Answered, saying, serving
@@ -90,7 +90,7 @@ async def test_a_demanded_call_guides_the_engine() -> None:
     source = ScriptedSource(
         script=(*TEXT.encode("<think>\n</think>" + CALL.removeprefix("<think>why</think>")), *TEXT.eos_ids)
     )
-    engine = Guided(Simulator(described, token_source=source), SystemClock(), speed=1000.0)
+    engine = Guided(Simulator(described, token_source=source), Clock(), speed=1000.0)
     two, named = (
         [*TOOLS, {"type": "function", "function": {"name": "g"}}],
         {"type": "function", "function": {"name": "g"}},

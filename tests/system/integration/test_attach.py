@@ -14,7 +14,7 @@ from kv_protocol.fleet import WorkerDraining, WorkerLeft, WorkerRegistered
 from kv_protocol.fleet_gate import FleetGate
 from kv_protocol.hashing import HASH_SCHEME, canary, sequence_hashes
 from kv_protocol.ids import WorkerRank
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 from kv_runtime.event_log import BrokerUnavailable, EventLog
 from kv_runtime.text.loading import load_text
 from tests.contract.engine_servers import vllm_payload
@@ -280,7 +280,7 @@ async def test_an_attach_that_fails_once_its_forwarder_listens_closes_the_port(
 
     monkeypatch.setattr(Consolidator, "start", start)
     async with zmq_context() as context:
-        host = Host(log, context, SystemClock(), FleetGate(), load_text)
+        host = Host(log, context, Clock(), FleetGate(), load_text)
         with pytest.raises(BrokerUnavailable):
             await AttachedWorker(settings, host, lambda *_: None).run(asyncio.Event())
     with pytest.raises(ConnectionRefusedError):

@@ -13,7 +13,7 @@ from kv_protocol.fleet import Heartbeat, WorkerLeft
 from kv_protocol.fleet_gate import FleetGate
 from kv_protocol.load import LoadReport, encode_load
 from kv_protocol.subjects import EVENTS_STREAM
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 from kv_runtime.event_log import BrokerUnavailable, EventLog
 from kv_runtime.http.access import require_token
 from kv_runtime.http.answers import json_response, openai_errors
@@ -114,7 +114,7 @@ async def refusal(asker: HttpAsker, url: str) -> PageUnreadable:
 async def test_of_the_log_it_has_the_newest_of_each_worker_every_head_the_highest_load_and_what_is_unreadable(
     log: EventLog,
 ) -> None:
-    watch = LogWatch(SystemClock(), FleetGate())
+    watch = LogWatch(Clock(), FleetGate())
     await watch.start(log)
     here, gone = registered("w0", dp_ranks=(0, 1)), WorkerLeft(worker_id="w1", instance="w1-1", reason="ill")
     told: dict[str, fleet.FleetEvent] = {"w0": here, "w1": gone}

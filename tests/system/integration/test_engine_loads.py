@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 from kv_protocol import subjects
 from kv_protocol.ids import WorkerRank
 from kv_protocol.load import LoadReport, decode_load
-from kv_runtime.clock import Clock, SystemClock
+from kv_runtime.clock import Clock
 from kv_runtime.event_log import EventLog, LogMessage
 from tests.support.manual_clock import ManualClock
 from tests.system.integration.broker import eventually
@@ -54,7 +54,7 @@ async def reporting(
         loads = EngineLoads(
             client,
             log,
-            clock or SystemClock(),
+            clock or Clock(),
             WorkerStreams(id=WORKER, model=MODEL, instance="i", block_size=engine.block_size, dp_ranks=dp_ranks),
             total_blocks=engine.total_blocks,
             poll_s=0.01,

@@ -15,7 +15,7 @@ from bench.processes import ChildProcess
 from indexer.commands.http import index_app
 from indexer.follow.fold import TICK_S, RankView
 from kv_protocol import subjects
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 from kv_runtime.config.sections import IndexSection
 from kv_runtime.event_log import BrokerUnavailable, EventLog
 from kv_runtime.telemetry import new_registry
@@ -189,7 +189,7 @@ async def ready(log: EventLog) -> None:
             try:
                 await log.publish(subjects.fleet(MODEL, "unknown"), b"garbage")
             except BrokerUnavailable:
-                await SystemClock().sleep(0.02)
+                await Clock().sleep(0.02)
             else:
                 return
 
@@ -302,7 +302,7 @@ async def test_the_indexer_serves_as_a_process(broker: Broker, scripted: Scripte
                     (answer,) = (await response.json())["ranks"]
                 if answer["seq"] == scripted.seq:
                     break
-                await SystemClock().sleep(0.02)
+                await Clock().sleep(0.02)
         assert (answer["overlap_blocks"], answer["epoch"], answer["stale"]) == ([2, 2, 2, 2], 7, "")
         async with session.get(f"{address}/metrics") as response:
             shown = await response.text()

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from kv_protocol.journal import JournalBegan, JournalRecord, Lost, TimePassed
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 from kv_runtime.config.sections import NatsSection
 from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import Part
@@ -26,7 +26,7 @@ async def read(log: EventLog, router: str = "router-1") -> list[JournalRecord]:
     def take(told: JournalEntry) -> None:
         records.extend(continuity.records(told.message))
 
-    await read_journal(log, SystemClock(), router, take, asyncio.Event())
+    await read_journal(log, Clock(), router, take, asyncio.Event())
     return records
 
 
@@ -37,7 +37,7 @@ async def written(log: EventLog, router: str = "router-1", **bounds: int) -> Asy
     made_of = StateSettings(text=TEXT)
     writer = JournalWriter(
         log,
-        SystemClock(),
+        Clock(),
         SETTINGS,
         router=router,
         made_of=made_of,

@@ -11,7 +11,7 @@ import pytest
 from yarl import URL
 
 from kv_protocol.fleet import Role
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 from tests.contract.engines import DESCRIPTION, PROMPT, failure, outputs, request, tokens_of
 from tests.system.integration.broker import eventually
 from worker_agent.engines.simulated.engine import SimulatedEngine
@@ -44,7 +44,7 @@ class Worker:
 
 def made(role: Role, port: int = 0, **fields: Any) -> Worker:
     simulator = Simulator(DESCRIPTION, role=role, transfers=TransferRules(**(PATIENT | fields)))
-    return Worker(SimulatedEngine(simulator, SystemClock(), speed=SPEED, transfer=TransferSection(port=port)))
+    return Worker(SimulatedEngine(simulator, Clock(), speed=SPEED, transfer=TransferSection(port=port)))
 
 
 @asynccontextmanager

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from kv_protocol import subjects
 from kv_protocol.load import LoadReport, decode_load
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 from kv_runtime.event_log import EventLog, LogMessage
 from tests.support.parts import at_work
 from tests.system.integration.broker import eventually
@@ -95,7 +95,7 @@ async def reporting(
     loads = LoadReports(
         engine,
         log,
-        SystemClock(),
+        Clock(),
         model=MODEL,
         worker_id=WORKER,
         instance="i",

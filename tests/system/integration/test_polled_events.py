@@ -9,7 +9,7 @@ import pytest
 from indexer.embedded import EmbeddedIndex
 from kv_protocol.hashing import sequence_hashes
 from kv_protocol.ids import WorkerRank
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 from kv_runtime.event_log import EventLog
 from tests.support.parts import at_work
 from tests.system.integration.broker import Broker, eventually
@@ -52,7 +52,7 @@ async def polling(broker: Broker, log: EventLog) -> AsyncIterator[Polling]:
     ):
         rules = TrtllmRules(BLOCK)
         source = Source(lambda _, timeout_s: client.kv_events(timeout_s), rules)
-        streams = event_path(WORKER, source, (), log, context, SystemClock(), ring_bytes_max=1 << 20)
+        streams = event_path(WORKER, source, (), log, context, Clock(), ring_bytes_max=1 << 20)
         await streams.start()
         async with at_work(*streams.parts(0)):
             yield Polling(engine, rules, streams, client, index)

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from bench.capture.payloads import encode_payload
 from kv_protocol.events import Tier
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 from kv_runtime.event_log import EventLog
 from tests.support.manual_clock import ManualClock
 from tests.support.parts import at_work
@@ -207,7 +207,7 @@ async def test_blocks_that_only_the_host_tier_s_owner_knows_are_indexed_on_the_h
         configured = PublisherSection(
             source="kvbm", endpoint=endpoint_of(kvbm.publish), replay_endpoint=endpoint_of(kvbm.replay)
         )
-        async with polled_agent(log, engine, EngineEventSubscriber(configured.at, context, SystemClock())) as agent:
+        async with polled_agent(log, engine, EngineEventSubscriber(configured.at, context, Clock())) as agent:
             await kvbm.subscribed()
             engine.store(1)
             await agent.position()

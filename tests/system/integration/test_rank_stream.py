@@ -15,7 +15,7 @@ from indexer.embedded import ensure_streams
 from kv_protocol import subjects
 from kv_protocol.events import Cleared, Stored
 from kv_protocol.trace_context import event_trace
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import Part
 from kv_runtime.tracing.service import EventTracing
@@ -61,7 +61,7 @@ async def publishing(
     try:
         await ensure_streams(log, NATS)
         outbox = Outbox(EPOCH)
-        each = Publishing(log, outbox, RankStreamSender(MODEL, RANK, outbox, log, SystemClock(), tracing=tracing))
+        each = Publishing(log, outbox, RankStreamSender(MODEL, RANK, outbox, log, Clock(), tracing=tracing))
         async with at_work(Part("publish", each.stream.run), Part("event-log", log.run, 1)):
             yield each
     finally:

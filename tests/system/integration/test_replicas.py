@@ -8,7 +8,7 @@ from typing import Any
 from kv_protocol.codec import pack_u64
 from kv_protocol.ids import WorkerRank
 from kv_protocol.ledger import Cancelled, Finished, FirstToken, LeaseEvent, Reconciled, Routed
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import Part
 from kv_runtime.telemetry import Projection, new_registry
@@ -34,12 +34,12 @@ class Router:
         self.name, self.log = name, log
         self.state = joined(registered("w0"), registered("w1"))
         index: Any = None  # it is asked for nothing
-        self.routing = Routing(self.state, index, SystemClock(), Policy(), seed=1, lease_s=LEASE_S, decisions_max=9)
+        self.routing = Routing(self.state, index, Clock(), Policy(), seed=1, lease_s=LEASE_S, decisions_max=9)
         self.replicas = Replicas(self.routing, log, name)
 
     def does(self, *events: LeaseEvent | Reconciled) -> None:
         for event in events:
-            apply(self.state, event, SystemClock().now())
+            apply(self.state, event, Clock().now())
             if not isinstance(event, Reconciled):
                 self.replicas.replication.on_lease_event(event)
 

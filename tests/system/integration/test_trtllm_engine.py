@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 from tests.contract.engines import (
     LONGEST,
     PROMPT,
@@ -180,7 +180,7 @@ async def test_nested_sections_become_new_objects_of_the_library_s_classes(trtll
     batches = {"dynamic_batch_config": {"dynamic_batch_moving_average_window": 64}}
     caches = {"tokens_per_block": 4, "max_attention_window": [64, 200]}
     ours = trtllm_args({"kv_cache_config": caches, "scheduler_config": batches})
-    async with running(TensorRTLLMEngine(ours, SystemClock(), model="m")):
+    async with running(TensorRTLLMEngine(ours, Clock(), model="m")):
         (llm,) = trtllm.control.llms
         args = llm.args
         assert type(args.kv_cache_config) is trtllm.llmapi.KvCacheConfig
@@ -191,7 +191,7 @@ async def test_nested_sections_become_new_objects_of_the_library_s_classes(trtll
 
 async def test_the_backend_autodeploy_has_its_own_class(trtllm: Fake) -> None:
     ours = trtllm_args({"backend": "_autodeploy", "world_size": 2, "tensor_parallel_size": 4})
-    async with running(TensorRTLLMEngine(ours, SystemClock(), model="m")) as engine:
+    async with running(TensorRTLLMEngine(ours, Clock(), model="m")) as engine:
         (llm,) = trtllm.control.llms
         assert isinstance(llm, trtllm.submodule("_torch.auto_deploy").LLM)
         assert len(tokens_of(await outputs(engine, request()))) == 4

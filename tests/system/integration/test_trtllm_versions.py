@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 from tests.contract.engines import outputs, request
 from tests.support.trtllm import Fake
 from worker_agent.engine_args.arguments import EngineOptions, effective_args, flag_layer
@@ -23,7 +23,7 @@ def engine(values: dict[str, Any] | None = None, **circumstances: Any) -> Tensor
     around = EngineOptions(**circumstances)
     file = layer("file", [((), {"max_seq_len": 200, **(values or {})}, "engine.yaml")])
     args = effective_args([flag_layer(around), file], around)
-    return TensorRTLLMEngine(args, SystemClock(), model="m", settings=QUICK)
+    return TensorRTLLMEngine(args, Clock(), model="m", settings=QUICK)
 
 
 async def test_the_oldest_version_computes_contexts_on_a_prefill_worker(trtllm: Fake) -> None:

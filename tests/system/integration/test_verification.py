@@ -18,7 +18,7 @@ from kv_protocol.fleet import WorkerLeft
 from kv_protocol.fleet_gate import FleetGate
 from kv_protocol.ids import WorkerRank
 from kv_protocol.recovery import HeldBlock
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 from kv_runtime.config.sections import IndexSection
 from kv_runtime.event_log import EventLog, LogMessage
 from kv_runtime.telemetry import new_registry
@@ -45,7 +45,7 @@ class Verified(NamedTuple):
         await mirrors.start()
         async with IndexClient(self.url, token="", timeout_s=5.0) as client:
             slugs = dict.fromkeys(ranks, SLUG)
-            found = verdicts(client, mirrors, SystemClock(), slugs, timeout_s=timeout_s, examples_max=3)
+            found = verdicts(client, mirrors, Clock(), slugs, timeout_s=timeout_s, examples_max=3)
             return [verdict async for verdict in found]
 
     async def verdict(self, rank: WorkerRank, timeout_s: float = TIMEOUT_S) -> RankVerdict:
@@ -157,7 +157,7 @@ async def test_a_mirror_that_does_not_answer_is_a_difference(broker: Broker, log
 
 
 async def test_a_rank_known_to_its_mirror_only_is_a_difference_and_an_unknown_rank_is_not(log: EventLog) -> None:
-    unread = EmbeddedIndex(IndexSection(), log, SystemClock())
+    unread = EmbeddedIndex(IndexSection(), log, Clock())
     async with served(unread, log) as verified:
         scripted = ScriptedRank(log)
         await scripted.start()

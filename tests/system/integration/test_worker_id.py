@@ -24,7 +24,7 @@ from kv_protocol.fleet import (
 )
 from kv_protocol.fleet_gate import CLAIM_HEADER, SIGNATURE_HEADER, FleetGate
 from kv_protocol.ids import WorkerRank
-from kv_runtime.clock import Clock, SystemClock
+from kv_runtime.clock import Clock
 from kv_runtime.event_log import EventLog, LogMessage
 from kv_runtime.supervise import until
 from tests.support.manual_clock import ManualClock
@@ -46,7 +46,7 @@ class Agent:
     """A worker's place in the fleet, with the heartbeats that prove it alive."""
 
     def __init__(self, log: EventLog, instance: str, *, keys: Any = (), clock: Clock | None = None) -> None:
-        self.log, self.clock = log, clock or SystemClock()
+        self.log, self.clock = log, clock or Clock()
         self.registration = registered(ID, instance=instance, model=MODEL, base_url=f"http://127.0.0.1:{next(_ports)}")
         self.id = WorkerId(log, self.clock, FleetGate(keys), worker_id=ID, instance=instance)
         self.membership = Membership(self.registration, self.id, self.clock)
@@ -62,7 +62,7 @@ class Agent:
         """Send heartbeats until `stop` is set."""
         while not stop.is_set():
             await self.beat()
-            await until(stop, SystemClock().sleep(HEARTBEAT_PERIOD_S / 5))
+            await until(stop, Clock().sleep(HEARTBEAT_PERIOD_S / 5))
 
 
 @asynccontextmanager
@@ -96,7 +96,7 @@ async def is_newest(log: EventLog, event: FleetEvent) -> None:
     """Return once the event is the newest of w0."""
     async with asyncio.timeout(20):
         while (await newest(log)).data != fleet.encode(event):
-            await SystemClock().sleep(0.02)
+            await Clock().sleep(0.02)
 
 
 def left(instance: str, reason: str = "stopped") -> WorkerLeft:

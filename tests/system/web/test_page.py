@@ -16,7 +16,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, expect
 
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 from tests.support.paths import ROOT
 from tests.system.faults.children import Children
 from tests.system.faults.fleet import Fleet, Shape, fleet_on_one_server
@@ -92,7 +92,7 @@ async def until_past(running: Fleet) -> None:
                 ring = (await response.json())["ring"]
             if ring["samples"] >= _SAMPLES:
                 return
-            await SystemClock().sleep(0.5)
+            await Clock().sleep(0.5)
 
 
 async def newest_decision(running: Fleet) -> str:

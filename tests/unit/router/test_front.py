@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 from kv_runtime.telemetry import Projection
 from router.processes.front import LEAST, SUMMED, Front, doubted_workers, merged
 from router.processes.supervisor import Links
@@ -53,7 +53,7 @@ class Process:
 
 @asynccontextmanager
 async def front_of(**urls: str) -> AsyncIterator[tuple[aiohttp.ClientSession, Front]]:
-    async with Links(NAMES, SystemClock()) as links:
+    async with Links(NAMES, Clock()) as links:
         for name, url in urls.items():
             links.urls[name] = url
         front = Front(links, list, CollectorRegistry())

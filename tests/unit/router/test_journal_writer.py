@@ -25,7 +25,7 @@ from kv_protocol.journal import (
     decode_journal,
     encode_record,
 )
-from kv_runtime.clock import Clock, SystemClock
+from kv_runtime.clock import Clock
 from kv_runtime.event_log import BrokerUnavailable
 from router.decision.state import RouterState, StateSettings
 from router.journal.encoder import LOSS_REASONS, JournalCheckpoint, JournalEncoder, LossReason
@@ -88,7 +88,7 @@ class Bench:
         log: Any = self.log
         self.writer = JournalWriter(
             log,
-            clock or SystemClock(),
+            clock or Clock(),
             JournalSection(),
             router="router-1",
             made_of=STATE,

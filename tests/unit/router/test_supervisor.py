@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection, wait
 
 import pytest
 
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 from kv_runtime.supervise import Restarts
 from router.processes.supervisor import Links, ProcessesFailed, Supervisor, Work
 from tests.unit.router.plane import until
@@ -65,7 +65,7 @@ class Fleet:
         self.links, self.works = links, works
         self.started, self.stop = asyncio.Event(), asyncio.Event()
         self.supervisor = Supervisor(
-            list(works), lambda name: self.works[name], links, SystemClock(),
+            list(works), lambda name: self.works[name], links, Clock(),
             stop_s=stop_s, on_started=self.started.set, restarts=QUICK,
         )  # fmt: skip
 
@@ -79,7 +79,7 @@ class Fleet:
 @asynccontextmanager
 async def supervised(stop_s: float = 60.0, **works: Work) -> AsyncIterator[Fleet]:
     """Afterwards no process lives."""
-    async with Links(list(works), SystemClock()) as links:
+    async with Links(list(works), Clock()) as links:
         fleet = Fleet(links, works, stop_s)
         yield fleet
         assert (links.urls, {each.pid for each in fleet.supervisor.states()}) == ({}, {0})

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 from tests.contract.engines import failure, outputs
 from tests.support.engine_description import described
 from worker_agent.engines.simulated.engine import SimulatedEngine
@@ -19,7 +19,7 @@ ENGINE = described()
 CONTEXT_S = H200_8B.context_floor_s
 
 
-class LeapingClock(SystemClock):
+class LeapingClock(Clock):
     """Moves on to a sleeper's time when all others have come to rest; `lag_s` is how late the next one wakes."""
 
     def __init__(self) -> None:

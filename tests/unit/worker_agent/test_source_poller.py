@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from kv_protocol.events import Tier
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock
 from kv_runtime.supervise import Restarts
 from tests.support.parts import at_work
 from tests.system.integration.broker import eventually
@@ -56,7 +56,7 @@ class ScriptedPolls:
         return []
 
 
-class WallClock(SystemClock):
+class WallClock(Clock):
     def wall_ns(self) -> int:
         return 1_500_000_000
 
