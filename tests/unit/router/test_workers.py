@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 from kv_runtime.config.loading import ConfigurationError
 from router.config import RouterSettings, WorkerAddress, worker_address
 from router.engine_attacher import WorkerList, agent_settings
+from worker_agent.engines.servers import SERVERS
 
 
 def test_an_address_has_a_name_and_options() -> None:
@@ -44,7 +45,7 @@ def test_an_option_that_the_agent_cannot_use_is_named_with_its_engine() -> None:
     for options, found in {
         "kv-events=5557": "publish_endpoint: found '5557'",
         "replay-endpoint=x,kv-events=tcp://a:2": "found 'x'",
-        "engine=tgi": "kind: found 'tgi', allowed auto, vllm, sglang, trtllm-serve",
+        "engine=tgi": "kind: found 'tgi', allowed " + ", ".join(["auto", *SERVERS]),
     }.items():
         with pytest.raises(ConfigurationError, match="http://a:1: ") as error:
             agent_settings(worker_address(f"http://a:1,{options}"), RouterSettings())
