@@ -228,8 +228,8 @@ void Verdict::take_choice(std::size_t winner, std::string why, std::optional<std
 void Verdict::forget_others() {
     auto own = std::make_shared<View>(*view);
     own->only = place();
-    own->ranks = {view->at(place())};
-    candidates = {place()};
+    own->ranks = std::vector<RankNumbers>{view->at(place())};  // an assigned list would keep the memory of all ranks
+    candidates = std::vector<u32>{place()};
     costs = costs.of(winner_at);
     view = std::move(own);
     winner_at = 0;
