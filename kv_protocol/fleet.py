@@ -51,7 +51,8 @@ def is_base_url(value: str) -> bool:
         named = bool(url.hostname) and url.port != 0
     except ValueError:  # brackets around no address, a port beyond 65535
         return False
-    return url.scheme in ("http", "https") and named and _URL_CHARACTERS.fullmatch(value) is not None
+    is_plain = value.isascii() and value.isprintable()
+    return url.scheme in ("http", "https") and named and is_plain and _URL_CHARACTERS.fullmatch(value) is not None
 
 
 class WorkerRegistered(msgspec.Struct, frozen=True, tag="registered", kw_only=True, forbid_unknown_fields=False):

@@ -212,7 +212,7 @@ class FleetWatch:
             if was is None or was.instance != instance:
                 again = "" if was is None else " again, as another instance"
                 self._mark("worker_joined", f"{worker_id} joined{again}", worker_id)
-                was = _SeenWorker(instance, worker.draining, is_silent=False)
+                was = _SeenWorker(instance, worker.draining, is_silent=was is not None and was.is_silent)
             is_silent = was.is_silent
             if fleet.is_log_connected:
                 is_silent = heard_at_s is not None and now_s >= heard_at_s + SILENT_S

@@ -44,6 +44,7 @@ class Verdict:
     reason: Final[str]
     meets_targets: Final[bool]
     rank_indices: Final[list[int]]
+    candidate_count: Final[int]
     passes_over: Final[bool]
     winner_at: Final[int]
     runner_up: Final[int | None]

@@ -226,6 +226,7 @@ void Verdict::take_choice(std::size_t winner, std::string why, std::optional<std
 }
 
 void Verdict::forget_others() {
+    decided_candidates = candidate_count();
     auto own = std::make_shared<View>(*view);
     own->only = place();
     own->ranks = std::vector<RankNumbers>{view->at(place())};  // an assigned list would keep the memory of all ranks
@@ -259,7 +260,7 @@ void Verdict::bind() {
         reason = "newcomer";
     }
     if (!view->is_blank) {
-        const RankNumbers& rank = view->ranks[place()];
+        const RankNumbers& rank = view->at(place());
         overlap_blocks = rank.held[0];
         most_blocks = rank.held[kTiers - 1];
         expected_blocks = rank.expected();

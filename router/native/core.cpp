@@ -85,7 +85,7 @@ void Core::read(View& view, const Policy& policy, const Request& request) {
 }
 
 std::pair<double, double> Core::expected_s(const Verdict& verdict, std::size_t place) const {
-    const RankNumbers& rank = verdict.view->ranks[place];
+    const RankNumbers& rank = verdict.view->at(static_cast<u32>(place));
     const Request& request = *verdict.request;
     const i64 tokens = request.isl_tokens, own_blocks = request.own_blocks();
     const i64 lost = verdict.policy->reads_rates ? rank.lost(own_blocks) : 0;
@@ -307,8 +307,8 @@ std::vector<Core::Table> Core::tables() {
     return {
         {"totals", at_once([totals](Part& part) { part.row(totals()); }), [totals](const Row& row) { row.take(totals()); }},
         {"turns", at_once(turn_rows), restore_turn},
-        {"bound", at_once([this](Part& part) { sessions.bound_rows(part); }), [this](const Row& row) { sessions.restore_bound(row); }},
-        {"idle", at_once([this](Part& part) { sessions.idle_rows(part); }), [this](const Row& row) { sessions.restore_idle(row); }},
+        {"bound", [this] { return sessions.bound_rows(); }, [this](const Row& row) { sessions.restore_bound(row); }},
+        {"idle", [this] { return sessions.idle_rows(); }, [this](const Row& row) { sessions.restore_idle(row); }},
         {"ranks", at_once([this](Part& part) { ledger.rank_rows(part); }), [this](const Row& row) { ledger.restore_rank(row); }},
         {"leases", [this] { return ledger.lease_rows(sessions); }, [this](const Row& row) { ledger.restore_lease(row, sessions); }},
         {"stretches", [this] { return approximate.freeze(); }, [this](const Row& row) { approximate.restore(row); }},

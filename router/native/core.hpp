@@ -92,6 +92,7 @@ public:
     std::shared_ptr<const Request> request;
     u64 seed;
     std::vector<u32> candidates;  // places in the view, ascending
+    std::size_t decided_candidates = 0;  // how many there were; 0: all are there
     bool passes_over = false;     // newcomers that had their share are no candidates
     Costs costs;
     std::size_t winner_at = 0;
@@ -103,6 +104,7 @@ public:
     i64 lost_blocks = 0;  // of the winner, of those expected: evicted before the request is computed
 
     u32 place() const { return candidates[winner_at]; }
+    std::size_t candidate_count() const { return decided_candidates != 0 ? decided_candidates : candidates.size(); }
     u32 winner() const { return view->standing->rows[place()]; }
     u64 epoch() const { return view->epochs == nullptr ? 0 : (*view->epochs)[place()]; }
     // Of the prompt, that the winner is to compute.

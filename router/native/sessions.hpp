@@ -81,10 +81,12 @@ public:
     std::size_t in_flight() const { return busy_.size(); }
     i64 evicted_total = 0, moved_total = 0;
 
-    void bound_rows(Part& part) const {
+    MoreRows bound_rows() const {
+        std::vector<std::pair<std::string, Held>> copies;
         for (const auto& [name, session] : busy_) {
-            part.row(name, session->rank);
+            copies.emplace_back(name, session->rank);
         }
+        return more_rows(std::move(copies), [](Part& part, const auto& each) { part.row(each.first, each.second); });
     }
     void restore_bound(const Row& row) {
         std::string name;
@@ -92,10 +94,9 @@ public:
         row.take(name, key);
         busy_.put(name, std::make_shared<Session>(Session{name, Held(ranks_, key), 0}));
     }
-    void idle_rows(Part& part) const {
-        for (const auto& [name, idle] : idle_) {
-            part.row(name, idle.rank, idle.until_s);
-        }
+    MoreRows idle_rows() const {
+        std::vector<std::pair<std::string, Idle>> copies(idle_.begin(), idle_.end());
+        return more_rows(std::move(copies), [](Part& part, const auto& each) { part.row(each.first, each.second.rank, each.second.until_s); });
     }
     void restore_idle(const Row& row) {
         std::string name;

@@ -132,7 +132,12 @@ protected:
             number = free_.back();
             free_.pop_back();
         }
-        nodes_[number].blocks.assign(blocks, blocks + count);
+        std::vector<u64>& own = nodes_[number].blocks;
+        if (own.capacity() > 2 * count) {  // the memory of a long stretch is not kept for a short one
+            own = std::vector<u64>(blocks, blocks + count);
+        } else {
+            own.assign(blocks, blocks + count);
+        }
         nodes_[number].parent = parent;
         const u32 former = edges_.put({parent, blocks[0]}, number);
         nodes_[parent].children += former == kNone ? 1 : 0;

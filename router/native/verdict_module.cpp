@@ -121,6 +121,7 @@ void bind_verdict(nb::module_& module) {
         .def_ro("reason", &Verdict::reason)
         .def_ro("meets_targets", &Verdict::meets_targets)
         .def_ro("rank_indices", &Verdict::candidates)
+        .def_prop_ro("candidate_count", &Verdict::candidate_count)
         .def_ro("passes_over", &Verdict::passes_over)
         .def_ro("winner_at", &Verdict::winner_at)
         .def_ro("runner_up", &Verdict::runner_up)

@@ -220,12 +220,14 @@ class Peer:
                     leases.put(lease)
         return self._replaced(leases, message.seq)
 
-    def _replaced(self, leases: OpenLeases, seq: int) -> list[LeaseEvent]:
+    def _replaced(self, leases: OpenLeases, seq: int) -> list[LeaseEvent] | None:
         """Replace the leases by the answer's, which were open at `seq`, and fold in the buffered messages after it."""
         while (events := self._buffered.get(seq + 1)) is not None:
             seq += 1
             for event in events:
                 self._fold(leases, event)
+        if seq < self.seq:  # it was delayed: newer messages were applied
+            return None
         news = difference(self.open, leases)
         self._buffered = {
             number: events for number, events in self._buffered.items() if seq < number <= seq + BUFFERED_MAX

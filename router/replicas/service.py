@@ -141,9 +141,9 @@ class Replicas:
             self._refusals.warning("message_refused", key=subject, subject=subject, reason=reason)
             return
         self._read_news()
-        now_s = self._clock.now()
-        self._take(self.replication.on_message(received, now_s))
-        if self._outgoing or self.replication.due_s() <= now_s:
+        due_s = self.replication.due_s()
+        self._take(self.replication.on_message(received, self._clock.now()))
+        if self._outgoing or self.replication.due_s() < due_s:
             self._news.set()
 
 

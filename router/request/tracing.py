@@ -260,7 +260,7 @@ def _of_verdict(verdict: Verdict) -> Attributes:
         "kvrouter.worker": winner.worker_id,
         "kvrouter.dp_rank": winner.dp_rank,
         "kvrouter.trust": verdict.trust,
-        "kvrouter.candidates": len(verdict.rank_indices),
+        "kvrouter.candidates": verdict.candidate_count,
         "kvrouter.overlap_blocks": verdict.overlap_blocks,
         "kvrouter.expected_blocks": verdict.expected_blocks,
         "kvrouter.reusable_blocks": request.reusable_blocks,

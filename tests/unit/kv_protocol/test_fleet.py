@@ -67,6 +67,8 @@ HEARTBEAT: Fields = {"instance": "i", "epoch": 2**64 - 1, "last_seq": 7, "tiers"
 
 BAD_URLS = [
     "",
+    "http://hôst:1",
+    "http://h:1/\x90",
     "127.0.0.1:8101",
     "//h:1",
     "ftp://h:1",

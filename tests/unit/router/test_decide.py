@@ -66,7 +66,15 @@ def test_of_a_running_request_that_gives_way_to_newer_ones_what_is_known_of_its_
 
     def known() -> list[object]:
         at = taken.winner_at
-        return [taken.brief(), taken.terms(at), taken.predicted_s(at), taken.promise, taken.ttft_s, taken.most_blocks]
+        return [
+            taken.brief(),
+            taken.terms(at),
+            taken.predicted_s(at),
+            taken.promise,
+            taken.ttft_s,
+            taken.most_blocks,
+            taken.candidate_count,
+        ]
 
     before = known()
     kept = DecisionLog(1)

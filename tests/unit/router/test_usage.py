@@ -31,6 +31,11 @@ def test_of_several_counts_the_last_one_holds() -> None:
     assert usage_in(first + json.dumps({"usage": USAGE}).encode()) == (7, 48, 64)
 
 
+def test_what_stands_before_the_last_usage_does_not_hold() -> None:
+    first, last = ({"usage": USAGE}, {"usage": {"prompt_tokens": 64, "completion_tokens": 7}})
+    assert usage_in(json.dumps(first).encode() + json.dumps(last).encode()) == (7, None, 64)
+
+
 def test_a_response_and_embeddings_say_it_in_words_of_their_own() -> None:
     details = {"input_tokens_details": {"cached_tokens": 48}, "output_tokens_details": {"reasoning_tokens": 3}}
     response = {"usage": {"input_tokens": 64, "output_tokens": 7, "total_tokens": 71, **details}}
