@@ -146,19 +146,6 @@ class RouterParts:
         self._recent = RecentPrompts()
         self._kept = KeptPrompts(text.decode) if settings.control.keep_text else None
         serving = self._serving_of(text, instance, tuple(policies.modes))
-
-        def read() -> Row:
-            requests, first_tokens = serving.metrics.arrived()
-            saved = total(self._savings.attribution)
-            return Row(
-                requests=requests,
-                first_tokens=first_tokens,
-                **{name: getattr(saved, name) for name in SAVED},
-                in_flight=sum(load.active_requests for load in state.loads().values()),
-                event_lag_s=self._index.event_lag_s(),
-            )
-
-        trends = Trends(self._clock, read, serving.metrics.ttft_bounds_s)
         replies = endpoints(serving, passed_paths=settings.data.passed_paths)
         data, credentials = settings.data, settings.data.credentials(self._clock)
         self.data = HttpPlane(replies, data.limits(), posts=replies.posts, sites=data.sites(), credentials=credentials)
@@ -167,10 +154,24 @@ class RouterParts:
         self._handover = Handover(serving, self._recent, self.data.upstreams, settings.handover.tokens)
         self.policies = policies
         queued = None if process else lambda: len(self._admission.queue)
-        self._live = Live(self._routing, self._index, trends, queued=queued)
+        self._live = Live(self._routing, self._index, self._trends_of(serving), queued=queued)
         self._attacher = EngineAttacher(settings, log, self._clock, {directory: text}, self._on_attached)
         self.control = self._control_of(gate)
         self._project()
+
+    def _trends_of(self, serving: Serving) -> Trends:
+        def read() -> Row:
+            requests, first_tokens = serving.metrics.arrived()
+            saved = total(self._savings.attribution)
+            return Row(
+                requests=requests,
+                first_tokens=first_tokens,
+                **{name: getattr(saved, name) for name in SAVED},
+                in_flight=sum(load.active_requests for load in self._routing.state.loads().values()),
+                event_lag_s=self._index.event_lag_s(),
+            )
+
+        return Trends(self._clock, read, serving.metrics.ttft_bounds_s)
 
     def _serving_of(self, text: Text, instance: str, modes: tuple[str, ...]) -> Serving:
         settings, process, tracing = self._settings, self._process, self._tracing

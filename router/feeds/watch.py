@@ -13,11 +13,11 @@
 | | | `router_started`, `others` | the first look; a look with more marks than are kept |
 
 `FleetWatch` compares two looks, a second apart: a change that is undone in between is not seen. Nothing is said of
-silence while the event log is away: heartbeats then cannot come. A state of trust is told if it was the same at two
-looks in a row: a heartbeat that overtakes its batches is not told.
+silence while the event log is away: no heartbeat comes then. Trust is told if two looks in a row found it the same: a
+heartbeat that overtakes its batches lowers it for one look.
 
 In the log a rank has one line per state and reason in 10 s; beyond 256 lines in that time the others share one, with
-their number (`suppressed`). A look has `MARKS_OF_A_LOOK` marks at most; a last one says how many others there were. The
+their number (`suppressed`). A look has `MARKS_OF_A_LOOK` marks at most, and one that counts the others. The
 journal has all changes of trust. Of a router's processes each one watches, and logs, for itself.
 
 `EventOrigins` finds event addresses that were swapped: the blocks of a worker's requests appear at another worker.
@@ -256,12 +256,15 @@ class FleetWatch:
         self._logged = {rank: trust for rank, trust in self._logged.items() if rank in self._seen}
         self._evidence = {rank: move for rank, move in self._evidence.items() if rank in self._seen}
         for rank, trust in self._seen.items():
+            if trust == EXACT:
+                self._logged.setdefault(rank, EXACT)
             logged = self._logged.get(rank, EXACT)
             if trust != logged and trust == before.get(rank):
+                reason = f": {trust.reason}" if trust.reason else ""
+                if rank in self._logged:  # a rank's first state is no mark: at a start all ranks have one
+                    self._mark("trust", f"{rank} {logged.state} -> {trust.state}{reason}", *rank)
                 self._logged[rank] = trust
                 self._routing.apply(self._moved(rank, trust, logged))
-                reason = f": {trust.reason}" if trust.reason else ""
-                self._mark("trust", f"{rank} {logged.state} -> {trust.state}{reason}", *rank)
                 say = self._lines.info if trust == EXACT else self._lines.warning
                 say(
                     "rank_trust_changed",

@@ -18,9 +18,9 @@ Whether a decode worker can take KV blocks from a prefill worker:
     kv_cache_dtype     they differ in more than case, or one is not known
     transfer_backend   both name one, and they differ in more than case
 
-Pairs are checked once after a fleet event: a decision only looks one up. Only workers that serve a common name are a
-pair. Source: NVIDIA/TensorRT-LLM, `cpp/tensorrt_llm/batch_manager/cacheFormatter.cpp`, `inquireSupport` (one data type,
-one block size), and `cacheTransceiver.cpp` (each backend has connections of its own).
+Pairs are checked by the first view after a fleet event; other decisions only look one up. Only workers that serve a
+common name are a pair. Source: NVIDIA/TensorRT-LLM, `cpp/tensorrt_llm/batch_manager/cacheFormatter.cpp`,
+`inquireSupport` (one data type, one block size), and `cacheTransceiver.cpp` (each backend has connections of its own).
 """
 
 from collections import defaultdict
@@ -94,12 +94,18 @@ def misfits(workers: Iterable[WorkerRegistered]) -> dict[str, dict[str, str]]:
         if each.role in groups:
             alike = each.served_names, each.block_size, kv_dtype(each), each.transfer_backend.lower()
             groups[each.role][alike].append(each)
+    by_name = defaultdict[str, dict[tuple[object, ...], list[WorkerRegistered]]](dict)
+    for key, decodes in groups["decode"].items():
+        for name in decodes[0].served_names:
+            by_name[name][key] = decodes
     found, room = defaultdict[str, dict[str, str]](dict), PAIRS_MAX
-    for prefills, decodes in product(groups["prefill"].values(), groups["decode"].values()):
-        if not set(prefills[0].served_names).isdisjoint(decodes[0].served_names) and misfit(prefills[0], decodes[0]):
-            for prefill, decode in islice(product(prefills, decodes), room):
-                found[prefill.worker_id][decode.worker_id] = misfit(prefill, decode)
-                room -= 1
+    for prefills in groups["prefill"].values():
+        with_common_name = {key: each for name in prefills[0].served_names for key, each in by_name[name].items()}
+        for decodes in with_common_name.values():
+            if misfit(prefills[0], decodes[0]):
+                for prefill, decode in islice(product(prefills, decodes), room):
+                    found[prefill.worker_id][decode.worker_id] = misfit(prefill, decode)
+                    room -= 1
     return dict(found)
 
 
@@ -172,10 +178,10 @@ class Fleet:
     def apply(self, event: FleetEvent) -> bool:
         """Fold a fleet event in; return whether it is valid: one with a `refusal` changes nothing."""
         self.changes += 1
-        self._misfits = None
         if self.refusal(event) is not None:
             self.refused_total += isinstance(event, WorkerRegistered)
             return False
+        self._misfits = None
         known = self._workers.get(event.worker_id)
         if isinstance(event, WorkerRegistered):
             self._register(event, known)

@@ -267,7 +267,7 @@ class JournalEncoder:
         """Add a batch of the journal. The oldest ones give way if too many bytes wait, and checkpoints before them."""
         self._waiting.append(_Batch(records, count, count))
         dropped = 0
-        while sum(len(each.records) for each in self._batches()) > self._bytes_max:
+        while self._waiting and sum(len(each.records) for each in self._batches()) > self._bytes_max:
             oldest = self._waiting.popleft()
             dropped += oldest.size if isinstance(oldest, _Batch) else 0
         if dropped and not self.dropped:

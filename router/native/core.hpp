@@ -63,7 +63,7 @@ struct View {
     double now_s;
     u64 turn;
     std::vector<RankNumbers> ranks;
-    std::optional<u32> only;  // the one place whose numbers are left; none: of every place
+    std::optional<u32> only;  // the place that `ranks[0]` has the numbers of; none: `ranks` has those of every place
     std::vector<u32> without_events;  // places
     std::shared_ptr<const std::vector<u64>> epochs;  // none: 0 at every rank
     std::vector<char> spent;   // newcomers that had their share; empty: none

@@ -26,8 +26,9 @@ struct PyJournal {
     // Ends the batch, if it has a record.
     void complete() {
         if (count != 0) {
-            owner.attr("add_batch")(bytes_of(records_), std::exchange(count, 0));
+            const nb::bytes records = bytes_of(records_);
             records_.clear();
+            owner.attr("add_batch")(records, std::exchange(count, 0));
         }
     }
     // Adds a record of any length.

@@ -219,9 +219,9 @@ class Pools(Destination[PoolAttempt]):
         self._sequences: tuple[PoolSequence, ...] = ()
         """The pools of each phase."""
         self._phase = ""
-        """The phase whose routers are tried."""
+        """The present phase."""
         self._routers: tuple[tuple[str, str], ...] = ()
-        """The namespace and the URL of each router of that phase, in the order of trial."""
+        """The namespace and the URL of each router of the present phase, in the order in which they are tried."""
 
     # ------------------------------------------------------------------------------------------- until it is sent
 

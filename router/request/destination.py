@@ -66,7 +66,7 @@ class Attempt(ABC):
     reason = ""
     retry_after_s: float | None = None
     is_retried = False
-    """Whether it failed before its answer, and another worker was asked for."""
+    """Whether the attempt failed before its answer, and the router looked for another worker."""
     is_success = True
     """No error status so far."""
     has_begun = False

@@ -15,7 +15,7 @@ where the stream continues:
 
 The router does not resume an answer with parts that a parser of the engine takes out of the text (tool calls,
 reasoning), an answer with log probabilities, `echo`, several choices or guided decoding, an answer to a prompt with
-media, or a stream in whose ids no such ik is found. `may_be_asked` and `resumed_body` exclude further options.
+media, or a stream without such an ik. `may_be_asked` and `resumed_body` exclude further options.
 
 Source: vllm-project/vllm 0.24.0, `vllm/v1/engine/detokenizer.py` (`stop_buffer_length`, `DecodeStream(ids=..)` primed
 with the prompt: after half a character it would repeat the prompt's text), `vllm/entrypoints/openai/completion/

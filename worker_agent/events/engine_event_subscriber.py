@@ -184,7 +184,7 @@ class EngineEventSubscriber:
             self._answered_at_s = self._clock.now()  # a delivery may take longer than an answer
 
     async def _request_replay(self, deliver: Deliver) -> None:
-        """Request a replay if one is due and none is being answered; give up one whose answer takes too long."""
+        """Request a replay if one is due and none is awaited; give up an awaited one after `answer_s`."""
         now_s = self._clock.now()
         if self._answered_at_s is not None:
             if now_s - self._answered_at_s >= self._answer_s or self.cursor.is_overdue(now_s):

@@ -235,6 +235,25 @@ async def test_silence_and_trust_are_marks_when_they_are_logged_and_the_event_lo
 
 async def test_many_changes_of_one_look_are_counted_beyond_the_bound() -> None:
     watched = Watched(registered(dp_ranks=tuple(range(MARKS_OF_A_LOOK + 7))))
+    await watched.marks()
     watched.bench.index.doubt = "behind"
-    _, *found, last = await watched.marks(2)
+    *found, last = await watched.marks(2)
     assert (len(found), last) == (MARKS_OF_A_LOOK, ("others", "7 other changes"))
+
+
+async def test_a_rank_that_begins_in_doubt_has_no_mark() -> None:
+    watched = Watched()
+    watched.bench.index.doubt = "behind"
+    assert await watched.marks(3) == [("router_started", "the router began to watch")]
+
+
+async def test_a_silent_worker_that_returns_as_another_instance_is_heard_again() -> None:
+    watched = Watched(registered())
+    await watched.marks()
+    await watched.bench.clock.advance(SILENT_S)
+    assert await watched.marks() == [("worker_silent", "w0 is silent")]
+    watched.apply(registered(instance="w0-2"))
+    assert await watched.marks() == [
+        ("worker_joined", "w0 joined again, as another instance"),
+        ("worker_heard", "w0 is heard again"),
+    ]

@@ -93,6 +93,21 @@ def test_what_came_after_the_answer_was_given_is_not_lost() -> None:
     assert applied(made.on_message(told(4, Cancelled(lease_id="m")), 0.0)) == [Cancelled(lease_id="m")]
 
 
+def test_an_answer_that_newer_messages_overtook_does_not_count() -> None:
+    open_a = OpenLease(routed("a"), is_prefilled=False)
+    made = replication(told(1, routed("a"), routed("b")), beat(1, open_a))
+    assert asked(made.tick(0.0)) == [1]
+    for later in (
+        told(2, Finished(lease_id="b")),
+        beat(2, open_a),
+        told(3, Finished(lease_id="a"), routed("c")),
+        told(5),
+    ):
+        made.on_message(later, 0.0)
+    assert applied(made.on_message(answer(1, 1, open_a), 0.0)) == []
+    assert made.peers["other"].seq == 3
+
+
 def test_an_answer_counts_when_all_of_it_is_there() -> None:
     made = replication(told(2))
     made.tick(0.0)

@@ -25,7 +25,7 @@ class Sent:
 
 
 class Decoding:
-    """A decoder whose thread waits for `go_on`; `most` threads were in it at once."""
+    """A decoder that waits for `go_on`. `most`: the largest number of threads that decoded at once."""
 
     def __init__(self, decode: Callable[[Bytes], Request] = decode_completion) -> None:
         self.began, self.go_on = threading.Event(), threading.Event()

@@ -24,8 +24,8 @@ import msgspec
 class IterationWork(msgspec.Struct, frozen=True, kw_only=True):
     """What one iteration of a rank computes.
 
-    `kv_tokens` counts the tokens whose K/V the decoding sequences read, `host_tokens` those that moved between GPU and
-    host.
+    kv_tokens    tokens in the KV cache that the decoding sequences read
+    host_tokens  tokens of which the KV cache was copied between GPU and host
     """
 
     context_tokens: int = 0
