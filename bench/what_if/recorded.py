@@ -34,7 +34,7 @@ from router.journal.log import JournalEntry
 from router.journal.replay import Continuity, Redecided, Replay
 from router.native import built
 from router.planner.service import answered_tokens
-from router.shadows.comparison import Tally, of_verdicts
+from router.shadows.comparison import Tally
 from worker_agent.port.types import EngineDescription
 
 REQUESTS_MAX = 200_000
@@ -262,7 +262,8 @@ class JournalOfOne:
         decided = found if isinstance(found, Redecided) else None
         self.recorded.take(record, decided, policy)
         if isinstance(record, Decided) and decided is not None and decided.verdict is not None:
-            self._compare(decided)
+            for tally, other in zip(self.tallies.values(), decided.otherwise, strict=self._asks):
+                tally.add(other)
 
     def _resolve(self, live: Policy) -> None:
         if live.mode not in MODES:
@@ -274,13 +275,3 @@ class JournalOfOne:
             if policy != live:
                 self.policies[name], self.tallies[name] = policy, Tally(name, dict(fields))
         self._asked += self.policies.values() if self._asks else ()
-
-    def _compare(self, found: Redecided) -> None:
-        state = self._replay.state
-        assert state is not None, "a decision was taken again in it"
-        assert found.verdict is not None
-        for tally, other in zip(self.tallies.values(), found.otherwise, strict=self._asks):
-            if isinstance(other, str):
-                tally.add("unreadable" if "reads overlap" in other else "no_choice")
-            else:
-                tally.add(of_verdicts(state, found.verdict, other))

@@ -23,10 +23,10 @@ from router.config import RouterSettings
 from router.decision.policies import Mode
 from router.decision.policy import Policy
 from router.decision.policy_config import load_modes
-from router.decision.policy_store import swapped
+from router.decision.policy_store import fields_of, swapped
 from router.journal.log import JournalEntry, JournalMessages, read_journal
 from router.journal.replay import CheckpointRead, Continuity, Found, NotFolded, Redecided, Replay
-from router.journal.what_if import BLOCKS, DRAWS, SEED, WhatIf, what_if_lines
+from router.shadows.comparison import Tally, figures_table
 
 _SHOWN_MAX = 20
 _NOT_SHOWN = (
@@ -158,10 +158,10 @@ def replay(
     records are gone, after lost records, and with --from, it starts at the next one. It prints where that is.
 
     With --mode, a policy's field (--set policy.temperature=0.2) or --sweep, the choices of those policies at the same
-    moments are compared, too: how many differ, predicted hit rate, imbalance, cost; promises and answers stay as
-    recorded. The exit code is 0 if all repeated decisions are equal, 1 if
-    one differs or a record cannot be folded, 2 if nothing was replayed: there is no journal, or no beginning and no
-    checkpoint in the part that was read.
+    moments are compared, too, with the figures of a shadow policy; promises and answers stay as recorded.
+
+    The exit code is 0 if all repeated decisions are equal, 1 if one differs or a record cannot be folded, 2 if nothing
+    was replayed: there is no journal, or no beginning and no checkpoint in the part that was read.
 
     \b
     Example:  router replay --nats-url nats://127.0.0.1:4222 --mode kv --sweep policy.ttft_weight=1,4,16
@@ -218,8 +218,8 @@ class _Replays:
 
         `say` gets at most `shown_max` differences, and as many losses.
         """
-        self._policies, self._shown_max, self._say = policies, shown_max, say
-        self.what_if = WhatIf(list(policies))
+        self._shown_max, self._say = shown_max, say
+        self._tallies = [Tally(name, fields_of(policy)) for name, policy in policies.items()]
         self.routers = defaultdict[str, _OneReplay](
             lambda: _OneReplay(Replay(policies=[*policies.values()], modes=modes))
         )
@@ -253,8 +253,9 @@ class _Replays:
         self._equal += found.equal
         if not found.equal:
             self._differ(entry, f"{found.decision_id}: {found.difference}")
-        if self._policies and found.recorded is not None:
-            self.what_if.add(found)
+        if found.verdict is not None:
+            for tally, other in zip(self._tallies, found.otherwise, strict=True):
+                tally.add(other)
 
     def _count_checkpoint(self, entry: JournalEntry, found: CheckpointRead) -> None:
         self._checkpoints += not found.difference
@@ -286,13 +287,12 @@ class _Replays:
             _explained("not folded", self.not_folded, " records: exactness ends at each of them"),
             f"checkpoints    {self._checkpoints}",
         ]
-        if self._policies:
-            lines += ["", *what_if_lines(self.what_if.figures(), self.what_if)]
+        if self._tallies:
+            lines += ["", *figures_table([each.report() for each in self._tallies])]
         return lines
 
     def as_object(self) -> dict[str, object]:
         """Return the figures of the summary by name."""
-        found = self.what_if
         return {
             "journals": sorted(self.routers),
             "equal": self._equal,
@@ -300,12 +300,7 @@ class _Replays:
             "not_exact": self._inexact,
             "not_folded": self.not_folded,
             "checkpoints": self._checkpoints,
-            "compared": found.compared,
-            "left_out": found.left_out,
-            "without_overlap": found.without_overlap,
-            "without_rates": found.without_rates,
-            "policies": found.figures() if self._policies else [],
-            "bootstrap": {"blocks_max": BLOCKS, "draws": DRAWS, "seed": SEED},
+            "policies": [each.report() for each in self._tallies],
         }
 
 

@@ -12,7 +12,8 @@
     any other      applied
     an error       the record cannot be folded: `NotFolded` has its kind and the reason. What follows is as after `Lost`
 
-With other policies, their choices for the same request are returned, too; the fold follows the recorded decisions.
+With other policies, their choices for the same requests are compared with the recorded ones, too
+(`router/shadows/comparison.py`); the fold follows the recorded decisions.
 """
 
 import math
@@ -56,6 +57,7 @@ from router.decision.state import RouterState, StateSettings
 from router.decision.verdict import Verdict
 from router.decision.view import OverlapAnswer
 from router.journal.encoder import CheckpointUnusable, JournalCheckpoint, Restoring
+from router.shadows.comparison import Comparison, compared
 
 _REASON_CHARACTERS_MAX = 200
 _NO_STATUS = (0, "")
@@ -72,8 +74,8 @@ class Redecided(NamedTuple):
     decision_id: str
     difference: str
     recorded: WorkerRank | None
-    otherwise: tuple[Verdict | str, ...] = ()
-    """What each other policy chooses, or why it has no choice; empty for a refusal, and where it is not exact."""
+    otherwise: tuple[Comparison | str, ...] = ()
+    """What each other policy chooses, or one of `SKIPS`; empty for a refusal, and where it is not exact."""
     is_exact: bool = True
     verdict: Verdict | None = None
     """The repeated decision with all its candidates; None: it could not be repeated, or was a refusal."""
@@ -202,8 +204,8 @@ class Replay:
         except _REFUSALS as error:
             state.apply(record)
             words = f"{record.rank} was chosen; now {error}"
-            return Redecided(request.decision_id, words, record.rank, (str(error),) * len(self._others))
-        otherwise = tuple([_otherwise(state, verdict, other) for other in self._others])
+            return Redecided(request.decision_id, words, record.rank, ("no_choice",) * len(self._others))
+        otherwise = tuple([compared(state, verdict, state.policy, other) for other in self._others])
         difference = ""
         if (found := verdict.journal_record(record.kv_seq)) != encode_record(record):
             difference = difference_of(record, found, verdict.ranks)
@@ -238,17 +240,6 @@ class Replay:
         else:
             difference = f"no rank was eligible; now {verdict.winner} is"
         return Redecided(request.decision_id, difference, None)
-
-
-def _otherwise(state: RouterState, verdict: Verdict, policy: Policy) -> Verdict | str:
-    """Return what another policy chooses in the place of the verdict, or why it has no choice."""
-    policy, mode, _ = state.rules.of(policy, verdict.request)
-    if mode.reads_overlap and verdict.is_blank:
-        return f"mode {policy.mode} reads overlap, of which mode {verdict.policy} recorded nothing"
-    try:
-        return state.decide_instead(verdict, policy)
-    except _REFUSALS as error:
-        return str(error)
 
 
 def _unknown_mode(mode: str) -> str:

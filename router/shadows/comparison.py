@@ -38,6 +38,7 @@ from kv_protocol.errors import LimitExceeded
 from kv_protocol.ids import WorkerRank
 from router.decision.eligibility import NoEligibleWorker, WorkerNotNamed
 from router.decision.policy import Policy
+from router.decision.report import aligned
 from router.decision.state import RouterState
 from router.decision.verdict import Verdict
 
@@ -74,18 +75,13 @@ def compared(state: RouterState, verdict: Verdict, live: Policy, shadow: Policy)
         other = state.decide_instead(verdict, shadow)
     except (NoEligibleWorker, WorkerNotNamed, LimitExceeded):
         return "no_choice"
-    return of_verdicts(state, verdict, other)
-
-
-def of_verdicts(state: RouterState, verdict: Verdict, other: Verdict) -> Comparison:
-    """Return the comparison of a live decision with another policy's for the same request at the same moment."""
     places = verdict.place, other.place
     ttft_s = cached_blocks = None
     if verdict.request.isl_tokens and not verdict.is_blank:
         factors = np.frombuffer(verdict.column("prefill") or state.core.prefill_factors(verdict))
         live_s, shadow_s = (state.core.expected_s(verdict, place)[0] * float(factors[place]) for place in places)
-        live, shadow = (min(int(verdict.expected[place]), verdict.request.reusable_blocks) for place in places)
-        ttft_s, cached_blocks = (live_s, shadow_s), (live, shadow)
+        held, others = (min(int(verdict.expected[place]), verdict.request.reusable_blocks) for place in places)
+        ttft_s, cached_blocks = (live_s, shadow_s), (held, others)
     live_cost_ms, own_cost_ms = _costs_ms(verdict, places), _costs_ms(other, places)
     return Comparison(other.winner, places[0] == places[1], ttft_s, cached_blocks, live_cost_ms, own_cost_ms)
 
@@ -251,3 +247,35 @@ def merged(reports: Sequence[ShadowReport]) -> ShadowReport:
         skipped={reason: sum(each.skipped.get(reason, 0) for each in reports) for reason in SKIPS},
         **gains,
     )
+
+
+def figures_table(reports: Sequence[ShadowReport]) -> list[str]:
+    """Return the lines of a table for people: mean gains with their 95 % intervals, and what was skipped."""
+    heads = ("policy", "differ", "TTFT gain, ms", "cached blocks gain", "own cost gain, ms", "live cost gain, ms")
+    rows = [
+        (
+            each.name,
+            f"{each.differ_ratio:.1%}",
+            _shown(each.ttft_gain_s, 1e3),
+            _shown(each.cached_blocks_gain),
+            _shown(each.own_cost_gain_ms),
+            _shown(each.live_cost_gain_ms),
+        )
+        for each in reports
+    ]
+    skipped = [
+        f"note: {each.name}: {count} of {count + each.decisions} decisions are not compared ({reason})"
+        for each in reports
+        for reason, count in each.skipped.items()
+        if count
+    ]
+    return [*aligned([heads, *rows], len(heads)), *skipped]
+
+
+def _shown(gain: SeriesMean, factor: float = 1.0) -> str:
+    if not gain.count:
+        return "-"
+    interval = (
+        "" if gain.interval_95 is None else " ({:+.1f} to {:+.1f})".format(*(factor * end for end in gain.interval_95))
+    )
+    return f"{factor * gain.mean:+.1f}{interval}"

@@ -35,9 +35,9 @@ from router.decision.eligibility import NoEligibleWorker
 from router.decision.policies import MODES
 from router.decision.policy import CostParameters, Policy
 from router.decision.state import RouterState
-from router.decision.verdict import Verdict
 from router.journal.encoder import JournalEncoder
 from router.journal.replay import Redecided, Replay
+from router.shadows.comparison import Comparison
 from tests.support.amount import examples
 from tests.support.replayed import continuous, replay
 from tests.support.watched_routing import Told, tell
@@ -323,8 +323,8 @@ def test_another_life_begins_anew() -> None:
 # ------------------------------------------------------------------------------------------- another policy
 
 
-def winner(choice: Verdict | str) -> WorkerRank | None:
-    return choice.winner if isinstance(choice, Verdict) else None
+def winner(choice: Comparison | str) -> WorkerRank | None:
+    return choice.rank if isinstance(choice, Comparison) else None
 
 
 def test_the_policy_that_was_in_force_would_have_chosen_the_same() -> None:
@@ -349,7 +349,7 @@ def test_without_recorded_overlap_a_policy_that_reads_it_has_no_choice() -> None
     records = lived(1, "round-robin")[1]
     first = next(each for each in replay(records, policies=[Policy()]) if each.recorded is not None)
     (other,) = first.otherwise
-    assert other == "mode kv reads overlap, of which mode round-robin recorded nothing"
+    assert other == "unreadable"
 
 
 def test_a_decision_in_a_mode_that_is_not_known_here_is_not_said_to_be_equal() -> None:

@@ -119,7 +119,7 @@ def test_shadows_choose_what_a_replay_of_the_journal_has_the_same_policies_choos
         decisions += 1
         for name, other in zip(policies, found.otherwise, strict=True):
             assert not isinstance(other, str)
-            differ[name] += other.winner != found.recorded
+            differ[name] += other.rank != found.recorded
     seen = reports(run.shadows)
     assert decisions > 50
     assert {name: each["decisions"] for name, each in seen.items()} == dict.fromkeys(policies, decisions)
