@@ -11,8 +11,8 @@
 Consecutive heads are a restart. Without the log, missing heartbeats mean nothing.
 
 Events and trust are checked only if a mode reads overlap: other modes do not use the index. A rank that is FALLBACK for
-its parity or its events is reported by those checks. A router reports only fields in
-which it differs from a worker; its value is then shown beside the workers'. Encode workers need no parity.
+its parity or its events is reported by those checks. Parity is what a router says of its workers
+(`router/fleet/registry.py`, `router/prompt/engine_parity.py`, `router/feeds/watch.py`). Encode workers need none.
 
     exit code   0 nothing     1 warnings     2 errors     (3: it could not look; the command's)
 
@@ -37,17 +37,13 @@ from itertools import pairwise
 from typing import TypeVar
 
 from kv_protocol.fleet import Role, WorkerRegistered
-from kv_protocol.hashing import canary
-from kv_protocol.images import rule_text
 from router.doctor.facts import (
     SEVERITIES,
-    Differs,
     Finding,
     FleetFacts,
     RankStatus,
     Severity,
     StreamHead,
-    WorkerRow,
     names,
     severity,
 )
@@ -63,12 +59,12 @@ _AVOIDED = ("breaker", "busy")
 SILENT_BLOCKS = 64
 """Blocks in use before a rank without events is a finding: an engine publishes a block only once it is computed."""
 _UNTRUSTED = ("FALLBACK", "DEGRADED")
-AGREED = {
-    **dict.fromkeys(("block_size", "hash_scheme", "images"), "parity.hashes"),
-    **dict.fromkeys(("tokenizer_digest", "template_digest"), "parity.tokens"),
+PARITY = {
+    **dict.fromkeys(("block_size", "hash_scheme", "canary", "images"), "parity.hashes"),
+    **dict.fromkeys(("tokenizer_digest", "template_digest", "prompt_ids"), "parity.tokens"),
+    "kv_events": "parity.kv_events",
 }
-"""Parity fields in which all workers must agree, and the finding; in the others each worker is judged by itself."""
-_OBSERVED = {"prompt_ids": "parity.tokens", "kv_events": "parity.kv_events"}
+"""The finding for each field in which a worker may differ from a router; `event_source` is `events.none`."""
 _SHOWN_MAX = 80
 _SPLIT = {"prefill", "decode"}
 _EXIT_CODES: dict[Severity, int] = {"error": 2, "warning": 1}
@@ -243,60 +239,26 @@ def _is_untrusted(rank: RankStatus) -> bool:
 
 
 def parity(facts: FleetFacts) -> Iterator[Finding]:
-    """Yield the fields in which a model's workers, and the routers, differ, if that affects routing."""
-    for model, workers in facts.models().items():
-        registrations = [each for each in workers if each.role != "encode"]
-        if not facts.is_by_prefix and not {each.role for each in registrations} >= _SPLIT:
-            continue
-        yield from _canaries(registrations)
-        for field, check in AGREED.items():
-            groups = _groups(facts, registrations, field)
-            if len(groups) > 1:
-                words = "; ".join(f"{_shown(value)}: {names(ids)}" for value, ids in groups.items())
-                yield Finding(check, model, f"{field} {words}")
-
-
-def observed(facts: FleetFacts) -> Iterator[Finding]:
-    """Yield what routers observed: an engine tokenizes a chat to other ids, or its blocks appear at another worker."""
-    told = {(each.field, worker.worker_id): each for worker, each, _ in _differing(facts)}
-    for (field, worker_id), differs in told.items():
-        if field in _OBSERVED:
-            yield Finding(_OBSERVED[field], worker_id, f"found {differs.found}, allowed {differs.allowed}")
-
-
-def _differing(facts: FleetFacts) -> Iterator[tuple[WorkerRow, Differs, str]]:
-    """Yield every field in which a worker differs from a router: the worker, the field, and the router's URL."""
+    """Yield what routers say of workers that hash other prompts than they do, or have another worker's events."""
+    judged = {
+        each.worker_id
+        for registrations in facts.models().values()
+        for each in registrations
+        if each.role != "encode" and (facts.is_by_prefix or {other.role for other in registrations} >= _SPLIT)
+    }
     for router in facts.routers:
-        for worker in router.after.workers:
-            for each in worker.differs:
-                yield worker, each, router.control.url
+        workers = [each for each in router.after.workers if each.worker_id in judged]
+        differing = [
+            (each.worker_id, differs) for each in workers for differs in each.differs if differs.field in PARITY
+        ]
+        for differs, found in _by(differing, lambda pair: pair[1]).items():
+            words = f"{differs.field}: found {_shown(differs.found)}, allowed {_shown(differs.allowed)}"
+            at = names([worker_id for worker_id, _ in found])
+            yield Finding(PARITY[differs.field], at, f"{words} (router {router.control.url})")
 
 
-def _groups(facts: FleetFacts, registrations: Sequence[WorkerRegistered], field: str) -> dict[str, list[str]]:
-    """Return the workers of each value."""
-    groups: dict[str, list[str]] = {}
-    for each in registrations:
-        groups.setdefault(_value(each, field), []).append(each.worker_id)
-    ids = {each.worker_id for each in registrations}
-    wanted = {(url, str(each.allowed)) for worker, each, url in _differing(facts)
-              if each.field == field and worker.worker_id in ids}  # fmt: skip
-    for url, value in sorted(wanted):
-        groups.setdefault(value, []).append(f"router {url}")
-    return groups
-
-
-def _value(registration: WorkerRegistered, field: str) -> str:
-    return rule_text(registration.images) if field == "images" else str(getattr(registration, field))
-
-
-def _canaries(registrations: Sequence[WorkerRegistered]) -> Iterator[Finding]:
-    for each in registrations:
-        if each.canary != (ours := canary(each.block_size, each.hash_scheme)):
-            yield Finding("parity.hashes", each.worker_id, f"canary: found {each.canary}, here it is {ours}")
-
-
-def _shown(value: str) -> str:
-    return value if len(value) <= _SHOWN_MAX else f"{value[:_SHOWN_MAX]}..."
+def _shown(value: object) -> str:
+    return str(value) if len(str(value)) <= _SHOWN_MAX else f"{str(value)[:_SHOWN_MAX]}..."
 
 
 def presence(facts: FleetFacts) -> Iterator[Finding]:
@@ -360,7 +322,7 @@ def pairing(facts: FleetFacts) -> Iterator[Finding]:
         yield from partner_findings(registrations)
 
 
-CHECKS = (log, presence, doubles, planes, routers, parity, observed, pairing, events, trust)
+CHECKS = (log, presence, doubles, planes, routers, parity, pairing, events, trust)
 
 
 def examine(facts: FleetFacts) -> list[Finding]:

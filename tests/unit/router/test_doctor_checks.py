@@ -5,9 +5,9 @@ from typing import NamedTuple
 import pytest
 from msgspec.structs import replace
 
-from kv_protocol.images import FixedTokens, ImageRule
+from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.subjects import EVENTS_STREAM
-from router.doctor.checks import AGREED, SILENT_BLOCKS, examine, exit_code
+from router.doctor.checks import PARITY, SILENT_BLOCKS, examine, exit_code
 from router.doctor.facts import CATALOGUE, AddressAnswer, Differs, Finding, FleetFacts
 from router.fleet.trust import PARITY_FIELDS
 from tests.unit.router.doctor_facts import (
@@ -29,7 +29,6 @@ from tests.unit.router.doctor_facts import (
 )
 from tests.unit.router.samples import rank
 
-IMAGES = ImageRule(placeholder="<img>", image_token_id=7, tokens=FixedTokens(4))
 REFUSED = "Connection refused"
 OTHER = {"worker_id": "w0", "instance": "w0-2"}
 
@@ -47,10 +46,10 @@ def differing(field: str, *values: object) -> FleetFacts:
     return facts(told("w0", **{field: values[0]}), told("w1", **{field: values[1]}))
 
 
-def by_router(field: str, allowed: str, found: str = "") -> FleetFacts:
-    """The workers agree, and their router has something else."""
+def by_router(field: str, allowed: str | int, found: str | int, *workers: WorkerRegistered) -> FleetFacts:
+    """Both workers differ from their router in this field."""
     both = listed(standing("w0/0"), standing("w1/0"), differs=Differs(field, allowed, found))
-    return facts(routers=(router(before=both, after=both),))
+    return facts(*workers, routers=(router(before=both, after=both),))
 
 
 def of_mode(mode: str, facts_: FleetFacts, *, reads_overlap: bool = False) -> FleetFacts:
@@ -101,20 +100,17 @@ CASES: dict[str, list[Case]] = {
     ],
     # ------------------------------------------------------------ parity
     "parity.hashes": [
-        Case(differing("block_size", 16, 32), "m", "block_size 16: w0; 32: w1",
-             of_mode("round-robin", differing("block_size", 16, 32))),
-        Case(differing("hash_scheme", "xxh3-1337", "other"), "m", "other: w1"),
-        Case(differing("canary", told("w0").canary, 5), "w1", "canary: found 5, here it is"),
-        Case(differing("images", IMAGES, None), "m", "none: w1",
-             facts(told("w0", images=IMAGES), told("w1", images=IMAGES))),
+        Case(by_router("block_size", 16, 32), "w0, w1", f"block_size: found 32, allowed 16 (router {ROUTER})",
+             of_mode("round-robin", by_router("block_size", 16, 32))),
+        *(Case(by_router(field, "a", "b"), "w0, w1", f"{field}: found b") for field in
+          ("hash_scheme", "canary", "images")),
     ],
     "parity.tokens": [
-        Case(by_router("tokenizer_digest", "t-2"), "m", f"t-2: router {ROUTER}"),
-        Case(by_router("prompt_ids", "token 3: 7", "8"), "w0", "found 8, allowed token 3: 7"),
-        Case(differing("template_digest", "a", "b"), "m", "template_digest a: w0; b: w1"),
+        *(Case(by_router(field, "a", "b"), "w0, w1", f"{field}: found b") for field in
+          ("tokenizer_digest", "template_digest", "prompt_ids")),
     ],
     "parity.kv_events": [
-        Case(by_router("kv_events", "those of w0/0", "those of w1/0"), "w0",
+        Case(by_router("kv_events", "those of w0/0", "those of w1/0"), "w0, w1",
              "found those of w1/0, allowed those of w0/0"),
     ],
     # ------------------------------------------------------------ prefill and decode
@@ -187,7 +183,7 @@ def test_every_finding_of_the_catalogue_has_a_case() -> None:
 
 
 def test_every_parity_field_of_the_router_has_a_check() -> None:
-    assert {*PARITY_FIELDS} == {*AGREED, "canary", "event_source"}
+    assert {*PARITY_FIELDS} - {"event_source"} == PARITY.keys() - {"prompt_ids", "kv_events"}
 
 
 def test_nothing_is_found_in_a_healthy_fleet_nor_in_a_healthy_pair() -> None:
@@ -209,14 +205,19 @@ def test_what_comes_near_a_fault_is_not_found(check: str, case: Case) -> None:
 
 
 def test_without_a_mode_that_reads_overlap_parity_matters_where_prompts_are_computed_apart() -> None:
-    workers = told("w0", role="prefill"), told("w1", role="decode", block_size=32), told("w2")
-    assert ids(examine(of_mode("random", facts(*workers)))) == {"parity.hashes"}
-    assert examine(of_mode("random", facts(told("w0"), told("w1", block_size=32)))) == []
+    workers = told("w0", role="prefill"), told("w1", role="decode"), told("w2")
+    assert ids(examine(of_mode("random", by_router("block_size", 16, 32, *workers)))) == {"parity.hashes"}
+    assert examine(of_mode("random", by_router("block_size", 16, 32))) == []
+
+
+def test_an_encode_worker_needs_no_parity() -> None:
+    found = examine(by_router("tokenizer_digest", "a", "b", told("w0", role="encode"), told("w1")))
+    assert [(each.id, each.of) for each in found] == [("parity.tokens", "w1")]
 
 
 def test_where_no_router_answers_the_configuration_says_whether_overlap_is_read() -> None:
-    fault = replace(differing("block_size", 16, 32), routers=())
-    assert ids(examine(fault)) == {"parity.hashes"}
+    fault = replace(differing("event_source", "none", "vllm"), routers=())
+    assert ids(examine(fault)) == {"events.none"}
     assert examine(replace(fault, reads_overlap=False)) == []
 
 
@@ -226,7 +227,7 @@ def test_as_many_blocks_as_one_cannot_overlook_are_enough() -> None:
 
 
 def test_the_worst_comes_first_and_decides_the_exit_code() -> None:
-    found = examine(replace(differing("block_size", 16, 32), left={"w1": ""}, fills={"A": (1, 1)}))
+    found = examine(replace(by_router("block_size", 16, 32), left={"w1": ""}, fills={"A": (1, 1)}))
     assert [CATALOGUE[each.id].severity for each in found] == sorted(
         (CATALOGUE[each.id].severity for each in found), key=["error", "warning"].index
     )
