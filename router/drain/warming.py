@@ -5,8 +5,8 @@
     exclusive             the worker's ranks hold the block on the GPU, and no other eligible rank does
     bought                the hottest blocks that the budget pays for: each costs `block_size` tokens
     selected              the newest prompts, as long as they have `BLOCKS_MAX` exclusive blocks, counted per prompt
-    listed                the longest prefixes of bought blocks, by heat per token to compute; blocks of a prefix listed
-                          before do not count again
+    listed                the longest prefixes of bought blocks, by the mean heat of their blocks; blocks of a prefix
+                          listed before do not count again
 
 Every prompt with a block has all blocks before it, so heat never grows along a prefix: the hottest blocks (of equal
 heat, the newest prompt's first) form complete prefixes, and no other choice of blocks has more heat for its tokens.
@@ -24,8 +24,7 @@ plane's connections.
 """
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
-from heapq import heapify, heappop, heappush
+from collections.abc import Sequence
 from itertools import takewhile
 from statistics import fmean
 from typing import Literal, NamedTuple
@@ -105,8 +104,13 @@ def hot_prefixes(
     bought = set(sorted(heat, key=heat.__getitem__, reverse=True)[: budget_tokens // block_size])
     runs = [list(takewhile(bought.__contains__, chain)) for _, chain in selected]
     inner = {block for run in runs for block in run[:-1]}  # a run that ends there is part of a longer one
-    found = list[tuple[RecentPrompt, HotPrefix]]()
-    for at, new in _by_value([run if run and run[-1] not in inner else [] for run in runs], heat):
+    longest = [(fmean(map(heat.__getitem__, run)), at) for at, run in enumerate(runs) if run and run[-1] not in inner]
+    found, listed = list[tuple[RecentPrompt, HotPrefix]](), set[int]()
+    for _, at in sorted(longest, key=lambda each: -each[0]):
+        new = [block for block in runs[at] if block not in listed]
+        if not new:
+            continue
+        listed.update(new)
         prompt, _ = selected[at]
         blocks = prompt.elsewhere_blocks + len(runs[at])
         prefix = HotPrefix(
@@ -120,28 +124,6 @@ def hot_prefixes(
         )
         found.append((prompt.recent, prefix))
     return found
-
-
-def _by_value(runs: Sequence[list[int]], heat: Mapping[int, float]) -> Iterator[tuple[int, list[int]]]:
-    """Yield the index and the new blocks of each run; the run with the highest mean heat of new blocks is always next.
-
-    Listing a run removes the first blocks of others, which are their hottest: a stored value can only be too high, so
-    that only the run on top needs to be evaluated again.
-    """
-    listed = set[int]()
-    waiting = [(-fmean(heat[block] for block in run), at) for at, run in enumerate(runs) if run]
-    heapify(waiting)
-    while waiting:
-        believed, at = heappop(waiting)
-        new = [block for block in runs[at] if block not in listed]
-        if not new:
-            continue
-        value = -fmean(heat[block] for block in new)
-        if value > believed:
-            heappush(waiting, (value, at))
-        else:
-            yield at, new
-            listed.update(new)
 
 
 def decided(serving: Serving, route: RouteRequest) -> Verdict | None:

@@ -99,10 +99,10 @@ def faults(world: World, found: list[HotPrefix]) -> list[str]:
             broken.append("the worker does not hold it")
         if len(new) != prefix.new_blocks or not new:
             broken.append("a block counts that is held elsewhere, or was listed before")
-        total = sum(heat.get(part, 0.0) for part in new)
-        if total != pytest.approx(prefix.heat):
+        if sum(heat.get(part, 0.0) for part in new) != pytest.approx(prefix.heat):
             broken.append("the heat is not the sum of its new blocks'")
-        values.append(total / max(1, len(new)))
+        own = [heat.get(part, 0.0) for part in _prefixes(path) if part not in world.elsewhere]
+        values.append(sum(own) / max(1, len(own)))
         seen.update(new)
     paths = [_path(world, prefix) for prefix in found]
     if any(path[: len(other)] == other for path in paths for other in paths if path is not other):
