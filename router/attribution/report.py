@@ -87,7 +87,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
         found: dict[str, Any] = dict(zip(_OF_CORE, sums, strict=True)) | named
         found["routing_tokens"] = found["reused_tokens"] - found["baseline_tokens"]
         found["routing_s"] = found["saved_s"] - found["baseline_s"]
-        found["evicted_blocks"] = round(found["evicted_blocks"], _DIGITS) if has_evictions else None
+        found["evicted_blocks"] = found["evicted_blocks"] if has_evictions else None
         return cls(**found)
 
     def plus(self, other: "Figures") -> Self:
@@ -98,8 +98,6 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, **sums, evicted_blocks=evicted_blocks)
 
 
-_DIGITS = 6
-"""Of charged blocks: sums of shares are rounded to what was shared."""
 _OF_CORE = (
     "requests", "compared_requests", "prompt_tokens", "reused_tokens", "reported_tokens", "baseline_tokens",
     "foregone_tokens", "saved_s", "learnt_s", "baseline_s", "evicted_blocks",

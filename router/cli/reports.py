@@ -351,7 +351,6 @@ def _saved_by_journal(
         await read_journal(log, Clock(), "", take, stop, from_ns=from_ns)
 
     run_on_log(settings, work)
-    savings.settle()
     if savings.first_ns is None:
         within = f"from {iso(since_ns) if since_ns else 'the oldest'} to {iso(until_ns) if until_ns else 'now'}"
         raise NothingRead(f"the journals on the event log have no message {within}")
