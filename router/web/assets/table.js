@@ -1,4 +1,4 @@
-// A table or a tree of any number of rows: only those in sight are elements. One tab stop; arrow keys move in it.
+// A table of any number of rows: only those in sight are elements. One tab stop; arrow keys move in it.
 
 import { h, render } from "./parts.js";
 
@@ -8,9 +8,10 @@ let tables = 0;
 
 export class Table {
   /** `columns`: {name, width, phone?: its width on a phone, where it is left out without one, cell(row), sort?(row), align?: "end",
-   *  hint?}; `isWhole`: phones get all columns, and scroll; `isTall`: it takes the rest of the window; `key(row)`; `open(row)`: Enter or a click; `tree`: {level(row), isOpen(row): true, false or null, expand(row), collapse(row)}. */
-  constructor({ label, columns, key, open, select, tree, sorted, descending = true, isWhole = false, isTall = false, empty = "Nothing to show.", rowClass }) {
-    Object.assign(this, { label, columns, key, open, select, tree, sorted, descending, isWhole, isTall, empty, rowClass });
+   *  hint?}; `isWhole`: phones get all columns, and scroll; `isTall`: it takes the rest of the window; `key(row)`; `open(row)`: Enter or a click;
+   *  `select(row)`: the arrow keys, and clicks, which then do not open. */
+  constructor({ label, columns, key, open, select, sorted, descending = true, isWhole = false, isTall = false, empty = "Nothing to show.", rowClass }) {
+    Object.assign(this, { label, columns, key, open, select, sorted, descending, isWhole, isTall, empty, rowClass });
     this.id = `table-${(tables += 1)}`;
     this.rows = [];
     this.selected = null;
@@ -22,10 +23,10 @@ export class Table {
 
   /** Return the description of the table with these rows. */
   with(rows) {
-    this.rows = this.sorted && !this.tree ? this.inOrder(rows) : rows;
+    this.rows = this.sorted ? this.inOrder(rows) : rows;
     this.keepSelection();
     return h("div", {
-      key: this.id, class: `table ${this.isTall ? "tall" : ""}`, role: this.tree ? "treegrid" : "grid", tabindex: "0", "aria-label": this.label,
+      key: this.id, class: `table ${this.isTall ? "tall" : ""}`, role: "grid", tabindex: "0", "aria-label": this.label,
       "aria-rowcount": String(this.rows.length + 1), own: true, ref: (element) => this.mounted(element),
     });
   }
@@ -85,9 +86,9 @@ export class Table {
   }
 
   head(column) {
-    const isSorted = this.sorted === column.name && !this.tree;
-    const order = isSorted ? (this.descending ? "descending" : "ascending") : column.sort && !this.tree ? "none" : undefined;
-    const inside = column.sort && !this.tree
+    const isSorted = this.sorted === column.name;
+    const order = isSorted ? (this.descending ? "descending" : "ascending") : column.sort ? "none" : undefined;
+    const inside = column.sort
       ? h("button", { type: "button", tabindex: "-1", onclick: () => this.sortBy(column.name) }, column.name, h("span", { class: "order", "aria-hidden": "true" }, isSorted ? (this.descending ? "↓" : "↑") : ""))
       : column.name;
     return h("div", { role: "columnheader", key: column.name, class: `td ${column.align ?? ""}`, "aria-sort": order, title: column.hint }, inside);
@@ -95,12 +96,9 @@ export class Table {
 
   row(row, at, columns, template) {
     const key = this.key(row);
-    const isOpen = this.tree?.isOpen(row);
     return h("div", {
       key, id: this.idOf(key), role: "row", class: `tr ${key === this.selected ? "selected" : ""} ${this.open || this.select ? "opens" : ""} ${this.rowClass?.(row) ?? ""}`,
       "aria-rowindex": String(at + 2), "aria-selected": String(key === this.selected),
-      "aria-level": this.tree ? String(this.tree.level(row)) : undefined,
-      "aria-expanded": isOpen === true || isOpen === false ? String(isOpen) : undefined,
       style: { "grid-template-columns": template, top: `${at * ROW}px` },
       onclick: (event) => this.clicked(event, key),
     }, columns.map((each) => h("div", { role: "gridcell", key: each.name, class: `td ${each.align ?? ""}` }, each.cell(row))));
@@ -118,12 +116,11 @@ export class Table {
   }
 
   clicked(event, key) {
-    if (event.target.closest("a, button") && !event.target.closest(".twisty")) return;
+    if (event.target.closest("a, button")) return;
     const row = this.rows.find((each) => this.key(each) === key);
     if (row === undefined) return;
     this.choose(key);
-    if (event.target.closest(".twisty")) this.toggle(row);
-    else this.open?.(row);
+    if (!this.select) this.open?.(row);
   }
 
   focused() {
@@ -136,12 +133,6 @@ export class Table {
     this.draw();
   }
 
-  toggle(row) {
-    const isOpen = this.tree.isOpen(row);
-    if (isOpen === true) this.tree.collapse(row);
-    else if (isOpen === false) this.tree.expand(row);
-  }
-
   pressed(event) {
     if (event.altKey || event.ctrlKey || event.metaKey || event.target !== this.element) return;
     const at = this.rows.findIndex((each) => this.key(each) === this.selected);
@@ -149,8 +140,6 @@ export class Table {
     const to = { ArrowDown: at + 1, ArrowUp: at - 1, PageDown: at + page, PageUp: at - page, Home: 0, End: this.rows.length - 1 }[event.key];
     if (to !== undefined) this.moveTo(to);
     else if (event.key === "Enter" && at >= 0) this.open?.(this.rows[at]);
-    else if (event.key === "ArrowRight" && this.tree && at >= 0) this.right(at);
-    else if (event.key === "ArrowLeft" && this.tree && at >= 0) this.left(at);
     else return;
     event.preventDefault();
   }
@@ -162,25 +151,6 @@ export class Table {
     if (top < element.scrollTop) element.scrollTop = top;
     else if (top + ROW > element.scrollTop + room) element.scrollTop = top + ROW - room;
     this.choose(this.key(this.rows[at]));
-  }
-
-  right(at) {
-    if (this.tree.isOpen(this.rows[at]) === false) this.tree.expand(this.rows[at]);
-    else if (this.tree.isOpen(this.rows[at]) === true) this.moveTo(at + 1);
-  }
-
-  left(at) {
-    const row = this.rows[at];
-    if (this.tree.isOpen(row) === true) {
-      this.tree.collapse(row);
-      return;
-    }
-    for (let before = at - 1; before >= 0; before -= 1) {
-      if (this.tree.level(this.rows[before]) < this.tree.level(row)) {
-        this.moveTo(before);
-        return;
-      }
-    }
   }
 }
 
