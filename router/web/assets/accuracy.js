@@ -2,7 +2,7 @@
 
 import { Poll } from "./api.js";
 import { decisionColumns } from "./decisions.js";
-import { badge, bar, count, figures, h, message, percent, predictedCached, predictedTtft, quantile, rankColumn, rankId, seconds, UNKNOWN } from "./parts.js";
+import { badge, count, figures, h, message, percent, predictedCached, predictedTtft, quantile, rankColumn, rankId, seconds, UNKNOWN } from "./parts.js";
 import { Table } from "./table.js";
 
 const WORST = 20;
@@ -40,15 +40,13 @@ export class AccuracyView extends Poll {
     const compared = live.shown.decisions.map(comparedOf).filter((each) => each.cached || each.first);
     if (!compared.length) return message("", "There is nothing to compare yet.", "Predictions are compared when requests end and the worker reports what it reused.");
     const cached = compared.filter((each) => each.cached), first = compared.filter((each) => each.first);
-    const doubts = new Map((this.found?.ranks ?? []).map((each) => [rankId(each), each.doubt]));
     return [
-      this.outdated("Which ranks are doubted is not current."),
+      this.outdated("The figures by rank are not current."),
       summary(cached, first),
       h("div", { key: "plots", class: "columns" },
         h("section", { class: "panel" }, h("h2", null, "Cached tokens"), this.scatter("Cached tokens, predicted and reported", count, cached, "cached")),
         h("section", { class: "panel" }, h("h2", null, "Time to the first token"), this.scatter("Time to the first token, predicted and measured", seconds, first, "first"))),
-      h("section", { key: "ranks", class: "panel" }, h("h2", null, "By rank"),
-        this.ranks.with(sumsOf(cached, doubts))),
+      h("section", { key: "ranks", class: "panel" }, h("h2", null, "By rank, now"), this.ranks.with(this.found?.ranks ?? [])),
       h("section", { key: "worst", class: "panel" }, h("h2", null, "Largest misses of cached tokens"), this.worst.with(worstOf(cached))),
     ];
   }
@@ -64,27 +62,10 @@ function rounded(value) {
 function comparedOf(decision) {
   const cached = predictedCached(decision), first = predictedTtft(decision);
   return {
-    decision, block: decision.block_size ?? 1,
+    decision,
     cached: cached === null ? null : [cached, decision.outcome.cached_tokens],
     first: first === null || first < 0 ? null : [first, decision.outcome.ttft_s],
   };
-}
-
-/** Sums of the compared decisions by rank, each with its doubt. */
-function sumsOf(compared, doubts) {
-  const sums = new Map();
-  for (const { decision, cached: [predicted, reported] } of compared) {
-    const key = rankId(decision);
-    const sum = sums.get(key) ?? { worker_id: decision.worker_id, dp_rank: decision.dp_rank, requests: 0, overpredicted: 0, underpredicted: 0, held_tokens: 0, reported_tokens: 0, possible_tokens: 0, doubt: doubts.get(key) };
-    sum.requests += 1;
-    sum.overpredicted += predicted > reported;
-    sum.underpredicted += predicted < reported;
-    sum.held_tokens += predicted;
-    sum.reported_tokens += reported;
-    sum.possible_tokens += decision.isl_tokens;
-    sums.set(key, sum);
-  }
-  return [...sums.values()];
 }
 
 function worstOf(compared) {
@@ -110,11 +91,8 @@ function summary(cached, first) {
 
 const RANK_COLUMNS = [
   rankColumn("minmax(100px, 1fr)"),
-  { name: "Requests", width: "80px", phone: "58px", align: "end", cell: (each) => count(each.requests), sort: (each) => each.requests, hint: "Decisions that are compared" },
+  { name: "Requests", width: "80px", phone: "58px", align: "end", cell: (each) => count(each.requests), sort: (each) => each.requests, hint: "The newest that are compared" },
   { name: "Too high", width: "72px", phone: "56px", align: "end", cell: (each) => count(each.overpredicted), sort: (each) => each.overpredicted },
   { name: "Too low", width: "72px", phone: "56px", align: "end", cell: (each) => count(each.underpredicted), sort: (each) => each.underpredicted },
-  { name: "Predicted", width: "92px", align: "end", cell: (each) => count(each.held_tokens), sort: (each) => each.held_tokens, hint: "Tokens that it held by the index" },
-  { name: "Reused", width: "92px", align: "end", cell: (each) => count(each.reported_tokens), sort: (each) => each.reported_tokens, hint: "Tokens that it reported as reused" },
-  { name: "Of prompts", width: "minmax(90px, 1fr)", cell: (each) => [bar([[each.reported_tokens, "accent"]], each.possible_tokens, `${count(each.reported_tokens)} of ${count(each.possible_tokens)} tokens`), h("span", { class: "number" }, percent(each.possible_tokens ? each.reported_tokens / each.possible_tokens : null))], sort: (each) => (each.possible_tokens ? each.reported_tokens / each.possible_tokens : null) },
-  { name: "Doubted", width: "120px", phone: "74px", cell: (each) => (each.doubt ? badge(each.doubt, "warn") : badge("no", "muted")), sort: (each) => (each.doubt ? 1 : 0), hint: "Whether the router trusts the rank less for its misses, now" },
+  { name: "Doubted", width: "minmax(120px, 1fr)", phone: "74px", cell: (each) => (each.doubt ? badge(each.doubt, "warn") : badge("no", "muted")), sort: (each) => (each.doubt ? 1 : 0), hint: "Whether the router trusts the rank less for its misses, now" },
 ];
