@@ -1,6 +1,5 @@
 """`router what-if`: a journal's requests played through simulated engines under other policies."""
 
-import asyncio
 import os
 from collections.abc import Callable, Mapping
 from functools import wraps
@@ -16,9 +15,7 @@ from bench.what_if.play import Cell, Stage, play_all, staged
 from bench.what_if.recorded import REQUESTS_MAX, JournalOfOne, JournalUnfit
 from bench.what_if.report import IN_FORCE, Result, as_object, lines, result_of, write_plot
 from kv_protocol.errors import UNDECODABLE
-from kv_runtime.clock import Clock
 from kv_runtime.config.loading import ConfigurationError
-from kv_runtime.event_log import EventLog
 from kv_runtime.process import print_json, print_lines
 from router.cli.options import NothingRead, moment, run_on_log, swept, with_settings
 from router.config import RouterSettings
@@ -131,12 +128,11 @@ def named_policies(modes: str | None, sweep: tuple[str, ...]) -> dict[str, dict[
 
 def read(settings: RouterSettings, asked: Asked, journal: JournalOfOne) -> JournalOfOne:
     """Return the journal, read to the end of the log; raise `NothingRead`, `BrokerUnavailable`."""
-
-    async def work(log: EventLog, stop: asyncio.Event) -> None:
-        await read_journal(log, Clock(), asked.router_name, journal.take, stop, from_ns=asked.from_ns)
-
     try:
-        run_on_log(settings, work)
+        run_on_log(
+            settings,
+            lambda log, stop: read_journal(log, asked.router_name, journal.take, stop, from_ns=asked.from_ns),
+        )
     except JournalUnfit as error:
         raise NothingRead(str(error)) from error
     return journal

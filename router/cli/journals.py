@@ -14,7 +14,6 @@ import msgspec
 from kv_protocol import subjects
 from kv_protocol.decided import Decided, cost_unit
 from kv_protocol.journal import FleetApplied, JournalBegan, JournalRecord, LedgerApplied, Lost, Refused
-from kv_runtime.clock import Clock
 from kv_runtime.event_log import EventLog
 from kv_runtime.process import PrintedLines, print_json, print_lines
 from kv_runtime.supervise import until
@@ -24,7 +23,7 @@ from router.decision.policies import Mode
 from router.decision.policy import Policy
 from router.decision.policy_config import load_modes
 from router.decision.policy_store import fields_of, swapped
-from router.journal.log import JournalEntry, JournalMessages, read_journal
+from router.journal.log import JournalEntry, read_journal
 from router.journal.replay import CheckpointRead, Continuity, Found, NotFolded, Redecided, Replay
 from router.shadows.comparison import Tally, figures_table
 
@@ -69,14 +68,8 @@ def tail(
             printed.show(partial(as_line, entry, record), partial(as_object, entry, record))
 
     async def work(log: EventLog, stop: asyncio.Event) -> None:
-        state = await log.stream_state(subjects.JOURNAL_STREAM)
-        after_seq = 0 if from_start else state.last_seq
-        messages = JournalMessages(show)
-        subject = subjects.journal(router_name) if router_name else subjects.JOURNAL_ALL
-        stream, created = subjects.JOURNAL_STREAM, state.created
-        await log.follow(stream, subject, messages.on_message, after_seq=after_seq, created=created)
-        await until(stop, done.wait())
-        messages.log_refused()
+        after_seq = 0 if from_start else (await log.stream_state(subjects.JOURNAL_STREAM)).last_seq
+        await until(stop, read_journal(log, router_name, show, done, after_seq=after_seq, follow=True))
 
     run_on_log(settings, work)
 
@@ -172,11 +165,11 @@ def replay(
     policies = _policies(settings.policy.policy(), ", ".join(named), sweep, modes)
     found = _Replays(policies, modes, inf if show_all else _SHOWN_MAX, (lambda _: None) if as_json else print_lines)
 
-    async def work(log: EventLog, stop: asyncio.Event) -> None:
-        after_seq = (from_seq or 1) - 1
-        await read_journal(log, Clock(), router_name, found.take, stop, after_seq=after_seq, from_ns=from_ns)
-
-    run_on_log(settings, work)
+    after_seq = (from_seq or 1) - 1
+    run_on_log(
+        settings,
+        lambda log, stop: read_journal(log, router_name, found.take, stop, after_seq=after_seq, from_ns=from_ns),
+    )
     if not found.routers:
         raise NothingRead(_nothing_found(router_name, from_seq, from_ns))
     if as_json:

@@ -26,7 +26,6 @@ from msgspec.structs import replace
 from kv_protocol import subjects
 from kv_protocol.decided import Decided
 from kv_protocol.journal import AttemptEnded, JournalMessage, OutcomeKnown, Refused
-from kv_runtime.clock import Clock
 from kv_runtime.event_log import EventLog, LogMessage
 from kv_runtime.process import print_json, print_lines
 from router.attribution.journal import JournalSavings, Removals, count_removals
@@ -37,7 +36,7 @@ from router.config import RouterSettings
 from router.decision.report import DecisionReport, Misses, MissKind, Outcome, RequestReport, misses, report_lines
 from router.decision.verdict import Verdict
 from router.doctor.pages import ControlPages, PageUnreadable
-from router.journal.log import CHECKPOINT_S, JournalEntry, read_journal, read_to_end
+from router.journal.log import CHECKPOINT_S, JournalEntry, read_journal, read_stream
 from router.journal.replay import Continuity, Redecided, Replay
 
 _NS_PER_S = 1_000_000_000
@@ -224,10 +223,7 @@ def _explained_by_journal(settings: RouterSettings, question: Question) -> list[
     def take(entry: JournalEntry) -> None:
         found.take(entry.router, entry.message)
 
-    async def work(log: EventLog, stop: asyncio.Event) -> None:
-        await read_journal(log, Clock(), "", take, stop)
-
-    run_on_log(settings, work)
+    run_on_log(settings, lambda log, stop: read_journal(log, "", take, stop))
     reports = found.reports()
     if not reports:
         raise NothingRead(_nothing_found(question, found))
@@ -346,9 +342,8 @@ def _saved_by_journal(
 
     async def work(log: EventLog, stop: asyncio.Event) -> None:
         if removals is not None:
-            events = subjects.EVENTS_STREAM, subjects.EVENTS_ALL
-            await read_to_end(log, Clock(), *events, remove, stop, from_ns=since_ns)
-        await read_journal(log, Clock(), "", take, stop, from_ns=from_ns)
+            await read_stream(log, subjects.EVENTS_STREAM, subjects.EVENTS_ALL, remove, stop, from_ns=since_ns)
+        await read_journal(log, "", take, stop, from_ns=from_ns)
 
     run_on_log(settings, work)
     if savings.first_ns is None:

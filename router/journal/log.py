@@ -16,7 +16,7 @@ A message that is published again keeps its id, and its records their numbers, s
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from time import perf_counter
 from typing import NamedTuple
 
@@ -29,7 +29,7 @@ from kv_protocol.errors import MalformedMessage
 from kv_protocol.journal import CheckpointBegan, JournalBegan, JournalMessage, decode_journal
 from kv_runtime.clock import Clock
 from kv_runtime.config.sections import NatsSection, Section
-from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage, StreamSpec
+from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage, OnMessage, StreamSpec
 from kv_runtime.supervise import until
 from kv_runtime.telemetry import Family, by_name, counter, gauge
 from router.decision.state import RouterState, StateSettings
@@ -43,7 +43,6 @@ from router.journal.encoder import (
 )
 
 _LOOK_S = 0.02
-OnMessage = Callable[[LogMessage], Awaitable[None]]
 _log = structlog.get_logger("router")
 PERIOD_S = 0.5
 CHECKPOINT_S = 300.0
@@ -65,58 +64,45 @@ class JournalEntry(NamedTuple):
     message: JournalMessage
 
 
-class JournalMessages:
-    """Passes each readable message of a journal to `take`; of unreadable ones the text log names the first."""
-
-    def __init__(self, take: Callable[[JournalEntry], None]) -> None:
-        self._take = take
-        self._refused = 0
-
-    async def on_message(self, message: LogMessage) -> None:
-        """Take one message of the journal's stream."""
-        name = message.subject.rpartition(".")[2]
-        try:
-            entry = JournalEntry(name, message.stream_seq, message.time_ns, decode_journal(message.data))
-        except MalformedMessage as error:
-            if not self._refused:
-                reason = str(error)
-                _log.warning("message_refused", subject=message.subject, seq=message.stream_seq, reason=reason)
-            self._refused += 1
-            return
-        self._take(entry)
-
-    def log_refused(self) -> None:
-        """Log how many messages were refused, if not all of them were logged."""
-        if self._refused > 1:
-            _log.warning("journal_messages_refused", messages=self._refused)
-
-
 async def read_journal(
     log: EventLog,
-    clock: Clock,
     router: str,
     take: Callable[[JournalEntry], None],
     stop: asyncio.Event,
     *,
     after_seq: int = 0,
     from_ns: int | None = None,
+    follow: bool = False,
 ) -> None:
-    """Pass all messages after `after_seq` that the log has now to `take`, and no later ones.
+    """Pass the readable messages of a router's journal, of all routers' if it is empty, to `take`.
 
-    `from_ns`: and none before that time (since 1970). Return after the last message, or at `stop`. The log's own part
-    has to run.
+    The rest as for `read_stream`. Of unreadable messages the text log names the first, and says at the end how many.
     """
-    messages = JournalMessages(take)
-    subject = subjects.journal(router) if router else subjects.JOURNAL_ALL
-    await read_to_end(
-        log, clock, subjects.JOURNAL_STREAM, subject, messages.on_message, stop, after_seq=after_seq, from_ns=from_ns
-    )
-    messages.log_refused()
+    refused = 0
+
+    async def on_message(message: LogMessage) -> None:
+        nonlocal refused
+        name = message.subject.rpartition(".")[2]
+        try:
+            entry = JournalEntry(name, message.stream_seq, message.time_ns, decode_journal(message.data))
+        except MalformedMessage as error:
+            refused += 1
+            if refused == 1:
+                reason = str(error)
+                _log.warning("message_refused", subject=message.subject, seq=message.stream_seq, reason=reason)
+        else:
+            take(entry)
+
+    stream, subject = subjects.JOURNAL_STREAM, subjects.journal(router) if router else subjects.JOURNAL_ALL
+    try:
+        await read_stream(log, stream, subject, on_message, stop, after_seq=after_seq, from_ns=from_ns, follow=follow)
+    finally:
+        if refused > 1:
+            _log.warning("journal_messages_refused", messages=refused)
 
 
-async def read_to_end(
+async def read_stream(
     log: EventLog,
-    clock: Clock,
     stream: str,
     subject: str,
     on_message: OnMessage,
@@ -124,10 +110,15 @@ async def read_to_end(
     *,
     after_seq: int = 0,
     from_ns: int | None = None,
+    follow: bool = False,
 ) -> None:
-    """Pass the messages that the stream has now to `on_message`, as `read_journal` does for journals."""
+    """Pass the messages after `after_seq` that the stream has now to `on_message`; with `follow` later ones, too.
+
+    `from_ns`: none before that time (since 1970). Return after the last message, or at `stop`. The log's own part has
+    to run.
+    """
     state = await log.stream_state(stream)
-    end = state.last_seq
+    end = math.inf if follow else state.last_seq
     if from_ns is not None:
         after_seq = max(after_seq, await log.seq_at(stream, from_ns - 1))
 
@@ -135,9 +126,10 @@ async def read_to_end(
         if message.stream_seq <= end:
             await on_message(message)
 
-    reading = await log.follow(stream, subject, take_until_end, after_seq=min(after_seq, end), created=state.created)
-    while reading.unread and reading.delivered_seq < end and not stop.is_set():
-        await clock.sleep(_LOOK_S)
+    after_seq = min(after_seq, state.last_seq)
+    reading = await log.follow(stream, subject, take_until_end, after_seq=after_seq, created=state.created)
+    while (follow or (reading.unread and reading.delivered_seq < end)) and not stop.is_set():  # noqa: ASYNC110 - no event
+        await asyncio.sleep(_LOOK_S)
     await log.leave(reading)
 
 

@@ -1,6 +1,6 @@
 // Whether predictions hold: reuse and first tokens, predicted and measured, as points of decisions and by rank.
 
-import { Poll } from "./api.js";
+import { inOrder, Poll } from "./api.js";
 import { decisionColumns } from "./decisions.js";
 import { badge, count, figures, h, message, percent, predictedCached, predictedTtft, quantile, rankColumn, rankId, seconds, UNKNOWN } from "./parts.js";
 import { Table } from "./table.js";
@@ -46,7 +46,7 @@ export class AccuracyView extends Poll {
       h("div", { key: "plots", class: "columns" },
         h("section", { class: "panel" }, h("h2", null, "Cached tokens"), this.scatter("Cached tokens, predicted and reported", count, cached, "cached")),
         h("section", { class: "panel" }, h("h2", null, "Time to the first token"), this.scatter("Time to the first token, predicted and measured", seconds, first, "first"))),
-      h("section", { key: "ranks", class: "panel" }, h("h2", null, "By rank, now"), this.ranks.with(this.found?.ranks ?? [])),
+      h("section", { key: "ranks", class: "panel" }, h("h2", null, "By rank, now"), this.ranks.with(inOrder(this.found?.ranks ?? []))),
       h("section", { key: "worst", class: "panel" }, h("h2", null, "Largest misses of cached tokens"), this.worst.with(worstOf(cached))),
     ];
   }

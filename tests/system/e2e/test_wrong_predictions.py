@@ -74,7 +74,7 @@ class Doubtful:
 
             while not any(each.worker_id == FAULTY and each.requests for each in moved):
                 moved.clear()
-                await read_journal(log, Clock(), "", take, asyncio.Event())
+                await read_journal(log, "", take, asyncio.Event())
             stop.set()
         await log.close()
         return moved

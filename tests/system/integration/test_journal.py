@@ -26,7 +26,7 @@ async def read(log: EventLog, router: str = "router-1") -> list[JournalRecord]:
     def take(told: JournalEntry) -> None:
         records.extend(continuity.records(told.message))
 
-    await read_journal(log, Clock(), router, take, asyncio.Event())
+    await read_journal(log, router, take, asyncio.Event())
     return records
 
 
