@@ -23,7 +23,7 @@ from kv_protocol.events import Removed, Tier
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import JournalMessage, OutcomeKnown
 from kv_protocol.subjects import rank_of
-from router.attribution.report import AttributionLimits
+from router.attribution.report import PENDING_MAX
 from router.journal.replay import Continuity, Redecided, Replay
 from router.native import built
 
@@ -83,18 +83,17 @@ class JournalSavings:
 
     def __init__(
         self,
-        limits: AttributionLimits,
+        attribution: built.Attribution,
         since_ns: int | None = None,
         until_ns: int | None = None,
         removals: Removals | None = None,
     ) -> None:
-        self.attribution = built.Attribution(*limits)
+        self.attribution = attribution
         self.not_repeated = 0
         """Decisions whose candidates are not known, because the journal lacks records before them."""
         self._removals = removals
         self._placed = OrderedDict[str, tuple[WorkerRank, int]]()
         """Rank and second of the decisions without an outcome, with removals alone."""
-        self._pending_max = limits.pending_max
         self._since_ns, self._until_ns = since_ns, until_ns
         self._routers: dict[str, tuple[Continuity, Replay]] = {}
         self.first_ns: int | None = None
@@ -126,7 +125,7 @@ class JournalSavings:
     def _place(self, record: Decided, time_ns: int) -> None:
         if self._removals is not None:
             self._placed[record.request.decision_id] = record.rank, time_ns // _NS_PER_S
-            if len(self._placed) > self._pending_max:
+            if len(self._placed) > PENDING_MAX:
                 self._placed.popitem(last=False)
 
     def _end(self, outcome: OutcomeKnown) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from html import escape
 from itertools import groupby
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, Self
 
 import msgspec
 
@@ -19,6 +19,9 @@ Dimension = Literal["model", "tenant", "lora", "prefix"]
 DIMENSIONS: tuple[Dimension, ...] = ("model", "tenant", "lora", "prefix")
 ROWS_MAX = 64
 """Names with a row of their own in each dimension: as many as a reader or a dashboard takes in."""
+FAMILY_BLOCKS = 4
+PENDING_MAX = 65_536
+"""Largest number of decisions without an outcome."""
 Source = Literal["router", "journal"]
 """Running routers, since they started; or their journals, for any period."""
 _PAGE = """<!doctype html>
@@ -41,17 +44,6 @@ _WHY = {
 }
 _NAME_WIDTH = 40
 _LONG_S = 10.0
-
-
-class AttributionLimits(NamedTuple):
-    """How many names have rows of their own in each dimension, and which block of a prompt names its family.
-
-    `pending_max`: largest number of decisions without an outcome.
-    """
-
-    rows_max: int = ROWS_MAX
-    family_blocks: int = 4
-    pending_max: int = 65_536
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""`GET /v1/report` and the same sums as metrics: what this router's requests saved since it started.
+"""What this router's requests saved since it started: the report of `GET /v1/report`, and the same sums as metrics.
 
 The metrics name the `SHOWN_MAX` most requested models, tenants, adapters and families. A name that is pushed out of its
 row and comes back begins at 0 again, as a counter does after a restart. Processes of one router differ in which names
@@ -9,17 +9,14 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Annotated
 
-from aiohttp import web
 from pydantic import Field
 
 from kv_runtime.clock import Clock
 from kv_runtime.config.sections import Section
-from kv_runtime.http.answers import json_response
 from kv_runtime.telemetry import Family, Sample, by_name, counter
-from router.attribution.report import AttributionLimits, Figures, SavingsReport, report_of
+from router.attribution.report import FAMILY_BLOCKS, PENDING_MAX, ROWS_MAX, Figures, SavingsReport, report_of
 from router.native import built
 
-_LIMITS = AttributionLimits()
 Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
 Title = Annotated[str, Field(min_length=1, max_length=64)]
 SHOWN_MAX = 20
@@ -30,7 +27,7 @@ class ReportSection(Section):
     """What prompts' reuse saved, by model, tenant, LoRA adapter and prefix family."""
 
     family_blocks: int = Field(
-        _LIMITS.family_blocks,
+        FAMILY_BLOCKS,
         ge=1,
         le=1024,
         description="prompts that begin with the same blocks, so many, are one prefix family; more tells longer system"
@@ -40,30 +37,23 @@ class ReportSection(Section):
         {}, max_length=1024, description="titles of prefix families, by the hash that the report shows"
     )
 
-    def limits(self) -> AttributionLimits:
-        """Return the bounds of the sums."""
-        return AttributionLimits(family_blocks=self.family_blocks)
+    def attribution(self) -> built.Attribution:
+        """Return sums of no requests yet."""
+        return built.Attribution(ROWS_MAX, self.family_blocks, PENDING_MAX)
 
 
 class Savings:
-    """Has a core sum up what its decisions save, and serves that as report and metrics."""
+    """Has a core sum up what its decisions save."""
 
     def __init__(self, settings: ReportSection, core: built.Core, clock: Clock) -> None:
         self._settings, self._clock = settings, clock
         self._since = iso(clock.wall_ns())
-        self.attribution = core.attribution = built.Attribution(*settings.limits())
+        self.attribution = core.attribution = settings.attribution()
 
     def report(self) -> SavingsReport:
         """Return the report as of now."""
         until = iso(self._clock.wall_ns())
         return report_of(self.attribution, "router", self._since, until, self._settings.families)
-
-    def routes(self) -> list[web.RouteDef]:
-        """Return the routes of the endpoint."""
-        return [web.get("/v1/report", self._show)]
-
-    async def _show(self, _: web.Request) -> web.Response:
-        return json_response(self.report())
 
 
 def iso(wall_ns: int) -> str:

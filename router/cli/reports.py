@@ -329,7 +329,7 @@ def _saved_by_journal(
 ) -> SavingsReport:
     since_ns, until_ns = period
     removals = Removals() if with_evictions else None
-    savings = JournalSavings(settings.report.limits(), since_ns, until_ns, removals)
+    savings = JournalSavings(settings.report.attribution(), since_ns, until_ns, removals)
     lead_ns = round(_CHECKPOINTS_BEFORE * CHECKPOINT_S * _NS_PER_S)
     from_ns = None if since_ns is None else max(0, since_ns - lead_ns)
 

@@ -40,7 +40,7 @@ from router.feeds.watch import EventOrigins, FleetWatch
 from router.fleet.registry import TextDigests
 from router.http.plane import HttpPlane
 from router.journal.log import JournalWriter, ensure_journal, journal_families, router_name
-from router.live.routes import event_log_route, live_routes
+from router.live.routes import event_log_route, json_route, live_routes
 from router.live.service import SAVED, Live, Row, Trends
 from router.metrics import (
     PickerStatistics,
@@ -218,7 +218,8 @@ class RouterParts:
     def _watched_routes(self) -> list[web.RouteDef]:
         journal = None if self._process else self._journal
         live = live_routes(self._live, self._watch.marks)
-        return [*live, *self._planner.routes(), *self._savings.routes(), event_log_route(self._index, journal)]
+        report = json_route("/v1/report", self._savings.report)
+        return [*live, web.get("/v1/planner", self._planner.show), report, event_log_route(self._index, journal)]
 
     def _router(self, state: RouterState, policy: Policy) -> Routing:
         settings = self._settings

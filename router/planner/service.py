@@ -46,10 +46,6 @@ class Planner:
     def __init__(self, routing: Routing, settings: PlannerSection) -> None:
         self._routing, self._settings, self._began_s = routing, settings, routing.clock.now()
 
-    def routes(self) -> list[web.RouteDef]:
-        """Return the routes of the endpoint."""
-        return [web.get("/v1/planner", self._show)]
-
     def plans(self, settings: PlannerSection) -> list[GroupPlan]:
         """Return the plan of each model and role that has workers, or got requests in the window."""
         now_s, state = self._routing.clock.now(), self._routing.state
@@ -82,7 +78,8 @@ class Planner:
         found = [answered_tokens(each.outcome) for each in newest if each.verdict.request.model == model]
         return _mean([tokens for tokens in found if tokens is not None])
 
-    async def _show(self, request: web.Request) -> web.Response:
+    async def show(self, request: web.Request) -> web.Response:
+        """Answer `GET /v1/planner`."""
         try:
             settings = PlannerSection.model_validate({**self._settings.model_dump(), **request.query})
         except ValidationError as error:

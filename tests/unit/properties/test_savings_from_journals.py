@@ -9,13 +9,13 @@ from msgspec.structs import replace
 from kv_protocol.decided import Decided
 from kv_protocol.journal import JournalMessage, JournalRecord, Lost
 from router.attribution.journal import JournalSavings
-from router.attribution.report import AttributionLimits, SavingsReport, report_of
+from router.attribution.report import PENDING_MAX, SavingsReport, report_of
 from router.attribution.service import ReportSection, Savings
 from router.native import built
 from tests.support.amount import examples
 from tests.unit.properties.router_life import POLICIES, Life
 
-LIMITS = AttributionLimits(rows_max=2, family_blocks=2)
+LIMITS = 2, 2, PENDING_MAX
 
 
 def lived(seed: int, policy: str, checkpoint_every: int = 0) -> tuple[SavingsReport, list[JournalRecord]]:
@@ -28,7 +28,7 @@ def lived(seed: int, policy: str, checkpoint_every: int = 0) -> tuple[SavingsRep
 
 def read(records: list[JournalRecord], since_ns: int | None = None, until_ns: int | None = None) -> SavingsReport:
     """Return the report of a journal whose record `n` was written in message `n`, at `n` ns."""
-    savings, first = JournalSavings(LIMITS, since_ns, until_ns), 1
+    savings, first = JournalSavings(built.Attribution(*LIMITS), since_ns, until_ns), 1
     for record in records:
         savings.take("router-1", first, JournalMessage(version=1, life=1, first=first, records=(record,)))
         first += record.count if isinstance(record, Lost) else 1

@@ -14,7 +14,8 @@ from kv_protocol.events import Batch, Cleared, Event, Removed, Stored, Tier
 from kv_protocol.journal import FleetApplied, LearntRates, OutcomeKnown, OutcomeName, RatesRestored, WorkerHeard
 from router.attribution.journal import AFTER_S, BEFORE_S, Removals, count_removals, new_blocks
 from router.attribution.report import (
-    AttributionLimits,
+    PENDING_MAX,
+    ROWS_MAX,
     Figures,
     merged,
     report_of,
@@ -44,8 +45,8 @@ class Requests:
         self.clock, self.state = ManualClock(now_s=100.0), state()
         settings = settings or ReportSection()
         self.savings = Savings(settings, self.state.core, self.clock)
-        limits = settings.limits()._replace(rows_max=rows_max)
-        self.savings.attribution = self.state.core.attribution = built.Attribution(*limits)
+        found = built.Attribution(rows_max, settings.family_blocks, PENDING_MAX)
+        self.savings.attribution = self.state.core.attribution = found
         index = FakeIndex()
         index.held = {rank(f"{name}/0"): blocks for name, blocks in holds.items()}
         self.routing = Routing(self.state, index, self.clock, policy or Policy(), seed=1, lease_s=8.0, decisions_max=9)
@@ -147,7 +148,7 @@ def test_what_is_not_counted_is_counted_by_reason() -> None:
 
 def test_decisions_without_an_outcome_are_bounded_and_the_oldest_are_dropped() -> None:
     sent = Requests(w0=8)
-    found = built.Attribution(*AttributionLimits(pending_max=3))
+    found = built.Attribution(ROWS_MAX, 4, 3)
     for number in range(5):
         found.decided(sent.routing.decide(route(decision_id=f"d{number}")))
     counted = report_of(found).not_counted
@@ -248,12 +249,12 @@ def test_a_report_without_requests_is_one() -> None:
     report = Requests(w0=1).savings.report()
     assert report_text(report)[1] == "0 requests answered, with 0 prompt tokens"
     assert merged([report]) == report
-    assert report_of(built.Attribution(*AttributionLimits())).by["tenant"].rows == ()
+    assert report_of(ReportSection().attribution()).by["tenant"].rows == ()
 
 
 def answered(held_blocks: int, outcome: OutcomeKnown) -> built.Placement:
     """Return a decision for a prompt of 10 blocks, of which its rank held so many, that was answered."""
-    found = built.Attribution(*AttributionLimits())
+    found = ReportSection().attribution()
     held = view(row(overlap_blocks=(held_blocks,) * 4))
     found.decided(decide(held, route(160, decision_id=outcome.decision_id), Policy(), 1))
     placement = found.ended(outcome.decision_id, is_ok=True, cached_tokens=outcome.cached_tokens)

@@ -82,7 +82,7 @@ class Control:
             log,
             handover,
             policies=policies,
-            watched=planner.routes(),
+            watched=[web.get("/v1/planner", planner.show)],
             trace_link=trace_link,
             shadows=shadows,
         )
