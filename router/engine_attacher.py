@@ -89,7 +89,7 @@ def _addresses(texts: list[str]) -> tuple[WorkerAddress, ...]:
 
 
 class _Engine:
-    """One engine; `worker` while it is tried or represented. `is_listed`: it is in the watched list."""
+    """One engine. `worker` is None between two tries to attach it; `is_listed`: it is in the watched list."""
 
     def __init__(self, address: WorkerAddress, *, is_listed: bool = False) -> None:
         self.address, self.is_listed = address, is_listed
@@ -105,7 +105,7 @@ class _Engine:
 class EngineAttacher:
     """Attaches engines. `report` receives a line and the model for each that was attached.
 
-    `texts` are those that are loaded, by their directory.
+    `texts`: the tokenizers that are loaded already, by directory.
     """
 
     def __init__(

@@ -94,7 +94,7 @@ _SUMMED = tuple(name for name in Figures.__struct_fields__ if name != "evicted_b
 
 
 class Row(Figures, frozen=True, kw_only=True):
-    """One name's figures. It had `missed_requests_max` requests more at most, which are part of `other`.
+    """One name's figures. Up to `missed_requests_max` more requests of this name are counted in `other`.
 
     A prefix's name is the sequence hash of a block, 16 hexadecimal digits; `title` is the name that the configuration
     gives to it, else empty.

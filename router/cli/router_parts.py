@@ -82,7 +82,7 @@ class ServingProcess(NamedTuple):
     number: int
     """From 0; process 0 stores what survives a restart."""
     secret: bytes
-    """With which tenants are named: their names are the same in all processes."""
+    """Tenants' names are made with it, so that they are the same in all processes."""
     policy: bytes = b""
     shadows: bytes = b""
     """Bodies of `PUT /v1/policy` and `PUT /v1/shadows`, if they were changed before this process started."""

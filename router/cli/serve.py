@@ -2,8 +2,8 @@
 
 `router --processes N`: N routers on one port; in this process the control plane of all, and the nats-server if any.
 
-Each is a router as others of a fleet are: it follows the log with an index of its own, and tells the others its leases.
-Its control plane is on loopback, for this process alone: with a token that is made at the start.
+Each of these processes is a router like any other of a fleet: it has an index of its own, and tells the others its
+leases. Its control plane is on loopback, for this process alone: its token is made at the start.
 """
 
 import asyncio

@@ -159,7 +159,7 @@ class EndpointPicker:
 
 
 def _server_credentials(credentials: Credentials) -> Any:  # noqa: ANN401 - grpcio has no types
-    """Return what each handshake takes the newest certificate from."""
+    """Return credentials that take the newest certificate for each handshake."""
     known = credentials.tls
     assert known is not None, "a certificate is configured"
 

@@ -163,10 +163,10 @@ _NONE = f"message: found none of {', '.join(_KINDS)}"
 
 
 def decode(data: bytes) -> tuple[str, Any]:
-    """Return a message of a gateway: its kind, `request_` or `response_` and `headers`, `body` or `trailers`, and it.
+    """Return the kind of a gateway's message, one of `_KINDS`, and the message.
 
     Raises:
-        MessageRefused: it is none.
+        MessageRefused: the bytes are no message, or one of another kind.
     """
     try:
         message = _Request.FromString(data)
@@ -236,7 +236,7 @@ def _entry(metadata: Any, outer: str, key: str) -> object:  # noqa: ANN401
 
 
 def _subset(metadata: Any) -> tuple[str, ...] | None:  # noqa: ANN401
-    """Return the offered endpoints, a list or a text with commas. What is neither offers none."""
+    """Return the offered endpoints, a list or a text with commas. Another value offers none."""
     found = _entry(metadata.filter_metadata, SUBSET_METADATA, SUBSET)
     if isinstance(found, str):
         return tuple(each.strip() for each in found.split(",") if each.strip())

@@ -50,7 +50,7 @@ _log = structlog.get_logger("router")
 TICK_S = 1.0
 ACQUAINTED_S = 2 * HEARTBEAT_PERIOD_S
 _EARLY_MAX = 1024
-"""So many unregistered instances are remembered with the time of their last heartbeat."""
+"""Unregistered instances that are remembered, at most, each with the time of its last heartbeat."""
 _LOOK_S = 0.05
 MessageKind = Literal["heartbeat", "load"]
 _T = TypeVar("_T")

@@ -7,7 +7,7 @@ a decision     follows a `RankStanding` of each rank whose epoch or doubt has ch
                none). Decisions state doubts as trust; `doubt_of` returns the doubt behind a rank's trust
 a checkpoint   `CheckpointBegan`, `RankStanding`s, `CheckpointPart`s, `CheckpointEnded`. `step` encodes one of these
                records, so that a large checkpoint does not block the process
-losses         `Lost` takes the numbers of lost records. `broken_by` counts them until the next checkpoint is taken
+losses         a record `Lost` has the numbers of the lost records; `broken_by` counts these until the next checkpoint
 cut            returns the next message
 
 `JournalCheckpoint` copies a state at one moment, `Restoring` restores it from the parts. The table `fleet` has the
@@ -190,16 +190,16 @@ class JournalEncoder:
         """The epoch and the doubt of ranks, as recorded."""
         self._checkpoint: Iterator[JournalRecord] | None = None
         self._encoded, self._encoded_records = bytearray(), 0
-        """Of the checkpoint, in no batch yet."""
+        """Records of the checkpoint that are in no batch yet."""
         self._checkpoint_from = 0
         self.dropped = 0
-        """Numbers of records that gave way, in no message yet."""
+        """Records that were dropped, and of which no message says so yet."""
         self._next = 1
         self.records_total = self.bytes_total = 0
-        """Of complete messages."""
+        """Records and their bytes in the messages that were cut."""
         self.checkpoints_total = 0
         self.checkpoint_bytes = 0
-        """Of the last complete checkpoint."""
+        """Size of the last complete checkpoint."""
         self.checkpoint_at = now_s, 0, 0
         """When the last checkpoint ended, or this run began; `records_total` and `bytes_total` then."""
         self.lost: Counter[LossReason] = Counter()

@@ -139,9 +139,11 @@ class JournalSection(Section):
     decisions_max: int = Field(1000, ge=1, le=1_000_000, description="newest decisions that can be explained; memory")
     enabled: bool = Field(default=True, description="write the journal: without it no decision can be replayed")
     router: str = Field("", pattern=r"^[a-z0-9-]{0,64}$", description="this router's name there; empty: made at start")
-    max_age_s: float = Field(86_400.0, ge=1, le=30 * 86_400, description="how long KV_JOURNAL keeps; costs disk")
+    max_age_s: float = Field(
+        86_400.0, ge=1, le=30 * 86_400, description="how long KV_JOURNAL keeps messages; longer costs disk"
+    )
     max_bytes: int = Field(
-        512 << 20, ge=1 << 20, le=1 << 40, description="what KV_JOURNAL keeps of all routers, bytes of disk"
+        512 << 20, ge=1 << 20, le=1 << 40, description="the most that KV_JOURNAL keeps of all routers, bytes of disk"
     )
 
 
@@ -199,7 +201,7 @@ class JournalWriter:
         self._unsent: EncodedMessage | None = None
         self._is_failing = False
         self._last_seq = 0
-        """Of our last message in the stream."""
+        """The number that the stream gave to our last message."""
         self._is_past_gone = False
         """Whether the stream has lost messages of ours that a replay needs."""
         self.records_total = self.messages_total = self.bytes_total = self.failures_total = 0

@@ -6,8 +6,8 @@
     Decided        decide again from the fold, the recorded answer of the index and the recorded seed; compare the
                    bytes of both records; apply it with its promise
     Refused        the same, for a request without an eligible rank
-    Lost           records are missing: until the next beginning or checkpoint no result is possible, since decisions
-                   may depend on any of them. So begins a journal, too, if its oldest records are gone
+    Lost           records are missing, and any decision may depend on them: no result is possible until the next
+                   beginning or checkpoint. A journal of which the oldest records are gone begins in this way, too
     RankStanding   the index's status of a rank from here on
     any other      applied
     an error       the record cannot be folded: `NotFolded` has its kind and the reason. What follows is as after `Lost`

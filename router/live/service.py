@@ -1,6 +1,6 @@
 """Keeps a router's past for people: after each `STEP_S` the fleet's columns go to a ring, a row of sums to the trends.
 
-ring      compressed on a thread. A clock that is set back ends the samples that are later than it
+ring      compressed on a thread. When the clock is set back, samples of later times are dropped
 
     recent    the last `RECENT_S`, every sample that was added
     old       up to `OLD_S`, one sample in `OLD_STEP_S`
@@ -37,7 +37,7 @@ _COMPRESSION = 1
 
 
 class Sample(NamedTuple):
-    """What was kept of a moment (Unix time)."""
+    """The columns of the fleet at a Unix time, compressed."""
 
     at_s: float
     data: bytes

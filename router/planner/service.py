@@ -25,7 +25,7 @@ METHOD = "prompts: M/G/k by Lee and Longton's approximation; sequences: M/G/infi
 WINDOW_S = 60.0
 """Over which the offered load is measured: an autoscaler asks every 15 to 60 s, and smooths by itself."""
 _ANSWERS_MAX = 1000
-"""Of how many decisions the length of answers is known; fewer if `journal.decisions_max` is less."""
+"""The mean length of answers is that of so many of the newest decisions; `journal.decisions_max` may allow fewer."""
 
 
 class PlannerSection(Section):
@@ -33,7 +33,9 @@ class PlannerSection(Section):
 
     ttft_s: float = Field(1.6, gt=0, le=600, description="a first token within this time is in time")
     itl_s: float = Field(0.1, gt=0, le=60, description="mean seconds between the tokens of an answer that is in time")
-    kept_ratio: float = Field(0.95, ge=0.5, le=0.9999, description="share that is to be in time; more wants workers")
+    kept_ratio: float = Field(
+        0.95, ge=0.5, le=0.9999, description="share that has to be in time; a larger one needs more workers"
+    )
 
     def objectives(self) -> Objectives:
         """Return the objectives."""

@@ -44,7 +44,7 @@ TOKEN_AXES: frozenset[AxisName] = frozenset({"isl", "context_length"})
 _AXES: dict[PoolPhase, tuple[AxisName, ...]] = {
     "prefill": ("isl", "ttft_ms"), "decode": ("context_length", "itl_ms"), "agg": ("isl", "ttft_ms", "itl_ms")
 }  # fmt: skip
-"""Of each phase, in the order of mappings."""
+"""The axes of each phase's grid, in the order in which its mapping is nested."""
 
 
 def _keys(axis: AxisName) -> tuple[str, str, str]:
@@ -57,7 +57,7 @@ _ISL_KEYS = _keys("isl")
 
 Whole = Annotated[int, Field(strict=True)]
 Number = Annotated[float, Field(strict=True)]
-"""Of JSON: neither text nor true is one."""
+"""A JSON number: neither text nor `true` is taken for one."""
 Count = Annotated[Whole, Field(ge=1, le=256)]
 Names = tuple[Annotated[str, Field(min_length=1)], ...]
 Tokens = Annotated[Whole, Field(ge=-(10**12), le=10**12)]
@@ -306,7 +306,7 @@ def _problem(error: Any) -> str:  # noqa: ANN401 - pydantic's ErrorDetails, whic
 
 
 def _without_nulls(found: Any) -> Any:  # noqa: ANN401 - any JSON
-    """Return the value without keys that have none: they are as if they were not given."""
+    """Return the value without keys that are null: they count as not given."""
     if isinstance(found, dict):
         return {key: _without_nulls(each) for key, each in found.items() if each is not None}
     return [_without_nulls(each) for each in found] if isinstance(found, list) else found

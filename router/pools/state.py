@@ -102,7 +102,7 @@ class _PoolRouter(msgspec.Struct):
     successes: int = 0
     queue: Queue | None = None
     queue_s: float = 0.0
-    """When that was stated."""
+    """When the queue was last stated."""
     attained: dict[Target, Attained] = {}
 
 
