@@ -23,7 +23,7 @@ from kv_protocol.journal import OutcomeName
 from kv_runtime.clock import Clock
 from kv_runtime.supervise import TaskSet, until
 from kv_runtime.telemetry import Family, by_name, counter, gauge
-from router.doctor.pages import OK, HttpAsker, PageUnreadable, decoded, not_ready, samples
+from router.doctor.pages import HttpAsker, PageUnreadable, decoded, not_ready, samples
 from router.pools.config import LiveLimits, PoolGroup, PoolsConfig, PoolSettings, RouterAddress, Target
 from router.pools.selection import PoolSequence
 from router.pools.state import (
@@ -190,40 +190,28 @@ class PoolWatch:
     async def _look_at(
         self, session: aiohttp.ClientSession, namespace: str, pool: PoolSettings, router: RouterAddress
     ) -> None:
-        look = Looked(answered=False)
+        timeout_s = self._config.own.look_timeout_s
+        asker = HttpAsker(session, timeout_s, _PAGE_BYTES_MAX)
+        look, url = Looked(answered=False), f"{router.url}/ready"
         try:
-            async with asyncio.timeout(self._config.own.look_timeout_s):
-                look = Looked(await self._unfit(session, router))
+            async with asyncio.timeout(timeout_s):
+                reason = not_ready(await asker.get(url, also=_UNREADY))
+                if not reason:
+                    url = f"{router.url}/v1/models"
+                    reason = not_serving(await asker.get(url), self._models)
+                look = Looked(reason)
                 if router.control_url:
-                    busy = await self._busyness(session, router, pool)
-                    look = busy._replace(reason=look.reason)
+                    url = f"{router.control_url}/metrics"
+                    look = busyness(await asker.get(url), pool)._replace(reason=reason)
         except TimeoutError:
             if not look.answered:
-                look = look._replace(reason=f"no answer within {self._config.own.look_timeout_s:g} s")
+                look = look._replace(reason=f"no answer within {timeout_s:g} s")
         except PageUnreadable as error:
-            look = look._replace(reason=str(error))
+            if look.answered:
+                _log.debug("pool_metrics_unknown", url=url, reason=str(error))
+            else:
+                look = look._replace(reason=f"{url}: {error}")
         outcome = "unreachable" if not look.answered else "not_ready" if look.reason else "ready"
         self.metrics.probes[namespace, outcome] += 1
         self.pools[namespace].looked(router.url, look, self._clock.now())
         self._log_change(namespace)
-
-    async def _unfit(self, session: aiohttp.ClientSession, router: RouterAddress) -> str:
-        """Return why requests should not be sent there; empty if they may."""
-        ready = await self._get(session, f"{router.url}/ready", also=_UNREADY)
-        if reason := not_ready(ready):
-            return reason
-        return not_serving(await self._get(session, f"{router.url}/v1/models"), self._models)
-
-    async def _busyness(self, session: aiohttp.ClientSession, router: RouterAddress, pool: PoolSettings) -> Looked:
-        try:
-            return busyness(await self._get(session, f"{router.control_url}/metrics"), pool)
-        except PageUnreadable as error:
-            _log.debug("pool_metrics_unknown", url=router.control_url, reason=str(error))
-            return Looked()
-
-    async def _get(self, session: aiohttp.ClientSession, url: str, *, also: int = OK) -> bytes:
-        """Return the body of an answer of status 200, or `also`; raise `PageUnreadable`."""
-        try:
-            return await HttpAsker(session, self._config.own.look_timeout_s, _PAGE_BYTES_MAX).get(url, also=also)
-        except PageUnreadable as error:
-            raise PageUnreadable(f"{url}: {error}") from error
