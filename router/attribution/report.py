@@ -1,7 +1,7 @@
 """The report as data, which `GET /v1/report` answers, and for people, as text and as one HTML page. Pure.
 
-Its numbers are sums, so reports of several routers are added field by field (`merged`). The page has the lines of the
-text, no scripts, and nothing from elsewhere.
+Its numbers are sums, so reports of several routers are added field by field (`merged`). The page has no scripts, and
+nothing from elsewhere.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,11 +24,16 @@ PENDING_MAX = 65_536
 """Largest number of decisions without an outcome."""
 Source = Literal["router", "journal"]
 """Running routers, since they started; or their journals, for any period."""
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>What reused prompts saved</title>
-<style>:root {{ color-scheme: light dark; }} pre {{ overflow-x: auto; }}</style></head>
-<body><main><h1>What reused prompts saved</h1><pre tabindex="0">{}</pre></main></body></html>"""
+_STYLE = """
+:root { color-scheme: light dark; }
+body { max-width: 72rem; margin: 2rem auto; padding: 0 1rem; font: 15px/1.5 system-ui, sans-serif; }
+.scroll { overflow-x: auto; margin: 1.5rem 0 0; }
+table { width: 100%; border-collapse: collapse; font-variant-numeric: tabular-nums; white-space: nowrap; }
+th, td { padding: .3rem .6rem; text-align: right; border-bottom: 1px solid #8884; font-weight: 400; }
+thead th { font-size: 12px; opacity: .7; }
+th:first-child { text-align: left; }
+.note { opacity: .7; }
+"""
 _TITLES: dict[Dimension, str] = {
     "model": "MODEL", "tenant": "TENANT", "lora": "LORA", "prefix": "PREFIX FAMILY"
 }  # fmt: skip
@@ -223,21 +228,22 @@ def _sum(figures: Iterable[Figures]) -> Figures:
 
 
 def report_text(report: SavingsReport, dimensions: Sequence[Dimension] = DIMENSIONS) -> list[str]:
-    """Return the lines of the report: the period, the sums, what is not counted; a table for each of the dimensions."""
+    """Return the lines of the report: the sentences for the total, then a table for each of the dimensions."""
+    lines = sentences(report)
+    for each in dimensions:
+        cells, note = table(report, each)
+        lines += ["", *aligned(cells, 1), *([note] if note else [])]
+    return lines
+
+
+def sentences(report: SavingsReport) -> list[str]:
+    """Return what there is to say of all requests: the period, the sums, and what is not counted."""
     source = "routers' journals" if report.source == "journal" else "the running router"
-    lines = [
+    return [
         f"from {report.since or 'the oldest record'} to {report.until}, from {source}",
         *_total(report.total, report.removed_blocks),
         *(f"not counted: {count} decisions {_WHY[why]}" for why, count in report.not_counted.items() if count),
     ]
-    for each in dimensions:
-        lines += ["", *_table(report, each)]
-    return lines
-
-
-def report_page(report: SavingsReport, dimensions: Sequence[Dimension] = DIMENSIONS) -> str:
-    """Return the lines of the report as one HTML page."""
-    return _PAGE.format(escape("\n".join(report_text(report, dimensions))))
 
 
 def _total(total: Figures, removed_blocks: int | None) -> Iterator[str]:
@@ -265,8 +271,8 @@ def _total(total: Figures, removed_blocks: int | None) -> Iterator[str]:
         )
 
 
-def _table(report: SavingsReport, dimension: Dimension) -> list[str]:
-    """Return the table of a dimension, and a note if its rows may lack requests."""
+def table(report: SavingsReport, dimension: Dimension) -> tuple[list[tuple[str, ...]], str]:
+    """Return the cells of a dimension's table, its heads first, and a note about names that may lack requests."""
     found, has_evictions = report.by[dimension], report.total.evicted_blocks is not None
     columns = list(_COLUMNS.items())[: None if has_evictions else -1]
     named: list[tuple[str, Figures]] = [(_name(dimension, row), row) for row in found.rows]
@@ -274,11 +280,12 @@ def _table(report: SavingsReport, dimension: Dimension) -> list[str]:
     cells = [(_TITLES[dimension], *(head for head, _ in columns))]
     cells += [(name, *(cell(figures) for _, cell in columns)) for name, figures in named]
     missed = max((row.missed_requests_max for row in found.rows), default=0)
-    note = (
+    if not missed and not found.absent_requests_max:
+        return cells, ""
+    return cells, (
         f"a row may lack up to {missed} requests of its name, which are among the others;"
         f" a name without a row had {found.absent_requests_max} at most"
     )
-    return [*aligned(cells, 1), *([note] if missed or found.absent_requests_max else [])]
 
 
 def _name(dimension: Dimension, row: Row) -> str:
@@ -314,3 +321,25 @@ _COLUMNS: dict[str, Callable[[Figures], str]] = {
     "EVICTED": lambda each: f"{each.evicted_blocks or 0:.0f}",
 }
 """The heads of a table, and its cells; the last column is that of reports with evictions."""
+
+
+def report_page(report: SavingsReport, dimensions: Sequence[Dimension] = DIMENSIONS) -> str:
+    """Return the page: the sentences for the total, then a table for each of the dimensions. Names are escaped."""
+    lines = [
+        "<!doctype html>",
+        '<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">',
+        f"<title>What reused prompts saved</title><style>{_STYLE}</style></head><body>",
+        "<main><h1>What reused prompts saved</h1>",
+        *(f"<p>{escape(each[:1].upper() + each[1:])}.</p>" for each in sentences(report)),
+    ]
+    for each in dimensions:
+        (heads, *rows), note = table(report, each)
+        lines.append('<div class="scroll" tabindex="0"><table><thead>')
+        titles = "".join(f'<th scope="col">{escape(head)}</th>' for head in heads)
+        lines.append(f"<tr>{titles}</tr></thead><tbody>")
+        for name, *numbers in rows:
+            cells = "".join(f"<td>{escape(number)}</td>" for number in numbers)
+            lines.append(f'<tr><th scope="row">{escape(name)}</th>{cells}</tr>')
+        lines.append("</tbody></table></div>")
+        lines.append(f'<p class="note">{escape(note[:1].upper() + note[1:])}.</p>' if note else "")
+    return "\n".join([*lines, "</main></body></html>"])

@@ -83,7 +83,7 @@ async def test_a_router_and_its_journal_report_what_was_reused_and_by_whom(
     assert f"reused: {reused} tokens" in text
     assert "PREFIX" not in text
     assert any(line.startswith("tenant-0  ") for line in text.splitlines())
-    assert f"reused: {reused} tokens" in page
+    assert f"<p>Reused: {reused} tokens" in page
     assert html.escape(HOSTILE) in page
     assert "<script>" not in page
 
