@@ -1,14 +1,13 @@
 """The measured work, one class for each kind of cell. Standard library only: the peer's interpreter runs it too.
 
-A cell is made once (its index filled, its queries made) and run a number of rounds. A round returns its figures by
-name; a time is CPU ns of one operation, of all threads of the process.
+A process has one cell, which it makes at its start (fills the index, prepares the queries) and runs a number of rounds.
+A round returns its figures by name; a time is CPU ns of one operation, of all threads of the process.
 
 The process answers as a role of `bench/child.py` does:
 
-    first    {"version": ...}, or {"absent": why} and it ends
-    make     a cell by its key, of a kind of work, for the shape of the subject, with parameters
-    round    run a cell once; the response has its figures
-    drop     delete a cell
+    argument    the core, the subject, the kind of work, the form of hashes, the parameters
+    first       {"version": ...} once the cell is made, or {"absent": why} and it ends
+    round       runs the cell once; the response has its figures
 
 It is pinned to a core, and collects no garbage while it measures.
 """
@@ -25,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from bench.index.subjects import (
     CHAIN_BLOCKS,
@@ -148,7 +147,7 @@ class TraceAnswersCell(TraceCell):
 
 
 class MemoryCell:
-    """The same blocks are held by so many ranks, which registered no capacity. Runs in a process of its own."""
+    """The same blocks are held by so many ranks, which registered no capacity."""
 
     def __init__(self, of: Subject, *, blocks: int, holders: int) -> None:
         self._of, self._holders = of, holders
@@ -171,7 +170,7 @@ class BulkCell:
     """A large index is built, queried, and gets more blocks; its ranks register `capacity_blocks` in all.
 
     As many other blocks are stored and removed again before: memory that is touched for the first time may cost more
-    than storing does. Runs in a process of its own.
+    than storing does.
     """
 
     def __init__(self, of: Subject, *, blocks: int, capacity_blocks: int, calls: int, round_blocks: int) -> None:
@@ -254,44 +253,32 @@ WORK: dict[str, Callable[..., Work]] = {
 
 
 def main() -> None:
-    """Answer requests until stdin ends."""
-    name, core = (json.loads(sys.argv[1])[each] for each in ("subject", "core"))
+    """Make the cell that the argument names, and run a round of it for each request, until stdin ends."""
+    asked = json.loads(sys.argv[1])
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what a library prints is not an answer
-    if core >= 0 and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {core})
-    try:
-        subject(name, "buffers")
-        version = metadata.version(PEER_PACKAGE) if name == "peer" else ""
-    except ImportError as error:
-        _write(answers, {"absent": str(error)})
-        return
-    _write(answers, {"version": version})
+
+    def write(answer: dict[str, Any]) -> None:
+        answers.write(json.dumps(answer) + "\n")
+
+    if asked["core"] >= 0 and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {asked["core"]})
     gc.disable()
-    cells: dict[str, Work] = {}
-    for line in sys.stdin:
-        request, found = json.loads(line), dict[str, Any]()
-        try:
-            match request["command"]:
-                case "make":
-                    cells[request["key"]] = make(name, request)
-                case "round":
-                    gc.collect()
-                    found = cells[request["key"]].round(request["seed"])
-                case "drop":
-                    del cells[request["key"]]
-        except Exception as error:  # noqa: BLE001 - the other side shows it, whatever it is
-            found = {"error": f"{type(error).__name__}: {error}"}
-        _write(answers, found)
+    try:
+        cell = make(asked["subject"], asked["work"], asked["shape"], asked["parameters"])
+        write({"version": metadata.version(PEER_PACKAGE) if asked["subject"] == "peer" else ""})
+        for line in sys.stdin:
+            gc.collect()
+            write(cell.round(json.loads(line)["seed"]))
+    except ImportError as error:
+        write({"absent": str(error)})
+    except Exception as error:  # noqa: BLE001 - the other side shows it, whatever it is
+        write({"error": f"{type(error).__name__}: {error}"})
 
 
-def make(name: str, request: dict[str, Any]) -> Work:
-    """Return the requested cell of the subject `name`."""
-    return WORK[request["work"]](subject(name, request["shape"]), **request["parameters"])
-
-
-def _write(answers: TextIO, answer: dict[str, Any]) -> None:
-    answers.write(json.dumps(answer) + "\n")
+def make(name: str, work: str, shape: str, parameters: dict[str, Any]) -> Work:
+    """Return a cell of a kind of work, for the subject `name` with hashes as `shape`."""
+    return WORK[work](subject(name, shape), **parameters)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""`router bench index`: the index beside the strongest peer, each in a process of its own, on one core, in turns.
+"""`router bench index`: the index beside the strongest peer, in processes on one core, in turns.
 
-Only one process works at a time. A cell is one measurement, with several seats; a round is one turn of each seat, so
-that a disturbance of the machine affects all of them. A seat is one of these:
+A cell is one measurement, with several seats. Each seat of each cell is a process of its own; only one process works at
+a time. A round is one turn of each seat, so that a disturbance of the machine affects all of them. A seat is one of:
 
     buffers, lists, messages  our index, by the form in which it gets hashes
     peer                      the peer's tree: events as JSON that was made before, queries as lists, answers as dicts
@@ -24,8 +24,8 @@ answers    all of the trace's right
 import os
 import random
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack
 from itertools import islice, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -92,7 +92,7 @@ CAPACITY_RATIO = 1.25
 
 
 class IndexCell(NamedTuple):
-    """One measurement, in rounds that run every seat once; `in_own_process`: each in a fresh process."""
+    """One measurement, in rounds that run every seat once."""
 
     name: str
     """It begins with that of its group."""
@@ -100,7 +100,6 @@ class IndexCell(NamedTuple):
     parameters: dict[str, Any]
     seats: tuple[str, ...]
     rounds: int
-    in_own_process: bool = False
 
 
 class IndexPlan(NamedTuple):
@@ -150,7 +149,7 @@ def _trace(plan: IndexPlan) -> Iterator[IndexCell]:
 def _memory(plan: IndexPlan) -> Iterator[IndexCell]:
     for holders in (1, 4, 16):
         parameters, seats = {"blocks": plan.blocks(1_000_000), "holders": holders}, ("buffers", "peer")
-        yield IndexCell(f"memory, holders {holders}", "memory", parameters, seats, 1, in_own_process=True)
+        yield IndexCell(f"memory, holders {holders}", "memory", parameters, seats, 1)
 
 
 def _bulk(plan: IndexPlan) -> Iterator[IndexCell]:
@@ -159,7 +158,7 @@ def _bulk(plan: IndexPlan) -> Iterator[IndexCell]:
         held = plan.blocks(blocks)
         parameters = {"blocks": held, "capacity_blocks": int(CAPACITY_RATIO * (held + more))}
         parameters |= {"round_blocks": more, "calls": plan.calls(4000)}
-        yield IndexCell(f"bulk, {held:,} blocks", "bulk", parameters, seats, 1, in_own_process=True)
+        yield IndexCell(f"bulk, {held:,} blocks", "bulk", parameters, seats, 1)
 
 
 _MAKERS: dict[str, Callable[[IndexPlan], Iterator[IndexCell]]] = {
@@ -240,16 +239,11 @@ _SEED = 1000
 """Of the first round."""
 
 
-class SubjectAbsent(Exception):
-    """A subject cannot be measured; the message has the reason."""
-
-
 class Runner:
-    """Measures cells with the processes of both subjects, which it starts, on one core (-1: on any)."""
+    """Measures cells on one core (-1: on any), the peer with an interpreter of its own."""
 
     def __init__(self, peer_python: str, core: int) -> None:
         self._peer_python, self._core = peer_python, core
-        self._processes: dict[str, Child] = {}
         self.peer = ""
         """Its version, or why it is not measured."""
 
@@ -257,71 +251,50 @@ class Runner:
         """Return the figures of all cells by seat; `on_progress` gets the name of each cell once it is measured.
 
         Raises:
-            SubjectAbsent: our own index is not there.
-            BenchFailed: a process ended, or failed a request.
+            BenchFailed: a process ended, or failed a request, or our own index is not there.
         """
         results = Rounds()
-        async with AsyncExitStack() as stack:
-            self._processes["native"] = await stack.enter_async_context(self._process("native"))
-            try:
-                peer = self._processes["peer"] = await stack.enter_async_context(self._process("peer"))
-                self.peer = peer.started["version"]
-            except SubjectAbsent as error:
-                self.peer = f"absent ({error})"
-            for cell in cells:
-                seats = [seat for seat in cell.seats if _process_of(seat) in self._processes]
-                await (self._isolated if cell.in_own_process else self._together)(cell, seats, results)
-                on_progress(cell.name)
+        for cell in cells:
+            async with AsyncExitStack() as ending:
+                seats = dict[str, Child]()
+                for seat in cell.seats:
+                    if (child := await self._started(cell, seat)) is not None:
+                        ending.push_async_callback(child.close)
+                        seats[seat] = child
+                for at in range(cell.rounds):
+                    for seat, child in seats.items():
+                        results.add(seat, cell.name, await child.call("round", seed=_SEED + at))
+            on_progress(cell.name)
         return results
 
-    async def _together(self, cell: IndexCell, seats: Sequence[str], results: Rounds) -> None:
-        processes = {seat: self._processes[_process_of(seat)] for seat in seats}
-        for seat, process in processes.items():
-            await process.call("make", key=seat, **_request(cell, seat))
-        for at in range(cell.rounds):
-            for seat, process in processes.items():
-                results.add(seat, cell.name, await process.call("round", key=seat, seed=_SEED + at))
-        for seat, process in processes.items():
-            await process.call("drop", key=seat)
-
-    async def _isolated(self, cell: IndexCell, seats: Sequence[str], results: Rounds) -> None:
-        for at in range(cell.rounds):
-            for seat in seats:
-                async with self._process(_process_of(seat)) as process:
-                    await process.call("make", key=seat, **_request(cell, seat))
-                    results.add(seat, cell.name, await process.call("round", key=seat, seed=_SEED + at))
-
-    @asynccontextmanager
-    async def _process(self, subject: str) -> AsyncIterator[Child]:
-        """Yield a process with a subject in it: native or peer.
-
-        Raises:
-            SubjectAbsent: its interpreter is not there, or has no such subject.
-        """
-        python = self._peer_python if subject == "peer" else sys.executable
-        arguments = {"subject": subject, "core": self._core}
+    async def _started(self, cell: IndexCell, seat: str) -> Child | None:
+        """Return a process that has made the cell; None if the peer is absent."""
+        is_ours = seat in OURS
+        python = sys.executable if is_ours else self._peer_python
+        arguments = {
+            "subject": "native" if is_ours else "peer",
+            "core": self._core,
+            "work": cell.work,
+            "shape": seat,
+            "parameters": cell.parameters | ({"held": "none"} if seat == "floor" else {}),
+        }
         environment = {**child_environment(), "PYTHONPATH": str(_ROOT), "DYN_LOG": "error"}
         try:
             child = await Child.start(
                 "bench.index.cells", arguments, python=python, environment=environment, answer_s=None
             )
         except OSError as error:
-            raise SubjectAbsent(f"{python}: {error.strerror}") from error
-        try:
-            if "absent" in child.started:
-                raise SubjectAbsent(child.started["absent"])
-            yield child
-        finally:
+            absent = f"{python}: {error.strerror}"
+        else:
+            if "absent" not in child.started:
+                self.peer = child.started["version"] or self.peer
+                return child
+            absent = child.started["absent"]
             await child.close()
-
-
-def _process_of(seat: str) -> str:
-    return "native" if seat in OURS else "peer"
-
-
-def _request(cell: IndexCell, seat: str) -> dict[str, Any]:
-    parameters = cell.parameters | ({"held": "none"} if seat == "floor" else {})
-    return {"work": cell.work, "shape": seat, "parameters": parameters}
+        if is_ours:
+            raise BenchFailed(absent)
+        self.peer = f"absent ({absent})"
+        return None
 
 
 PEER_PYTHON = "KVROUTER_BENCH_PEER_PYTHON"
@@ -365,7 +338,7 @@ def index(**flags: Any) -> None:  # noqa: ANN401 - one value a flag
         selected = cells(plan, flags["only"])
         runner = Runner(flags["peer_python"] or sys.executable, flags["core"])
         with progress(len(selected)) as on_progress:
-            found = finished(runner.run(selected, on_progress), (SubjectAbsent, BenchFailed))
+            found = finished(runner.run(selected, on_progress))
     facts = [
         f"all on core {flags['core']}; peer: ai-dynamo-runtime {runner.peer}",
         f"medians of {plan.rounds} rounds, scale {plan.scale:g}; trace: {trace_line}",

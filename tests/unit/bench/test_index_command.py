@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -34,7 +35,7 @@ def test_json_names_the_machine_the_commit_and_the_missing_peer(tmp_path: Path) 
     assert "### Memory, bytes a unique block" in markdown.read_text()
 
 
-def small(file: Path) -> dict[str, dict[str, object]]:
+def small(file: Path) -> dict[str, dict[str, Any]]:
     """Return parameters of every kind of work, as small as they go."""
     blocks = 1024
     trace = {"file": str(file), "ranks": 2, "cache_blocks": 8}
@@ -67,7 +68,7 @@ def test_every_kind_of_work_has_its_figures(tmp_path: Path, work: str, shape: st
     write_requests(
         file, iter([ScheduledRequest(1, 0, pack([1, 2]), b""), ScheduledRequest(1, 1, pack([1, 3]), pack([2]))])
     )
-    cell = make("native", {"work": work, "shape": shape, "parameters": small(file)[work]})
+    cell = make("native", work, shape, small(file)[work])
     for seed in (1, 2):
         assert set(cell.round(seed)) == FOUND[work]
     assert set(FOUND) == set(WORK)
