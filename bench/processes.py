@@ -22,9 +22,8 @@ from types import MappingProxyType, TracebackType
 from typing import Any, NamedTuple, Self
 
 import aiohttp
-import psutil
 
-from bench.report import cpu_s, lag_counts
+from bench.report import lag_counts
 from kv_runtime.clock import Clock
 from kv_runtime.config.loading import ENV_PREFIX
 from kv_runtime.nats_server import HOST, MAX_PAYLOAD_BYTES, find_binary
@@ -164,10 +163,7 @@ async def started(command: list[str], environment: Mapping[str, str]) -> asyncio
 
 
 class ChildProcess:
-    """One child process. Its output is read, so that it never blocks; its last lines are stored, all go to `log`.
-
-    On Linux it gets SIGTERM when the process that started it is killed.
-    """
+    """One child process. Its output is read, so that it never blocks; its last lines are stored, all go to `log`."""
 
     def __init__(self, name: str, command: list[str], log: Path | None = None) -> None:
         self.name = name
@@ -236,30 +232,26 @@ class ChildProcess:
 
     async def end(self, number: signal.Signals = signal.SIGTERM) -> None:
         """End it by a signal; kill it when it takes too long or when this call is cancelled."""
-        if self._child is None or self._reading is None:
+        child, reading = self._child, self._reading
+        if child is None or reading is None:
             return
         try:
-            await self._end_within(_STOP_S, number)
+            await _end_within(child, number, _STOP_S)
         except asyncio.CancelledError:
-            await self._end_within(_CUT_S, number)  # its second signal: it ends at once
+            await _end_within(child, number, _CUT_S)  # its second signal: it ends at once
             raise
         finally:
-            self.was_killed = self.is_running
-            self._signal(signal.SIGKILL)
-            await self._child.wait()
-        await self._reading
+            self.was_killed = child.returncode is None
+            await _end_within(child, signal.SIGKILL, None)
+        await reading
 
-    async def _end_within(self, budget_s: float, number: signal.Signals) -> None:
-        assert self._child is not None
-        self._signal(number)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(budget_s):
-                await self._child.wait()
 
-    def _signal(self, number: signal.Signals) -> None:
-        if self._child is not None and self.is_running:
-            with contextlib.suppress(ProcessLookupError):
-                self._child.send_signal(number)
+async def _end_within(child: asyncio.subprocess.Process, number: signal.Signals, budget_s: float | None) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        child.send_signal(number)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(budget_s):
+            await child.wait()
 
 
 class FleetProcesses:
@@ -268,7 +260,6 @@ class FleetProcesses:
     def __init__(self, shape: FleetShape) -> None:
         self.shape = shape
         self._group = asyncio.TaskGroup()
-        self._clock = Clock()
         self._stores = TemporaryDirectory(prefix="kv-nats-") if shape.nats_servers else None
         self._cluster_url, commands = (
             nats_cluster(shape.nats_servers, Path(self._stores.name)) if self._stores else ("", {})
@@ -337,14 +328,7 @@ class FleetProcesses:
         self.data_url, self.control_url = self.router_urls["router"]
         self.nats_url = (await self.router.line_with("event log")).split()[2]
         await asyncio.gather(*map(self.start_worker, self.shape.roles))
-        try:
-            await self.until_ready()
-        except TimeoutError:
-            ended = [each for each in self.all.values() if not each.is_running]
-            one = ended[0] if ended else self.router
-            raise ProcessFailed(
-                f"the fleet is not ready after {_START_S} s; {one.name} printed:\n{one.output}"
-            ) from None
+        await self.until_ready()
 
     async def start_worker(self, worker_id: str) -> str:
         """Start a worker and return its address. The router may not know it yet (`until_ready`)."""
@@ -374,38 +358,42 @@ class FleetProcesses:
         await self.workers[worker_id].end(signal.SIGKILL)
 
     async def until_ready(self) -> None:
-        """Return once every worker that runs is fit and its events are followed."""
-        async with asyncio.timeout(_START_S), aiohttp.ClientSession() as session:
-            while not await self._is_ready(session):
-                await self._clock.sleep(_POLL_S)
+        """Return once every router has every worker, at its address, as fit, and follows its events.
 
-    async def _is_ready(self, session: aiohttp.ClientSession) -> bool:
+        Raises:
+            ProcessFailed: that takes longer than `_START_S`.
+        """
+        missing = ""
+        try:
+            async with asyncio.timeout(_START_S), aiohttp.ClientSession() as session:
+                while missing := await self._missing(session):
+                    await Clock().sleep(_POLL_S)
+        except TimeoutError:
+            ended = [each for each in self.all.values() if not each.is_running]
+            one = ended[0] if ended else self.router
+            raise ProcessFailed(
+                f"the fleet is not ready after {_START_S} s: {missing}; {one.name} printed:\n{one.output}"
+            ) from None
+
+    async def _missing(self, session: aiohttp.ClientSession) -> str:
+        """Return what a router says of itself that is not ready; empty if all are."""
         for data_url, control_url in self.router_urls.values():
             async with session.get(f"{control_url}/v1/workers") as response:
-                fit = sum(not worker["unfit"] for worker in (await response.json())["workers"])
+                workers = [each for each in (await response.json())["workers"] if not each["unfit"]]
+            fit = {each["registration"]["worker_id"]: each["registration"]["base_url"] for each in workers}
             async with session.get(f"{data_url}/ready") as response:
-                if not response.ok or fit != len(self.workers):
-                    return False
-        return True
+                if not response.ok or len(fit) != len(self.workers) or not self.worker_urls.items() <= fit.items():
+                    return f"{control_url} has {fit}, and says {await response.text()}"
+        return ""
 
     async def lags(self) -> dict[str, Counter[float]]:
         """Return the event-loop lag so far, as `lag_counts` does, of the router and of each worker, by their URLs."""
+        lags = {}
         async with aiohttp.ClientSession() as session:
-            async with session.get(f"{self.control_url}/v1/workers") as response:
-                workers = (await response.json())["workers"]
-            lags = {}
-            for url in [self.control_url, *(worker["registration"]["base_url"] for worker in workers)]:
+            for url in (self.control_url, *self.worker_urls.values()):
                 async with session.get(f"{url}/metrics") as response:
                     lags[url] = lag_counts(await response.text())
         return lags
-
-    def cpu_s(self) -> dict[str, float]:
-        """Return the CPU seconds used so far by the router, the nats-server and all workers."""
-        return {
-            "router": cpu_s(self.router.pid),
-            "nats-server": sum(cpu_s(child.pid) for child in psutil.Process(self.router.pid).children()),
-            "workers": sum(cpu_s(worker.pid) for worker in self.workers.values()),
-        }
 
 
 async def _end_all(processes: Iterable[ChildProcess]) -> None:

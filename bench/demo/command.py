@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import aiohttp
 import click
+import psutil
 from prometheus_client import generate_latest
 from rich.console import Console
 from rich.markup import escape
@@ -26,7 +27,7 @@ from rich.markup import escape
 from bench.demo.monitoring import ALERTMANAGER, PROMETHEUS, ProgramMissing, monitoring, program
 from bench.demo.workload import Player, WorkloadShape, conversations
 from bench.processes import FleetProcesses, FleetShape, ProcessFailed
-from bench.report import imbalances, lag_counts, lag_s, machine_line, percentile
+from bench.report import cpu_s, imbalances, lag_counts, lag_s, machine_line, percentile
 from bench.streaming_client import Measured
 from bench.tables import FigureTable, progress, rich_table
 from kv_runtime.clock import Clock
@@ -179,12 +180,12 @@ class Demo:
         registry, is_over = new_registry(), asyncio.Event()
         with progress(self._shape.conversations * self._shape.turns) as on_progress:
             player = Player(fleet.data_url, MODEL, self._clock, lambda: on_progress(mode))
-            cpu_before, lags_before = fleet.cpu_s(), await fleet.lags()
+            cpu_before, lags_before = _cpu_s(fleet), await fleet.lags()
             async with asyncio.TaskGroup() as group:
                 group.create_task(LoopLag(registry, self._clock).run(is_over))
                 measured = await player.play(list(conversations(self._shape, self._seed)), self._shape.answer_tokens)
                 is_over.set()
-            used = {name: seconds - cpu_before[name] for name, seconds in fleet.cpu_s().items()}
+            used = {name: seconds - cpu_before[name] for name, seconds in _cpu_s(fleet).items()}
             lags = {url: (lags_before[url], lag) for url, lag in (await fleet.lags()).items()}
         lags["client"] = Counter(), lag_counts(generate_latest(registry).decode())
         worst_s = {q: max(lag_s(*each, q) for each in lags.values()) for q in LAG_QUANTILES.values()}
@@ -233,6 +234,15 @@ class Demo:
             self._console.print(f"  {process.name}: pid {process.pid}")
         self._console.print("Ctrl-C ends it.")
         await until(stop, asyncio.Event().wait())
+
+
+def _cpu_s(fleet: FleetProcesses) -> dict[str, float]:
+    """Return the CPU seconds used so far by the router, the nats-server and all workers."""
+    return {
+        "router": cpu_s(fleet.router.pid),
+        "nats-server": sum(cpu_s(child.pid) for child in psutil.Process(fleet.router.pid).children()),
+        "workers": sum(cpu_s(worker.pid) for worker in fleet.workers.values()),
+    }
 
 
 @click.command()

@@ -19,7 +19,7 @@ import aiohttp
 import click
 
 from bench.child import finished
-from bench.processes import ChildProcess, FleetProcesses, FleetShape, own_environment
+from bench.processes import ChildProcess, FleetProcesses, FleetShape, ProcessFailed, own_environment
 from bench.soak.clients import Clients
 from bench.soak.requests import MODEL
 from bench.soak.verdicts import (
@@ -40,7 +40,6 @@ from kv_runtime.clock import Clock
 STEADY = 2
 NATS = "nats-0"
 """The name of the server among the processes."""
-_HEAL_S = 60.0
 _DRAIN_WAIT_S = 30
 _QUIET = "telemetry.log_level=warning"
 _ROUTER = (
@@ -60,10 +59,6 @@ _WORKER = (
     "events.batch_ring_bytes_max=131072",
 )
 _COMPLAINT = "Traceback (most recent call last)"
-
-
-class NotHealed(Exception):
-    """The fleet did not recover in time; the message has what was missing."""
 
 
 class SoakFleet(FleetProcesses):
@@ -86,10 +81,6 @@ class SoakFleet(FleetProcesses):
         self._programs = programs
         self.complaints: list[str] = []
         """Tracebacks that processes printed, each with the process's last lines; processes that did not end."""
-
-    async def _start(self) -> None:
-        await super()._start()
-        await self.until_healed()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -120,7 +111,7 @@ class SoakFleet(FleetProcesses):
             async with session.get(url, params={"wait": str(_DRAIN_WAIT_S)}) as response:
                 state = (await response.json())["state"]
         if state != "drained":
-            raise NotHealed(f"{worker_id} is {state} {_DRAIN_WAIT_S} s after its draining began")
+            raise ProcessFailed(f"{worker_id} is {state} {_DRAIN_WAIT_S} s after its draining began")
         await self.restart(worker_id)
 
     async def freeze_worker(self, worker_id: str, seconds: float) -> None:
@@ -128,7 +119,7 @@ class SoakFleet(FleetProcesses):
         pid = self.workers[worker_id].pid
         os.kill(pid, signal.SIGSTOP)
         try:
-            await self._clock.sleep(seconds)
+            await asyncio.sleep(seconds)
         finally:
             os.kill(pid, signal.SIGCONT)
 
@@ -139,27 +130,11 @@ class SoakFleet(FleetProcesses):
         nats = taken(self.nats_servers[NATS].pid)
         return taken(self.router.pid, sockets=clients), nats, sum(file.stat().st_size for file in files)
 
-    async def until_healed(self) -> None:
-        """Return once every worker may take requests and its events are followed; raise `NotHealed`."""
-        found = ""
-        async with one_request_sessions() as session:
-            for _ in range(round(_HEAL_S / _POLL_S)):
-                found = await self._unhealed(session)
-                if not found:
-                    return
-                await self._clock.sleep(_POLL_S)
-        raise NotHealed(f"after {_HEAL_S} s: {found}")
-
-    async def _unhealed(self, session: aiohttp.ClientSession) -> str:
-        async with session.get(f"{self.control_url}/v1/workers") as response:
-            workers = (await response.json())["workers"]
-        registered = {each["registration"]["worker_id"]: each["registration"]["base_url"] for each in workers}
-        unfit = {each["registration"]["worker_id"]: each["unfit"] for each in workers if each["unfit"]}
-        if unfit or registered != self.worker_urls:
-            return f"registered {registered}, unfit {unfit}, running {self.worker_urls}"
+    async def _missing(self, session: aiohttp.ClientSession) -> str:
         found = await totals(session, self.control_url)
-        is_ready = found["log_connected"] and not found["stream_stale"] and found["rank_fit"] == len(self.workers)
-        return "" if is_ready else str({name: found[name] for name in ("log_connected", "stream_stale", "rank_fit")})
+        known = {name: found[name] for name in ("log_connected", "stream_stale", "rank_fit")}
+        is_known = known == {"log_connected": 1, "stream_stale": 0, "rank_fit": len(self.workers)}
+        return await super()._missing(session) or ("" if is_known else str(known))
 
     async def verified(self) -> tuple[int, str]:
         """Return the exit code of `indexer verify`, and what it printed."""
@@ -221,7 +196,7 @@ class SoakRun:
             try:
                 for number in range(1, plan.rounds + 1):
                     await self._round(fleet, clients, plan.requests * number // plan.rounds)
-            except* (NotHealed, aiohttp.ClientError, OSError) as group:
+            except* (ProcessFailed, aiohttp.ClientError, OSError) as group:
                 complaints += [f"not healed: {error}" for error in group.exceptions]
                 ended = [each for each in fleet.all.values() if each.ended_with is not None]
                 complaints += [f"{each.name} ended with exit code {each.ended_with}: {each.output}" for each in ended]
@@ -247,7 +222,7 @@ class SoakRun:
         async with asyncio.TaskGroup() as group:
             group.create_task(clients.send(until - clients.begun))
             group.create_task(self._disturb(fleet, clients, until))
-        await fleet.until_healed()
+        await fleet.until_ready()
         rate = (clients.tally.requests - before) / (time.perf_counter() - began_s)
         quiet = await self._until_quiet(fleet, clients)
         self._quiet.append(quiet)
@@ -263,7 +238,7 @@ class SoakRun:
             await clients.until_begun(fault.at_request)
             process = await self._do(fault, fleet, clients)
             began_s = time.perf_counter()
-            await fleet.until_healed()
+            await fleet.until_ready()
             self._healed.append(Healed(fault, process, time.perf_counter() - began_s))
 
     async def _do(self, fault: Fault, fleet: SoakFleet, clients: Clients) -> str:
