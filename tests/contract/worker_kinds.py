@@ -43,7 +43,7 @@ from tests.contract.worker_runs import (
 from tests.contract.workers import Ground, Worker
 from worker_agent.commands import engine_choice
 from worker_agent.commands.engine_choice import chosen_engine
-from worker_agent.commands.serve import run_served
+from worker_agent.commands.serve import ServedWorker
 from worker_agent.config import AgentSettings
 from worker_agent.engine_args.arguments import EngineOptions
 
@@ -133,7 +133,7 @@ async def served(
     worker_id = settings.worker.id
 
     async def run(stop: asyncio.Event, say: Callable[[str], None]) -> None:
-        await run_served(settings, chosen, stop, say)
+        await ServedWorker(settings, chosen).run(stop, say)
 
     async with ran(ground, worker_id, model, run, kill, f"worker {worker_id} on ") as worker:
         yield worker

@@ -34,7 +34,7 @@ from worker_agent.attached.config import AttachSettings
 from worker_agent.attached.worker import AttachedWorker, Host, check
 from worker_agent.commands.engine_choice import chosen_engine
 from worker_agent.commands.print_engine_args import DYNAMIC_FLAGS, INVALID, engine_args_options
-from worker_agent.commands.serve import run_served
+from worker_agent.commands.serve import ServedWorker
 from worker_agent.config import AgentSettings
 from worker_agent.engine_args.arguments import EngineOptions
 from worker_agent.engine_args.layers import EngineArgsInvalid
@@ -65,7 +65,7 @@ def serve(*, settings: AgentSettings, options: EngineOptions, **_: object) -> No
 
     async def served(stop: asyncio.Event, call: ThreadCall) -> None:
         chosen = chosen_engine(settings, options)
-        await run_served(settings, chosen, stop, partial(print, flush=True), call)
+        await ServedWorker(settings, chosen, call).run(stop, partial(print, flush=True))
 
     with suppress(StoppedUnconnected), errors_printed("worker-agent", (EngineArgsInvalid,), INVALID):
         if settings.engine.kind == "trtllm":

@@ -22,10 +22,8 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import NamedTuple
 
 import zmq.asyncio
-from prometheus_client import CollectorRegistry
 
 from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.fleet_gate import FleetGate
@@ -37,8 +35,7 @@ from kv_runtime.http.server import HttpServer
 from kv_runtime.main_thread import ThreadCall
 from kv_runtime.supervise import Part, PartGaveUp, run_parts, until
 from kv_runtime.telemetry import Family, LoopLag, Projection, by_name, counter, gauge, new_registry
-from kv_runtime.text.model import Text
-from kv_runtime.tracing.service import Tracing, events_of, opened_tracing, span_families
+from kv_runtime.tracing.service import events_of, opened_tracing, span_families
 from worker_agent.api.app import AgentApi, streams_status
 from worker_agent.api.completions import Completions
 from worker_agent.api.in_flight import SERVICE, worker_tracer
@@ -64,129 +61,189 @@ _ABORTS_S = 2.0
 """Time for a decode worker's aborted requests to fetch the blocks that a prefill worker holds for them."""
 
 
-class _WorkerParts(NamedTuple):
-    """The shared parts of the process, once the engine is loaded."""
-
-    settings: AgentSettings
-    chosen: EngineChoice
-    engine: SimulatedEngine | TensorRTLLMEngine
-    text: Text
-    media: ServedMedia
-    instance: str
-    clock: Clock
-    log: EventLog
-    rules: TrtllmRules
-    events: Consolidator
-    worker_id: WorkerId
-    tracing: Tracing | None
-
-
-async def run_served(
-    settings: AgentSettings,
-    chosen: EngineChoice,
-    stop: asyncio.Event,
-    report: Callable[[str], None],
-    call: ThreadCall = asyncio.to_thread,
-) -> None:
-    """Serve until `stop` is set or the engine dies; `report` receives the address once the engine is loaded.
-
-    `call` runs the functions that build and shut down a TensorRT-LLM engine.
+class ServedWorker:
+    """A worker whose engine runs in this process; `call` runs the functions that build and end a TensorRT-LLM engine.
 
     Raises:
         EngineError: the engine cannot be loaded.
-        WorkerIdTaken: another living worker has the id, found before the engine is loaded, or later, after draining.
         ConfigurationError: what is said of tracing is not allowed, or a package is missing.
-        PartGaveUp: the engine died; everything else has drained.
-        TextError, BrokerUnavailable, PortUsed: another requirement of a worker is missing.
+        TextError: the model's text or images cannot be used.
     """
-    settings = settings.model_copy(update={"worker": settings.worker.identified()})
-    sys.setswitchinterval(_SWITCH_S)
-    clock, text = Clock(), engine_text(settings, chosen)
-    model_path = chosen.text if chosen.takes_media else ""
-    media = ServedMedia(settings, text, clock, model=chosen.names[0], model_path=model_path)
-    engine = build_engine(settings, chosen, text, clock, call)
-    instance = uuid.uuid4().hex[:16]
-    tracing = opened_tracing(settings.tracing, os.environ, f"{settings.worker.id}/{instance}", service=SERVICE)
-    async with AsyncExitStack() as cleanup:
-        name = f"worker-agent {settings.worker.id}"
-        log = await cleanup.enter_async_context(connected_log(settings.nats, name, awaited_until=stop))
-        gate = FleetGate(settings.nats.fleet_secrets)
-        worker_id = WorkerId(log, clock, gate, worker_id=settings.worker.id, instance=instance)
-        await until(stop, worker_id.check())
-        context = zmq.asyncio.Context()
-        cleanup.callback(context.destroy, linger=0)
-        async with AsyncExitStack() as until_run:
-            until_run.push_async_callback(engine.stop, 0.0)
-            await until(stop, engine.start())
-            if stop.is_set():
-                return
-            described = engine.describe()
-            rules, buffered = TrtllmRules(described.block_size), chosen.event_buffer * len(described.dp_ranks)
-            source = Source(lambda work, timeout_s: work.call(partial(engine.kv_events, timeout_s)), rules, buffered)
-            events = event_path(
-                WorkerStreams(settings.worker.id, chosen.names[0], instance, described.block_size, described.dp_ranks),
-                source if chosen.polls_events else None,
-                settings.events.sources,
-                log,
-                context,
-                clock,
-                ring_bytes_max=settings.events.batch_ring_bytes_max,
-                tracing=events_of(tracing),
-            )
-            until_run.push_async_callback(end_unrun, events.parts(first_stage=0))
-            worker = _WorkerParts(
-                settings, chosen, engine, text, media, instance, clock, log, rules, events, worker_id, tracing
-            )
-            parts = await _parts(worker, cleanup, report)
-            until_run.pop_all()  # from here on the parts end engine and events
-        await run_parts(parts, stop=stop, drain_s=settings.drain_s + _ABORTS_S)
 
+    def __init__(self, settings: AgentSettings, chosen: EngineChoice, call: ThreadCall = asyncio.to_thread) -> None:
+        section = settings.worker.identified()
+        self._settings, self._section, self._chosen = settings, section, chosen
+        self._clock, self._text = Clock(), engine_text(settings, chosen)
+        self._engine = build_engine(settings, chosen, self._text, self._clock, call)
+        self._media = ServedMedia(settings, chosen, self._text, self._clock, self._engine)
+        self._gate, self._instance = FleetGate(settings.nats.fleet_secrets), uuid.uuid4().hex[:16]
+        name = f"{section.id}/{self._instance}"
+        self._tracing = opened_tracing(settings.tracing, os.environ, name, service=SERVICE)
 
-async def _parts(worker: _WorkerParts, cleanup: AsyncExitStack, report: Callable[[str], None]) -> list[Part]:
-    """Return the parts to run; requests are accepted from now on, and `cleanup` publishes `WorkerLeft`."""
-    registry, events, wait_s = new_registry(), worker.events, worker.settings.worker.canary_wait_s
-    watch: CanaryWatch | None = None
-    if wait_s:
-        is_decode = worker.settings.worker.role == "decode"
-        begin_id = worker.text.bos_id
-        watch = CanaryWatch(worker.engine, worker.clock, wait_s=wait_s, begin_id=begin_id, is_decode=is_decode)
-    api = _api(worker, watch)
-    http = _http(worker, api, registry)
-    await http.start()
-    registration = _registration(worker, api, http.port)
-    membership = Membership(registration, worker.worker_id, worker.clock)
-    worker_id = worker.settings.worker.id
-    loads = LoadReports(
-        worker.engine,
-        worker.log,
-        worker.clock,
-        model=registration.model,
-        worker_id=worker_id,
-        instance=worker.instance,
-        dp_ranks=registration.dp_ranks,
-        in_flight=lambda: api.in_flight.running,
-    )
-    Projection(registry, partial(agent_families, worker_id, worker.rules, events, loads, api))
-    Projection(registry, partial(served_families, worker_id, worker.engine, watch))
-    Projection(registry, lambda: worker.media.families(worker_id))
-    Projection(registry, lambda: log_families(worker.log.statistics()))
-    Projection(registry, membership.families)
-    Projection(registry, lambda: span_families(None if worker.tracing is None else worker.tracing.exporter))
-    await events.start()
-    cleanup.push_async_callback(membership.leave, "stopped")
-    report(f"worker {worker_id} on {registration.base_url}")
-    return [
-        Part("membership", membership.run, 0),
-        *([] if watch is None else [Part("canary", partial(watch.run, membership), 0)]),
-        Part("http", http.run, 1, lambda: {"requests": api.in_flight.running}),
-        *worker.media.parts(2, worker.log, FleetGate(worker.settings.nats.fleet_secrets)),
-        *([loads.work.part(stage=2)] if worker.chosen.has_statistics else []),
-        Part("loop-lag", LoopLag(registry, worker.clock).run, 2),
-        *events.parts(first_stage=2),
-        *_engine_parts(worker.engine, membership, stage=3),
-        *([] if worker.tracing is None else [worker.tracing.exporter.part(2)]),
-        Part("event-log", worker.log.run, 8),
-    ]
+    async def run(self, stop: asyncio.Event, report: Callable[[str], None]) -> None:
+        """Serve until `stop` is set or the engine dies; `report` receives the address once the engine is loaded.
+
+        Raises:
+            EngineError: the engine cannot be loaded.
+            WorkerIdTaken: another living worker has the id; found before the engine is loaded, or later: then after a
+                drain.
+            PartGaveUp: the engine died; everything else has drained.
+            BrokerUnavailable, PortUsed: another requirement of a worker is missing.
+        """
+        sys.setswitchinterval(_SWITCH_S)
+        async with AsyncExitStack() as cleanup:
+            name = f"worker-agent {self._section.id}"
+            log = await cleanup.enter_async_context(connected_log(self._settings.nats, name, awaited_until=stop))
+            worker_id = WorkerId(log, self._clock, self._gate, worker_id=self._section.id, instance=self._instance)
+            await until(stop, worker_id.check())
+            context = zmq.asyncio.Context()
+            cleanup.callback(context.destroy, linger=0)
+            async with AsyncExitStack() as until_run:
+                until_run.push_async_callback(self._engine.stop, 0.0)
+                await until(stop, self._engine.start())
+                if stop.is_set():
+                    return
+                rules, events = self._event_path(log, context)
+                until_run.push_async_callback(end_unrun, events.parts(first_stage=0))
+                parts = await self._parts(log, worker_id, rules, events, cleanup, report)
+                until_run.pop_all()  # from here on the parts end engine and events
+            await run_parts(parts, stop=stop, drain_s=self._settings.drain_s + _ABORTS_S)
+
+    def _event_path(self, log: EventLog, context: zmq.asyncio.Context) -> tuple[TrtllmRules, Consolidator]:
+        engine, chosen, described = self._engine, self._chosen, self._engine.describe()
+        rules, buffered = TrtllmRules(described.block_size), chosen.event_buffer * len(described.dp_ranks)
+        source = Source(lambda work, timeout_s: work.call(partial(engine.kv_events, timeout_s)), rules, buffered)
+        return rules, event_path(
+            WorkerStreams(self._section.id, chosen.names[0], self._instance, described.block_size, described.dp_ranks),
+            source if chosen.polls_events else None,
+            self._settings.events.sources,
+            log,
+            context,
+            self._clock,
+            ring_bytes_max=self._settings.events.batch_ring_bytes_max,
+            tracing=events_of(self._tracing),
+        )
+
+    async def _parts(
+        self,
+        log: EventLog,
+        worker_id: WorkerId,
+        rules: TrtllmRules,
+        events: Consolidator,
+        cleanup: AsyncExitStack,
+        report: Callable[[str], None],
+    ) -> list[Part]:
+        """Return the parts to run; requests are accepted from now on, and `cleanup` publishes `WorkerLeft`."""
+        section, engine, clock, registry = self._section, self._engine, self._clock, new_registry()
+        watch: CanaryWatch | None = None
+        if wait_s := section.canary_wait_s:
+            is_decode, begin_id = section.role == "decode", self._text.bos_id
+            watch = CanaryWatch(engine, clock, wait_s=wait_s, begin_id=begin_id, is_decode=is_decode)
+        api = self._api(events, watch)
+        app = api.app(registry, token=section.token.get_secret_value(), body_bytes_max=section.body_bytes_max)
+        app.add_routes(self._media.routes)
+        http = HttpServer(
+            app,
+            section.host,
+            section.port,
+            hosts=section.host_names(),
+            drain_s=section.drain_s,
+            handler_cancellation=True,
+        )
+        await http.start()
+        registration = self._registration(api, http.port)
+        membership = Membership(registration, worker_id, clock)
+        loads = LoadReports(
+            engine,
+            log,
+            clock,
+            model=registration.model,
+            worker_id=section.id,
+            instance=self._instance,
+            dp_ranks=registration.dp_ranks,
+            in_flight=lambda: api.in_flight.running,
+        )
+        exporter = None if self._tracing is None else self._tracing.exporter
+        Projection(registry, partial(agent_families, section.id, rules, events, loads, api))
+        Projection(registry, partial(served_families, section.id, engine, watch))
+        Projection(registry, partial(self._media.families, section.id))
+        Projection(registry, lambda: log_families(log.statistics()))
+        Projection(registry, membership.families)
+        Projection(registry, partial(span_families, exporter))
+        await events.start()
+        cleanup.push_async_callback(membership.leave, "stopped")
+        report(f"worker {section.id} on {registration.base_url}")
+        return [
+            Part("membership", membership.run, 0),
+            *([] if watch is None else [Part("canary", partial(watch.run, membership), 0)]),
+            Part("http", http.run, 1, lambda: {"requests": api.in_flight.running}),
+            *self._media.parts(2, log, self._gate),
+            *([loads.work.part(stage=2)] if self._chosen.has_statistics else []),
+            Part("loop-lag", LoopLag(registry, clock).run, 2),
+            *events.parts(first_stage=2),
+            *_engine_parts(engine, membership, stage=3),
+            *([] if exporter is None else [exporter.part(2)]),
+            Part("event-log", log.run, 8),
+        ]
+
+    def _api(self, events: Consolidator, watch: CanaryWatch | None) -> AgentApi:
+        settings, section, engine, names = self._settings, self._section, self._engine, self._chosen.names
+        completions = Completions(
+            engine,
+            self._text,
+            self._media.prompts,
+            served_names=names,
+            default_max_tokens=settings.engine.default_max_tokens,
+            clock=self._clock,
+            role=section.role,
+            loras=tuple(settings.trtllm.loras),
+            body_limits=section.body_limits(),
+            answer_format=settings.engine.answer_format,
+            on_output=watch.on_output if watch is not None else lambda: None,
+        )
+        return AgentApi(
+            completions,
+            inflight_requests_max=section.inflight_requests_max,
+            position=events.position,
+            status=lambda: {**streams_status([events]), "sources": events.status()},
+            fault=lambda: engine.fault if isinstance(engine, TensorRTLLMEngine) else None,
+            tracer=worker_tracer(self._tracing, section.id, section.role, names[0]),
+        )
+
+    def _registration(self, api: AgentApi, port: int) -> WorkerRegistered:
+        section, engine, text, chosen = self._section, self._engine.describe(), self._text, self._chosen
+        return WorkerRegistered(
+            worker_id=section.id,
+            instance=self._instance,
+            model=engine.model,
+            served_names=chosen.names,
+            role=section.role,
+            base_url=url_of(section.advertised_host, port),
+            dp_ranks=engine.dp_ranks,
+            block_size=engine.block_size,
+            hash_scheme=HASH_SCHEME,
+            tokenizer_digest=text.tokenizer_digest,
+            template_digest=text.template_digest,
+            canary=canary(engine.block_size),
+            total_kv_blocks=engine.total_kv_blocks,
+            max_num_seqs=engine.max_num_seqs,
+            max_num_batched_tokens=engine.max_num_batched_tokens,
+            max_seq_len=engine.max_seq_len,
+            max_prompt_tokens=engine.max_prompt_tokens,
+            loras=tuple(self._settings.trtllm.loras),
+            taints=section.taints,
+            transfer_domain=section.transfer_domain,
+            event_source=engine.event_source if chosen.polls_events else "none",
+            accepts_token_ids=True,
+            version=engine.version,
+            endpoint=section.endpoint_name,
+            api_endpoints=api.api_endpoints,
+            images=self._media.rule,
+            kv_cache_dtype=engine.kv_cache_dtype,
+            block_reuse=chosen.block_reuse,
+            transfer_buffer_tokens=chosen.transfer_buffer_tokens,
+            transfer_backend=chosen.transfer_backend,
+        )
 
 
 def _engine_parts(engine: Engine, membership: Membership, stage: int) -> list[Part]:
@@ -207,83 +264,6 @@ def _engine_parts(engine: Engine, membership: Membership, stage: int) -> list[Pa
         await engine.stop(_ABORTS_S)
 
     return [Part("engine", drive, stage), Part("engine-end", end, stage)]
-
-
-def _api(worker: _WorkerParts, watch: CanaryWatch | None) -> AgentApi:
-    settings, engine = worker.settings, worker.engine
-    completions = Completions(
-        engine,
-        worker.text,
-        worker.media.prompts,
-        served_names=worker.chosen.names,
-        default_max_tokens=settings.engine.default_max_tokens,
-        clock=worker.clock,
-        role=settings.worker.role,
-        loras=tuple(settings.trtllm.loras),
-        body_limits=settings.worker.body_limits(),
-        answer_format=settings.engine.answer_format,
-        on_output=watch.on_output if watch is not None else lambda: None,
-    )
-    return AgentApi(
-        completions,
-        inflight_requests_max=settings.worker.inflight_requests_max,
-        position=worker.events.position,
-        status=lambda: {**streams_status([worker.events]), "sources": worker.events.status()},
-        fault=lambda: engine.fault if isinstance(engine, TensorRTLLMEngine) else None,
-        tracer=worker_tracer(worker.tracing, settings.worker.id, settings.worker.role, worker.chosen.names[0]),
-    )
-
-
-def _http(worker: _WorkerParts, api: AgentApi, registry: CollectorRegistry) -> HttpServer:
-    """Return the server of all endpoints of the worker, with those of an encode worker."""
-    section = worker.settings.worker
-    app = api.app(registry, token=section.token.get_secret_value(), body_bytes_max=section.body_bytes_max)
-    if section.role == "encode":
-        app.add_routes(worker.media.encode_api(worker.engine, worker.chosen.names).routes())
-    return HttpServer(
-        app,
-        section.host,
-        section.port,
-        hosts=section.host_names(),
-        drain_s=section.drain_s,
-        handler_cancellation=True,
-    )
-
-
-def _registration(worker: _WorkerParts, api: AgentApi, port: int) -> WorkerRegistered:
-    settings, engine, text = worker.settings, worker.engine.describe(), worker.text
-    return WorkerRegistered(
-        worker_id=settings.worker.id,
-        instance=worker.instance,
-        model=engine.model,
-        served_names=worker.chosen.names,
-        role=settings.worker.role,
-        base_url=url_of(settings.worker.advertised_host, port),
-        dp_ranks=engine.dp_ranks,
-        block_size=engine.block_size,
-        hash_scheme=HASH_SCHEME,
-        tokenizer_digest=text.tokenizer_digest,
-        template_digest=text.template_digest,
-        canary=canary(engine.block_size),
-        total_kv_blocks=engine.total_kv_blocks,
-        max_num_seqs=engine.max_num_seqs,
-        max_num_batched_tokens=engine.max_num_batched_tokens,
-        max_seq_len=engine.max_seq_len,
-        max_prompt_tokens=engine.max_prompt_tokens,
-        loras=tuple(settings.trtllm.loras),
-        taints=settings.worker.taints,
-        transfer_domain=settings.worker.transfer_domain,
-        event_source=engine.event_source if worker.chosen.polls_events else "none",
-        accepts_token_ids=True,
-        version=engine.version,
-        endpoint=settings.worker.endpoint_name,
-        api_endpoints=api.api_endpoints,
-        images=worker.media.rule,
-        kv_cache_dtype=engine.kv_cache_dtype,
-        block_reuse=worker.chosen.block_reuse,
-        transfer_buffer_tokens=worker.chosen.transfer_buffer_tokens,
-        transfer_backend=worker.chosen.transfer_backend,
-    )
 
 
 def served_families(

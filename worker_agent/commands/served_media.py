@@ -8,7 +8,8 @@ encode                 none; a model that takes no images is refused
 
 from collections.abc import Iterator, Mapping
 
-from kv_protocol.fleet import Role
+from aiohttp import web
+
 from kv_protocol.fleet_gate import FleetGate
 from kv_runtime.clock import Clock
 from kv_runtime.event_log import EventLog
@@ -18,47 +19,53 @@ from kv_runtime.text.chat_messages import TextError
 from kv_runtime.text.model import Text
 from worker_agent.api.encode_endpoint import EncodeApi, ImageEncoder
 from worker_agent.api.prompts import EnginePrompts
+from worker_agent.commands.engine_choice import EngineChoice
 from worker_agent.config import AgentSettings
-from worker_agent.media.config import EncodeSection
 from worker_agent.media.encode_client import EncodeClient
-from worker_agent.media.image_models import ImageFacts, image_facts, image_rule
+from worker_agent.media.image_models import image_facts, image_rule
 from worker_agent.media.loader import MediaLoader
 
 
 class ServedMedia:
-    """The media of one worker. `model` is the model's name in the fleet, `model_path` its text's directory.
+    """The media of one worker.
 
     Raises:
         TextError: the model's image settings contradict each other, or the role.
     """
 
-    def __init__(self, settings: AgentSettings, text: Text, clock: Clock, *, model: str, model_path: str) -> None:
-        self._settings, role = settings, settings.worker.role
-        self._facts = image_facts(model_path, text, settings.images)
-        _check_role(role, settings.encode, self._facts)
-        self.loader = MediaLoader(settings.media)
+    def __init__(
+        self, settings: AgentSettings, chosen: EngineChoice, text: Text, clock: Clock, engine: ImageEncoder
+    ) -> None:
+        section, form, path = settings.worker, settings.encode.form, chosen.text if chosen.takes_media else ""
+        facts = image_facts(path, text, settings.images)
+        if form != "none" and section.role not in ("aggregated", "prefill"):
+            raise TextError("encode.form", form, f"none on a worker of role {section.role}: it computes no prompt")
+        self._loader = MediaLoader(settings.media)
         self._client: EncodeClient | None = None
-        if (form := settings.encode.form) != "none":
-            host, token = settings.worker.advertised_host, settings.worker.token.get_secret_value()
-            host = host if form == "handles" else ""
-            self._client = EncodeClient(clock, model=model, form=form, host=host, token=token)
-        self.rule = image_rule(model_path, self._facts, settings.images)
+        if form != "none":
+            host, token = section.advertised_host if form == "handles" else "", section.token.get_secret_value()
+            self._client = EncodeClient(clock, model=chosen.names[0], form=form, host=host, token=token)
+        self.rule = image_rule(path, facts, settings.images)
         """For the worker's registration."""
-        self.prompts = EnginePrompts(text, self.loader, self._facts, self._client)
+        self.prompts = EnginePrompts(text, self._loader, facts, self._client)
         self._api: EncodeApi | None = None
+        if section.role == "encode":
+            if facts is None:
+                allowed = "a model that takes images, or images.placeholder and images.token_id"
+                raise TextError("role", section.role, allowed)
+            self._api = EncodeApi(
+                engine,
+                self._loader,
+                facts,
+                cache_bytes_max=settings.media.cache_bytes_max,
+                served_names=chosen.names,
+                inflight_requests_max=section.inflight_requests_max,
+            )
 
-    def encode_api(self, encoder: ImageEncoder, served_names: tuple[str, ...]) -> EncodeApi:
-        """Return the encode worker's endpoint, once: its routes are for the worker's application."""
-        assert self._facts is not None
-        self._api = EncodeApi(
-            encoder,
-            self.loader,
-            self._facts,
-            cache_bytes_max=self._settings.media.cache_bytes_max,
-            served_names=served_names,
-            inflight_requests_max=self._settings.worker.inflight_requests_max,
-        )
-        return self._api
+    @property
+    def routes(self) -> list[web.RouteDef]:
+        """The routes of an encode worker."""
+        return [] if self._api is None else self._api.routes()
 
     def parts(self, stage: int, log: EventLog, gate: FleetGate) -> tuple[Part, ...]:
         """Return the parts to run; encode workers are learnt from `log`."""
@@ -67,15 +74,7 @@ class ServedMedia:
     def families(self, worker: str) -> Iterator[Family]:
         """Yield the media metrics."""
         attempts_total = None if self._client is None else self._client.attempts_total
-        yield from media_families(worker, self.loader, attempts_total, self._api)
-
-
-def _check_role(role: Role, encode: EncodeSection, facts: ImageFacts | None) -> None:
-    if encode.form != "none" and role not in ("aggregated", "prefill"):
-        raise TextError("encode.form", encode.form, f"none on a worker of role {role}: it computes no prompt")
-    if role == "encode" and facts is None:
-        allowed = "a model that takes images, or images.placeholder and images.token_id"
-        raise TextError("role", role, allowed)
+        yield from media_families(worker, self._loader, attempts_total, self._api)
 
 
 def media_families(

@@ -20,7 +20,7 @@ from tests.support.trtllm import Fake
 from tests.system.integration.broker import Broker, eventually
 from tests.system.integration.fleet_events import fleet_events
 from worker_agent.commands.engine_choice import chosen_engine
-from worker_agent.commands.serve import run_served
+from worker_agent.commands.serve import ServedWorker
 from worker_agent.config import AgentSettings
 from worker_agent.engine_args.arguments import EngineOptions
 
@@ -92,7 +92,7 @@ async def serving_here(nats_url: str, *assignments: str) -> AsyncIterator[Callab
     switch_s, stop = sys.getswitchinterval(), asyncio.Event()
     try:
         async with asyncio.TaskGroup() as group:
-            group.create_task(run_served(settings, chosen, stop, lambda _: None))
+            group.create_task(ServedWorker(settings, chosen).run(stop, lambda _: None))
             yield stop.set
             stop.set()
     finally:
