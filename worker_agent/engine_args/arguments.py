@@ -19,9 +19,17 @@ fields); `tensorrt_llm/executor/base_worker.py`, `_enqueue_request`, and PR #107
 `tensorrt_llm/_torch/pyexecutor/connectors/registry.py` (`KVBM`); `tensorrt_llm/llmapi/llm_args.py` at
 0004396720054fd8e205cbf616f21f0b57c6b412 (types, `_ParallelConfig.world_size`); of `_autodeploy`
 `tensorrt_llm/_torch/auto_deploy/llm_args.py` (`LlmArgs`, which refuses names that it does not know) at 01e5db066ef7.
-Versions: `kv_protocol/trtllm_versions.py`.
+
+Versions of TensorRT-LLM (the full table: `docs/TENSORRT_LLM.md`; the extra `trtllm` in `pyproject.toml` has the range):
+
+    version      what changed                                                       source
+    1.3.0rc1     a context-only request is taken while the overlap scheduler is on  PR #10755, release notes
+    1.3.0rc27    `moe_config.backend` has no `WIDEEP`                               PR #17797, page `MoeConfig`
+    1.4.0rc0     `kv_cache_config.kv_events_config` is refused at start             `docs/source/features/kvcache.md`
+                                                                                    @ 0076e939
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -31,7 +39,6 @@ from msgspec import Meta
 
 from kv_protocol.fleet import Role
 from kv_protocol.ids import DP_RANK_MAX
-from kv_protocol.trtllm_versions import CONTEXT_WITH_OVERLAP, SUPPORTED, is_before, is_supported
 from worker_agent.engine_args.layers import (
     ArgumentFinding,
     EffectiveValue,
@@ -135,6 +142,33 @@ _READ: dict[str, Any] = {
 }
 """The arguments that the agent computes with. A block is a power of two above 1: `docs/SOURCES.md` E1.1; the largest is
 the fleet's own bound."""
+
+
+SUPPORTED = "1.3.0rc0 or later, below 1.5"
+_OLDEST, _NEXT_LINE, CONTEXT_WITH_OVERLAP = (1, 3, 0, 0), (1, 5), (1, 3, 0, 1)
+_VERSION = re.compile(r"(\d{1,6})\.(\d{1,6})(?:\.(\d{1,6}))?(?:rc(\d{1,6}))?(?:\.post(\d{1,6}))?(?:\+[\w.]+)?")
+_RELEASE = 1 << 30
+"""The candidate number of a final release: it comes after every candidate."""
+
+
+def parse_version(text: str) -> tuple[int, ...] | None:
+    """Return major, minor, patch, candidate and post of a version, in the order of PEP 440; None for another form."""
+    if (found := _VERSION.fullmatch(text)) is None:
+        return None
+    major, minor, patch, candidate, post = found.groups()
+    return int(major), int(minor), int(patch or 0), _RELEASE if candidate is None else int(candidate), int(post or 0)
+
+
+def is_supported(text: str) -> bool:
+    """Return whether the version that `text` names is in the range `SUPPORTED`; a text of another form is not."""
+    version = parse_version(text)
+    return version is not None and _OLDEST <= version < _NEXT_LINE
+
+
+def is_before(text: str, other: tuple[int, ...]) -> bool:
+    """Return whether `text` names a version that is older than `other`; False if it names none."""
+    version = parse_version(text)
+    return version is not None and version < other
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):

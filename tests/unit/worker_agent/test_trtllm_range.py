@@ -2,8 +2,14 @@
 
 import tomllib
 
-from kv_protocol.trtllm_versions import CONTEXT_WITH_OVERLAP, SUPPORTED, is_before, is_supported, parse_version
 from tests.support.paths import ROOT
+from worker_agent.engine_args.arguments import (
+    CONTEXT_WITH_OVERLAP,
+    SUPPORTED,
+    is_before,
+    is_supported,
+    parse_version,
+)
 
 ORDERED = (
     "1.2.1", "1.3.0rc0", "1.3.0rc1", "1.3.0rc5", "1.3.0rc5.post1", "1.3.0rc12", "1.3.0rc29", "1.3.0", "1.3.1",
