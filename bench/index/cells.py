@@ -1,4 +1,4 @@
-"""The measured work, one class for each kind of cell. Standard library only: the peer's interpreter runs it too.
+"""The measured work, one function for each kind of cell. Standard library only: the peer's interpreter runs it too.
 
 A process has one cell, which it makes at its start (fills the index, prepares the queries) and runs a number of rounds.
 A round returns its figures by name; a time is CPU ns of one operation, of all threads of the process.
@@ -38,9 +38,9 @@ from bench.index.subjects import (
     chain,
     events,
     last,
+    read_requests,
     subject,
 )
-from bench.index.subjects import read_requests as scheduled_requests
 
 RANKS = 16
 FILL_SEED = 1
@@ -50,149 +50,135 @@ WARM_UP_SEED = 1 << 32
 _WARM_UP_CHAINS = 32
 _STATM = Path("/proc/self/statm")
 Found = dict[str, float]
+Round = Callable[[int], Found]
+"""Runs a cell once, with the seed of the round; returns its figures by name."""
 
 
-class EventCell:
+def event_cell(of: Subject, *, index_blocks: int, sizes: Sequence[Sequence[int]]) -> Round:
     """Fresh chains are stored in events of several sizes, in an index that holds others, and removed again.
 
-    `sizes` are (blocks of an event, blocks of a round). Removed is in the same pieces, the last first.
+    `sizes` are (blocks of an event, blocks of a round). Removed is in the same pieces, the last first. Found is the
+    time of storing and of removing a block, by the blocks of an event.
     """
+    of.fresh(RANKS, -(-(index_blocks + max(blocks for _, blocks in sizes)) // RANKS))
+    fill(of, range(index_blocks // CHAIN_BLOCKS))
 
-    def __init__(self, of: Subject, *, index_blocks: int, sizes: Sequence[Sequence[int]]) -> None:
-        self._of, self._sizes = of, sizes
-        of.fresh(RANKS, -(-(index_blocks + max(blocks for _, blocks in sizes)) // RANKS))
-        fill(of, range(index_blocks // CHAIN_BLOCKS))
-
-    def round(self, seed: int) -> Found:
-        """Return the time of storing and of removing a block, by the blocks of an event."""
-        found: Found = {}
-        for event_blocks, round_blocks in self._sizes:
-            chains = range(round_blocks // CHAIN_BLOCKS)
-            self._events(seed + WARM_UP_SEED, event_blocks, chains[:_WARM_UP_CHAINS])
-            stored, removed = self._events(seed, event_blocks, chains)
-            found |= {f"stored {event_blocks}": stored, f"removed {event_blocks}": removed}
-        return found
-
-    def _events(self, seed: int, event_blocks: int, chains: range) -> tuple[float, float]:
-        of, blocks = self._of, len(chains) * CHAIN_BLOCKS
-        stored_events = list(events(seed, chains, event_blocks, RANKS))
+    def played(seed: int, event_blocks: int, chains: range) -> tuple[float, float]:
+        blocks, stored_events = len(chains) * CHAIN_BLOCKS, list(events(seed, chains, event_blocks, RANKS))
         stores = of.bind([of.store(event) for event in stored_events])
         removes = of.bind([of.remove(event.rank, event.hashes) for event in reversed(stored_events)])
         return timed(stores, blocks), timed(removes, blocks)
 
+    def round_of(seed: int) -> Found:
+        found: Found = {}
+        for event_blocks, round_blocks in sizes:
+            chains = range(round_blocks // CHAIN_BLOCKS)
+            played(seed + WARM_UP_SEED, event_blocks, chains[:_WARM_UP_CHAINS])
+            stored, removed = played(seed, event_blocks, chains)
+            found |= {f"stored {event_blocks}": stored, f"removed {event_blocks}": removed}
+        return found
 
-class MatchCell:
+    return round_of
+
+
+def match_cell(of: Subject, *, depth: int, holders: int, calls: int, held: str = "all") -> Round:
     """One prefix, matched repeatedly: all ranks hold it, or rank k holds k + 1 blocks of it, or no rank does."""
+    of.fresh(holders, depth)
+    query = chain(FILL_SEED, 0, depth)
+    for rank in range(holders):
+        blocks = {"all": depth, "staircase": rank + 1, "none": 0}[held]
+        if blocks:
+            run(of, [of.store(ScheduledStore(rank, None, 0, query[: 8 * blocks]))])
+    bound = of.bind([of.match(query)] * calls)
 
-    def __init__(self, of: Subject, *, depth: int, holders: int, calls: int, held: str = "all") -> None:
-        of.fresh(holders, depth)
-        query = chain(FILL_SEED, 0, depth)
-        for rank in range(holders):
-            blocks = {"all": depth, "staircase": rank + 1, "none": 0}[held]
-            if blocks:
-                run(of, [of.store(ScheduledStore(rank, None, 0, query[: 8 * blocks]))])
-        self._calls = of.bind([of.match(query)] * calls)
+    def round_of(_seed: int) -> Found:
+        timed(bound[: len(bound) // 10], 1)  # warm
+        return {"match": timed(bound, len(bound))}
 
-    def round(self, seed: int) -> Found:
-        """Return the time of a match, once it is warm."""
-        del seed
-        timed(self._calls[: len(self._calls) // 10], 1)
-        return {"match": timed(self._calls, len(self._calls))}
+    return round_of
 
 
-class ColdMatchCell:
+def cold_match_cell(of: Subject, *, index_blocks: int, calls: int) -> Round:
     """Another prefix each time, out of an index of many."""
-
-    def __init__(self, of: Subject, *, index_blocks: int, calls: int) -> None:
-        self._of = of
-        self._chains = range(index_blocks // CHAIN_BLOCKS)
-        self._calls_count = min(calls, len(self._chains))
-        of.fresh(RANKS, -(-index_blocks // RANKS))
-        fill(of, self._chains)
-
-    def round(self, seed: int) -> Found:
-        """Return the time of a match."""
-        return {"match": cold_matches(self._of, self._chains, self._calls_count, seed)}
+    chains = range(index_blocks // CHAIN_BLOCKS)
+    of.fresh(RANKS, -(-index_blocks // RANKS))
+    fill(of, chains)
+    return lambda seed: {"match": cold_matches(of, chains, calls, seed)}
 
 
-class TraceCell:
-    """A trace's schedule (`command.py`): every request is matched, what it misses stored, what is evicted removed."""
+def trace_cell(of: Subject, *, file: str, ranks: int, cache_blocks: int) -> Round:
+    """A trace's schedule (`command.py`): every request is matched, what it misses stored, what is evicted removed.
 
-    def __init__(self, of: Subject, *, file: str, ranks: int, cache_blocks: int) -> None:
-        self._of, self._capacity = of, (ranks, cache_blocks)
-        self._requests = list(scheduled_requests(Path(file)))
-        of.fresh(*self._capacity)
-        self._steps = [step for request in self._requests for step in (of.match(request.hashes), *_events(of, request))]
-        self._blocks = sum(len(request.hashes) // 4 - request.hit for request in self._requests)
+    Found is the time of a block that was queried or stored.
+    """
+    requests = list(read_requests(Path(file)))
+    of.fresh(ranks, cache_blocks)
+    steps = [step for request in requests for step in (of.match(request.hashes), *_events(of, request))]
+    blocks = sum(len(request.hashes) // 4 - request.hit for request in requests)
 
-    def round(self, seed: int) -> Found:
-        """Return the time of a block that was queried or stored."""
-        del seed
-        self._of.fresh(*self._capacity)
-        return {"trace": timed(self._of.bind(self._steps), self._blocks)}
+    def round_of(_seed: int) -> Found:
+        of.fresh(ranks, cache_blocks)
+        return {"trace": timed(of.bind(steps), blocks)}
+
+    return round_of
 
 
-class TraceAnswersCell(TraceCell):
-    """The answers of a schedule: before it computes a request, a rank has of it what its cache has."""
+def trace_answers_cell(of: Subject, *, file: str, ranks: int, cache_blocks: int) -> Round:
+    """The answers of a schedule: before it computes a request, a rank has of it what its cache has.
 
-    def round(self, seed: int) -> Found:
-        """Return how many answers there were, and how many of them wrong."""
-        del seed
-        self._of.fresh(*self._capacity)
+    Found is how many answers there were, and how many of them wrong.
+    """
+    requests = list(read_requests(Path(file)))
+
+    def round_of(_seed: int) -> Found:
+        of.fresh(ranks, cache_blocks)
         wrong = 0
-        for request in self._requests:
-            wrong += self._of.depths(request.hashes).get(request.rank, 0) != request.hit
-            run(self._of, _events(self._of, request))
-        return {"answers": len(self._requests), "wrong": wrong}
+        for request in requests:
+            wrong += of.depths(request.hashes).get(request.rank, 0) != request.hit
+            run(of, _events(of, request))
+        return {"answers": len(requests), "wrong": wrong}
+
+    return round_of
 
 
-class MemoryCell:
-    """The same blocks are held by so many ranks, which registered no capacity."""
+def memory_cell(of: Subject, *, blocks: int, holders: int) -> Round:
+    """Resident bytes a unique block: the same blocks are held by so many ranks, which registered no capacity."""
+    chains = range(blocks // CHAIN_BLOCKS)
 
-    def __init__(self, of: Subject, *, blocks: int, holders: int) -> None:
-        self._of, self._holders = of, holders
-        self._chains = range(blocks // CHAIN_BLOCKS)
-
-    def round(self, seed: int) -> Found:
-        """Return resident bytes a unique block."""
-        of, chains = self._of, self._chains
+    def round_of(seed: int) -> Found:
         before_bytes = resident_bytes()
-        of.fresh(self._holders, 0)
+        of.fresh(holders, 0)
         for first in range(0, len(chains), SIDE_BY_SIDE):
             stores = events(seed, chains[first : first + SIDE_BY_SIDE], CHAIN_BLOCKS, 1)
             steps = [of.store(event) for event in stores]
-            for rank in range(self._holders):  # the first argument of a step; the others are shared
+            for rank in range(holders):  # the first argument of a step; the others are shared
                 run(of, [IndexCall(step.name, (rank, *step.arguments[1:])) for step in steps])
         return {"resident": (resident_bytes() - before_bytes) / (len(chains) * CHAIN_BLOCKS)}
 
+    return round_of
 
-class BulkCell:
+
+def bulk_cell(of: Subject, *, blocks: int, capacity_blocks: int, calls: int, round_blocks: int) -> Round:
     """A large index is built, queried, and gets more blocks; its ranks register `capacity_blocks` in all.
 
     As many other blocks are stored and removed again before: memory that is touched for the first time may cost more
-    than storing does.
+    than storing does. Found is the time of a block built and of one more, of a cold match, and bytes a block.
     """
+    chains, more = range(blocks // CHAIN_BLOCKS), range(round_blocks // CHAIN_BLOCKS)
 
-    def __init__(self, of: Subject, *, blocks: int, capacity_blocks: int, calls: int, round_blocks: int) -> None:
-        self._of = of
-        self._chains = range(blocks // CHAIN_BLOCKS)
-        self._capacity_blocks = capacity_blocks
-        self._calls = min(calls, len(self._chains))
-        self._more = range(round_blocks // CHAIN_BLOCKS)
-
-    def round(self, seed: int) -> Found:
-        """Return the time of a block built and of one more, of a cold match, and bytes a block."""
-        of, chains = self._of, self._chains
+    def round_of(seed: int) -> Found:
         before_bytes = resident_bytes()
-        of.fresh(RANKS, -(-self._capacity_blocks // RANKS))
+        of.fresh(RANKS, -(-capacity_blocks // RANKS))
         found = {"build": fill(of, chains)}
         found["resident"] = (resident_bytes() - before_bytes) / (len(chains) * CHAIN_BLOCKS)
-        found["match"] = cold_matches(of, chains, self._calls, seed)
-        others = list(events(seed + WARM_UP_SEED, self._more, CHAIN_BLOCKS, RANKS))
+        found["match"] = cold_matches(of, chains, calls, seed)
+        others = list(events(seed + WARM_UP_SEED, more, CHAIN_BLOCKS, RANKS))
         run(of, [of.store(event) for event in others])
         run(of, [of.remove(event.rank, event.hashes) for event in others])
-        more = of.bind([of.store(event) for event in events(seed, self._more, CHAIN_BLOCKS, RANKS)])
-        return found | {"stored": timed(more, len(more) * CHAIN_BLOCKS)}
+        stores = of.bind([of.store(event) for event in events(seed, more, CHAIN_BLOCKS, RANKS)])
+        return found | {"stored": timed(stores, len(stores) * CHAIN_BLOCKS)}
+
+    return round_of
 
 
 def timed(calls: Iterable[Call], operations: int) -> float:
@@ -204,8 +190,8 @@ def timed(calls: Iterable[Call], operations: int) -> float:
 
 
 def cold_matches(of: Subject, chains: range, calls: int, seed: int) -> float:
-    """Return the time of one of `calls` matches of different chains, in random order; queries are made before."""
-    draw = random.Random(seed)  # noqa: S311 - a workload, not a secret
+    """Return the time of a match: at most `calls` of different chains, in random order; queries are made before."""
+    draw, calls = random.Random(seed), min(calls, len(chains))  # noqa: S311 - a workload, not a secret
     steps = [of.match(chain(FILL_SEED, number)) for number in draw.sample(chains, calls)]
     return timed(of.bind(steps), calls)
 
@@ -240,16 +226,16 @@ def _events(of: Subject, request: ScheduledRequest) -> Iterator[IndexCall]:
         yield of.remove(request.rank, request.evicted)
 
 
-Work = EventCell | MatchCell | ColdMatchCell | TraceCell | TraceAnswersCell | MemoryCell | BulkCell
-WORK: dict[str, Callable[..., Work]] = {
-    "events": EventCell,
-    "match": MatchCell,
-    "cold match": ColdMatchCell,
-    "trace": TraceCell,
-    "trace answers": TraceAnswersCell,
-    "memory": MemoryCell,
-    "bulk": BulkCell,
+WORK: dict[str, Callable[..., Round]] = {
+    "events": event_cell,
+    "match": match_cell,
+    "cold match": cold_match_cell,
+    "trace": trace_cell,
+    "trace answers": trace_answers_cell,
+    "memory": memory_cell,
+    "bulk": bulk_cell,
 }
+"""By kind of work what makes a cell: it prepares the index of a subject, and returns what runs a round."""
 
 
 def main() -> None:
@@ -265,20 +251,15 @@ def main() -> None:
         os.sched_setaffinity(0, {asked["core"]})
     gc.disable()
     try:
-        cell = make(asked["subject"], asked["work"], asked["shape"], asked["parameters"])
+        round_of = WORK[asked["work"]](subject(asked["subject"], asked["shape"]), **asked["parameters"])
         write({"version": metadata.version(PEER_PACKAGE) if asked["subject"] == "peer" else ""})
         for line in sys.stdin:
             gc.collect()
-            write(cell.round(json.loads(line)["seed"]))
+            write(round_of(json.loads(line)["seed"]))
     except ImportError as error:
         write({"absent": str(error)})
     except Exception as error:  # noqa: BLE001 - the other side shows it, whatever it is
         write({"error": f"{type(error).__name__}: {error}"})
-
-
-def make(name: str, work: str, shape: str, parameters: dict[str, Any]) -> Work:
-    """Return a cell of a kind of work, for the subject `name` with hashes as `shape`."""
-    return WORK[work](subject(name, shape), **parameters)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from bench.index.cells import FILL_SEED, WORK, make
+from bench.index.cells import FILL_SEED, WORK
 from bench.index.command import IndexPlan, cells, tables, verdicts
 from bench.index.subjects import ScheduledRequest, chain, pack, subject, write_requests
 from bench.routing.trace import PrefixTree
@@ -68,16 +68,15 @@ def test_every_kind_of_work_has_its_figures(tmp_path: Path, work: str, shape: st
     write_requests(
         file, iter([ScheduledRequest(1, 0, pack([1, 2]), b""), ScheduledRequest(1, 1, pack([1, 3]), pack([2]))])
     )
-    cell = make("native", work, shape, small(file)[work])
+    round_of = WORK[work](subject("native", shape), **small(file)[work])
     for seed in (1, 2):
-        assert set(cell.round(seed)) == FOUND[work]
+        assert set(round_of(seed)) == FOUND[work]
     assert set(FOUND) == set(WORK)
 
 
 def test_an_index_is_as_before_once_its_events_are_removed() -> None:
     of = subject("native", "buffers")
-    cell = WORK["events"](of, index_blocks=1024, sizes=[(8, 512), (64, 1024)])
-    cell.round(7)
+    WORK["events"](of, index_blocks=1024, sizes=[(8, 512), (64, 1024)])(7)
     assert of.depths(chain(FILL_SEED, 0)) == {0: 512}
     assert of.depths(chain(FILL_SEED, 1)) == {1: 512}
     assert of.depths(chain(7, 0)) == {}
