@@ -94,7 +94,7 @@ def order(
 
 
 NAMES = {"rr": "round-robin", "dynamo-kv": "dynamo", "dynamo:kv": "dynamo"}
-"""Of the kit, by our names. sglang-router's names and weights are read by `placement_of`."""
+"""Our names of placements, by the kit's. `placement_of` also knows sglang-router's, which have weights."""
 TITLES = ("req/s", "hit, %", "TTFT p50", "p90", "p99", "E2E p50", "p99")
 SCALES = (1, 100, *[1000] * 5)
 

@@ -32,6 +32,7 @@ import msgspec
 from bench.placement.policies import Placement
 from bench.routing.trace import TraceInvalid, TraceRequest
 from bench.routing.virtual_fleet import VirtualFleet, VirtualFleetShape
+from bench.routing.virtual_router import MAX_SEQ_LEN
 from worker_agent.engines.simulated.scheduling import VLLM, Scheduling
 from worker_agent.engines.simulated.timing import EngineTiming
 from worker_agent.port.types import EngineDescription
@@ -216,8 +217,8 @@ class EngineModel(NamedTuple):
     jitter: float = 0.0
 
 
-def shape_of(recording: Recording, model: EngineModel, workers: int, max_seq_len: int) -> VirtualFleetShape:
-    """Return the fleet of a recording; no prompt with its answer is longer than `max_seq_len` tokens."""
+def shape_of(recording: Recording, model: EngineModel, workers: int) -> VirtualFleetShape:
+    """Return the fleet of a recording."""
     description = EngineDescription(
         model="recorded",
         version=model.name,
@@ -226,15 +227,12 @@ def shape_of(recording: Recording, model: EngineModel, workers: int, max_seq_len
         total_kv_blocks=recording.blocks_per_worker,
         max_num_seqs=model.max_num_seqs,
         max_num_batched_tokens=model.max_num_batched_tokens,
-        max_seq_len=max_seq_len,
+        max_seq_len=MAX_SEQ_LEN,
     )
     return VirtualFleetShape(
-        workers,
-        recording.blocks_per_worker * recording.block_size,
-        recording.block_size,
+        (description,) * workers,
+        (model.timing,),
         scheduling=model.scheduling,
-        descriptions=(description,) * workers,
-        timings=(model.timing,) * workers,
         id_tokens=recording.block_size,
         engines_per_gpu=model.engines_per_gpu,
         router_s=model.router_s,
@@ -267,8 +265,7 @@ class LiveFleet(VirtualFleet):
         self._sending_s = recording.sending_s
         self._next_turn = {turn.block_ids: then for turns in sessions for turn, then in pairwise(turns)}
         self._later = iter(firsts[recording.concurrency :])
-        longest = max(each.isl_tokens + each.osl_tokens for turns in sessions for each in turns)
-        shape, begun = shape_of(recording, model, workers, longest), firsts[: recording.concurrency]
+        shape, begun = shape_of(recording, model, workers), firsts[: recording.concurrency]
         super().__init__(shape, placement.policy, begun, seed=seed, modes_of=placement.modes_of)
 
     def _follow(self, request: TraceRequest) -> None:

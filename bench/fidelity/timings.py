@@ -80,9 +80,9 @@ def loss(timing: EngineTiming, rows: Sequence[LatencyRow]) -> float:
     return sum(row.relative_error(timing) ** 2 for row in rows)
 
 
-def fit(rows: Sequence[LatencyRow], start: EngineTiming = START) -> EngineTiming:
-    """Return the constants of least loss, found from `start` by steps that halve when none of them helps."""
-    best, least, step = start, loss(start, rows), 0.5
+def fit(rows: Sequence[LatencyRow]) -> EngineTiming:
+    """Return the constants of least loss, found from `START` by steps that halve when none of them helps."""
+    best, least, step = START, loss(START, rows), 0.5
     while step > SMALLEST_STEP:
         before = least
         for name in FITTED:

@@ -79,20 +79,14 @@ from kv_protocol.splitmix import choice_index
 from router.decision.policies import MODES, Candidates, Choice, Mode
 from router.decision.policy import Policy
 
-
-class CacheAwareSettings(NamedTuple):
-    """The flags, by their names and with their defaults."""
-
-    cache_threshold: float = 0.3
-    balance_abs_threshold: int = 64
-    balance_rel_threshold: float = 1.5
+_CACHE_THRESHOLD, _BALANCE_ABS_THRESHOLD, _BALANCE_REL_THRESHOLD = 0.3, 64, 1.5
+"""The defaults of its flags."""
 
 
 class CacheAware:
     """One life of that router: trees by worker, empty at first."""
 
-    def __init__(self, settings: CacheAwareSettings | None = None) -> None:
-        self._settings = settings or CacheAwareSettings()
+    def __init__(self) -> None:
         self._trees: dict[str, PrefixTree] = {}
 
     def choose(self, candidates: Candidates, request: RouteRequest, _policy: Policy, seed: int) -> Choice:
@@ -101,9 +95,9 @@ class CacheAware:
         trees = [self._trees.setdefault(rank.worker_id, PrefixTree()) for rank in view.ranks]
         chain = unpack_u64(request.sequence_hashes)
         in_flight = view.active_requests.tolist()
-        most, fewest, settings = max(in_flight), min(in_flight), self._settings
-        if most - fewest > settings.balance_abs_threshold and most > settings.balance_rel_threshold * fewest:
-            choice = Choice(in_flight.index(min(in_flight)), "load")
+        most, fewest = max(in_flight), min(in_flight)
+        if most - fewest > _BALANCE_ABS_THRESHOLD and most > _BALANCE_REL_THRESHOLD * fewest:
+            choice = Choice(in_flight.index(fewest), "load")
         else:
             choice = self._by_prefix(trees, chain, request, seed)
         trees[choice.winner].insert(chain)
@@ -112,7 +106,7 @@ class CacheAware:
     def _by_prefix(self, trees: Sequence[PrefixTree], chain: Sequence[int], request: RouteRequest, seed: int) -> Choice:
         depths = [tree.depth(chain) for tree in trees]
         deepest = max(depths)
-        if deepest * request.block_size > self._settings.cache_threshold * request.isl_tokens:
+        if deepest * request.block_size > _CACHE_THRESHOLD * request.isl_tokens:
             holders = [place for place, depth in enumerate(depths) if depth == deepest]
             return Choice(holders[choice_index(seed, len(holders))], "overlap")
         sizes = [len(tree) for tree in trees]

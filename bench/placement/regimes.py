@@ -29,8 +29,10 @@ from typing import NamedTuple
 
 from bench.routing.trace import TRACE_BLOCK_TOKENS, TraceRequest, at_rate, load_trace, spread
 from bench.routing.virtual_fleet import RequestFigures, VirtualFleetShape
+from bench.routing.virtual_router import describe, scaled
 from bench.routing.workloads import Agents, SyntheticShape, Workload, agents, blocks, following, synthetic_trace
 from worker_agent.engines.simulated.scheduling import SGLANG, TRTLLM, VLLM, Scheduling
+from worker_agent.engines.simulated.timing import H200_8B
 
 LOADS = (0.5, 1.0, 1.5)
 CACHES = ("small", "large")
@@ -73,9 +75,8 @@ class Regime(NamedTuple):
         kv_tokens = self.kv_tokens[CACHES.index(cache)]
         host_blocks = round(kv_tokens // TRACE_BLOCK_TOKENS * self.host_share)
         return VirtualFleetShape(
-            self.workers,
-            kv_tokens,
-            slowdowns=self.slowdowns,
+            (describe(kv_tokens),) * self.workers,
+            tuple(scaled(H200_8B, each) for each in self.slowdowns),
             scheduling=self.scheduling,
             host_blocks=host_blocks,
             restart_s=restart_s(workload) if self.restarts else None,
@@ -117,8 +118,8 @@ def tool_agents(sizing: Sizing) -> Workload:
     return agents(shape, sizing.seed)
 
 
-def documents(sizing: Sizing, per_s: float = 8.0) -> Workload:
-    """Return questions about 24 documents of 8,000 to 32,000 tokens; the n-th is asked about 1 / n as often."""
+def documents(sizing: Sizing) -> Workload:
+    """Return questions about 24 documents of 8,000 to 32,000 tokens, 8 a second; the n-th is asked about 1 / n as often."""
     draw, fresh = random.Random(sizing.seed), count()  # noqa: S311 - a workload, not a secret
     known = [blocks(fresh, draw.randint(8_000, 32_000)) for _ in range(24)]
     often = [1 / number for number in range(1, len(known) + 1)]
@@ -127,7 +128,7 @@ def documents(sizing: Sizing, per_s: float = 8.0) -> Workload:
         (document,) = draw.choices(known, often)
         asked = following(draw, fresh, document, 200.0, 100.0)
         requests.append(asked._replace(arrival_s=now_s, session=f"s{number}"))
-        now_s += draw.expovariate(per_s * sizing.load)
+        now_s += draw.expovariate(8.0 * sizing.load)
     return Workload(requests, {})
 
 

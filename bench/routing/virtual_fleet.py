@@ -26,7 +26,6 @@ from bench.routing.virtual_router import (
     VirtualIndex,
     VirtualQueue,
     VirtualRouter,
-    describe,
     route_request_of,
 )
 from indexer.follow.inputs import Received, read_message
@@ -50,27 +49,23 @@ _END, _LEARN, _RESTART, _ARRIVE, _SUBMIT = range(5)
 
 
 class VirtualFleetShape(NamedTuple):
-    """A fleet: KV tokens of a worker's GPU, blocks in its host memory, and the time that events take to the index.
+    """A fleet: each worker's engine, the blocks in its host memory, and the time that events take to the index.
 
-    Worker i is slower than an H200 by the i-th of `slowdowns`, the first again after the last. At `restart_s` the
-    router starts anew: it has the fleet and the index, and knows of no request. With `descriptions` and `timings`
-    worker i has the i-th of them, in place of `kv_tokens`. Each id of a request's blocks stands for `id_tokens`.
+    All `engines` have blocks of one size. Worker i has the i-th of `timings`, the first again after the last. At
+    `restart_s` the router starts anew: it has the fleet and the index, and knows of no request. Each id of a request's
+    blocks stands for `id_tokens`.
 
     So many `engines_per_gpu` slow each other down: an iteration lasts as long as the number of them that compute when
     it begins makes it. The router takes `router_s` for a request, one after the other. `jitter`: the standard deviation
     of the logarithm of an iteration's length.
     """
 
-    workers: int
-    kv_tokens: int
-    block_size: int = 512
+    engines: tuple[EngineDescription, ...]
+    timings: tuple[EngineTiming, ...] = (H200_8B,)
     lag_s: float = 0.005
-    slowdowns: tuple[float, ...] = (1.0,)
     host_blocks: int = 0
     scheduling: Scheduling = TRTLLM
     restart_s: float | None = None
-    descriptions: tuple[EngineDescription, ...] = ()
-    timings: tuple[EngineTiming, ...] = ()
     id_tokens: int = TRACE_BLOCK_TOKENS
     engines_per_gpu: int = 1
     router_s: float = 0.0
@@ -140,32 +135,22 @@ class VirtualFleet:
         new_routing: Callable[..., Routing] = Routing,
         queue: VirtualQueue = NO_QUEUE,
     ) -> None:
-        self._shape = shape
+        self._shape, self._block_size = shape, shape.engines[0].block_size
         self._requests = list(requests)
         self._first = len(requests)
         self._follow_ups = follow_ups
         self._draw, self._router_free_s = random.Random(seed), 0.0  # noqa: S311 - a workload, not a secret
         self._clock = VirtualClock()
-        alike = describe(
-            kv_tokens=shape.kv_tokens,
-            block_size=shape.block_size,
-            max_seq_len=max(
-                each.isl_tokens + each.osl_tokens
-                for each in (*requests, *(after.request for several in follow_ups.values() for after in several))
-            ),
-        )
-        descriptions = shape.descriptions or (alike,) * shape.workers
         self.engines = [
             VirtualEngine(
                 WorkerRank(f"w{number}", 0),
-                descriptions[number],
-                slowdown=shape.slowdowns[number % len(shape.slowdowns)],
+                description,
+                shape.timings[number % len(shape.timings)],
                 host_blocks=shape.host_blocks,
-                timing=shape.timings[number] if shape.timings else H200_8B,
                 id_tokens=shape.id_tokens,
                 scheduling=shape.scheduling,
             )
-            for number in range(shape.workers)
+            for number, description in enumerate(shape.engines)
         ]
         self._number_of = {engine.rank.worker_id: number for number, engine in enumerate(self.engines)}
         self.index = VirtualIndex(NativeIndex())
@@ -173,7 +158,7 @@ class VirtualFleet:
         self.index.begin(ranks)
         self._start: Callable[[], VirtualRouter] = lambda: VirtualRouter(
             ranks,
-            descriptions,
+            shape.engines,
             self.index,
             self._clock,
             policy,
@@ -233,7 +218,7 @@ class VirtualFleet:
 
     def _admit(self, number: int) -> None:
         request, router = self._requests[number], self._router
-        size = self._shape.block_size
+        size = self._block_size
         hashes = pack_u64(sequence_hashes(prompt_tokens(request, self._shape.id_tokens), size))
         route_request = route_request_of(f"r{number}", request, hashes, size)
         router.admit(route_request, lambda: self._place(router, number, route_request))
@@ -250,7 +235,7 @@ class VirtualFleet:
             router=router,
             lease=lease,
             waited_s=self._clock.now_s - request.arrival_s,
-            predicted_tokens=predicted_blocks * self._shape.block_size,
+            predicted_tokens=predicted_blocks * self._block_size,
         )
         engine = self.engines[worker]
         self._at(

@@ -30,8 +30,8 @@ from router.fleet.registry import TextDigests
 from router.queue.config import QueuePolicy, QueueSection
 from router.queue.gate import Admission
 from worker_agent.engines.simulated.scheduler import Simulator
-from worker_agent.engines.simulated.scheduling import TRTLLM, Scheduling
-from worker_agent.engines.simulated.timing import H200_8B, EngineTiming
+from worker_agent.engines.simulated.scheduling import Scheduling
+from worker_agent.engines.simulated.timing import EngineTiming
 from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.mirror import RankMirror
 from worker_agent.port.types import EngineDescription, EngineOutput, EngineRequest
@@ -52,19 +52,18 @@ class VirtualEngine:
         self,
         rank: WorkerRank,
         description: EngineDescription,
+        timing: EngineTiming,
         *,
-        slowdown: float = 1.0,
-        host_blocks: int = 0,
-        timing: EngineTiming = H200_8B,
-        id_tokens: int = TRACE_BLOCK_TOKENS,
-        scheduling: Scheduling = TRTLLM,
+        host_blocks: int,
+        id_tokens: int,
+        scheduling: Scheduling,
     ) -> None:
         """Each id of a request's blocks stands for `id_tokens`."""
         self.rank = rank
-        self._timing, self._id_tokens = scaled(timing, slowdown), id_tokens
+        self._timing, self._id_tokens = timing, id_tokens
         self.simulator = Simulator(
             description,
-            timing=self._timing,
+            timing=timing,
             scheduling=scheduling,
             token_source=_ONE_TOKEN,
             host_blocks=host_blocks,
@@ -111,6 +110,7 @@ MODEL = "sim-8b"
 TEXT = TextDigests("trace", "trace")
 MAX_NUM_SEQS = 256
 MAX_NUM_BATCHED_TOKENS = 8192
+MAX_SEQ_LEN = 1 << 22
 
 
 def instance_of(worker_id: str) -> str:
@@ -118,8 +118,8 @@ def instance_of(worker_id: str) -> str:
     return f"{worker_id}-1"
 
 
-def describe(*, kv_tokens: int, block_size: int, max_seq_len: int) -> EngineDescription:
-    """Return an engine whose KV cache holds `kv_tokens` in blocks of `block_size`."""
+def describe(kv_tokens: int, block_size: int = TRACE_BLOCK_TOKENS) -> EngineDescription:
+    """Return an engine whose KV cache holds `kv_tokens` in blocks of `block_size`; its cache alone bounds a request."""
     return EngineDescription(
         model=MODEL,
         version="virtual",
@@ -128,7 +128,7 @@ def describe(*, kv_tokens: int, block_size: int, max_seq_len: int) -> EngineDesc
         total_kv_blocks=kv_tokens // block_size,
         max_num_seqs=MAX_NUM_SEQS,
         max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
-        max_seq_len=max_seq_len,
+        max_seq_len=MAX_SEQ_LEN,
     )
 
 

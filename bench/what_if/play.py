@@ -124,13 +124,7 @@ def staged(recorded: Recorded, prior: EngineTiming, kv_blocks: int = 0) -> Stage
     smallest = min(each.total_kv_blocks for each in descriptions)
     if seq_len // fleet.block_size + _RESERVE_BLOCKS > smallest:
         raise JournalUnfit(f"a request of {seq_len} tokens does not fit into a rank of {smallest} KV blocks")
-    shape = VirtualFleetShape(
-        workers=len(fleet.ranks),
-        kv_tokens=smallest * fleet.block_size,
-        block_size=fleet.block_size,
-        descriptions=descriptions,
-        id_tokens=fleet.block_size,
-    )
+    shape = VirtualFleetShape(descriptions, id_tokens=fleet.block_size)
     play = partial(_learnt, requests[:REQUESTS], shape, fleet.policy)
     fit = fitted(prior, speeds_of(recorded.learnt, fleet.ranks), play)
     return Stage(requests, shape._replace(timings=fit.timings), fit)

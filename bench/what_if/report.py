@@ -37,27 +37,8 @@ class Estimate(NamedTuple):
     high: float
 
 
-class PolicyFigures(NamedTuple):
-    """One policy. Times in seconds; `user_tokens_per_s` is 1 / mean ITL."""
-
-    hit_rate: Estimate
-    ttft_mean_s: Estimate
-    ttft_p50_s: Estimate
-    ttft_p99_s: Estimate
-    itl_mean_s: Estimate
-    imbalance: Estimate
-    requests_per_s: Estimate
-
-
-class Gains(NamedTuple):
-    """A policy minus the policy in force, of the same requests."""
-
-    hit_rate: Estimate
-    ttft_mean_s: Estimate
-    ttft_p99_s: Estimate
-    itl_mean_s: Estimate
-
-
+Figures = dict[str, Estimate]
+"""Figures of a policy, or by how much they differ from those of the policy in force, by name. Times are in seconds."""
 Statistic = Callable[[Played, NDArray[np.intp]], float]
 """A figure of the requests at these places, which ascend block by block."""
 
@@ -77,20 +58,19 @@ _STATISTICS: dict[str, Statistic] = {
 }
 
 
-def figures(run: Played, ranks: int) -> PolicyFigures:
+def figures(run: Played, ranks: int) -> Figures:
     """Return the figures of a run on so many ranks."""
     estimates = {name: _estimate(partial(of, run), len(run.ttft_s)) for name, of in _STATISTICS.items()}
-    return PolicyFigures(**estimates, imbalance=_imbalance(run, ranks), requests_per_s=_rate(run))
+    return {**estimates, "imbalance": _imbalance(run, ranks), "requests_per_s": _rate(run)}
 
 
-def gains(run: Played, before: Played) -> Gains:
+def gains(run: Played, before: Played) -> Figures:
     """Return how a run differs from another one of the same requests."""
 
     def difference(statistic: Statistic, at: NDArray[np.intp]) -> float:
         return statistic(run, at) - statistic(before, at)
 
-    count = len(run.ttft_s)
-    return Gains(**{name: _estimate(partial(difference, _STATISTICS[name]), count) for name in Gains._fields})
+    return {name: _estimate(partial(difference, of), len(run.ttft_s)) for name, of in _STATISTICS.items()}
 
 
 def _estimate(of: Callable[[NDArray[np.intp]], float], count: int) -> Estimate:
@@ -150,8 +130,8 @@ class PlayedPolicy(NamedTuple):
     """A cell with its figures, and its differences from the policy in force at the same load; None: it is that one."""
 
     cell: Cell
-    figures: PolicyFigures
-    gains: Gains | None
+    figures: Figures
+    gains: Figures | None
 
 
 class Result(NamedTuple):
@@ -177,7 +157,7 @@ class Result(NamedTuple):
 def result_of(recorded: Recorded, stage: Stage, runs: dict[Cell, Played]) -> Result:
     """Return the figures of all runs."""
     base = {cell.load: run for cell, run in runs.items() if cell.name == IN_FORCE}
-    ranks = stage.shape.workers
+    ranks = len(stage.shape.engines)
     played = [
         PlayedPolicy(cell, figures(run, ranks), None if cell.name == IN_FORCE else gains(run, base[cell.load]))
         for cell, run in runs.items()
@@ -222,7 +202,7 @@ def _table(result: Result, load: float) -> list[str]:
 
 def _point(each: PlayedPolicy) -> Point:
     """Return how soon first tokens come, and how fast the others: more is better in both."""
-    ttft_s, itl_s = each.figures.ttft_mean_s.value, each.figures.itl_mean_s.value
+    ttft_s, itl_s = each.figures["ttft_mean_s"].value, each.figures["itl_mean_s"].value
     return Point(1 / max(ttft_s, 1e-6), 1 / max(itl_s, 1e-6), f"x{each.cell.load:g}", is_served=True)
 
 
@@ -237,11 +217,11 @@ def _row(each: PlayedPolicy, *, is_best: bool) -> list[str]:
     return [
         "*" if is_best else "",
         each.cell.name,
-        _shown(found.hit_rate, 100, "%"),
-        *(_shown(time, 1e3, " ms") for time in (found.ttft_mean_s, found.ttft_p50_s, found.ttft_p99_s)),
-        _shown(found.itl_mean_s, 1e3, " ms", 2),
-        _shown(found.imbalance, 1, "", 2),
-        _shown(found.requests_per_s, 1, "", 2),
+        _shown(found["hit_rate"], 100, "%"),
+        *(_shown(time, 1e3, " ms") for time in (found["ttft_mean_s"], found["ttft_p50_s"], found["ttft_p99_s"])),
+        _shown(found["itl_mean_s"], 1e3, " ms", 2),
+        _shown(found["imbalance"], 1, "", 2),
+        _shown(found["requests_per_s"], 1, "", 2),
     ]
 
 
@@ -259,9 +239,9 @@ def advice(result: Result) -> str:
         return f"Advice: keep the policy in force: no other has a lower mean TTFT beyond its interval. {error}"
     gained = best.gains
     return (
-        f"Advice: try {best.cell.name}: mean TTFT {_signed(gained.ttft_mean_s, 1e3, ' ms')}, "
-        f"p99 {_signed(gained.ttft_p99_s, 1e3, ' ms')}, hit rate {_signed(gained.hit_rate, 100, ' points')}, "
-        f"mean ITL {_signed(gained.itl_mean_s, 1e3, ' ms', 2)} (95 % intervals). {error}"
+        f"Advice: try {best.cell.name}: mean TTFT {_signed(gained['ttft_mean_s'], 1e3, ' ms')}, "
+        f"p99 {_signed(gained['ttft_p99_s'], 1e3, ' ms')}, hit rate {_signed(gained['hit_rate'], 100, ' points')}, "
+        f"mean ITL {_signed(gained['itl_mean_s'], 1e3, ' ms', 2)} (95 % intervals). {error}"
     )
 
 
@@ -273,9 +253,9 @@ def best_of(result: Result) -> PlayedPolicy | None:
     better = [
         each
         for each in result.at(result.loads[0])
-        if each.gains is not None and each.gains.ttft_mean_s.high < 0 and each.gains.ttft_p99_s.low <= 0
+        if each.gains is not None and each.gains["ttft_mean_s"].high < 0 and each.gains["ttft_p99_s"].low <= 0
     ]
-    return min(better, key=lambda each: each.figures.ttft_mean_s.value, default=None)
+    return min(better, key=lambda each: each.figures["ttft_mean_s"].value, default=None)
 
 
 def _error_of(base: PlayedPolicy, measured: RecordedFigures) -> str:
@@ -285,7 +265,7 @@ def _error_of(base: PlayedPolicy, measured: RecordedFigures) -> str:
         return f"{unknown}: no times were recorded."
     if base.cell.load != 1.0:
         return f"{unknown}: the recorded load, 1, was not played."
-    apart = base.figures.ttft_mean_s.value / times[0] - 1
+    apart = base.figures["ttft_mean_s"].value / times[0] - 1
     return f"Under the policy in force the simulation is {apart:+.0%} from the recorded mean TTFT."
 
 
@@ -307,8 +287,8 @@ def as_object(result: Result) -> dict[str, Any]:
             {
                 "name": each.cell.name,
                 "load": each.cell.load,
-                "figures": {name: estimate._asdict() for name, estimate in each.figures._asdict().items()},
-                "gains": each.gains and {name: found._asdict() for name, found in each.gains._asdict().items()},
+                "figures": {name: estimate._asdict() for name, estimate in each.figures.items()},
+                "gains": each.gains and {name: found._asdict() for name, found in each.gains.items()},
             }
             for each in result.played
         ],

@@ -9,14 +9,13 @@ import pytest
 from bench.placement.policies import (
     PLACEMENTS,
     CacheAware,
-    CacheAwareSettings,
     EngineMetrics,
     SessionHash,
     WeightedScorers,
 )
 from bench.routing.trace import TraceRequest
 from bench.routing.virtual_fleet import RequestFigures, VirtualFleet, VirtualFleetShape
-from bench.routing.virtual_router import MAX_NUM_BATCHED_TOKENS, VirtualQueue
+from bench.routing.virtual_router import MAX_NUM_BATCHED_TOKENS, VirtualQueue, describe
 from kv_protocol.codec import pack_u64
 from router.decision.policies import Candidates
 from router.decision.policy import Policy
@@ -33,7 +32,7 @@ def played(
 ) -> tuple[list[Verdict], list[RequestFigures]]:
     """Return what was placed, and how the requests fared in the order of their arrival."""
     told = list[Told]()
-    shape = VirtualFleetShape(workers, kv_tokens=200 * 512, restart_s=restart_s)
+    shape = VirtualFleetShape((describe(200 * 512),) * workers, restart_s=restart_s)
     dynamo, watched = PLACEMENTS["dynamo"], partial(WatchedRouting, watch=[told.append])
     fleet = VirtualFleet(
         shape, dynamo.policy, trace, seed=1, modes_of=dynamo.modes_of, new_routing=watched, queue=queue
@@ -125,8 +124,8 @@ def test_below_the_threshold_the_smallest_tree_is_chosen() -> None:
 
 
 def test_a_match_as_long_as_the_threshold_is_not_enough() -> None:
-    rule = CacheAware(CacheAwareSettings(cache_threshold=0.5))
-    assert [chosen(rule, (1, 2)), chosen(rule, (1, 9))] == [0, 1]
+    rule = CacheAware()
+    assert [chosen(rule, (1, 2, 3)), chosen(rule, (1, 2, 3, *range(10, 17)))] == [0, 1]  # 3 of 10: 0.3
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from bench.placement.regimes import REGIMES, Sizing
 from bench.routing.virtual_fleet import VirtualFleet
-from bench.routing.virtual_router import TEXT
+from bench.routing.virtual_router import TEXT, scaled
 from bench.what_if.play import Cell, Played, fitted, play_all, staged
 from bench.what_if.recorded import JournalOfOne, RankSpeed
 from bench.what_if.report import (
@@ -47,9 +47,9 @@ def journal_of(regime: str, policy: Policy = LIVE, *, scale: float, load: float)
     settings = msgspec.to_builtins(StateSettings(text=TEXT))
     encoder.record(JournalBegan(now_s=0.0, router="simulated", started_ns=1, settings=settings))
     workload = of.make(Sizing(SEED, load, scale))
-    speeds = tuple(SLOWER * each for each in of.slowdowns)
+    shape = of.fleet("small", workload)
     VirtualFleet(
-        of.fleet("small", workload)._replace(slowdowns=speeds),
+        shape._replace(timings=tuple(scaled(each, SLOWER) for each in shape.timings)),
         policy,
         workload.requests,
         seed=SEED,
@@ -111,15 +111,15 @@ def test_engines_fitted_to_a_simulated_fleet_are_as_fast_as_it_and_serve_its_req
     work = IterationWork(decode_sequences=8, kv_tokens=16_000)
     assert timing.iteration_s(work) / H200_8B.iteration_s(work) == pytest.approx(SLOWER, rel=0.15)
     measured = result.measured
-    assert base.figures.ttft_mean_s.value == pytest.approx(np.mean(measured.ttft_s), rel=0.1)
-    assert base.figures.hit_rate.value == pytest.approx(measured.hit_rate, abs=0.05)
+    assert base.figures["ttft_mean_s"].value == pytest.approx(np.mean(measured.ttft_s), rel=0.1)
+    assert base.figures["hit_rate"].value == pytest.approx(measured.hit_rate, abs=0.05)
 
 
 def test_policies_are_ranked_and_that_which_ignores_caches_is_surely_worse() -> None:
     _, result = lived()
-    gains = {each.cell.name: each.gains.ttft_mean_s for each in result.played if each.gains is not None}
+    gains = {each.cell.name: each.gains["ttft_mean_s"] for each in result.played if each.gains is not None}
     assert {"least-loaded", "round-robin", "random"} <= {name for name, each in gains.items() if each.low > 0}
-    by_ttft = sorted(result.played, key=lambda each: each.figures.ttft_mean_s.value)
+    by_ttft = sorted(result.played, key=lambda each: each.figures["ttft_mean_s"].value)
     assert {each.cell.name for each in by_ttft[:2]} == {IN_FORCE, "predicted-ttft"}
 
 
@@ -188,8 +188,8 @@ def test_a_busier_rank_is_an_imbalance() -> None:
         itl_s=np.full(count, 0.01),
     )
     found = figures(run, ranks=2)
-    assert found.imbalance.value == 1.5
-    assert found.requests_per_s.value == pytest.approx(100 / 10.9)
+    assert found["imbalance"].value == 1.5
+    assert found["requests_per_s"].value == pytest.approx(100 / 10.9)
 
 
 def test_the_report_names_what_it_does_not_know_and_is_drawn(tmp_path: Any) -> None:

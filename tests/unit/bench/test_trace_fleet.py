@@ -11,6 +11,7 @@ import pytest
 
 from bench.routing.trace import ANSWER_TOKEN, TraceRequest, at_rate, load_trace, prompt_tokens
 from bench.routing.virtual_fleet import RequestFigures, VirtualFleet, VirtualFleetShape
+from bench.routing.virtual_router import describe
 from kv_protocol.events import Tier
 from kv_protocol.hashing import Namespace, sequence_hashes
 from router.decision.policy import Policy
@@ -18,7 +19,7 @@ from tests.unit.bench.traces import random_trace, request
 from worker_agent.engines.simulated.blocks import named_block
 from worker_agent.engines.simulated.timing import H200_8B, IterationWork
 
-SHAPE = VirtualFleetShape(workers=3, kv_tokens=24 * 512)
+SHAPE = VirtualFleetShape((describe(24 * 512),) * 3)
 KV, ROUND_ROBIN = Policy(mode="kv"), Policy(mode="round-robin")
 
 
@@ -49,7 +50,7 @@ def test_in_the_end_the_index_holds_what_the_engines_hold_on_each_tier(block_siz
         for at, sequence_hash in enumerate(sequence_hashes(tokens, block_size)):
             parent = named_block(tokens[at * block_size : (at + 1) * block_size], parent, Namespace())
             names[parent] = sequence_hash
-    fleet, _ = played(trace, SHAPE._replace(block_size=block_size, host_blocks=host_blocks))
+    fleet, _ = played(trace, SHAPE._replace(engines=(describe(24 * 512, block_size),) * 3, host_blocks=host_blocks))
     for engine in fleet.engines:
         for tier in (Tier.GPU, Tier.HOST):
             held = {block.sequence_hash for block in fleet.index.held(engine.rank) if tier in block.tiers}

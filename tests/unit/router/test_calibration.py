@@ -11,6 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from bench.routing.virtual_fleet import VirtualFleet, VirtualFleetShape
+from bench.routing.virtual_router import describe
 from bench.routing.workloads import SyntheticShape, synthetic_trace
 from kv_protocol.decided import RouteRequest
 from kv_protocol.ids import WorkerRank
@@ -72,9 +73,7 @@ def live(room: float, seed: int, reported: Callable[[Verdict, int], int] = lambd
         return WatchedRouting(*given, watch=[judges[-1].record], **named)
 
     shape = VirtualFleetShape(
-        workers=3,
-        kv_tokens=(int(room * LONGEST) // 512 + 1) * 512,
-        block_size=64,
+        (describe((int(room * LONGEST) // 512 + 1) * 512, 64),) * 3,
         lag_s=0.05,
         restart_s=TRACE[len(TRACE) // 2].arrival_s,
     )

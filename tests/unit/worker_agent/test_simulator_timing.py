@@ -2,7 +2,7 @@ from statistics import median
 
 import pytest
 
-from bench.fidelity.timings import H200_4B, H200_8B_MIXED, START, LatencyRow, fit, load_capture
+from bench.fidelity.timings import H200_4B, H200_8B_MIXED, LatencyRow, fit, load_capture
 from tests.support.paths import CAPTURES
 from worker_agent.engines.simulated.timing import H200_8B, IterationWork
 
@@ -51,7 +51,7 @@ def test_the_fit_finds_the_constants_of_noiseless_rows() -> None:
     ]
     shapes += [LatencyRow("itl", 1024, 1.0, batch=batch) for batch in (1, 8, 32, 64, 128, 256)]
     rows = [LatencyRow(r.kind, r.isl, r.modelled_ms(H200_8B), r.cached, r.batch) for r in shapes]
-    found = fit(rows, START)
+    found = fit(rows)
     assert max(abs(row.relative_error(found)) for row in rows) < 0.01
 
 
