@@ -1,6 +1,6 @@
 """A fleet of real processes on this machine: a router with its nats-server, and simulated workers.
 
-async with Fleet(FleetShape(workers=4)) as fleet:  fleet.data_url, fleet.control_url, await fleet.kill("w0")
+async with FleetProcesses(FleetShape(workers=4)) as fleet:  fleet.data_url, fleet.control_url, await fleet.kill("w0")
 
 Leaving the block ends all processes.
 """
@@ -150,7 +150,7 @@ class ProcessFailed(Exception):
 
 
 async def started(command: list[str], environment: Mapping[str, str]) -> asyncio.subprocess.Process:
-    """Start a command with both of its outputs in one pipe; it gets SIGTERM when this process is killed."""
+    """Start a command with both of its outputs in one pipe; on Linux it gets SIGTERM when this process is killed."""
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-I", "-S", "-c", _BEHIND, str(os.getpid())),
         *command,

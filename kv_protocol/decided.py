@@ -226,5 +226,5 @@ def overlap_tiers(decided: Decided) -> list[list[int]]:
 
 
 def overlap_depths(decided: Decided) -> list[Depths]:
-    """Return the same by column."""
+    """Return for each column its overlap on tiers 0..0, 0..1, 0..2 and 0..3."""
     return list(zip(*overlap_tiers(decided), strict=True))

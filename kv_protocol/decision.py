@@ -17,7 +17,7 @@ OverlapSource = Literal["index", "approximate"]
 
 
 class Addend(NamedTuple):
-    """What the milliseconds of an addend are, and whether they pass before the first token of the request."""
+    """A part of a cost in milliseconds: what they are, in words, and whether they pass before the first token."""
 
     hint: str
     until_first: bool = False
@@ -26,8 +26,8 @@ class Addend(NamedTuple):
 class CostTerms(msgspec.Struct, frozen=True, kw_only=True):
     """The terms of one candidate's cost; `cost` is the weighted sum of the addends, times the constraint multiplier.
 
-    Those in ms are addends. The credit, and what is not credited since it will be evicted before the request is
-    computed, are blocks.
+    The terms in ms are the addends. `overlap_credit_blocks` are the blocks that a rank saves; `overlap_lost_blocks` are
+    held too, but not credited, because they will be evicted before the request is computed.
     """
 
     overlap_credit_blocks: float = 0.0
@@ -47,7 +47,7 @@ ADDENDS: dict[str, Addend] = {
     for name, kind in get_type_hints(CostTerms, include_extras=True).items()
     if name.endswith("_ms")
 }
-"""What a cost in ms is the sum of, by the names of the fields of `CostTerms` without their unit."""
+"""The addends of a cost in ms, by the names of their fields in `CostTerms` without the unit."""
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,10 +1,10 @@
 """Further processes of the event bench.
 
-AgentRole       a worker's consolidator, which reads a publisher (saturation) or gets payloads directly, without ZMQ,
-so that many blocks are held soon; streams, answers and heartbeats are real
-PlayerRole      an engine-event publisher that sends prepared payloads as fast as they are read, or as they are due
-BareRole        what the log alone costs, with only its client around it; messages go to a stream of their own, the
-first 8 bytes are the time at which one was sent
+AgentRole       a worker's consolidator; its streams, answers and heartbeats are real. It reads a publisher, or gets
+                payloads directly, without ZMQ, so that it soon holds many blocks
+PlayerRole      an engine-event publisher, which sends prepared payloads as fast as they are read, or when due
+BareRole        a bare client of the log: what the log alone costs. Its messages go to a stream of their own, and
+                begin with 8 bytes, the time at which they were sent
 SnapshotRole    an index that writes a snapshot
 """
 

@@ -84,7 +84,7 @@ OF_CALLERS = (
     _STATE,
     f"{_ROUTING}:Routing.apply",
 )
-"""What several stages use, in a package of one stage: it belongs to its callers'."""
+"""Modules and functions that several stages use, though their package is one stage's: they belong to their callers."""
 
 _STAGE_OF: dict[str, str] = {name: stage for stage, names in STAGES.items() for name in names} | dict.fromkeys(
     OF_CALLERS, ""
