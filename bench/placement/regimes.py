@@ -119,7 +119,7 @@ def tool_agents(sizing: Sizing) -> Workload:
 
 
 def documents(sizing: Sizing) -> Workload:
-    """Return questions about 24 documents of 8,000 to 32,000 tokens, 8 a second; the n-th is asked about 1 / n as often."""
+    """Return questions about 24 documents of 8,000 to 32,000 tokens; the n-th is asked about 1 / n as often."""
     draw, fresh = random.Random(sizing.seed), count()  # noqa: S311 - a workload, not a secret
     known = [blocks(fresh, draw.randint(8_000, 32_000)) for _ in range(24)]
     often = [1 / number for number in range(1, len(known) + 1)]
