@@ -119,8 +119,7 @@ class Rank:
         planned_before = self._scheduling != TRTLLM and (self._context or self._decoding)
         self._planned_s = self._began_s if planned_before else now_s
         self._began_s = now_s
-        resumed = self._resume()
-        first = [self._output(each, handed_over(each), first_logprobs(each)) for each in resumed]
+        first = [self._output(each, handed_over(each), first_logprobs(each)) for each in self._resume()]
         budget = self._engine.max_num_batched_tokens
         chunks = self._chunks(budget) if self._scheduling == SGLANG else []
         decoding = [] if chunks else self._decode_batch(budget)
@@ -134,8 +133,7 @@ class Rank:
         )
         moved_blocks, self._moved_blocks = self.pool.moved_blocks - self._moved_blocks, self.pool.moved_blocks
         work = msgspec.structs.replace(work, host_tokens=moved_blocks * self._engine.block_size)
-        new_requests = len(resumed) + sum(chunk.past_tokens == chunk.running.reused_tokens for chunk in chunks)
-        return RankStep(work, outputs, self._did(work, chunks, new_requests))
+        return RankStep(work, outputs, self._did(work, chunks))
 
     def _decode_batch(self, budget: int) -> list[Generation]:
         """Return what decodes, at most `budget` requests, after those for which no block is left have given way.
@@ -279,7 +277,7 @@ class Rank:
     def _release(self, running: Generation) -> None:
         self.give_back(running.table, running.tokens[: running.computed_tokens])
 
-    def _did(self, work: IterationWork, chunks: list[Chunk], new_requests: int) -> dict[str, Any]:
+    def _did(self, work: IterationWork, chunks: list[Chunk]) -> dict[str, Any]:
         """Return the row of statistics in TensorRT-LLM's JSON shape, as far as it is read.
 
         Counts of requests and blocks are those at the end of the iteration, so the last one before idleness shows no
@@ -288,7 +286,6 @@ class Rank:
         """
         rank = {} if self._attention_dp_rank is None else {"attentionDpRank": self._attention_dp_rank}
         return {
-            "numNewActiveRequests": new_requests,
             "numActiveRequests": self._running_count + self._contexts.count_at(self._attention_dp_rank),
             "numQueuedRequests": len(self._waiting),
             "kvCacheStats": {

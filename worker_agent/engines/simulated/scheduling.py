@@ -46,13 +46,13 @@ SGLANG: Scheduling = "sglang"
 class Generation:
     """One request at a rank, waiting or running: its tokens so far, and how many of them are computed.
 
-    It has no `table` while it waits. In its context phase, `context_tokens` are computed, beginning after
-    `reused_tokens`; both are of its last admission, `cached_tokens` of its first.
+    It has no `table` while it waits. Its context phase ends when `context_tokens`, of its last admission, are computed.
+    `cached_tokens` are those that its first admission reused.
     """
 
     __slots__ = (
         "arrived_s", "cached_tokens", "choice", "computed_tokens", "context_tokens", "namespace", "prefix_state",
-        "request", "reused_tokens", "source", "table", "tokens",
+        "request", "source", "table", "tokens",
     )  # fmt: skip
     table: BlockTable
 
@@ -62,12 +62,12 @@ class Generation:
         self.tokens = list(request.prompt)
         self.prefix_state = self.source.fold(request.prompt)
         self.cached_tokens: int | None = None
-        self.computed_tokens = self.reused_tokens = self.context_tokens = 0
+        self.computed_tokens = self.context_tokens = 0
 
     def admit(self, table: BlockTable, reused_tokens: int) -> None:
         """Begin to compute all tokens so far but those reused."""
         self.table = table
-        self.computed_tokens = self.reused_tokens = reused_tokens
+        self.computed_tokens = reused_tokens
         self.context_tokens = len(self.tokens)
         if self.cached_tokens is None:
             self.cached_tokens = reused_tokens
