@@ -215,7 +215,7 @@ def metrics_of(engines: Sequence[VirtualEngine]) -> list[EngineMetrics]:
 
 
 def _foreign(mode: str, make: Callable[[Sequence[VirtualEngine]], Mode]) -> Placement:
-    """A rule that has neither our newcomers nor our predictions; `make` makes it for a fleet's engines."""
+    """Return the placement of a rule without our newcomers and predictions; `make` makes it for a fleet's engines."""
     policy = Policy(mode=mode, newcomers=False, predict_on_route=False)
     return Placement(policy, lambda engines: {mode: make(engines)})
 

@@ -58,7 +58,7 @@ Check = Callable[[Sequence[RequestFigures], Workload], float]
 
 
 class Regime(NamedTuple):
-    """One regime. KV tokens of a worker by cache size; `restarts`: the router does, after a third of the requests."""
+    """A regime. KV tokens of a worker by cache size; `restarts`: the router restarts after a third of the requests."""
 
     make: Callable[[Sizing], Workload]
     kv_tokens: tuple[int, int]

@@ -110,7 +110,7 @@ class _InFlight(NamedTuple):
     request: TraceRequest
     worker: int
     router: VirtualRouter
-    """That placed it; after a restart what waits in the former one is still placed there."""
+    """The router that placed it. A former router still places, after a restart, the requests that waited in it."""
     lease: Lease
     waited_s: float
     predicted_tokens: int

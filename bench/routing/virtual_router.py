@@ -72,7 +72,7 @@ class VirtualEngine:
         self._numbers = count(1)
         self._outputs: tuple[tuple[str, EngineOutput], ...] = ()
         self.waiting_requests = 0
-        """That wait for their first iteration, as the engine's metrics would say: at an iteration's end or later."""
+        """Requests that wait for their first iteration, as of the newest iteration, like the engine's metrics."""
         self.ends_s: float | None = None
         """When what is being computed ends; None while the engine is idle."""
 

@@ -52,7 +52,10 @@ class SweepLoad:
         self._prompts = prompts(inputs)
 
     async def send(self, url: str, count: int, users: int) -> list[Measured]:
-        """Return how the next `count` requests fared: of so many users with one at a time each, or (0) at the rate."""
+        """Send the next `count` requests and return how they fared.
+
+        `users` send one at a time each; 0: requests are sent at the run's rate.
+        """
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(connector=connector, timeout=self._timeout) as session:
             client = StreamingClient(session, url, self._clock, began_s=self._clock.now())

@@ -42,11 +42,13 @@ class MediaSection(Section):
         (), max_length=64, description="absolute paths whose files requests may name; empty: no files"
     )
     schemes: tuple[Literal["https", "http"], ...] = Field(
-        (), description="of URLs that are fetched for requests; empty: none"
+        (), description="URL schemes that are fetched for requests; empty: none"
     )
-    ports: tuple[_PORT, ...] = Field((80, 443), max_length=64, description="that are asked")
+    ports: tuple[_PORT, ...] = Field((80, 443), max_length=64, description="ports that media are fetched from")
     networks: tuple[_NETWORK, ...] = Field(
-        (), max_length=64, description="that are asked besides the public ones (10.1.0.0/16): what is there can be read"
+        (),
+        max_length=64,
+        description="networks, besides public ones, to fetch from (10.1.0.0/16): clients can read there",
     )
     cache_bytes_max: int = Field(0, ge=0, le=1 << 40, description="embeddings kept for media that come again; 0: none")
 
@@ -72,7 +74,7 @@ class ImageModelSection(Section):
         None, ge=1, le=IMAGE_TOKENS_MAX, description="of every image, where all have as many; none: as the model says"
     )
     cached_token_id: int | None = Field(
-        None, ge=0, le=(1 << 32) - 1, description="what the engine keeps an image under; none: the image token itself"
+        None, ge=0, le=(1 << 32) - 1, description="token id by which the engine caches images; none: the image token"
     )
 
 
@@ -94,7 +96,7 @@ class TransferSection(Section):
     )
     port: int = Field(0, ge=0, le=65535, description="0: any free one")
     networks: tuple[_NETWORK, ...] = Field(
-        ("127.0.0.0/8", "::1/128"), max_length=64, description="of the workers that are fetched from"
+        ("127.0.0.0/8", "::1/128"), max_length=64, description="networks of the workers that KV is fetched from"
     )
 
     @field_validator("host")
