@@ -18,10 +18,10 @@ from rich.progress import track
 
 from bench.fidelity.live_recording import (
     WORKERS,
-    EngineModel,
     LiveFleet,
     LiveRun,
     Recording,
+    live_engine,
     live_workload,
     load_runs,
 )
@@ -29,9 +29,9 @@ from bench.fidelity.timings import H100_4B_SGLANG, H200_4B
 from bench.placement.policies import PLACEMENTS, Placement
 from bench.report import machine_line, percentile
 from bench.routing.trace import TraceInvalid
-from bench.routing.virtual_fleet import RequestFigures
+from bench.routing.virtual_fleet import RequestFigures, VirtualFleetShape
 from bench.tables import FigureTable, markdown_table
-from worker_agent.engines.simulated.scheduling import SGLANG
+from worker_agent.engines.simulated.scheduling import SGLANG, VLLM
 
 HIT_BOUND = 0.02
 RATIO_BOUND = 0.25
@@ -99,15 +99,13 @@ TITLES = ("req/s", "hit, %", "TTFT p50", "p90", "p99", "E2E p50", "p99")
 SCALES = (1, 100, *[1000] * 5)
 
 
-KINDS: dict[str, tuple[EngineModel, float]] = {
-    "vllm": (EngineModel(H200_4B, engines_per_gpu=WORKERS), 45.0),
+KINDS: dict[str, tuple[VirtualFleetShape, float]] = {
+    "vllm": (VirtualFleetShape(live_engine(), (H200_4B,), scheduling=VLLM, engines_per_gpu=WORKERS), 45.0),
     "sglang": (
-        EngineModel(
-            H100_4B_SGLANG,
-            name="sglang 0.5.14",
+        VirtualFleetShape(
+            live_engine(max_num_seqs=64, max_num_batched_tokens=4096),
+            (H100_4B_SGLANG,),
             scheduling=SGLANG,
-            max_num_batched_tokens=4096,
-            max_num_seqs=64,
             engines_per_gpu=WORKERS,
             router_s=3.3e-3,
             jitter=0.4,
@@ -115,7 +113,7 @@ KINDS: dict[str, tuple[EngineModel, float]] = {
         40.0,
     ),
 }
-"""The engines of each kind of recording, and for how many seconds clients sent.
+"""The engines of each kind of recording (vLLM 0.24.0, SGLang 0.5.14), and for how many seconds clients sent.
 
 Source: the kit's README (`limit`) and `sgl_lib.py` (`command`).
 """
@@ -159,7 +157,7 @@ def live(files: tuple[tuple[Path, int], ...], kind: str, seeds: int) -> None:
 
 
 def _report(
-    name: str, runs: tuple[LiveRun, ...], recording: Recording, model: EngineModel, seeds: int
+    name: str, runs: tuple[LiveRun, ...], recording: Recording, model: VirtualFleetShape, seeds: int
 ) -> Iterator[str]:
     recorded: dict[str, list[LiveFigures]] = {}
     for run in runs:
@@ -182,7 +180,7 @@ def _report(
     yield f"simulated: {' > '.join(in_simulation)}\n"
 
 
-def simulate(recording: Recording, model: EngineModel, placement: Placement, seed: int = 0) -> LiveFigures:
+def simulate(recording: Recording, model: VirtualFleetShape, placement: Placement, seed: int = 0) -> LiveFigures:
     """Return the figures of the simulated engines under one placement."""
     return LiveFigures.of(LiveFleet(recording, model, placement, seed=seed).run())
 

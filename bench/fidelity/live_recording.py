@@ -32,9 +32,7 @@ import msgspec
 from bench.placement.policies import Placement
 from bench.routing.trace import TraceInvalid, TraceRequest
 from bench.routing.virtual_fleet import VirtualFleet, VirtualFleetShape
-from bench.routing.virtual_router import MAX_SEQ_LEN
-from worker_agent.engines.simulated.scheduling import VLLM, Scheduling
-from worker_agent.engines.simulated.timing import EngineTiming
+from bench.routing.virtual_router import describe
 from worker_agent.port.types import EngineDescription
 
 SEED = 7
@@ -203,41 +201,13 @@ def _shared_tokens(runs: Sequence[LiveRun], drawn: Sequence[DrawnSession]) -> tu
     return tuple(shared)
 
 
-class EngineModel(NamedTuple):
-    """Engine settings that a recording does not have; `VirtualFleetShape` says what the last three are."""
+def live_engine(*, max_num_seqs: int = 128, max_num_batched_tokens: int = 8192) -> tuple[EngineDescription]:
+    """Return the engine of a fleet's shape, without the KV cache, which a recording has.
 
-    timing: EngineTiming
-    name: str = "vllm 0.24.0"
-    scheduling: Scheduling = VLLM
-    max_num_batched_tokens: int = 8192
-    """Source: vLLM's default for an API server on a GPU of 70 GiB or more, A100 excepted."""
-    max_num_seqs: int = 128
-    engines_per_gpu: int = 1
-    router_s: float = 0.0
-    jitter: float = 0.0
-
-
-def shape_of(recording: Recording, model: EngineModel, workers: int) -> VirtualFleetShape:
-    """Return the fleet of a recording."""
-    description = EngineDescription(
-        model="recorded",
-        version=model.name,
-        event_source="simulated",
-        block_size=recording.block_size,
-        total_kv_blocks=recording.blocks_per_worker,
-        max_num_seqs=model.max_num_seqs,
-        max_num_batched_tokens=model.max_num_batched_tokens,
-        max_seq_len=MAX_SEQ_LEN,
-    )
-    return VirtualFleetShape(
-        (description,) * workers,
-        (model.timing,),
-        scheduling=model.scheduling,
-        id_tokens=recording.block_size,
-        engines_per_gpu=model.engines_per_gpu,
-        router_s=model.router_s,
-        jitter=model.jitter,
-    )
+    Source of the tokens: vLLM's default for an API server on a GPU of 70 GiB or more, A100 excepted.
+    """
+    engine = describe(0)
+    return (msgspec.structs.replace(engine, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens),)
 
 
 def turns_of(recording: Recording) -> Iterator[list[TraceRequest]]:
@@ -255,17 +225,19 @@ def turns_of(recording: Recording) -> Iterator[list[TraceRequest]]:
 
 
 class LiveFleet(VirtualFleet):
-    """The fleet of a recording; its clients play the workload once."""
+    """The fleet of a recording, of engines as in `model`; its clients play the workload once."""
 
     def __init__(
-        self, recording: Recording, model: EngineModel, placement: Placement, *, seed: int, workers: int = WORKERS
+        self, recording: Recording, model: VirtualFleetShape, placement: Placement, *, seed: int, workers: int = WORKERS
     ) -> None:
         sessions = list(turns_of(recording))
         firsts = [turns[0] for turns in sessions]
         self._sending_s = recording.sending_s
         self._next_turn = {turn.block_ids: then for turns in sessions for turn, then in pairwise(turns)}
         self._later = iter(firsts[recording.concurrency :])
-        shape, begun = shape_of(recording, model, workers), firsts[: recording.concurrency]
+        size, blocks = recording.block_size, recording.blocks_per_worker
+        engine = msgspec.structs.replace(model.engines[0], block_size=size, total_kv_blocks=blocks)
+        shape, begun = model._replace(engines=(engine,) * workers, id_tokens=size), firsts[: recording.concurrency]
         super().__init__(shape, placement.policy, begun, seed=seed, modes_of=placement.modes_of)
 
     def _follow(self, request: TraceRequest) -> None:

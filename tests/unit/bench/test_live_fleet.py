@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 
-from bench.fidelity.live_recording import EngineModel, LiveFleet, Recording, Session
+from bench.fidelity.live_recording import LiveFleet, Recording, Session, live_engine
 from bench.placement.policies import PLACEMENTS
-from bench.routing.virtual_fleet import RequestFigures
+from bench.routing.virtual_fleet import RequestFigures, VirtualFleetShape
+from worker_agent.engines.simulated.scheduling import VLLM
 from worker_agent.engines.simulated.timing import H200_8B, IterationWork
 
-MODEL = EngineModel(H200_8B, max_num_seqs=4)
+MODEL = VirtualFleetShape(live_engine(max_num_seqs=4), (H200_8B,), scheduling=VLLM)
 SESSIONS = tuple(
     Session(
         number % 2,
