@@ -94,7 +94,6 @@ class CapturedFrame(NamedTuple):
     """
 
     time_s: float
-    topic: bytes
     sequence: int
     payload: bytes
     publisher: int | None = None
@@ -164,9 +163,7 @@ def _unpacked(path: Path) -> bytes:
 
 
 def _frames(wire: Sequence[tuple[float, tuple[bytes, bytes, bytes]]]) -> tuple[CapturedFrame, ...]:
-    frames = [
-        CapturedFrame(time_s, topic, decode_sequence(sequence), payload) for time_s, (topic, sequence, payload) in wire
-    ]
+    frames = [CapturedFrame(time_s, decode_sequence(sequence), payload) for time_s, (_topic, sequence, payload) in wire]
     if any(after.sequence <= before.sequence for before, after in pairwise(frames)):
         frames = [frame._replace(publisher=_rank_of(frame.payload)) for frame in frames]
     newest: dict[int | None, int] = {}

@@ -45,7 +45,7 @@ def test_plain_and_packed_captures_are_the_same(tmp_path: Path) -> None:
     plain = load_capture(written(tmp_path / "plain", content))
     packed = load_capture(written(tmp_path / "packed", gzip.compress(msgspec.msgpack.encode(content))))
     assert plain == packed
-    assert plain.frames == (CapturedFrame(1.0, b"kv-events", 7, msgspec.msgpack.encode([1.5, [], None])),)
+    assert plain.frames == (CapturedFrame(1.0, 7, msgspec.msgpack.encode([1.5, [], None])),)
 
 
 def test_rounds_come_in_their_order_and_end_with_their_last_request(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def removed(*hashes: int, **changed: Any) -> dict[str, Any]:
 
 
 def frames(*payloads: Any) -> list[CapturedFrame]:
-    return [CapturedFrame(0.0, b"", at, msgspec.msgpack.encode(payload)) for at, payload in enumerate(payloads)]
+    return [CapturedFrame(0.0, at, msgspec.msgpack.encode(payload)) for at, payload in enumerate(payloads)]
 
 
 def one_batch(*events: dict[str, Any], dp_rank: int | None = 0) -> list[Any]:
@@ -161,7 +161,7 @@ def test_a_block_that_moves_to_another_tier_stays_in_the_overlap() -> None:
 
 def test_publishers_of_single_ranks_count_and_lose_for_themselves() -> None:
     (first,), (second,) = frames(one_batch(stored(1, 1))), frames(one_batch(stored(2, 1), dp_rank=3))
-    later = CapturedFrame(0.0, b"", 2, msgspec.msgpack.encode(one_batch(stored(4, 1), dp_rank=None)))
+    later = CapturedFrame(0.0, 2, msgspec.msgpack.encode(one_batch(stored(4, 1), dp_rank=None)))
     captured = [first._replace(publisher=0), second._replace(publisher=3), later._replace(publisher=3)]
     caches = CapturedCaches(Capture(BLOCK_SIZE, tuple(captured), ()))
     steps = [changed for frame in captured for changed in caches.steps(frame)]
