@@ -76,7 +76,7 @@ class ServedWorker:
         self._clock, self._text = Clock(), engine_text(settings, chosen)
         self._engine = build_engine(settings, chosen, self._text, self._clock, call)
         self._media = ServedMedia(settings, chosen, self._text, self._clock, self._engine)
-        self._gate, self._instance = FleetGate(settings.nats.fleet_secrets), uuid.uuid4().hex[:16]
+        self._instance = uuid.uuid4().hex[:16]
         name = f"{section.id}/{self._instance}"
         self._tracing = opened_tracing(settings.tracing, os.environ, name, service=SERVICE)
 
@@ -85,8 +85,8 @@ class ServedWorker:
 
         Raises:
             EngineError: the engine cannot be loaded.
-            WorkerIdTaken: another living worker has the id; found before the engine is loaded, or later: then after a
-                drain.
+            WorkerIdTaken: another living worker has the id: found before the engine is loaded, or later, and then the
+                worker has drained.
             PartGaveUp: the engine died; everything else has drained.
             BrokerUnavailable, PortUsed: another requirement of a worker is missing.
         """
@@ -94,7 +94,8 @@ class ServedWorker:
         async with AsyncExitStack() as cleanup:
             name = f"worker-agent {self._section.id}"
             log = await cleanup.enter_async_context(connected_log(self._settings.nats, name, awaited_until=stop))
-            worker_id = WorkerId(log, self._clock, self._gate, worker_id=self._section.id, instance=self._instance)
+            gate = FleetGate(self._settings.nats.fleet_secrets)
+            worker_id = WorkerId(log, self._clock, gate, worker_id=self._section.id, instance=self._instance)
             await until(stop, worker_id.check())
             context = zmq.asyncio.Context()
             cleanup.callback(context.destroy, linger=0)
@@ -177,7 +178,7 @@ class ServedWorker:
             Part("membership", membership.run, 0),
             *([] if watch is None else [Part("canary", partial(watch.run, membership), 0)]),
             Part("http", http.run, 1, lambda: {"requests": api.in_flight.running}),
-            *self._media.parts(2, log, self._gate),
+            *self._media.parts(2, log, FleetGate(self._settings.nats.fleet_secrets)),
             *([loads.work.part(stage=2)] if self._chosen.has_statistics else []),
             Part("loop-lag", LoopLag(registry, clock).run, 2),
             *events.parts(first_stage=2),
