@@ -17,7 +17,7 @@ if there were more.
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import version
 from itertools import chain, product
 from typing import Any, Literal, get_args
@@ -40,7 +40,7 @@ from router.decision.verdict import Reason, Verdict
 from router.feeds.feeds import RouterFeeds
 from router.fleet.breakers import BREAKER_STATES
 from router.fleet.trust import PARITY_FIELDS, TRUST_STATES
-from router.http.accounts import LIMITS
+from router.http import accounts
 from router.http.plane import HttpPlane
 from router.native import built
 from router.prompt.prompts import ModelPrompts
@@ -75,7 +75,7 @@ prompt could not be encoded, so only load counted. `unmet_target`: the request w
 predicted to meet its targets."""
 _STAGE_SECONDS = (1e-5, 2.5e-5, 6e-5, 1.6e-4, 4e-4, 1e-3, 2.5e-3, 6e-3, 0.016, 0.04, 0.1, 0.25, 1.0)
 OUTCOMES = ("ok", "refused", "failed", "cancelled")
-REJECTIONS = ("inflight_requests_max", "unmet_target", *LIMITS, *REFUSAL_REASONS)
+REJECTIONS = ("inflight_requests_max", "unmet_target", *accounts.REJECTIONS, *REFUSAL_REASONS)
 """Too many requests in flight; no rank is predicted to meet the targets; an account's limits; refused by the queue."""
 PHASES = ("connect", "first_byte", "body")
 _DURATION, _TTFT = "request_duration_seconds", "time_to_first_token_seconds"
@@ -94,6 +94,11 @@ _HISTOGRAMS = (
     ("queue_wait_seconds", "Time that a request waited in the queue", "", "queue_wait"),
 )  # fmt: skip
 """Name, meaning, label, and the field of the sums by that label; without a label, of the sums of all requests."""
+Observed = Literal["decision_duration_seconds"]
+_OBSERVED: dict[Observed, tuple[str, str, tuple[str, ...], tuple[float, ...]]] = {
+    "decision_duration_seconds": ("Duration of a stage of decisions", "stage", STAGES[:3], _STAGE_SECONDS),
+}
+"""Histograms of what Python observes, by name: meaning, label (empty: none), its values, and the buckets' bounds."""
 Counted = Literal["rejected", "retries", "streams_lost", "request_turns", "prefill_placements", "fallback"]
 _COUNTED: dict[Counted, tuple[str, str, tuple[str, ...]]] = {
     "rejected": ("Requests refused for load or an account's limit", "reason", REJECTIONS),
@@ -144,6 +149,7 @@ class RequestMetrics(built.RequestSums):
     """Counters and distributions of requests; each call costs a fraction of a microsecond.
 
     count         an event of one of the counters in `_COUNTED`
+    observer      of one of the histograms in `_OBSERVED`
     inflight      requests that are being served
     end           a request ended; an unknown model is counted as `unknown`
     queue_waited  a request left the queue, for any reason, after this time
@@ -155,25 +161,27 @@ class RequestMetrics(built.RequestSums):
         super().__init__(routing.state.fleet, modes)
         self._modes, self._core, self._weighing = modes, routing.state.core, Weighing(routing.decisions)
         self._counts = {name: Counter(dict.fromkeys(values, 0)) for name, (_, _, values) in _COUNTED.items()}
-        self._stages = {stage: built.Histogram(_STAGE_SECONDS) for stage in STAGES[:3]}
+        self._observed = {
+            name: {value: built.Histogram(bounds) for value in values}
+            for name, (_, _, values, bounds) in _OBSERVED.items()
+        }
         self._exemplars: dict[str, dict[tuple[str, ...], dict[float, Exemplar]]] = {_DURATION: {}, _TTFT: {}}
         self.ttft_bounds_s = tuple(self.queue_wait.bounds)
-        self.parsed = self._stages["parse"].observe
-        """Record the seconds that reading a request took."""
-        self.tokenized = self._stages["tokenize"].observe
-        """Record the seconds that encoding a prompt took."""
-        self.hashed = self._stages["hash"].observe
-        """Record the seconds that hashing a prompt's blocks took; from any thread."""
         Projection(registry, self.families)
 
     def arrived(self) -> tuple[int, list[int]]:
         """Return how many requests were read, and how many first tokens came, by bucket of `ttft_bounds_s`."""
         first_tokens = zip(*(seen.ttft.counts for seen in self.modes.values()), strict=True)
-        return sum(self._stages["parse"].counts), [sum(each) for each in first_tokens]
+        parsed = self._observed["decision_duration_seconds"]["parse"]
+        return sum(parsed.counts), [sum(each) for each in first_tokens]
 
     def count(self, name: Counted, value: str) -> None:
         """Count one event; `value` is that of the counter's label. The core counts the fallback `approximate`."""
         self._counts[name][value] += 1
+
+    def observer(self, name: Observed, value: str = "") -> Callable[[float], None]:
+        """Return what observes a number, from any thread; `value` is that of the histogram's label, if it has one."""
+        return self._observed[name][value].observe
 
     def traced(self, mode: str, trace_id: str, decision_id: str, duration_s: float, ttft_s: float | None) -> None:
         """The spans of a request that ended were sent: it becomes the exemplar of its latencies.
@@ -200,6 +208,10 @@ class RequestMetrics(built.RequestSums):
         for name, meaning, label, field in _HISTOGRAMS:
             seen_by = [(at, getattr(seen, field)) for at, seen in by_label.get(label, [((), self)])]
             yield histogram(name, meaning, (label,) if label else (), seen_by, self._exemplars.get(name))
+        self._observed["decision_duration_seconds"].update(zip(STAGES[3:], self._core.stages(), strict=True))
+        for observed, (meaning, label, _, _) in _OBSERVED.items():
+            at = [((value,) if label else (), seen) for value, seen in self._observed[observed].items()]
+            yield histogram(observed, meaning, (label,) if label else (), at)
         for name, meaning, field in (
             ("predicted_cached_tokens", "Prompt tokens that the index predicted to be reused", "predicted_tokens"),
             ("actual_cached_tokens", "Prompt tokens that workers reported as reused", "actual_tokens"),
@@ -212,9 +224,6 @@ class RequestMetrics(built.RequestSums):
             yield counter(name, meaning, (label,), by_name((), self._counts[name]))
 
     def _of_decisions(self) -> Iterator[Family]:
-        every = (*self._stages.values(), *self._core.stages())
-        stages = [((stage,), seen) for stage, seen in zip(STAGES, every, strict=True)]
-        yield histogram("decision_duration_seconds", "Duration of a stage of decisions", ("stage",), stages)
         found, regret, margin_s, predicted_blocks, approximate = self._core.decided()
         self._counts["fallback"][APPROXIMATE] = approximate
         counted = dict.fromkeys(product(self._modes, REASONS), 0) | dict(found)

@@ -176,7 +176,8 @@ class RouterParts:
     def _serving_of(self, text: Text, instance: str, modes: tuple[str, ...]) -> Serving:
         settings, process, tracing = self._settings, self._process, self._tracing
         metrics = RequestMetrics(self.registry, self._routing, modes)
-        self._prompts = ModelPrompts(text, settings.tokens.limits(), hashed=metrics.hashed)
+        hashed = metrics.observer("decision_duration_seconds", "hash")
+        self._prompts = ModelPrompts(text, settings.tokens.limits(), hashed=hashed)
         secret = os.urandom(SECRET_BYTES) if process is None else process.secret
         new_id = map((instance[:16] + "%016x").__mod__, count(1)).__next__  # a unique name of 32 hex digits
         token = settings.data.worker_token.get_secret_value()

@@ -42,6 +42,8 @@ _MINUTE_S, _DAY_S = 60.0, 86_400.0
 
 LIMITS = {"requests_per_minute": _MINUTE_S, "tokens_per_minute": _MINUTE_S, "tokens_per_day": _DAY_S}
 """Names of an account's limits, and in how many seconds each grows back."""
+REJECTIONS = tuple(LIMITS)
+"""Reasons for which accounts refuse requests: `param` of their refusals."""
 _Amount = Annotated[int | None, Field(ge=1, le=_AMOUNT_MAX)]
 
 
@@ -113,7 +115,7 @@ class Account:
                 self._limits[name] = Allowance(amount, LIMITS[name], now_s)
 
     def refusal(self, now_s: float) -> Refusal | None:
-        """Charge a request and return None, or return why it is refused; then nothing is charged."""
+        """Count a request, which is to be `ended`, and return None; or return why it is refused, and count nothing."""
         for name, allowance in self._limits.items():
             if wait_s := allowance.wait_s(now_s):
                 return refusals.beyond_limit(f"account {self.name}: its {name} are used up", name, wait_s)
@@ -121,8 +123,8 @@ class Account:
             requests.spend(1)
         return None
 
-    def charge(self, tokens: int) -> None:
-        """Count tokens of a request that is over."""
+    def ended(self, tokens: int) -> None:
+        """A request that was counted is over, and cost these tokens."""
         for name, allowance in self._limits.items():
             if name.startswith("tokens"):
                 allowance.spend(tokens)

@@ -27,7 +27,6 @@ from kv_protocol.openai.inbound import ChatInbound, CompletionInbound, Embedding
 from kv_protocol.openai.responses import ResponsesInbound
 from kv_runtime.telemetry import RateLimitedLog
 from router.decision.routing import Routing
-from router.http.accounts import Account
 from router.http.exchange import Exchange
 from router.http.refusals import Refusal
 from router.metrics import RequestMetrics
@@ -140,7 +139,7 @@ class FleetRecords(Destination[RankAttempt]):
         e2e_s = perf_counter() - exchange.began_s
         self.metrics.end(request.model, request.mode, outcome, e2e_s)
         if exchange.account is not None:
-            _charge(request, exchange.account)
+            exchange.account.ended(_tokens_of(request))
         has_detours = outcome != "ok" or len(request.attempts) > 1 or bool(request.plan.reroutes)
         if has_detours or self._log_ratio:
             if request.place is not None:
@@ -194,15 +193,15 @@ class FleetRecords(Destination[RankAttempt]):
             self._request_log.warning("request_refused", key=fields["reason"], **fields)
 
 
-def _charge(request: "FleetRequest", account: Account) -> None:
-    """Charge the tokens of a request to its account; of an answer without its end, those that had come."""
+def _tokens_of(request: "FleetRequest") -> int:
+    """Return how many tokens a request cost; of an answer that was cut off, those that had come."""
     if not request.attempts:
-        return
+        return 0
     last, answer = request.attempts[-1], request.attempts[-1].answer
     later = request.events_when_left if answer.later_tokens is None else answer.later_tokens
     before = 0 if request.progress is None else request.progress.token_count
     prompt_tokens = request.route.known_tokens or answer.input_tokens or 0
-    account.charge(prompt_tokens + (answer.output_tokens or before + later + last.has_begun))
+    return prompt_tokens + (answer.output_tokens or before + later + last.has_begun)
 
 
 def _fields(request: "FleetRequest", outcome: str, refusal: Refusal | None, e2e_s: float) -> dict[str, Any]:

@@ -99,7 +99,7 @@ def test_tokens_are_charged_later_and_a_debt_is_waited_for() -> None:
     account = Account("team-a")
     account.allow({"tokens_per_minute": 1000, "tokens_per_day": 1_000_000}, START_S)
     assert account.refusal(START_S) is None
-    account.charge(3000)
+    account.ended(3000)
     refusal = account.refusal(START_S)
     assert refusal is not None
     assert refusal.param == "tokens_per_minute"
