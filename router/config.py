@@ -36,7 +36,7 @@ from kv_runtime.tracing.service import TracingSection
 from router.attribution.service import ReportSection
 from router.decision.policy_config import DisaggregationSection, PolicySection, picked
 from router.fleet.breakers import BreakerLimits
-from router.http.credentials import CredentialFiles, Credentials
+from router.http.credentials import Credentials
 from router.http.limits import HttpLimits
 from router.http.sites import Sites
 from router.journal.log import JournalSection
@@ -171,8 +171,7 @@ class DataSection(BodyBoundsSection):
 
     def credentials(self, clock: Clock) -> Credentials:
         """Return what clients are asked for, and the certificate; raise `ConfigurationError`."""
-        files = CredentialFiles(self.accounts_file, self.tls_certificate, self.tls_key, self.tls_client_ca)
-        return Credentials(files, clock)
+        return Credentials(self.accounts_file, self.tls_certificate, self.tls_key, self.tls_client_ca, clock)
 
     def body_limits(self) -> BodyLimits:
         """Return the bounds on a body's contents."""

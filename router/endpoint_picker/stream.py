@@ -48,7 +48,7 @@ _NOT_OURS = ("authorization", "x-dp-rank", "x-kv-continuable")
 _CLIENT_ERROR = 400
 _JSON = (b"content-type", b"application/json")
 _READ: tuple[BodyMode, ...] = ("buffered", "full_duplex_streamed")
-_TOO_SLOW = refusals.invalid("request: not complete in time", "body", "timeout", 408)
+_TOO_SLOW = Refusal(408, "request: not complete in time", "body", "timeout")
 _TOO_MUCH = refusals.unavailable("data.bodies_bytes_max: no room for the body; try again", "overloaded")
 
 
@@ -159,7 +159,7 @@ class GatewayStream:
         elif self._request_mode not in _READ:
             found = self._request_mode.upper()
             message = f"the gateway's request_body_mode: found {found}, allowed BUFFERED or FULL_DUPLEX_STREAMED"
-            self._refuse(Refusal(500, message, "server_error", code="gateway_body_mode", outcome="failed"))
+            self._refuse(Refusal(500, message, code="gateway_body_mode", outcome="failed"))
         elif self._request_mode == "buffered":
             self._replies.append(wire.head_reply("request"))
 
@@ -169,7 +169,7 @@ class GatewayStream:
         most = self._picker.limits.body_bytes_max
         if len(self._body) + len(data) > most:
             message = f"body: found more than {most} bytes, allowed data.body_bytes_max"
-            self._refuse(refusals.invalid(message, "body", "body_too_large", 413))
+            self._refuse(Refusal(413, message, "body", "body_too_large"))
             return
         self._body += data
         if not self._picker.account(len(data)):

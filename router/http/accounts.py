@@ -29,7 +29,6 @@ from pydantic import Field, SecretStr, field_validator
 
 from kv_runtime.config.loading import ConfigurationError, load_section
 from kv_runtime.config.sections import Section
-from router.http import refusals
 from router.http.heads import Headers, Malformed
 from router.http.refusals import Refusal
 
@@ -118,7 +117,7 @@ class Account:
         """Count a request, which is to be `ended`, and return None; or return why it is refused, and count nothing."""
         for name, allowance in self._limits.items():
             if wait_s := allowance.wait_s(now_s):
-                return refusals.beyond_limit(f"account {self.name}: its {name} are used up", name, wait_s)
+                return Refusal(429, f"account {self.name}: its {name} are used up", name, "rate_limit_exceeded", wait_s)
         if (requests := self._limits.get("requests_per_minute")) is not None:
             requests.spend(1)
         return None

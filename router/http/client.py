@@ -12,9 +12,9 @@
 | expects `100-continue` | it gets `100 Continue`, or the refusal |
 | is slower than `head_s`, `body_s`, `body_total_s`, `body_rate_min_bytes_s` | 408 |
 | reads nothing for `write_s` | cut off |
-| resets its connection while it is served | it has left |
-| closes, or half-closes, while it is served | serving goes on; probes are sent that change no answer: `100 Continue` |
-| | before its head, a comment between events. A closed client's system answers with a reset: it has left |
+| resets its connection while it is served | it has left: its worker's call ends |
+| closes, or half-closes, while it is served | serving goes on, and a probe is sent that changes no answer: before |
+| | its head `100 Continue`, between events a comment. If a reset answers the probe, the client has left |
 | is refused early | its bytes are read and ignored for `linger_s`, so that it can read the answer |
 """
 
@@ -26,10 +26,9 @@ from typing import TYPE_CHECKING, cast
 
 import structlog
 
-from kv_runtime.http.answers import error_body
-from router.http.exchange import CONTINUE, Exchange, HeaderLines, own_answer
+from router.http.exchange import CONTINUE, JSON, Exchange, HeaderLines, own_answer
 from router.http.heads import Malformed, RequestHead
-from router.http.refusals import our_fault
+from router.http.refusals import our_fault, unread
 from router.http.request_body import GatheredBody
 
 if TYPE_CHECKING:
@@ -41,12 +40,6 @@ _RESET_CHECK_S, _RESET_CHECK_S_MAX = 0.00025, 0.25
 """Seconds from a probe to the first check for a reset; each check is four times as late. Later, the sweep checks."""
 _CLOSE = b"connection: close\r\n"
 _IDLE, _HEAD, _BODY, _SERVING, _LINGERING, _CLOSED = range(6)
-_KINDS = {401: "authentication_error", 503: "server_error"}
-_MORE = {401: ((b"www-authenticate", b"Bearer"),), 503: ((b"retry-after", b"1"),)}
-_CODES = {
-    401: "invalid_api_key", 403: "foreign_origin", 408: "timeout", 413: "body_too_large", 421: "unknown_host",
-    431: "head_too_large",
-}  # fmt: skip
 
 _log = structlog.get_logger("http")
 
@@ -82,8 +75,8 @@ class ClientConnection:
         self._transport = cast("asyncio.Transport", transport)
         self.write = self._transport.write
         self._began_s = self._since_s = self.due_s = 0.0
-        """`_since_s`: since when the state is unchanged or no byte came. `due_s`: no check of timeouts is needed
-        before; 0: the state has changed, or a byte came, since the last one."""
+        """`_since_s`: when a check first found the present state without a further byte. `due_s`: no check is needed
+        before this time; 0: the state has changed, or a byte came, since the last check."""
         self._transport.set_write_buffer_limits(high=self._plane.limits.write_bytes_max)
         self._slot, full = self._plane.opened(self)
         if full:
@@ -171,7 +164,7 @@ class ClientConnection:
             if exchange.relay is not None or exchange.client is None:
                 self._transport.abort()
             else:
-                exchange.answer(500, our_fault(error).body)
+                exchange.refuse(our_fault(error))
 
     def _take(self, data: bytes) -> Exchange | None:
         """Take bytes that continue a request, or that come before their turn; return the request that is complete."""
@@ -339,9 +332,8 @@ class ClientConnection:
     def _refuse(self, status: int, message: str) -> None:
         """Answer a malformed request and end the connection: the next request's beginning is unknown."""
         self._plane.refusals[status] += 1
-        kind = _KINDS.get(status, "invalid_request_error")
-        body = error_body(message, kind, code=_CODES.get(status))
-        self._transport.write(own_answer(status, body, b"application/json", _MORE.get(status, ()), _CLOSE))
+        refusal = unread(status, message)
+        self._transport.write(own_answer(status, refusal.body, JSON, refusal.headers, _CLOSE))
         self._send_away(request_consumed=False)
 
     def _send_away(self, *, request_consumed: bool) -> None:

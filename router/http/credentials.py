@@ -14,7 +14,6 @@ import asyncio
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 import structlog
 
@@ -26,18 +25,6 @@ CHECK_S = 2.0
 """How soon a changed file counts."""
 
 _log = structlog.get_logger("http")
-
-
-class CredentialFiles(NamedTuple):
-    """Paths of the files; empty: there is none. A certificate comes with its key."""
-
-    accounts: str = ""
-    certificate: str = ""
-    key: str = ""
-    client_ca: str = ""
-
-
-NO_FILES = CredentialFiles()
 
 
 @dataclass(frozen=True)
@@ -53,15 +40,17 @@ class ServerTls:
 class Credentials:
     """Accounts and TLS of one data plane; a part of its process: `run` watches the files."""
 
-    def __init__(self, files: CredentialFiles = NO_FILES, clock: Clock | None = None) -> None:
-        """Read the files. `clock` is that by which requests are counted.
+    def __init__(
+        self, accounts: str = "", certificate: str = "", key: str = "", client_ca: str = "", clock: Clock | None = None
+    ) -> None:
+        """Read the files of these paths; empty: there is none. `clock` is that by which requests are counted.
 
         Raises:
             ConfigurationError: one cannot be read, or is wrong.
         """
-        self._files, self._clock = files, clock or Clock()
-        self.accounts = Accounts(Path(files.accounts), self._clock.now()) if files.accounts else None
-        self.tls = _server_tls(files) if files.certificate else None
+        self._files, self._clock = (accounts, certificate, key, client_ca), clock or Clock()
+        self.accounts = Accounts(Path(accounts), self._clock.now()) if accounts else None
+        self.tls = _server_tls(certificate, key, client_ca) if certificate else None
         self._stamps = self._found()
         self.loads = {"ok": 0, "failed": 0}
         """Files that were read again since the start."""
@@ -69,7 +58,7 @@ class Credentials:
     @property
     def asks_for_nothing(self) -> bool:
         """Whether anybody who reaches the address is served."""
-        return self.accounts is None and not self._files.client_ca
+        return self.accounts is None and not self._files[-1]
 
     async def run(self, stop: asyncio.Event) -> None:
         """Watch the files until `stop` is set."""
@@ -93,7 +82,7 @@ class Credentials:
             if name == "accounts_file" and self.accounts is not None:
                 self.accounts.load(self._clock.now())
             else:
-                self.tls = _server_tls(self._files)
+                self.tls = _server_tls(*self._files[1:])
         except ConfigurationError as error:
             self.loads["failed"] += 1
             _log.error("credentials_unreadable", setting=f"data.{name}", reason="; ".join(error.problems))
@@ -114,23 +103,23 @@ def _stamp(file: str) -> tuple[int, int, int] | None:
     return None if found is None else (found.st_ino, found.st_mtime_ns, found.st_size)
 
 
-def _server_tls(files: CredentialFiles) -> ServerTls:
+def _server_tls(certificate_file: str, key_file: str, client_ca_file: str) -> ServerTls:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
     try:
-        context.load_cert_chain(files.certificate, files.key)
-        key, certificate = Path(files.key).read_bytes(), Path(files.certificate).read_bytes()
+        context.load_cert_chain(certificate_file, key_file)
+        key, certificate = Path(key_file).read_bytes(), Path(certificate_file).read_bytes()
     except OSError as error:  # `ssl.SSLError` is one
-        reason = f"data.tls_certificate: found {files.certificate} with {files.key}: {error.strerror or error}"
+        reason = f"data.tls_certificate: found {certificate_file} with {key_file}: {error.strerror or error}"
         raise ConfigurationError([f"{reason}; allowed a chain and its key, PEM, without a password"]) from error
     client_ca = b""
-    if files.client_ca:
+    if client_ca_file:
         try:
-            context.load_verify_locations(files.client_ca)
-            client_ca = Path(files.client_ca).read_bytes()
+            context.load_verify_locations(client_ca_file)
+            client_ca = Path(client_ca_file).read_bytes()
         except OSError as error:
-            reason = f"data.tls_client_ca: found {files.client_ca}: {error.strerror or error}"
+            reason = f"data.tls_client_ca: found {client_ca_file}: {error.strerror or error}"
             raise ConfigurationError([f"{reason}; allowed certificates of authorities, PEM"]) from error
         context.verify_mode = ssl.CERT_REQUIRED
     return ServerTls(context, key, certificate, client_ca)

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 import msgspec
 
 from kv_protocol.body_limits import Bytes
-from kv_runtime.http.answers import error_body
 from router.http.accounts import Account
 from router.http.heads import LAST_CHUNK, Headers, chunk
+from router.http.refusals import Refusal, unavailable
 from router.http.stream_replay import StreamReplayBuffer
 from router.native import built
 
@@ -42,6 +42,7 @@ BUFFERED_BYTES_MAX = 256 << 10
 ASIDE_BYTES_MAX = 4 << 20
 """Of a prefill worker's answer: its handoff may have a megabyte of state, in base64."""
 _HEAD_END = b"\r\n\r\n"
+JSON, EVENT_STREAM = b"application/json", b"text/event-stream"
 HeaderLines = Sequence[tuple[bytes, bytes]]
 
 
@@ -228,21 +229,23 @@ class Exchange(msgspec.Struct, eq=False):
             return b""
         return chunk(_COMMENT) if client.http_1_1 else _COMMENT
 
-    def answer(
-        self, status: int, body: bytes, *, content_type: bytes = b"application/json", headers: HeaderLines = ()
-    ) -> None:
+    def answer(self, status: int, body: bytes, *, content_type: bytes = JSON, headers: HeaderLines = ()) -> None:
         """Send a complete answer. Do nothing if the client left or was answered.
 
-        Where an event stream has begun, it ends with `body` as its last event.
+        Where an event stream has begun, it ends with `body`: with these events, or with another body as its last event.
         """
         client = self.client
         if client is not None:
             assert self.relay is None, "a call is being forwarded"
             if self.has_begun:
-                self.end_stream(error_events(body))
+                self.end_stream(body if content_type == EVENT_STREAM else error_events(body))
             else:
                 self.close()
                 client.reply(status, body, content_type, headers)
+
+    def refuse(self, refusal: Refusal, *headers: tuple[bytes, bytes]) -> None:
+        """Answer with the refusal, and these further headers."""
+        self.answer(refusal.status, refusal.body, headers=(*refusal.headers, *headers))
 
     def end_stream(self, events: bytes) -> None:
         """End the event stream that has begun with these bytes. Do nothing if the client left."""
@@ -262,7 +265,7 @@ class Exchange(msgspec.Struct, eq=False):
         elif call.token_mark:
             self.end_stream(response_error_event(message, code, passed_on, mid_event=self.is_mid_event))
         else:
-            self.end_stream(error_events(error_body(message, "server_error", code=code), mid_event=self.is_mid_event))
+            self.end_stream(error_events(unavailable(message, code).body, mid_event=self.is_mid_event))
 
     def cut(self) -> None:
         """End the connection within the answer. Do nothing if the client left."""
@@ -288,13 +291,14 @@ class Exchange(msgspec.Struct, eq=False):
 
     def expire(self) -> None:
         """The plane stops: end the answer, and call the watcher as if the client left, or `when_gone`."""
-        if self.relay is not None:
-            self.relay.expire()
-            return
-        callback = self.when_gone
-        body = error_body("the router stops; try again", "server_error", code="shutting_down")
-        self.answer(503, body, headers=((b"retry-after", b"1"),))
-        if callback is not None:
+        relay, callback, message = self.relay, self.when_gone, "the router stops; try again"
+        if relay is not None:
+            message, call, passed_on = "the router stops; the answer was not complete in time", relay.call, relay.tail
+            relay.leave(self, at_once=True)
+            if self.has_begun:
+                self.end_with_error(message, "shutting_down", call, passed_on)
+        self.refuse(unavailable(message, "shutting_down"))
+        if callback is not None and relay is None:
             callback()
 
     def leave(self) -> None:
@@ -302,7 +306,7 @@ class Exchange(msgspec.Struct, eq=False):
         relay, callback = self.relay, self.when_gone
         self.close()
         if relay is not None:
-            relay.leave()
+            relay.leave(self)
         elif callback is not None:
             callback()
 
@@ -310,7 +314,7 @@ class Exchange(msgspec.Struct, eq=False):
 class BufferedResponse:
     """Stands in for the connection of a client: where there is none, and where it has left.
 
-    It keeps `ASIDE_BYTES_MAX` of a worker's answer at most, head included; a longer answer is given up.
+    It keeps `ASIDE_BYTES_MAX` of a worker's answer at most, head included; the call of a longer one fails.
     """
 
     __slots__ = ("_exchange", "_size", "_written", "outward")
@@ -349,8 +353,8 @@ class BufferedResponse:
         self._size += len(data)
         if self._size <= ASIDE_BYTES_MAX:
             self._written.append(data)
-        else:
-            self.give_up()
+        elif self._exchange is not None and self._exchange.relay is not None:
+            self._exchange.relay.fail("body", f"an answer of more than {ASIDE_BYTES_MAX} bytes")
 
     def finish(self) -> None:
         """The answer is over; if it is cut, the handler of the call knows it already."""

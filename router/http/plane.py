@@ -20,15 +20,15 @@ import structlog
 
 from kv_runtime.files import OpenFiles, open_files
 from kv_runtime.http.acceptor import BACKLOG, Acceptor
-from kv_runtime.http.answers import error_body
 from kv_runtime.http.hosts import HostNames, is_loopback
 from kv_runtime.supervise import TaskSet
 from router.http.accounts import Account
 from router.http.client import ClientConnection
 from router.http.credentials import Credentials
-from router.http.exchange import Exchange, own_answer
+from router.http.exchange import JSON, Exchange, own_answer
 from router.http.heads import RequestHead, RequestReader
 from router.http.limits import Capacity, HttpLimits, capacity
+from router.http.refusals import unread
 from router.http.sites import Sites
 from router.http.timeout_sweeper import TimeoutSweeper, Watched
 from router.http.upstreams import DIALS_MAX, OURS, Upstreams
@@ -196,8 +196,8 @@ class HttpPlane:
         A client that has sent something may see a reset instead.
         """
         self.refusals[503] += 1
-        body = error_body(reason, "server_error")
-        answer = own_answer(503, body, b"application/json", [(b"retry-after", b"1")], b"connection: close\r\n")
+        refusal = unread(503, reason)
+        answer = own_answer(503, refusal.body, JSON, refusal.headers, b"connection: close\r\n")
         with accepted, suppress(OSError):
             if self.credentials.tls is None:
                 accepted.send(answer)

@@ -6,19 +6,21 @@
 503  no worker is registered or eligible now, or the queue is full; `Retry-After` says when to try again
 """
 
-from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 from kv_protocol.decision import Exclusion
-from kv_protocol.openai.endpoints import stated_words
-from kv_protocol.openai.errors import BodyTooLarge, RequestInvalid, as_json
+from kv_protocol.openai.errors import as_json
 from kv_runtime.http.answers import error_body
-from kv_runtime.text.chat_messages import TextError
 
 RefusalOutcome = Literal["refused", "failed"]
-Kind = str
-"""OpenAI's `type` of an error."""
-_INVALID, _SERVER = "invalid_request_error", "server_error"
+_UNAUTHORIZED, _SERVER_ERRORS, _UNAVAILABLE = 401, 500, 503
+_INVALID = "invalid_request_error"
+_KINDS = {_UNAUTHORIZED: "authentication_error", 429: "rate_limit_error", 501: _INVALID, 505: _INVALID}
+"""Of 501 and 505 the client's message is the reason."""
+_CODES = {
+    401: "invalid_api_key", 403: "foreign_origin", 408: "timeout", 413: "body_too_large", 421: "unknown_host",
+    431: "head_too_large",
+}  # fmt: skip
 
 
 class Refusal(NamedTuple):
@@ -26,7 +28,6 @@ class Refusal(NamedTuple):
 
     status: int
     message: str
-    kind: Kind
     param: str | None = None
     code: str | None = None
     retry_after_s: float | None = None
@@ -35,17 +36,22 @@ class Refusal(NamedTuple):
     """Of a 405: the method that the path has."""
 
     @property
+    def kind(self) -> str:
+        """OpenAI's `type` of the error, which follows from the status."""
+        return _KINDS.get(self.status, _INVALID if self.status < _SERVER_ERRORS else "server_error")
+
+    @property
     def body(self) -> bytes:
         """The OpenAI error."""
         return error_body(self.message, self.kind, param=self.param, code=self.code)
 
     @property
     def headers(self) -> tuple[tuple[bytes, bytes], ...]:
-        """`Retry-After` in whole seconds, if a retry makes sense; `Allow`."""
+        """`Retry-After` in whole seconds, if a retry makes sense; `Allow`; for which key is asked."""
+        retry_after_s = self.retry_after_s
+        again = () if retry_after_s is None else ((b"retry-after", b"%d" % max(1, round(retry_after_s))),)
         allow = ((b"allow", self.allowed.encode()),) if self.allowed else ()
-        if self.retry_after_s is None:
-            return allow
-        return ((b"retry-after", b"%d" % max(1, round(self.retry_after_s))), *allow)
+        return (*again, *allow, *(((b"www-authenticate", b"Bearer"),) if self.status == _UNAUTHORIZED else ()))
 
 
 class RequestRejected(Exception):
@@ -59,48 +65,23 @@ class RequestRejected(Exception):
         self.refusal, self.exclusions = refusal, exclusions
 
 
-def invalid(message: str, param: str | None = None, code: str | None = None, status: int = 400) -> Refusal:
-    """Return a refusal for a client's fault."""
-    return Refusal(status, message, _INVALID, param, code)
-
-
-def bad_request(error: RequestInvalid | TextError) -> Refusal:
-    """Return a refusal for a client's fault: 413 for what is too large, else 400."""
-    if isinstance(error, BodyTooLarge):
-        return invalid(str(error), error.field, "body_too_large", 413)
-    return invalid(str(RequestInvalid(error.field, error.found, error.allowed)), error.field)
+def unread(status: int, message: str) -> Refusal:
+    """Return a refusal of a message that is malformed, too large or too slow, or of a client that is not served."""
+    return Refusal(status, message, code=_CODES.get(status), retry_after_s=1.0 if status == _UNAVAILABLE else None)
 
 
 def unavailable(message: str, code: str, *, retry_after_s: float = 1.0, outcome: RefusalOutcome = "failed") -> Refusal:
     """Return a refusal: no worker can serve the request now."""
-    return Refusal(503, message, _SERVER, code=code, retry_after_s=retry_after_s, outcome=outcome)
-
-
-def beyond_limit(message: str, limit: str, retry_after_s: float) -> Refusal:
-    """Return a refusal: the client has used what it may for now, by the limit of this name."""
-    return Refusal(429, message, "rate_limit_error", limit, code="rate_limit_exceeded", retry_after_s=retry_after_s)
+    return Refusal(_UNAVAILABLE, message, code=code, retry_after_s=retry_after_s, outcome=outcome)
 
 
 def unknown_model(name: str, models: tuple[str, ...]) -> Refusal:
     """Return a refusal: no worker serves a model of this name, and these are served; 503 if none is."""
     if not models:
         return unavailable("no worker is registered yet", "no_worker")
-    return invalid(f"model: found {as_json(name)}, allowed {', '.join(models)}", "model", "model_not_found", status=404)
-
-
-def endpoint_not_served(path: str, model: str, stated: Iterable[str]) -> Refusal:
-    """Return a refusal: no worker of the model states the endpoint of this path."""
-    message = f"{path}: no worker of {as_json(model)} serves it; they state {stated_words(stated)}"
-    return invalid(message, "model", "endpoint_not_served", status=404)
-
-
-def worker_failed(worker: object, reason: str) -> Refusal:
-    """Return a refusal: the last worker that was tried failed."""
-    message = f"worker {worker} failed: {reason}"
-    return Refusal(502, message, _SERVER, code="upstream_failed", outcome="failed")
+    return Refusal(404, f"model: found {as_json(name)}, allowed {', '.join(models)}", "model", "model_not_found")
 
 
 def our_fault(error: BaseException) -> Refusal:
     """Return a refusal for a fault of the router."""
-    message = f"our fault: {type(error).__name__}; see the log"
-    return Refusal(500, message, _SERVER, outcome="failed")
+    return Refusal(500, f"our fault: {type(error).__name__}; see the log", outcome="failed")

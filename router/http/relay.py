@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from kv_runtime.http.answers import error_body
 from router.http.exchange import Exchange, OutboundCall, ResponseHandler, UpstreamStage
 from router.http.heads import CHUNKED, LAST_CHUNK, AnswerBody, AnswerHead, AnswerReader, Malformed, chunk
+from router.http.refusals import Refusal
 from router.http.stream_replay import FAILURE, failure_in
 from router.native import built
 
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from router.http.timeout_sweeper import Watched
 
 DONE = b"[DONE]"
-_EVENTS, _GATHER, _PASS_THROUGH, _DESERTED = range(4)
+_EVENTS, _GATHER, _PASS_THROUGH, DESERTED = range(4)
+"""Forms of a body. `DESERTED`: the client left, and the worker's connection is closed once the body begins."""
 NONE: Any = None
 """The call, and its watcher, of a relay that is over."""
 
@@ -49,9 +50,8 @@ class AnswerRelay(built.AnswerReceiver):
     """
 
     __slots__ = (
-        "_slot", "body", "call", "dial", "exchange", "form", "has_part", "is_chunked", "is_deserted", "is_fresh",
-        "is_odd", "is_told", "lines", "part", "paused", "received", "received_s", "reusable", "silent", "since_s",
-        "transport", "watcher",
+        "_slot", "body", "call", "dial", "exchange", "form", "has_part", "is_chunked", "is_fresh", "is_odd", "is_told",
+        "lines", "part", "paused", "received", "received_s", "reusable", "silent", "since_s", "transport", "watcher",
     )  # fmt: skip
 
     transport: asyncio.Transport
@@ -64,8 +64,6 @@ class AnswerRelay(built.AnswerReceiver):
         """None: there is no call."""
         self.call, self.watcher, self.since_s = call, watcher, since_s
         """Since when it is forwarded, by the loop's clock; known from the first check of timeouts on."""
-        self.form = _GATHER
-        """Of the body."""
         self.lines = b""
         """Head of the client's answer, without the connection's lines."""
         self.reusable = self.is_chunked = False
@@ -91,9 +89,9 @@ class AnswerRelay(built.AnswerReceiver):
         """Whether bytes came since the last check of timeouts; when they were last seen to have come, or 0."""
         self.body: AnswerBody | None = None
         """Where it follows the head as it comes. What was taken of it was passed on."""
-        self.paused = self.is_deserted = self.is_told = False
-        """`is_deserted`: the client has left, and the worker's connection is closed once its answer has begun.
-        `is_told`: `watcher.on_first_byte` was called."""
+        self.form = _GATHER
+        self.paused = self.is_told = False
+        """`is_told`: `watcher.on_first_byte` was called."""
         self.silent = True
         """Whether no byte of the body came."""
 
@@ -128,6 +126,11 @@ class AnswerRelay(built.AnswerReceiver):
         """Events of a stream behind its first bytes."""
         return 0 if self.body is None else self.body.later
 
+    @property
+    def tail(self) -> bytes:
+        """The end of what the client has of the body."""
+        return b"" if self.body is None else self.body.tail
+
     # ------------------------------------------------------------ what the worker sends
 
     def begin(self, exchange: Exchange, head: AnswerHead | None, data: bytes) -> None:
@@ -138,8 +141,8 @@ class AnswerRelay(built.AnswerReceiver):
             return
         if head.status < 200:  # noqa: PLR2004 - an interim answer, and the beginning of a head
             self.part = head.rest
-        elif self.is_deserted:
-            self.form, self.body = _DESERTED, AnswerBody(head.body_bytes, b"")
+        elif self.form == DESERTED:
+            self.body = AnswerBody(head.body_bytes, b"")
             if head.rest or head.body_bytes == 0:
                 self.release(head.reusable and _is_whole(head))
         elif (added := self.watcher.on_head(head.status, head.headers, head.is_stream)) is None:
@@ -149,9 +152,7 @@ class AnswerRelay(built.AnswerReceiver):
 
     def drop(self, exchange: Exchange, reusable: bool) -> None:  # noqa: FBT001 - as the base calls it
         """Drop an unwanted answer; its connection is `reusable` if the answer is complete."""
-        watcher, exchange.relay = self.watcher, None
-        self.release(reusable)
-        watcher.on_dropped()
+        self._over(exchange, reusable=reusable).on_dropped()
 
     def _begin_body(self, exchange: Exchange, head: AnswerHead, added: bytes) -> None:
         """A body follows as it comes."""
@@ -184,7 +185,7 @@ class AnswerRelay(built.AnswerReceiver):
 
     def take(self, exchange: Exchange, body: AnswerBody, size: int) -> None:
         """Take what `body.feed` has read of `size` bytes, and not passed on."""
-        if self.form == _DESERTED:
+        if self.form == DESERTED:
             self.give_up()
             return
         end, replay_buffer = body.end, self.call.replay_buffer
@@ -262,6 +263,12 @@ class AnswerRelay(built.AnswerReceiver):
 
     # ------------------------------------------------------------ how it ends
 
+    def _over(self, exchange: Exchange, *, reusable: bool = False) -> ResponseHandler:
+        """The call is over: return its watcher, which gets its last event, and nothing after it."""
+        watcher, exchange.relay = self.watcher, None
+        self.release(reusable)
+        return watcher
+
     def end(self, exchange: Exchange, body: AnswerBody, *, extra: bool) -> None:
         """The body is complete. `extra`: bytes followed that belong to no answer."""
         if self.form == _EVENTS:
@@ -274,8 +281,16 @@ class AnswerRelay(built.AnswerReceiver):
         if self.form == _GATHER:
             self._frame(exchange, b"", len(rest))
         self._write_payload(exchange, body, rest, is_last=True)
-        if self.exchange is exchange:  # else it was too long for who gets it, and given up
-            self._over(exchange, body, reusable=self.reusable and not extra)
+        if self.exchange is not exchange:  # it was too long for who gets it, and given up
+            return
+        tail, later_events = body.tail, body.later
+        if later_events and not self.call.token_mark:
+            later_events -= tail.rstrip().endswith(DONE)
+        self._over(exchange, reusable=self.reusable and not extra).on_end(tail, later_events)
+        client, exchange.client = exchange.client, None
+        exchange.when_gone = None
+        if client is not None:
+            client.finish()
 
     def _went_on(self, exchange: Exchange, body: AnswerBody) -> bool:
         """Return whether a stream that ended without its mark is resumed; otherwise it ends as the worker ended it."""
@@ -291,44 +306,30 @@ class AnswerRelay(built.AnswerReceiver):
         self.give_up()
         return True
 
-    def _over(self, exchange: Exchange, body: AnswerBody, *, reusable: bool) -> None:
-        """All of the answer was passed on."""
-        watcher, tail, later_events = self.watcher, body.tail, body.later
-        if later_events and not self.call.token_mark:
-            later_events -= tail.rstrip().endswith(DONE)
-        exchange.relay = None
-        self.release(reusable)
-        watcher.on_end(tail, later_events)
-        client, exchange.client = exchange.client, None
-        exchange.when_gone = None
-        if client is not None:
-            client.finish()
-
     def abandon(self, exchange: Exchange) -> None:
         """Log a fault of the router, and end the call, so that no client waits forever. Called within an `except`."""
         _log.exception("relay_failed")
-        watcher, later_events = self.watcher, self.later_events
-        is_known = self.exchange is not exchange or self.is_deserted
-        if self.exchange is exchange:
-            self.give_up()
+        later_events, is_over = self.later_events, self.exchange is not exchange
+        watcher = None if is_over or self.form == DESERTED else self.watcher
+        if not is_over:
+            self._over(exchange)
         exchange.relay = None
         if exchange.has_begun:
             exchange.cut()
         else:
-            exchange.answer(500, error_body("our fault; see the log", "server_error"))
-        if not is_known:
+            exchange.refuse(Refusal(500, "our fault; see the log"))
+        if watcher is not None:
             watcher.on_gone(later_events)
 
     def fail(self, stage: UpstreamStage, reason: str) -> None:
         """The worker failed: the attempt is over, unless the client has the stream with its end mark already."""
-        exchange, call, watcher, body = self.exchange, self.call, self.watcher, self.body
+        exchange, call, body, tail = self.exchange, self.call, self.body, self.tail
         assert exchange is not None, "there is a call"
-        if body is not None and self.form == _EVENTS and self._is_complete(exchange, body):
-            self._write_payload(exchange, body, b"", is_last=True)
-            self._over(exchange, body, reusable=False)
+        marked = body if self.form == _EVENTS and exchange.has_begun and not call.token_mark else None
+        if marked is not None and marked.has_end_mark and not marked.size:
+            self.end(exchange, marked, extra=True)
             return
-        is_deserted, exchange.relay = self.is_deserted, None
-        self.give_up()
+        is_deserted, watcher = self.form == DESERTED, self._over(exchange)
         if is_deserted:
             return
         if exchange.has_begun:
@@ -337,15 +338,9 @@ class AnswerRelay(built.AnswerReceiver):
                 return
             watcher.on_failed(stage, reason, begun=True)
             message = f"the worker failed in its answer: {stage}: {reason}"
-            exchange.end_with_error(message, "upstream_failed", call, b"" if body is None else body.tail)
+            exchange.end_with_error(message, "upstream_failed", call, tail)
         else:
             watcher.on_failed(stage, reason, begun=False)
-
-    def _is_complete(self, exchange: Exchange, body: AnswerBody) -> bool:
-        """Return whether the client has all of the stream but its framing."""
-        if not exchange.has_begun or body.size or self.call.token_mark:
-            return False
-        return body.tail.rstrip().endswith(DONE)
 
     @staticmethod
     def _goes_on(exchange: Exchange, watcher: ResponseHandler, stage: UpstreamStage, reason: str) -> bool:
@@ -356,30 +351,14 @@ class AnswerRelay(built.AnswerReceiver):
             exchange.end_stream(more)
         return more is not None
 
-    def leave(self) -> None:
-        """The client left: close the worker's connection, now, or for an `is_once` call once its answer has begun."""
-        watcher, later_events = self.watcher, self.later_events
-        if self.call.is_once and self.silent:
-            self.is_deserted = self.is_odd = True
-            self.form = _DESERTED
-        else:
-            self.give_up()
-        watcher.on_gone(later_events)
-
-    def expire(self) -> None:
-        """The plane stops and ends this answer; the watcher is called as if the client left."""
-        exchange, call, watcher, body = self.exchange, self.call, self.watcher, self.body
-        assert exchange is not None, "there is a call"
-        exchange.relay = None
+    def leave(self, exchange: Exchange, *, at_once: bool = False) -> None:
+        """The client left: close the worker's connection; of an `is_once` call once its answer begins, or `at_once`."""
         later_events = self.later_events
-        self.give_up()
-        watcher.on_gone(later_events)
-        message = "the router stops; the answer was not complete in time"
-        if exchange.has_begun:
-            exchange.end_with_error(message, "shutting_down", call, b"" if body is None else body.tail)
+        if self.call.is_once and self.silent and not at_once:
+            self.form, self.is_odd, watcher = DESERTED, True, self.watcher
         else:
-            error = error_body(message, "server_error", code="shutting_down")
-            exchange.answer(503, error, headers=((b"retry-after", b"1"),))
+            watcher = self._over(exchange)
+        watcher.on_gone(later_events)
 
     def check_call(self, exchange: Exchange, now_s: float) -> None:
         """Fail the attempt if a limit of the call is exceeded at `now_s`, or the watcher awaits no more of it."""
@@ -395,7 +374,7 @@ class AnswerRelay(built.AnswerReceiver):
             reason = f"TimeoutError: no byte within {call.limits.first_byte_s:g} s"
         elif not (self.silent or self.paused) and quiet_s > call.limits.between_bytes_s:
             reason = f"TimeoutError: no byte for {call.limits.between_bytes_s:g} s"
-        elif not (self.paused or exchange.is_mid_event or self.is_deserted):
+        elif not (self.paused or exchange.is_mid_event) and self.form != DESERTED:
             reason = self.watcher.lost(quiet_s, begun=exchange.has_begun)
         if reason:
             self.fail(self.stage, reason)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 
 from router.http.exchange import Exchange, OutboundCall, ResponseHandler, UpstreamStage
 from router.http.heads import Malformed
-from router.http.relay import NONE, AnswerRelay
+from router.http.relay import DESERTED, NONE, AnswerRelay
 
 if TYPE_CHECKING:
     from router.http.upstreams import UpstreamOrigin, Upstreams
@@ -42,7 +42,7 @@ class WorkerConnection(AnswerRelay):
         exchange.relay = self
         self._upstreams, self.origin = upstreams, origin
         self.due_s = since_s
-        """No check of timeouts is needed before; 0: since the last one it was lent, or became idle."""
+        """No check of timeouts is needed before this time; 0: it was lent, or became idle, since the last check."""
         self.is_fresh = self.is_odd = True
         self.paused = exchange.client is not None and exchange.client.writing_paused
 
@@ -126,7 +126,7 @@ class WorkerConnection(AnswerRelay):
             self.exchange, self.call, self.watcher = None, NONE, NONE
             since_s = self.since_s if self.due_s else 0.0
             self._step(exchange, self._upstreams.dial, self.origin, exchange, call, watcher, since_s)
-        elif clean and body is not None and body.until_close and not self.is_deserted:
+        elif clean and body is not None and body.until_close and self.form != DESERTED:
             self._step(exchange, self.end, exchange, body, extra=True)
         else:
             self._step(exchange, self.fail, self.stage, "the connection closed before the answer's end")

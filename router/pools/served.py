@@ -65,7 +65,7 @@ from router.prompt.prompts import ModelPrompts
 from router.request.destination import REDIRECTS, SERVER_FAULT, Attempt, Destination
 from router.request.handoff import CONTEXT_AND_GENERATION, decode_body, prefill_body
 from router.request.reading import BodyParser
-from router.request.replies import answer, refusal_of, refuse
+from router.request.replies import answer, refusal_of
 from router.request.request import Request
 from router.request.route_request import route_request
 
@@ -122,7 +122,7 @@ class PoolService:
         """Serve a request, or refuse it for want of capacity."""
         if self.metrics.inflight >= self._inflight_max:
             message = f"queue.inflight_requests_max: {self._inflight_max} requests are being served; try again"
-            refuse(exchange, refusals.unavailable(message, "overloaded"))
+            exchange.refuse(refusals.unavailable(message, "overloaded"))
             return
         self.metrics.inflight += 1
         pools = Pools(self)
@@ -204,7 +204,7 @@ class PoolAttempt(Attempt):
     def refusal(self) -> Refusal:
         """Return 502: the last router that was tried failed."""
         message = f"pool {self.namespace} failed: {self.stage}: {self.reason}"
-        return Refusal(502, message, "server_error", code="upstream_failed", outcome="failed")
+        return Refusal(502, message, code="upstream_failed", outcome="failed")
 
 
 class Pools(Destination[PoolAttempt]):
@@ -277,7 +277,7 @@ class Pools(Destination[PoolAttempt]):
         try:
             await self.read(request)
         except Exception as error:  # noqa: BLE001 - the edge: whatever it was, the client gets an answer
-            refuse(request.exchange, refusal_of(error, request))
+            request.exchange.refuse(refusal_of(error, request))
         else:
             answer(request.exchange, {"question": self._question, "phases": self._sequences})
 

@@ -20,6 +20,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
@@ -67,7 +68,7 @@ SUMMED = frozenset(
 )
 """Gauges that are summed: each process has a part."""
 LEAST = frozenset({"kvrouter_log_connected", "kvrouter_rank_fit"})
-"""Gauges that are merged to the least value: the router is as its worst process."""
+"""Gauges that are merged to the least value: the router is as bad as its worst process."""
 
 
 class Front:
@@ -120,17 +121,8 @@ class Front:
 
     # ---------------------------------------------------------------------------------------------- decisions
 
-    async def _decisions(self, request: web.Request) -> web.Response:
-        limit = list_limit(request.query)
-        answers = await self._links.all(request.rel_url.raw_path_qs)
-
-        def merged_decisions(bodies: list[_Body]) -> _Body:
-            found = [each for body in bodies for each in body["decisions"]]
-            newest = sorted(found, key=lambda each: float(each["age_s"]))[:limit]
-            from_s = max((body["from_s"] for body in bodies if body["from_s"] is not None), default=None)
-            return {"decisions": newest, "from_s": from_s}
-
-        return _together(answers, merged_decisions)
+    async def _decisions(self, request: web.Request) -> web.StreamResponse:
+        return await self._of_all(partial(_newest_decisions, list_limit(request.query)))(request)
 
     async def _decision(self, request: web.Request) -> web.Response:
         answers = await self._links.all(request.rel_url.raw_path_qs)
@@ -139,11 +131,16 @@ class Front:
     def _of_all(
         self, together: Callable[[list[Any]], object], kind: type[Any] = _Body, *, more_s: float = 0.0
     ) -> Handler:
-        """Return a handler that merges the processes' answers, as `_together` does."""
+        """Return a handler that answers with what `together` makes of the processes' answers, or the first refusal.
+
+        The answers are of this kind; a process may take `more_s` longer than usual.
+        """
 
         async def handle(request: web.Request) -> web.Response:
             answers = await self._links.all(request.rel_url.raw_path_qs, more_s=more_s)
-            return _together(answers, together, kind)
+            if (refusal := _refusal(answers)) or not answers:
+                return _passed_on(refusal)
+            return json_response(together([msgspec.json.decode(each.body, type=kind) for each in answers.values()]))
 
         return handle
 
@@ -176,11 +173,18 @@ class Front:
     # ---------------------------------------------------------------------------------------------- draining
 
     async def _change_drain(self, request: web.Request) -> web.Response:
-        """Begin or end a drain in one process after the other: the first one publishes it."""
+        """Begin or end a drain in one process after the other: the first one publishes it, the answers are merged."""
         path, names = request.rel_url.raw_path_qs, self._links.names
         body = _shared(await request.read(), len(names))
-        answers = {name: await self._links.one(name, request.method, path, body) for name in names}
-        return _drain_changed({name: answer for name, answer in answers.items() if answer is not None})
+        found = {name: await self._links.one(name, request.method, path, body) for name in names}
+        answers = {name: answer for name, answer in found.items() if answer is not None}
+        if (refusal := _refusal(answers)) or not answers:
+            return _passed_on(refusal)
+        bodies = [_decode(answer.body) for answer in answers.values()]
+        published = next((body["published"] for body in bodies if body["published"] is not None), None)
+        drain = _drain_of([body["drain"] for body in bodies])
+        status = max(answer.status for answer in answers.values())
+        return json_response({"published": published, "drain": drain}, status=status)
 
     # ---------------------------------------------------------------------------------------------- health
 
@@ -237,6 +241,13 @@ def _shadows_of(page: bytes) -> bytes:
     found = _decode(page)
     policies = [{"name": each["name"], "policy": each["policy"]} for each in found["shadows"]]
     return msgspec.json.encode({"policies": policies, "budget_us": found["budget_us"]})
+
+
+def _newest_decisions(limit: int, bodies: list[_Body]) -> _Body:
+    found = [each for body in bodies for each in body["decisions"]]
+    newest = sorted(found, key=lambda each: float(each["age_s"]))[:limit]
+    from_s = max((body["from_s"] for body in bodies if body["from_s"] is not None), default=None)
+    return {"decisions": newest, "from_s": from_s}
 
 
 async def _health(_: web.Request) -> web.Response:
@@ -303,16 +314,6 @@ def _shared(body: bytes, processes: int) -> bytes:
     return msgspec.json.encode({**wish, _TOKENS: -(-tokens // processes)}) if type(tokens) is int else body
 
 
-def _drain_changed(answers: dict[str, Answer]) -> web.Response:
-    """Return the response to the start or end of a drain: the event that one process published, the merged status."""
-    if (refusal := _refusal(answers)) or not answers:
-        return _passed_on(refusal)
-    bodies = [_decode(answer.body) for answer in answers.values()]
-    published = next((body["published"] for body in bodies if body["published"] is not None), None)
-    drain = _drain_of([body["drain"] for body in bodies])
-    return json_response({"published": published, "drain": drain}, status=max(a.status for a in answers.values()))
-
-
 def _reasons(answer: Answer | None) -> list[str]:
     if answer is None:
         return ["it does not answer"]
@@ -328,13 +329,3 @@ def _passed_on(answer: Answer | None) -> web.Response:
     if answer is None:
         return error_response(503, "no serving process answers; try again", code="no_process")
     return web.Response(status=answer.status, body=answer.body, content_type=answer.content_type)
-
-
-def _together(
-    answers: dict[str, Answer], together: Callable[[list[Any]], object], kind: type[Any] = _Body
-) -> web.Response:
-    """Return what `together` makes of the processes' answers, which are of this kind; or the first refusal."""
-    if (refusal := _refusal(answers)) or not answers:
-        return _passed_on(refusal)
-    bodies = [msgspec.json.decode(answer.body, type=kind) for answer in answers.values()]
-    return json_response(together(bodies))

@@ -1,8 +1,8 @@
 """Runs the queue (`waiting.py`) with the router's clock, the headroom of its fleet, and callbacks.
 
-    admits  whether the request goes on at once: there is headroom, and no request waits for it
-    wait    for a request that does not: its callback is called once, later, from `poke` or `run`, with the refusal or
-            None; if the queue is full, at once. After `cancel` it is not called
+    admits  whether a request goes on at once: there is headroom, and no request of its kind waits
+    wait    queues a request that does not go on: its callback is called once, from `poke` or `run`, with the refusal
+            or None; with a refusal at once if the queue is full. After `cancel` it is not called
     poke    load fell, or a worker came back: requests that fit now are admitted
     run     checks periodically while requests wait: refuses those that waited too long, and finds headroom that no
             `poke` announced

@@ -332,7 +332,7 @@ class RequestQueue:
             case "tenant_full":
                 allowed = f"{limits.tenant_requests_max} requests of one tenant"
                 message = f"queue.tenant_requests_max: {found}; allowed {allowed}"
-                return Refusal(429, message, "rate_limit_error", code=reason, retry_after_s=again_s)
+                return Refusal(429, message, code=reason, retry_after_s=again_s)
             case "queue_full":
                 bounds = f"{limits.requests_max} requests, {limits.tokens_max} tokens"
                 message = f"queue.requests_max: {found}; allowed {bounds}"
@@ -340,4 +340,4 @@ class RequestQueue:
                 message = f"queue.wait_s: no worker had room for the request within {limits.wait_s:g} s"
             case "stopping":
                 message = "the router stops; the request had not begun"
-        return Refusal(503, message, "server_error", code=reason, retry_after_s=again_s, outcome="failed")
+        return Refusal(503, message, code=reason, retry_after_s=again_s, outcome="failed")

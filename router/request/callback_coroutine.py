@@ -13,9 +13,9 @@ T = TypeVar("T")
 
 
 class CallbackCoroutine(ABC):
-    """Runs coroutines that await `until_resumed` and `later`, one at a time; a base of the class that has them.
+    """Runs its own coroutines, which await `until_resumed` and `later`. At most one of them waits at a time.
 
-    A coroutine that runs another one returns right after: only one of them waits.
+    A coroutine may `run` another one as its last step.
     """
 
     is_over = False

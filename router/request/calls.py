@@ -33,7 +33,7 @@ from kv_runtime.text.chat_messages import TextError
 from kv_runtime.text.model import Detokenizer
 from router.config import RouterSettings
 from router.decision.verdict import Verdict
-from router.http.exchange import BUFFERED_BYTES_MAX, CallLimits, OutboundCall
+from router.http.exchange import BUFFERED_BYTES_MAX, JSON, CallLimits, OutboundCall
 from router.http.heads import CallLines
 from router.http.limits import CONNECT_S
 from router.http.stream_replay import CONTINUABLE_HEADER, StreamReplayBuffer, without_ids
@@ -63,7 +63,6 @@ _EVENT_BYTES_MAX = 16 << 20
 """Longest event of a stream with token ids that waits to be complete: the first event has the ids of the prompt."""
 _CONTINUING = frozenset({"trtllm", "simulated", "none"})
 """Event sources of agents that run an engine, which read `kv_continue`."""
-_JSON = b"application/json"
 _CONTINUABLE = b"%b: 1\r\n" % CONTINUABLE_HEADER
 
 
@@ -79,7 +78,7 @@ class Calls(Destination[RankAttempt]):
         self._text_bytes_max = settings.data.prompt_bytes_max  # of workers, too: it counts a prompt's text and ids
         token = settings.data.worker_token.get_secret_value()
         authorization = f"authorization: Bearer {token}\r\n".encode() if token else b""
-        self._lines = CallLines(b"%bcontent-type: %b\r\n" % (authorization, _JSON)).lines
+        self._lines = CallLines(b"%bcontent-type: %b\r\n" % (authorization, JSON)).lines
 
     def call(self, request: Request[RankAttempt], attempt: RankAttempt) -> OutboundCall:
         """Return the call to the winner, after the request's handoff and progress, and set the lines of its answer.
@@ -176,7 +175,7 @@ def _changed(call: OutboundCall, request: Request[RankAttempt], verdict: Verdict
     """Return the call with what differs from a chat's and a completion's, and the alternatives of a gateway."""
     inbound, endpoint, headers, gateway = request.inbound, request.inbound.endpoint, call.headers, request.gateway
     if isinstance(inbound, PassedInbound):
-        headers = headers.replace(_JSON, request.exchange.headers.get(b"content-type", _JSON), 1)
+        headers = headers.replace(JSON, request.exchange.headers.get(b"content-type", JSON), 1)
     is_pinned = request.route.pinned_worker == verdict.winner.worker_id
     return replace(
         call,

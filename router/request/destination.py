@@ -160,7 +160,8 @@ class RankAttempt(Attempt):
         if self.retry_after_s is not None:
             message = f"worker {self.rank} is busy, and so were the others: {self.stage}: {self.reason}"
             return refusals.unavailable(message, "overloaded", retry_after_s=self.retry_after_s)
-        return refusals.worker_failed(self.rank, f"{self.stage}: {self.reason}")
+        message = f"worker {self.rank} failed: {self.stage}: {self.reason}"
+        return Refusal(502, message, code="upstream_failed", outcome="failed")
 
 
 A = TypeVar("A", bound=Attempt)

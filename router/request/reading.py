@@ -17,7 +17,8 @@ from kv_protocol.body_limits import SCANNED_BYTES, Body, BodyLimits, Bytes, read
 from kv_protocol.decided import RouteRequest
 from kv_protocol.hashing import Hashing, hash_seed
 from kv_protocol.images import ImageRule
-from kv_protocol.openai.endpoints import DEFAULT_ENDPOINTS, PROMPT_ENDPOINTS
+from kv_protocol.openai.endpoints import DEFAULT_ENDPOINTS, PROMPT_ENDPOINTS, stated_words
+from kv_protocol.openai.errors import as_json
 from kv_protocol.openai.inbound import (
     UNCOMMON_KEYS,
     ChatInbound,
@@ -33,7 +34,7 @@ from router.decision.eligibility import NoEligibleWorker, WorkerNotNamed
 from router.decision.plan import RequestPlan, first_phase
 from router.decision.routing import Routing
 from router.http import refusals
-from router.http.refusals import RequestRejected
+from router.http.refusals import Refusal, RequestRejected
 from router.metrics import RequestMetrics
 from router.native import built
 from router.prompt.chains import EncodedPrompt
@@ -249,7 +250,8 @@ class FleetReader(Destination[RankAttempt]):
         workers = fleet.serving(name)
         endpoints = frozenset(each for worker in workers for each in worker.registration.api_endpoints)
         if endpoint not in endpoints:
-            raise RequestRejected(refusals.endpoint_not_served(inbound.path, name, endpoints))
+            message = f"{inbound.path}: no worker of {as_json(name)} serves it; they state {stated_words(endpoints)}"
+            raise RequestRejected(Refusal(404, message, "model", "endpoint_not_served"))
         lora, tenant = fleet.lora_of(name), self._tenants.name(lambda _: None)
         served = self._served[name, endpoint] = _ServedModel(
             fleet.valid_until_s(workers, now_s),

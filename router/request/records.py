@@ -32,7 +32,7 @@ from router.http.refusals import Refusal
 from router.metrics import RequestMetrics
 from router.queue.gate import Admission
 from router.request.destination import CLIENT_FAULT, Destination, RankAttempt
-from router.request.replies import log_names, refuse
+from router.request.replies import log_names
 
 if TYPE_CHECKING:
     from router.request.serving import FleetRequest
@@ -185,7 +185,7 @@ class FleetRecords(Destination[RankAttempt]):
 
     def refuse(self, exchange: Exchange, refusal: Refusal) -> None:
         """Log and refuse a request that is not served."""
-        refuse(exchange, refusal)
+        exchange.refuse(refusal)
         fields = _of_refusal(refusal)
         if self._log_ratio >= 1:
             _requests.warning("request_refused", **fields)

@@ -13,7 +13,7 @@ import msgspec
 import structlog
 
 from kv_protocol.errors import shortened
-from kv_protocol.openai.requests import RequestInvalid
+from kv_protocol.openai.errors import BodyTooLarge, RequestInvalid
 from kv_runtime.text.chat_messages import TextError
 from router.decision.routing import Readiness
 from router.http import refusals
@@ -34,11 +34,6 @@ def answer(exchange: Exchange, value: object, status: int = 200) -> None:
     exchange.answer(status, msgspec.json.encode(value))
 
 
-def refuse(exchange: Exchange, refusal: Refusal) -> None:
-    """Answer with the refusal."""
-    exchange.answer(refusal.status, refusal.body, headers=refusal.headers)
-
-
 class Replies:
     """A data plane's service."""
 
@@ -47,7 +42,7 @@ class Replies:
         posts: Mapping[str, Endpoint],
         models: Callable[[], Sequence[str]],
         readiness: Callable[[], Readiness],
-        refuse: Callable[[Exchange, Refusal], None] = refuse,
+        refuse: Callable[[Exchange, Refusal], None] = Exchange.refuse,
         passes: Callable[[Exchange], bool] = lambda _: False,
     ) -> None:
         """`posts` are served by their paths; `passes` serves another path, or returns false."""
@@ -70,19 +65,19 @@ class Replies:
         if endpoint is None:
             if not self._passes(exchange):
                 message = f"{method} {shortened(path)}: Not Found"
-                self._refuse(exchange, refusals.invalid(message, status=404))
+                self._refuse(exchange, Refusal(404, message))
         elif allowed == method or (allowed, method) == ("GET", "HEAD"):
             endpoint(exchange)
         else:
             message = f"method: found {method}, allowed {allowed}"
-            self._refuse(exchange, refusals.invalid(message, status=405)._replace(allowed=allowed))
+            self._refuse(exchange, Refusal(405, message, allowed=allowed))
 
     def _named(self, exchange: Exchange) -> None:
         name, names = unquote(exchange.path.removeprefix(_MODEL)), self._models()
         if name in names:
             answer(exchange, _model(name))
         else:
-            refuse(exchange, refusals.unknown_model(name, tuple(names)))
+            exchange.refuse(refusals.unknown_model(name, tuple(names)))
 
     def _ready(self, exchange: Exchange) -> None:
         readiness = self._readiness()
@@ -97,8 +92,10 @@ def refusal_of(error: BaseException, request: "Request[Any]") -> Refusal:
     """Return the client's error; log what is no fault of the client."""
     if isinstance(error, RequestRejected):
         return error.refusal
+    if isinstance(error, BodyTooLarge):
+        return Refusal(413, str(error), error.field, "body_too_large")
     if isinstance(error, (RequestInvalid, TextError)):
-        return refusals.bad_request(error)
+        return Refusal(400, str(RequestInvalid(error.field, error.found, error.allowed)), error.field)
     if isinstance(error, EncodersBusy):
         return refusals.unavailable(str(error), "overloaded")
     _log.error("request_failed", path=request.exchange.path, exc_info=error, **log_names(request))

@@ -30,7 +30,7 @@ from kv_protocol.openai.inbound import CHAT
 from kv_protocol.openai.requests import Inbound
 from router.decision.plan import RequestPlan, StreamLoss
 from router.http import refusals
-from router.http.exchange import ASIDE_BYTES_MAX, BufferedResponse, Exchange, UpstreamStage, header_lines
+from router.http.exchange import EVENT_STREAM, JSON, BufferedResponse, Exchange, UpstreamStage, header_lines
 from router.http.heads import Headers
 from router.http.refusals import Refusal, RequestRejected
 from router.native import built
@@ -89,7 +89,7 @@ class Request(CallbackCoroutine, Generic[A]):
     """Who computed the prompt, if not the worker that answers."""
     _failed: A | None = None
     _unmovable: A | None = None
-    """An attempt whose answer has begun, and stays at its lost worker: no other worker can continue it."""
+    """The attempt, if its answer has begun at a worker that seems lost, and no other worker can continue it."""
     _is_resumed = False
     """Whether the client has the beginning of a stream that another worker is to continue."""
     _aside: BufferedResponse | None = None
@@ -183,11 +183,12 @@ class Request(CallbackCoroutine, Generic[A]):
                 return
         attempt.answer = built.answer_of(body, attempt.headers, attempt.is_streamed, has_begun=True)
         if answer.is_final:
-            events = b""
+            status, content_type, body = attempt.status, JSON, answer.body
             if attempt.is_success and self.inbound.stream:
-                events = as_events(answer.body, include_usage=self.inbound.include_usage)
+                status, content_type = 200, EVENT_STREAM
+                body = as_events(body, include_usage=self.inbound.include_usage)
             self.end(attempt.end_outcome)
-            self._reply(attempt, answer.body, events)
+            self.exchange.answer(status, body, content_type=content_type, headers=header_lines(attempt.lines))
             return
         self._settle(attempt, attempt.end_outcome)
         self.handoff, self.prefilled_by = answer, attempt.rank
@@ -267,22 +268,9 @@ class Request(CallbackCoroutine, Generic[A]):
             return
         if self._is_resumed:
             self.stream_loss = loss
-        if self.attempt is not None:
-            self._settle(self.attempt, "failed")
         self.end(refusal.outcome, refusal)
         named = ((b"x-request-id", self.route.request_id.encode()),) if self.is_read else ()
-        headers = (*refusal.headers, *named)
-        self.exchange.answer(refusal.status, refusal.body, headers=headers)
-
-    def _reply(self, attempt: A, body: bytes, events: bytes) -> None:
-        """Answer the client with a prefill worker's answer; `events`: the same as an event stream, if it wants one."""
-        headers = header_lines(attempt.lines)
-        if not events:
-            self.exchange.answer(attempt.status, body, headers=headers)
-        elif self.exchange.has_begun:
-            self.exchange.end_stream(events)
-        else:
-            self.exchange.answer(200, events, content_type=b"text/event-stream", headers=headers)
+        self.exchange.refuse(refusal, *named)
 
     def _left(self) -> None:
         """The client left. A prefill worker's KV that waits for its decode worker is fetched all the same."""
@@ -296,9 +284,8 @@ class Request(CallbackCoroutine, Generic[A]):
             aside.give_up()
             call = self.destination.fetching_call(self) if fetches else None
             if call is not None:
-                another = BufferedResponse(aside.outward)
-                another.ask(call, self)
-                another.give_up()
+                aside.ask(call, self)
+                aside.give_up()
 
     # ------------------------------------------------------------------------------------------- as a call's handler
 
@@ -308,19 +295,17 @@ class Request(CallbackCoroutine, Generic[A]):
         if attempt is None:
             return None
         attempt.status, attempt.headers, attempt.is_streamed = status, headers, is_stream
-        return attempt.lines if status < REDIRECTS.start or self._passes_on(attempt, status) else None
-
-    def _passes_on(self, attempt: A, status: int) -> bool:
-        """Return whether an answer with a status of 300 or more is passed on."""
+        if status < REDIRECTS.start:
+            return attempt.lines
         attempt.judge(status)
         if attempt.reason:
             is_tried_again = self.plan.has_retry and self.destination.has_other(self)
             if is_tried_again or not attempt.is_clients:
-                return False
+                return None
         if self._is_resumed and not attempt.is_success:
             attempt.reason = f"status {status} to an answer that was to go on"
-            return False
-        return True
+            return None
+        return attempt.lines
 
     def on_dropped(self) -> None:
         """The unwanted answer is dropped."""
@@ -417,12 +402,9 @@ class Request(CallbackCoroutine, Generic[A]):
         return progress_of(buffer.kept.events, buffer.before or self.progress) if attempt.has_begun else self.progress
 
     def on_gone(self, later_events: int) -> None:
-        """Nobody takes the answer any more: the client left, or the buffer of a prefill answer is full."""
-        if self.attempt is not None and self.plan.is_aside:
-            self.on_failed("body", f"an answer of more than {ASIDE_BYTES_MAX} bytes", begun=False)
-        else:
-            self.events_when_left = later_events
-            self._left()
+        """The client left."""
+        self.events_when_left = later_events
+        self._left()
 
     def served_elsewhere(self, worker_id: str) -> bool:
         """A gateway says which worker answered; return whether it is another one, at which the work is now booked."""

@@ -136,7 +136,7 @@ class Serving(FleetReader, Calls, FleetRecords):
         try:
             verdict = self.routing.decide(route)
         except WorkerNotNamed as error:
-            raise RequestRejected(refusals.invalid(str(error), error.field)) from error
+            raise RequestRejected(Refusal(400, str(error), error.field)) from error
         except NoEligibleWorker as error:
             raise RequestRejected(self._no_candidate(route, error), error.exclusions) from error
         if not verdict.meets_targets:
@@ -187,9 +187,9 @@ class Serving(FleetReader, Calls, FleetRecords):
             lasting = "" if worker is None else exclusion(worker.registration, rank, route)
             kinds.add(reason_kind(lasting or each.reason))  # why not even a fit rank could take it comes first
         if kinds == {"max_seq_len"}:
-            return refusals.invalid(str(error), code="context_length_exceeded")
+            return Refusal(400, str(error), code="context_length_exceeded")
         if kinds and kinds <= _CLIENT_FAULTS:
-            return refusals.invalid(str(error), code="no_such_worker")
+            return Refusal(400, str(error), code="no_such_worker")
         return refusals.unavailable(str(error), "no_eligible_worker")
 
     def has_other(self, request: FleetRequest) -> bool:

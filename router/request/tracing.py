@@ -102,7 +102,7 @@ class RequestTrace:
     # ------------------------------------------------------------------------------------------- in a request's order
 
     def was_in(self, step: StepName, seconds: float) -> None:
-        """A step is over that took this time, by another clock perhaps; 0: the request did not need it."""
+        """The request was in a step for so long, until now, perhaps by another clock; 0: it did not need the step."""
         if seconds > 0:
             now_ns = perf_counter_ns()
             self._steps[step] = max(self._began_ns, now_ns - round(seconds * _NS_PER_S)), now_ns

@@ -15,7 +15,7 @@ from kv_runtime.http.acceptor import PortUsed
 from router.config import PickerSection
 from router.endpoint_picker.service import EndpointPicker
 from router.endpoint_picker.wire import HEALTH, MESSAGES, PROCESSOR
-from router.http.credentials import CredentialFiles, Credentials
+from router.http.credentials import Credentials
 from router.http.limits import HttpLimits
 from router.request.endpoints import endpoints
 from tests.support.certificates import self_signed
@@ -124,7 +124,7 @@ async def test_a_new_certificate_counts_for_new_connections_and_ends_none(plane:
     (certificate, key), (newer, newer_key) = self_signed(tmp_path, "first"), self_signed(tmp_path, "second")
     first, second = tmp_path / "served.pem", tmp_path / "served.key"
     first.write_bytes(read(certificate)), second.write_bytes(read(key))
-    credentials = Credentials(CredentialFiles(certificate=str(first), key=str(second)))
+    credentials = Credentials(certificate=str(first), key=str(second))
     async with (
         running(picker_of(plane, credentials)) as address,
         grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(read(certificate))) as open_before,
@@ -140,7 +140,7 @@ async def test_a_new_certificate_counts_for_new_connections_and_ends_none(plane:
 
 async def test_with_an_authority_gateways_need_its_certificate(plane: Plane, tmp_path: Path) -> None:
     own, gateway, stranger = (self_signed(tmp_path, each) for each in ("own", "gateway", "stranger"))
-    credentials = Credentials(CredentialFiles(certificate=own[0], key=own[1], client_ca=gateway[0]))
+    credentials = Credentials(certificate=own[0], key=own[1], client_ca=gateway[0])
     async with running(picker_of(plane, credentials)) as address:
         assert await is_served(address, own[0], gateway)
         assert not await is_served(address, own[0], stranger)

@@ -9,7 +9,7 @@ import pytest
 
 from kv_runtime.config.loading import ConfigurationError
 from kv_runtime.files import open_files
-from router.http.credentials import CredentialFiles, Credentials
+from router.http.credentials import Credentials
 from router.http.plane import REFUSED_MAX
 from tests.support.certificates import self_signed
 from tests.system.integration.http.serving import answered, get, post, running, until
@@ -28,7 +28,7 @@ def accounts_file(tmp_path: Path, *keys: str) -> str:
 def with_tls(tmp_path: Path, **files: str) -> tuple[str, Credentials]:
     """Return the certificate that is served, and the credentials with it."""
     certificate, key = self_signed(tmp_path, "one")
-    return certificate, Credentials(CredentialFiles(certificate=certificate, key=key, **files))
+    return certificate, Credentials(certificate=certificate, key=key, **files)
 
 
 def trusting(certificate: str, own: tuple[str, str] | None = None) -> ssl.SSLContext:
@@ -39,7 +39,7 @@ def trusting(certificate: str, own: tuple[str, str] | None = None) -> ssl.SSLCon
 
 
 async def test_without_a_key_of_an_account_nothing_is_served(tmp_path: Path) -> None:
-    credentials = Credentials(CredentialFiles(accounts=accounts_file(tmp_path, "kv-1")))
+    credentials = Credentials(accounts=accounts_file(tmp_path, "kv-1"))
     async with running(credentials=credentials) as http:
         for headers in (b"", b"authorization: Bearer kv-2\r\n"):
             reader, _ = await http.dial(post(headers=headers))
@@ -56,14 +56,14 @@ async def test_without_a_key_of_an_account_nothing_is_served(tmp_path: Path) -> 
 
 
 async def test_a_large_body_without_a_key_is_refused_before_it_is_read(tmp_path: Path) -> None:
-    credentials = Credentials(CredentialFiles(accounts=accounts_file(tmp_path, "kv-1")))
+    credentials = Credentials(accounts=accounts_file(tmp_path, "kv-1"))
     async with running(credentials=credentials) as http:
         head = b"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 60000000\r\n\r\n"
         assert (await http.ask(head)).status == 401
 
 
 async def test_a_replaced_key_counts_for_the_next_request_and_drops_none(tmp_path: Path) -> None:
-    credentials = Credentials(CredentialFiles(accounts=accounts_file(tmp_path, "kv-1")))
+    credentials = Credentials(accounts=accounts_file(tmp_path, "kv-1"))
     async with running(credentials=credentials) as http:
         http.hold = True
         reader, writer = await http.dial(get(headers=KEY, path="/v1/models"))
@@ -78,7 +78,7 @@ async def test_a_replaced_key_counts_for_the_next_request_and_drops_none(tmp_pat
 
 
 async def test_a_key_that_is_replaced_while_a_body_comes_counts_for_its_request(tmp_path: Path) -> None:
-    credentials = Credentials(CredentialFiles(accounts=accounts_file(tmp_path, "kv-1")))
+    credentials = Credentials(accounts=accounts_file(tmp_path, "kv-1"))
     async with running(credentials=credentials) as http:
         reader, writer = await http.dial(get("/v1/models", KEY + b"content-length: 10\r\n") + b"12345")
         await until(lambda: len(http.plane.connections) == 1 and http.client().receiving)
@@ -92,7 +92,7 @@ async def test_a_key_that_is_replaced_while_a_body_comes_counts_for_its_request(
 
 async def test_a_wrong_file_leaves_the_former_accounts(tmp_path: Path) -> None:
     file = accounts_file(tmp_path, "kv-1")
-    credentials = Credentials(CredentialFiles(accounts=file))
+    credentials = Credentials(accounts=file)
     broken = tmp_path / "accounts.new"
     broken.write_text("accounts: [")
     broken.replace(file)
@@ -116,13 +116,13 @@ async def test_beyond_the_bound_a_client_that_awaits_a_handshake_gets_no_plain_t
 @pytest.mark.parametrize(
     ("files", "named"),
     [
-        (CredentialFiles(accounts="/nowhere/accounts"), "/nowhere/accounts"),
-        (CredentialFiles(certificate="/nowhere/c.pem", key="/nowhere/k.pem"), "data.tls_certificate"),
+        ({"accounts": "/nowhere/accounts"}, "/nowhere/accounts"),
+        ({"certificate": "/nowhere/c.pem", "key": "/nowhere/k.pem"}, "data.tls_certificate"),
     ],
 )
-def test_a_file_that_is_not_there_ends_the_start(files: CredentialFiles, named: str) -> None:
+def test_a_file_that_is_not_there_ends_the_start(files: dict[str, str], named: str) -> None:
     with pytest.raises(ConfigurationError, match=named):
-        Credentials(files)
+        Credentials(**files)
 
 
 async def test_tls_streams_and_keeps_connections_and_a_new_certificate_drops_none(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ async def test_tls_streams_and_keeps_connections_and_a_new_certificate_drops_non
             to.write_bytes(Path(of).read_bytes())
 
     serve(first)
-    credentials = Credentials(CredentialFiles(certificate=str(served[0]), key=str(served[1])))
+    credentials = Credentials(certificate=str(served[0]), key=str(served[1]))
     async with running(credentials=credentials) as http:
         http.hold = True
         reader, writer = await http.dial(get("/v1/models"), ssl=trusting(first[0]))
@@ -171,8 +171,7 @@ async def test_a_client_that_leaves_over_tls_is_noticed(tmp_path: Path) -> None:
 async def test_with_an_authority_clients_need_its_certificate(tmp_path: Path) -> None:
     server, client = self_signed(tmp_path, "server"), self_signed(tmp_path, "client")
     stranger = self_signed(tmp_path, "stranger")
-    files = CredentialFiles(certificate=server[0], key=server[1], client_ca=client[0])
-    credentials = Credentials(files)
+    credentials = Credentials(certificate=server[0], key=server[1], client_ca=client[0])
     assert not credentials.asks_for_nothing
     async with running(credentials=credentials) as http:
 
