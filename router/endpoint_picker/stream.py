@@ -332,8 +332,6 @@ class _Placed(Exchange, eq=False):
     """A request of the endpoint picker: the gateway, not the router, calls the worker."""
 
     def forward(self, call: OutboundCall, watcher: ResponseHandler) -> None:
-        """Tell the gateway where to send the call; if the stream is closed, call `watcher.on_gone`."""
+        """Tell the gateway where to send the call. Do nothing if the stream is closed."""
         if isinstance(self.client, GatewayStream):
             self.client.place(call, watcher)
-        else:
-            watcher.on_gone(0)

@@ -7,9 +7,8 @@
                                on_cut -> b"", then forward          the event stream goes on with events of that call
                                on_failed(begun=True)                over: the client has an error, or was cut off
                                on_end                               over
-                       ->  exchange.when_gone = callback            for as long as nothing is forwarded
+                       ->  exchange.when_gone = callback            the client left: the watcher hears nothing more
 
-When the client leaves, one callback is called: the watcher's while a call is forwarded, else `when_gone`.
 All of it happens in callbacks of one event loop, and none of them may block.
 """
 
@@ -83,9 +82,9 @@ class OutboundCall(msgspec.Struct, frozen=True):
 
 
 class ResponseHandler(Protocol):
-    """The handler of a forwarded call. `on_dropped`, `on_end`, `on_failed` and `on_gone` are its last events.
+    """The handler of a forwarded call. Its last event is one of `on_dropped`, `on_end`, `on_cut` and `on_failed`.
 
-    `on_failed` and `on_gone` may come before `forward` returns.
+    No event follows the last one, or the exchange's `when_gone`. `on_failed` may come before `forward` returns.
     """
 
     def on_head(self, status: int, headers: Headers, is_stream: bool) -> bytes | None:  # noqa: FBT001 - a fact
@@ -123,9 +122,6 @@ class ResponseHandler(Protocol):
 
     def on_failed(self, stage: UpstreamStage, reason: str, begun: bool) -> None:  # noqa: FBT001 - a callback's fact
         """The worker failed. `begun`: the client has part of the answer, which was ended; else it still waits."""
-
-    def on_gone(self, later_events: int) -> None:
-        """The client left; the worker's connection was closed. `later_events`: as in `on_end`, so far."""
 
 
 class ClientEnd(Protocol):
@@ -205,8 +201,8 @@ class Exchange(msgspec.Struct, eq=False):
     is_stream: bool = False
     is_mid_event: bool = False
     """Whether the client has only the beginning of an event."""
-    when_gone: Callable[[], None] | None = None
-    """Called when the client leaves while nothing is forwarded."""
+    when_gone: Callable[[int], None] | None = None
+    """Called when the client left, or the plane ends the answer, with the `later_events` (`on_end`) that had come."""
 
     @property
     def outward(self) -> "Upstreams":
@@ -275,10 +271,9 @@ class Exchange(msgspec.Struct, eq=False):
             client.cut()
 
     def forward(self, call: OutboundCall, watcher: ResponseHandler) -> None:
-        """Send the call to its worker and relay the answer; if the client has left, call `watcher.on_gone` at once."""
+        """Send the call to its worker and relay the answer. Do nothing if the client left."""
         client = self.client
         if client is None:
-            watcher.on_gone(0)
             return
         outward = client.outward
         origin = outward.origins[call.base_url]
@@ -290,25 +285,25 @@ class Exchange(msgspec.Struct, eq=False):
         self.client = self.when_gone = self.relay = None
 
     def expire(self) -> None:
-        """The plane stops: end the answer, and call the watcher as if the client left, or `when_gone`."""
-        relay, callback, message = self.relay, self.when_gone, "the router stops; try again"
+        """The plane stops: end the call, as if the client left, and the answer."""
+        relay, callback, later_events, message = self.relay, self.when_gone, 0, "the router stops; try again"
         if relay is not None:
             message, call, passed_on = "the router stops; the answer was not complete in time", relay.call, relay.tail
-            relay.leave(self, at_once=True)
-            if self.has_begun:
-                self.end_with_error(message, "shutting_down", call, passed_on)
-        self.refuse(unavailable(message, "shutting_down"))
-        if callback is not None and relay is None:
-            callback()
+            later_events = relay.leave(self, at_once=True)
+        if callback is not None:
+            callback(later_events)
+        if relay is not None and self.has_begun:
+            self.end_with_error(message, "shutting_down", call, passed_on)
+        else:
+            self.refuse(unavailable(message, "shutting_down"))
 
     def leave(self) -> None:
-        """The client left: call the watcher's `on_gone`, or `when_gone`."""
+        """The client left: end the call, and call `when_gone`."""
         relay, callback = self.relay, self.when_gone
         self.close()
-        if relay is not None:
-            relay.leave(self)
-        elif callback is not None:
-            callback()
+        later_events = 0 if relay is None else relay.leave(self)
+        if callback is not None:
+            callback(later_events)
 
 
 class BufferedResponse:

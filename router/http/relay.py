@@ -309,17 +309,16 @@ class AnswerRelay(built.AnswerReceiver):
     def abandon(self, exchange: Exchange) -> None:
         """Log a fault of the router, and end the call, so that no client waits forever. Called within an `except`."""
         _log.exception("relay_failed")
-        later_events, is_over = self.later_events, self.exchange is not exchange
-        watcher = None if is_over or self.form == DESERTED else self.watcher
-        if not is_over:
+        callback, later_events = exchange.when_gone, self.later_events
+        if self.exchange is exchange:
             self._over(exchange)
         exchange.relay = None
         if exchange.has_begun:
             exchange.cut()
         else:
             exchange.refuse(Refusal(500, "our fault; see the log"))
-        if watcher is not None:
-            watcher.on_gone(later_events)
+        if callback is not None:
+            callback(later_events)
 
     def fail(self, stage: UpstreamStage, reason: str) -> None:
         """The worker failed: the attempt is over, unless the client has the stream with its end mark already."""
@@ -351,14 +350,17 @@ class AnswerRelay(built.AnswerReceiver):
             exchange.end_stream(more)
         return more is not None
 
-    def leave(self, exchange: Exchange, *, at_once: bool = False) -> None:
-        """The client left: close the worker's connection; of an `is_once` call once its answer begins, or `at_once`."""
+    def leave(self, exchange: Exchange, *, at_once: bool = False) -> int:
+        """The client left: end the call, and return its `later_events`.
+
+        The worker's connection is closed; of an `is_once` call once its answer begins, or `at_once`.
+        """
         later_events = self.later_events
         if self.call.is_once and self.silent and not at_once:
-            self.form, self.is_odd, watcher = DESERTED, True, self.watcher
+            self.form, self.is_odd = DESERTED, True
         else:
-            watcher = self._over(exchange)
-        watcher.on_gone(later_events)
+            self._over(exchange)
+        return later_events
 
     def check_call(self, exchange: Exchange, now_s: float) -> None:
         """Fail the attempt if a limit of the call is exceeded at `now_s`, or the watcher awaits no more of it."""

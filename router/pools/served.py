@@ -133,7 +133,7 @@ class PoolService:
         """Answer with the pools that a request would be sent to, and why."""
         pools = Pools(self)
         request = Request(exchange, pools)
-        exchange.when_gone = request.stop
+        exchange.when_gone = lambda _: request.stop()
         request.run(pools.explain(request))
 
     def plans(self, selection_input: SelectionInput, *, one_token: bool) -> tuple[PoolSequence, ...]:

@@ -33,7 +33,7 @@ def endpoints(serving: Serving, *, passed_paths: Sequence[str] = ()) -> Replies:
 
     def explains(exchange: Exchange) -> None:
         request = Request(exchange, serving)
-        exchange.when_gone = request.stop
+        exchange.when_gone = lambda _: request.stop()
         request.run(_explain(request, serving))
 
     def passes(exchange: Exchange) -> bool:

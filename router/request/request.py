@@ -272,10 +272,11 @@ class Request(CallbackCoroutine, Generic[A]):
         named = ((b"x-request-id", self.route.request_id.encode()),) if self.is_read else ()
         self.exchange.refuse(refusal, *named)
 
-    def _left(self) -> None:
+    def _left(self, later_events: int) -> None:
         """The client left. A prefill worker's KV that waits for its decode worker is fetched all the same."""
         if self.is_over:
             return
+        self.events_when_left = later_events
         fetches = self.attempt is None and self.handoff is not None and self.plan.phase == "decode"
         self.end("cancelled")
         self.stop()
@@ -400,11 +401,6 @@ class Request(CallbackCoroutine, Generic[A]):
         if buffer is None or buffer.kept.is_overfull:
             return None
         return progress_of(buffer.kept.events, buffer.before or self.progress) if attempt.has_begun else self.progress
-
-    def on_gone(self, later_events: int) -> None:
-        """The client left."""
-        self.events_when_left = later_events
-        self._left()
 
     def served_elsewhere(self, worker_id: str) -> bool:
         """A gateway says which worker answered; return whether it is another one, at which the work is now booked."""

@@ -43,9 +43,6 @@ class Heard:
     def on_end(self, tail: bytes, later_events: int) -> None:
         self.told.append((tail, later_events))
 
-    def on_gone(self, _later_events: int) -> None:
-        self.told.append("gone")
-
 
 class Dialogue:
     """A stream with a router that does `serve` with each complete request; by default it chooses a worker."""
@@ -198,7 +195,7 @@ async def test_the_routers_own_answer_takes_the_place_of_a_workers() -> None:
 
 async def test_a_stream_that_is_closed_once_its_answer_is_over_gives_no_request_up() -> None:
     found, gone = await placed(("buffered", "streamed")), list[bool]()
-    found.begun[0].when_gone = lambda: gone.append(True)
+    found.begun[0].when_gone = lambda _: gone.append(True)
     await found.answer()
     await found.chunks(b"{}")
     found.stream.close()

@@ -85,6 +85,7 @@ class Recorded:
 
     def on_gone(self, later_events: int) -> None:  # noqa: ARG002 - of no interest here
         self.heard.append("gone")
+        self.http.gone.append(self.exchange)
 
 
 class Http:
@@ -128,7 +129,7 @@ class Http:
 
     def serve(self, exchange: Exchange) -> None:
         self.exchanges.append(exchange)
-        exchange.when_gone = lambda: self.gone.append(exchange)
+        exchange.when_gone = lambda _: self.gone.append(exchange)
         if exchange.path == "/fault":
             raise ValueError("planted")
         if self.hold:
@@ -147,6 +148,7 @@ class Http:
             kept = StreamReplayBuffer(kept=built.KeptEvents(self.kept_bytes), is_engines=self.is_engines)
             self.kept.append(kept)
         limits = CallLimits(*self.timeouts)
+        exchange.when_gone = watcher.on_gone
         call = OutboundCall(self.worker, exchange.path, headers, (exchange.body,), limits, kept, self.is_once)
         exchange.forward(call, watcher)
 

@@ -55,9 +55,6 @@ class Handler:
 
     on_first_byte = on_bytes = on_dropped
 
-    def on_gone(self, later_events: int) -> None:
-        """Not called: there is no client that leaves."""
-
     def lost(self, quiet_s: float, begun: bool) -> str:  # noqa: ARG002
         """Return nothing: the worker is there."""
         return ""
