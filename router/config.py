@@ -41,7 +41,7 @@ from router.http.limits import HttpLimits
 from router.http.sites import Sites
 from router.journal.log import JournalSection
 from router.planner.service import PlannerSection
-from router.prompt.prompts import PromptLimits
+from router.prompt.prompts import CACHE_BYTES_MAX
 from router.queue.config import QueueSection
 from router.shadows.service import ShadowSection
 
@@ -52,7 +52,7 @@ DNS = "dns://"
 """Begins the place of a list that is a name's addresses."""
 FALLBACKS_MAX = 8
 _HTTP = HttpLimits()
-_BREAKERS, _PROMPTS = BreakerLimits(), PromptLimits()
+_BREAKERS = BreakerLimits()
 PassedPath = Annotated[str, Field(pattern=r"^/[!-~]*$", max_length=64)]
 
 
@@ -265,22 +265,18 @@ class TokensSection(Section):
         "auto", description="hf: tokenizers; fast: fastokens, refused where not equal; auto: fast where it is equal"
     )
     cache_bytes_max: int = Field(
-        _PROMPTS.cache_bytes_max,
+        CACHE_BYTES_MAX,
         ge=0,
         le=1 << 40,
         description="segments of chats, which are kept with their ids and not encoded again; memory",
     )
     threads: int = Field(
-        _PROMPTS.threads,
+        1,
         ge=1,
         le=64,
         description="threads that encode long texts, and as many for those of more than a MiB; more costs cores",
     )
     always: bool = Field(default=False, description="encode also in modes that read no overlap; costs CPU")
-
-    def limits(self) -> PromptLimits:
-        """Return the bounds of encoding."""
-        return picked(self, PromptLimits)
 
 
 class StateSection(Section):

@@ -177,7 +177,8 @@ class RouterParts:
         settings, process, tracing = self._settings, self._process, self._tracing
         metrics = RequestMetrics(self.registry, self._routing, modes)
         hashed = metrics.observer("decision_duration_seconds", "hash")
-        self._prompts = ModelPrompts(text, settings.tokens.limits(), hashed=hashed)
+        cache_bytes_max, threads = settings.tokens.cache_bytes_max, settings.tokens.threads
+        self._prompts = ModelPrompts(text, cache_bytes_max=cache_bytes_max, threads=threads, hashed=hashed)
         secret = os.urandom(SECRET_BYTES) if process is None else process.secret
         new_id = map((instance[:16] + "%016x").__mod__, count(1)).__next__  # a unique name of 32 hex digits
         token = settings.data.worker_token.get_secret_value()

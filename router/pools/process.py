@@ -69,8 +69,10 @@ class PoolsProcess:
         """`text` is the tokenizer; without one lengths are estimated. Raises `TextError` if it cannot be loaded."""
         self._settings, self._clock, self._registry = settings, Clock(), new_registry()
         watch = self.watch = PoolWatch(config, identity.models, self._clock)
-        loaded = load_text(text, settings.tokens.encoder) if text else None
-        prompts = None if loaded is None else ModelPrompts(loaded, settings.tokens.limits())
+        tokens, prompts = settings.tokens, None
+        if text:
+            loaded = load_text(text, tokens.encoder)
+            prompts = ModelPrompts(loaded, cache_bytes_max=tokens.cache_bytes_max, threads=tokens.threads)
         service = PoolService(config, identity, settings, watch, prompts)
         posts = {"/v1/chat/completions": service.serve, "/v1/completions": service.serve}
         posts["/v1/pools/select"] = service.explain

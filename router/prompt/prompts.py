@@ -24,7 +24,7 @@ from collections.abc import Callable
 from functools import partial
 from threading import Lock
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import structlog
 from msgspec.structs import replace
@@ -66,27 +66,29 @@ _KEY_END = re.compile(r"[.\[]")
 _UNPRINTED = re.compile(r"[^\w.\[\]-]", re.ASCII)
 
 
-class PromptLimits(NamedTuple):
-    """Bounds of encoding; `off_loop_bytes` 0: derived from the encoder's speed."""
-
-    cache_bytes_max: int = 256 << 20
-    threads: int = 1
-    off_loop_bytes: int = 0
-    waiting_bytes_max: int = 64 << 20
-    """What one thread encodes in some 10 s."""
-
-
+CACHE_BYTES_MAX = 256 << 20
+_WAITING_BYTES_MAX = 64 << 20
+"""What one thread encodes in some 10 s."""
 _log = structlog.get_logger("router")
-DEFAULT_LIMITS = PromptLimits()
 
 
 class ModelPrompts:
     """Prompts of one model's requests."""
 
     def __init__(
-        self, text: Text, limits: PromptLimits = DEFAULT_LIMITS, *, hashed: Callable[[float], None] = lambda _: None
+        self,
+        text: Text,
+        *,
+        cache_bytes_max: int = CACHE_BYTES_MAX,
+        threads: int = 1,
+        off_loop_bytes: int = 0,
+        waiting_bytes_max: int = _WAITING_BYTES_MAX,
+        hashed: Callable[[float], None] = lambda _: None,
     ) -> None:
-        """`hashed` gets the seconds of each prompt's hashing, perhaps in another thread."""
+        """`hashed` gets the seconds of each prompt's hashing, perhaps in another thread.
+
+        Text of more than `off_loop_bytes` is encoded by threads; 0: the bound follows from the encoder's speed.
+        """
         self._hashed = hashed
         self._text, self.detokenizer = text, text.detokenizer
         """`detokenizer` returns a new one, for one answer."""
@@ -98,12 +100,12 @@ class ModelPrompts:
             self.encoder_name = "none"
             _log.warning("tokenizer_unread", directory=text.directory)
         if isinstance(text, TokenizerText):
-            text.keep_segments(limits.cache_bytes_max)
+            text.keep_segments(cache_bytes_max)
             self.encoder, self.encoder_name = text.encoder, text.encoder.name
             if text.encoder.name == "hf" and text.encoder.reason != CONFIGURED:
                 _log.warning("encoder_not_fast", reason=text.encoder.reason)
-        self._off_loop_bytes = limits.off_loop_bytes or _OFF_LOOP_BYTES[self.encoder_name]
-        self.pool = EncodingPool(limits.threads, limits.waiting_bytes_max)
+        self._off_loop_bytes = off_loop_bytes or _OFF_LOOP_BYTES[self.encoder_name]
+        self.pool = EncodingPool(threads, waiting_bytes_max)
         self._lock = Lock()  # several threads count
         self.other_chats: frozenset[str] = frozenset()
         """Models with an engine whose token ids of a chat differ from the router's (`engine_parity.py`)."""

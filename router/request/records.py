@@ -178,19 +178,19 @@ class FleetRecords(Destination[RankAttempt]):
         fields = _fields(request, outcome, refusal, e2e_s)
         if event == "request_ended":
             _requests.info(event, **fields)
-        elif is_drawn:
-            _requests.warning(event, **fields)
         else:
-            self._request_log.warning(event, key=fields.get("reason", ""), **fields)
+            self._warn(event, fields, is_drawn=is_drawn)
 
     def refuse(self, exchange: Exchange, refusal: Refusal) -> None:
         """Log and refuse a request that is not served."""
         exchange.refuse(refusal)
-        fields = _of_refusal(refusal)
-        if self._log_ratio >= 1:
-            _requests.warning("request_refused", **fields)
+        self._warn("request_refused", _of_refusal(refusal), is_drawn=self._log_ratio >= 1)
+
+    def _warn(self, event: str, fields: dict[str, Any], *, is_drawn: bool) -> None:
+        if is_drawn:
+            _requests.warning(event, **fields)
         else:
-            self._request_log.warning("request_refused", key=fields["reason"], **fields)
+            self._request_log.warning(event, key=fields.get("reason", ""), **fields)
 
 
 def _tokens_of(request: "FleetRequest") -> int:

@@ -226,8 +226,6 @@ class Request(CallbackCoroutine, Generic[A]):
         """The chosen worker cannot continue the stream, by no fault of its own; `elsewhere`: another worker may."""
         failed = self._failed
         assert failed is not None
-        if self.trace is not None:
-            self.trace.not_sent()
         attempt.stage = "local"
         self._settle(attempt, "cancelled")
         plan = self.plan.failed(attempt.rank, took_handoff=False) if elsewhere else None

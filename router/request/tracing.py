@@ -9,7 +9,7 @@
 
 `gen_ai.*`, `http.*`, `server.*`, `url.*` and `error.type` are names of OpenTelemetry's semantic conventions; what those
 have no name for is `kvrouter.*`. Text of clients is cut (`spans.text`); a model's name is part of a span's name only
-if workers serve it. Times are nanoseconds of `perf_counter_ns`, and become those since 1970 as the spans are sent.
+if workers serve it. Times are nanoseconds since 1970.
 
 While tracing is off there is no `Tracer`, and a request has no record. An unsampled request costs its ids and a few
 times: spans are made only of requests that are sent.
@@ -19,7 +19,7 @@ Source: OpenTelemetry semantic conventions, "Generative AI client spans", "HTTP 
 
 from collections.abc import Callable
 from random import getrandbits
-from time import perf_counter_ns, time_ns
+from time import perf_counter, time_ns
 from typing import TYPE_CHECKING, Literal, NamedTuple
 from urllib.parse import urlsplit
 
@@ -52,7 +52,7 @@ _PORTS = {"http": 80, "https": 443}
 
 
 class Turn(msgspec.Struct, eq=False):
-    """One decision, and the request that the winner got, if it got one. A time is None if it did not happen."""
+    """One decision, and the request that the winner got, if it got one. A time is 0 if it did not happen."""
 
     began_ns: int
     decided_ns: int = 0
@@ -62,7 +62,7 @@ class Turn(msgspec.Struct, eq=False):
     span_id: int = 0
     """Of the upstream request; 0: none was sent."""
     sent_ns: int = 0
-    first_token_ns: int | None = None
+    first_token_ns: int = 0
     ended_ns: int = 0
     attempt: RankAttempt | None = None
     """Set at its end, as `ended_ns` and `outcome`: ok, refused, failed or cancelled."""
@@ -81,7 +81,7 @@ class RequestTrace:
 
     def __init__(self, tracer: Tracer, headers: Headers, began_s: float) -> None:
         """`headers` are the client's; `began_s` is when the request began, by `perf_counter`."""
-        self._tracer, self._began_ns = tracer, round(began_s * _NS_PER_S)
+        self._tracer, self._began_ns = tracer, time_ns() - round((perf_counter() - began_s) * _NS_PER_S)
         given = headers.get(TRACEPARENT)
         parent = self._parent = None if given is None else parsed_trace_parent(given)
         """The caller's span; None: the trace begins here."""
@@ -104,17 +104,17 @@ class RequestTrace:
     def was_in(self, step: StepName, seconds: float) -> None:
         """The request was in a step for so long, until now, perhaps by another clock; 0: it did not need the step."""
         if seconds > 0:
-            now_ns = perf_counter_ns()
+            now_ns = time_ns()
             self._steps[step] = max(self._began_ns, now_ns - round(seconds * _NS_PER_S)), now_ns
 
     def deciding(self) -> None:
         """A decision begins."""
-        self._turns.append(Turn(perf_counter_ns()))
+        self._turns.append(Turn(time_ns()))
 
     def decided(self, verdict: Verdict | None, refused: str = "") -> None:
         """The decision was made; None: no worker was chosen, `refused` says why."""
         turn = self._turns[-1]
-        turn.decided_ns, turn.verdict, turn.refused = perf_counter_ns(), verdict, refused
+        turn.decided_ns, turn.verdict, turn.refused = time_ns(), verdict, refused
 
     def calling(self, request: "FleetRequest") -> Headers:
         """A worker is called; return the client's headers with the `traceparent` of the call's span.
@@ -126,30 +126,26 @@ class RequestTrace:
         else:
             turn = self._turns[-1]
             span_id = turn.span_id = _new_span_id()
-            turn.sent_ns = perf_counter_ns()
+            turn.sent_ns = time_ns()
         headers = {**request.exchange.headers, TRACEPARENT: trace_parent(self._trace_id, span_id, self._is_sampled)}
         if self._parent is None:  # there was no `traceparent`, or no valid one
             headers.pop(TRACESTATE, None)
         return headers
 
-    def not_sent(self) -> None:
-        """The call could not be sent after all."""
-        self._turns[-1].span_id = 0
-
     def began(self) -> None:
         """The first bytes of the worker's answer came."""
         turn = self._turns[-1]
-        if turn.first_token_ns is None:
-            turn.first_token_ns = perf_counter_ns()
+        turn.first_token_ns = turn.first_token_ns or time_ns()
 
     def attempt_over(self, attempt: RankAttempt, outcome: str) -> None:
-        """The worker's part is over, and its lease has ended."""
+        """The worker's part is over, and its lease has ended. Cancelled at the stage `local`: it was not called."""
         turn = self._turns[-1]
-        turn.ended_ns, turn.attempt, turn.outcome = perf_counter_ns(), attempt, outcome
+        if outcome == "cancelled" and attempt.stage == "local":
+            turn.span_id = 0
+        turn.ended_ns, turn.attempt, turn.outcome = time_ns(), attempt, outcome
         if not attempt.is_streamed and turn.span_id:  # its first bytes say nothing of its first token
             ttft_s = attempt.lease.ttft_s
-            first_ns = None if ttft_s is None else min(turn.sent_ns + round(ttft_s * _NS_PER_S), turn.ended_ns)
-            turn.first_token_ns = first_ns
+            turn.first_token_ns = 0 if ttft_s is None else min(turn.sent_ns + round(ttft_s * _NS_PER_S), turn.ended_ns)
 
     def ended(self, request: "FleetRequest", outcome: str, refusal: Refusal | None) -> bool:
         """The request has ended: send its spans if they are wanted; return whether they were."""
@@ -173,7 +169,7 @@ class RequestTrace:
                 kind="server",
                 span_id=self._span_id or _new_span_id(),
                 start_ns=self._began_ns,
-                end_ns=perf_counter_ns(),
+                end_ns=time_ns(),
                 attributes=attributes,
                 error=error if has_failed else "",
             )
@@ -186,8 +182,7 @@ class RequestTrace:
                 spans.append(_client(turn, before, request.exchange.method))
                 before = turn
         parent_id = 0 if self._parent is None else self._parent.span_id
-        epoch_ns = time_ns() - perf_counter_ns()
-        self._tracer.send(TraceData(self._trace_id, parent_id, tuple(_since_1970(each, epoch_ns) for each in spans)))
+        self._tracer.send(TraceData(self._trace_id, parent_id, tuple(spans)))
         return True
 
     def _attributes(self, request: "FleetRequest", outcome: str, status: int) -> Attributes:
@@ -228,11 +223,6 @@ class RequestTrace:
 def _new_span_id() -> int:
     """Return a random id, not 0."""
     return getrandbits(_SPAN_ID_BITS) or 1
-
-
-def _since_1970(span: SpanData, epoch_ns: int) -> SpanData:
-    events = tuple(SpanEvent(each.name, each.at_ns + epoch_ns) for each in span.events)
-    return span._replace(start_ns=span.start_ns + epoch_ns, end_ns=span.end_ns + epoch_ns, events=events)
 
 
 def _decision(turn: Turn) -> SpanData:
@@ -317,7 +307,7 @@ def _client(turn: Turn, before: Turn | None, method: str) -> SpanData:
 
 
 def _events(turn: Turn) -> tuple[SpanEvent, ...]:
-    first = () if turn.first_token_ns is None else (SpanEvent("first_token", turn.first_token_ns),)
+    first = (SpanEvent("first_token", turn.first_token_ns),) if turn.first_token_ns else ()
     return (*first, SpanEvent("last_token", turn.ended_ns)) if turn.outcome == "ok" else first
 
 
@@ -325,7 +315,7 @@ def _why(before: Turn) -> str:
     """Return why a turn follows one before."""
     if before.attempt is None or not before.attempt.reason:
         return "handoff"
-    return "retry" if before.first_token_ns is None else "migration"
+    return "migration" if before.first_token_ns else "retry"
 
 
 def _operation(endpoint: str) -> str:

@@ -16,7 +16,7 @@ from kv_runtime.text.chat_template import ChatTemplate
 from kv_runtime.text.encoders import Wanted, choose_encoder
 from kv_runtime.text.tokenizer_model import TokenizerText
 from router.prompt.chains import EncodedPrompt
-from router.prompt.prompts import ModelPrompts, PromptLimits
+from router.prompt.prompts import ModelPrompts
 from tests.support.amount import examples
 from tests.unit.kv_runtime.model_files import (
     LLAMA_MARKS,
@@ -91,7 +91,7 @@ def test_a_known_segment_changes_no_id(kind: str, wanted: Wanted, cache_bytes_ma
     @given(turns)
     def holds(asked: list[Turn]) -> None:
         text, chat = text_of(kind, wanted), list[dict[str, Any]]()
-        prompts = ModelPrompts(text, PromptLimits(cache_bytes_max=cache_bytes_max))
+        prompts = ModelPrompts(text, cache_bytes_max=cache_bytes_max)
         for turn in asked:
             chat = [*chat[: turn.kept], *turn.more]
             body = json.dumps({"model": "m", "messages": chat, **turn.options}).encode()

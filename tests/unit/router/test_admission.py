@@ -163,7 +163,8 @@ def test_a_request_that_waits_too_long_is_refused_and_the_younger_waits_on() -> 
     assert door.refused == {}
     door.clock_to(1.0)
     door.admission.look()
-    assert {name: refusal.code for name, refusal in door.refused.items()} == {"old": "timeout"}
+    assert {name: (refusal.status, refusal.code) for name, refusal in door.refused.items()} == {"old": (503, "timeout")}
+    assert door.refused["old"].message == "queue.wait_s: no worker had room for the request within 1 s"
     assert [each.arrived_s for each in (old, young) if each] == [0.0, pytest.approx(0.9)]
 
 
@@ -184,9 +185,11 @@ async def test_waiting_and_later_requests_are_refused_when_the_router_stops() ->
     async with asyncio.TaskGroup() as group:
         group.create_task(door.admission.run(stop))
         door.ask("a")
+        door.ask("other", model="other")
         stop.set()
     assert door.ask("b") is None
-    assert {name: refusal.code for name, refusal in door.refused.items()} == {"a": "stopping", "b": "stopping"}
+    codes = {name: refusal.code for name, refusal in door.refused.items()}
+    assert codes == dict.fromkeys(("a", "other", "b"), "stopping")
     door.seats.free = 1
     assert door.ask("c") is None
     assert door.admitted == ["c"]

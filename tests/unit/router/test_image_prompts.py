@@ -23,7 +23,7 @@ from router.prompt import image_prompts
 from router.prompt.chains import EncodedPrompt
 from router.prompt.encoding_pool import EncodersBusy
 from router.prompt.image_prompts import TOKENS_MAX, SeenImage, before_images, seen_image, seen_images, with_images
-from router.prompt.prompts import ModelPrompts, PromptLimits
+from router.prompt.prompts import ModelPrompts
 from tests.unit.kv_runtime.model_files import LLAMA_TEMPLATE, QWEN_TEMPLATE, llama_like, qwen_like
 from tests.unit.router.plane import running_plane
 from tests.unit.router.upstream import Upstream, answers, completion
@@ -286,7 +286,7 @@ def test_a_chat_whose_text_says_an_image_token_in_another_way_is_not_rendered() 
 
 def test_images_wait_for_a_thread_within_the_bound_of_bytes() -> None:
     text = tokenizer_text(QWEN_TEMPLATE)
-    prompts = ModelPrompts(text, PromptLimits(waiting_bytes_max=1000))
+    prompts = ModelPrompts(text, waiting_bytes_max=1000)
     body = json.dumps({"model": "m", "messages": chat(image_part(data_url(PNG + bytes(400))))}).encode()
 
     async def asked() -> None:

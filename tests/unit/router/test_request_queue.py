@@ -1,4 +1,4 @@
-"""The queue: order, bounds, timeouts, and what becomes of every request that waits."""
+"""The queue: its order, its bounds, and how long is to be waited before a retry."""
 
 from typing import Any
 
@@ -159,32 +159,3 @@ def test_while_nothing_goes_retry_after_is_the_wait_itself_or_a_minute(wait_s: f
     queue.take("m", is_room, 0.0)
     placed(queue, "d", tokens=1)
     assert refused(queue, "e").retry_after_s == 1.0, "a second at least"
-
-
-# ---------------------------------------------------------------- time, endings
-
-
-def test_a_request_that_waits_too_long_is_refused() -> None:
-    queue = RequestQueue(QueueSection(wait_s=5.0))
-    placed(queue, "old", now_s=0.0)
-    placed(queue, "young", now_s=0.5)
-    assert list(queue.tick(4.9)) == []
-    ((place, refusal),) = queue.tick(5.0)
-    assert (place.request.request_id, refusal.status, refusal.code) == ("old", 503, "timeout")
-    assert refusal.message == "queue.wait_s: no worker had room for the request within 5 s"
-    assert taken(queue) == ["young"]
-
-
-def test_a_cancelled_request_waits_no_more_and_is_cancelled_once() -> None:
-    queue = RequestQueue(QueueSection())
-    places = [placed(queue, name) for name in "abc"]
-    assert [queue.cancel(places[1]), queue.cancel(places[1])] == [True, False]
-    assert taken(queue) == ["a", "c"]
-
-
-def test_all_waiting_requests_are_refused_at_the_end() -> None:
-    queue = RequestQueue(QueueSection())
-    placed(queue, "a")
-    placed(queue, "b", model="other")
-    assert [refusal.code for _, refusal in queue.stop(1.0)] == ["stopping", "stopping"]
-    assert (len(queue), queue.models()) == (0, ())

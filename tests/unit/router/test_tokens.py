@@ -38,7 +38,7 @@ from kv_runtime.text.byte_model import ByteText
 from kv_runtime.text.loading import UnreadText, load_text
 from router.prompt.chains import EncodedPrompt, with_prompt_ids
 from router.prompt.encoding_pool import EncodersBusy, EncodingPool
-from router.prompt.prompts import ModelPrompts, PromptLimits
+from router.prompt.prompts import ModelPrompts
 from router.request.reading import ReadBody
 from tests.unit.kv_runtime.model_files import LLAMA_TEMPLATE, QWEN_TEMPLATE, llama_like, qwen_like, write_model
 from worker_agent.api.request_rules import prompt_ids
@@ -232,12 +232,12 @@ def test_without_a_tokenizer_texts_are_routed_by_their_text_and_ids_as_ever() ->
 # ---------------------------------------------------------------- off the loop
 
 LONG = "x" * 1000
-OFF_LOOP = PromptLimits(off_loop_bytes=100, waiting_bytes_max=1500)
+bounded = partial(ModelPrompts, TEXT, off_loop_bytes=100, waiting_bytes_max=1500)
 
 
 @pytest.mark.parametrize("asked", [completion(LONG), chat(messages=[{"role": "user", "content": LONG}])])
 async def test_long_text_is_encoded_by_a_thread_to_the_same_prompt(asked: ReadBody) -> None:
-    made = ModelPrompts(TEXT, OFF_LOOP).prompt(*asked, Hashing(4))
+    made = bounded().prompt(*asked, Hashing(4))
     assert isinstance(made, asyncio.Future)
     assert await made == prompt_of(asked)
 
@@ -250,7 +250,7 @@ async def test_a_chat_of_many_messages_is_rendered_by_a_thread() -> None:
 
 
 async def test_when_too_much_waits_more_is_refused_until_it_is_cancelled() -> None:
-    prompts, is_free = ModelPrompts(TEXT, OFF_LOOP), threading.Event()
+    prompts, is_free = bounded(), threading.Event()
     prompts.pool.submit(is_free.wait, 0)
     waits = prompts.prompt(*completion(LONG), Hashing(4))
     with pytest.raises(EncodersBusy, match=r"2056 bytes of prompts wait to be encoded, allowed 1500"):
