@@ -146,7 +146,7 @@ def _panel(panel: Panel) -> dict[str, Any]:
 
 
 def _at_the_right(panel: Panel) -> Iterator[dict[str, Any]]:
-    """Yield what draws queries by the right axis, whose unit is not that of the left one."""
+    """Yield what draws queries by the right axis, which has a unit of its own."""
     looks = [{"id": "custom.axisPlacement", "value": "right"}, {"id": "unit", "value": "short"}]
     for ref_id, legend in zip(_REF_IDS, panel.queries, strict=False):
         if legend in panel.right:

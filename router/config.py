@@ -1,6 +1,6 @@
 """The router's configuration tree: every section of `docs/WIRE.md`; a section without fields takes none yet.
 
-`WorkerAddress` is that of an engine that the router attaches, `URL[,OPTION=VALUE...]` in flags, YAML and lists:
+A `WorkerAddress` names an engine that the router attaches, as `URL[,OPTION=VALUE...]` in flags, YAML and lists:
 
 engine             which engine it is, as the agent's `engine.kind`; without it the engine says
 kv-events          tcp://host:port of rank 0, `poll`, or `none`; without it the engine says, else its default
@@ -90,7 +90,7 @@ def worker_address(text: str) -> WorkerAddress:
 
 
 WorkerText = Annotated[str, AfterValidator(lambda text: worker_address(text) and text)]
-"""A setting with such an address."""
+"""A setting with the address of an engine."""
 
 
 def check_place(place: str) -> str:

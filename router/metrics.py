@@ -176,17 +176,17 @@ class RequestMetrics(built.RequestSums):
         return sum(parsed.counts), [sum(each) for each in first_tokens]
 
     def count(self, name: Counted, value: str) -> None:
-        """Count one event; `value` is that of the counter's label. The core counts the fallback `approximate`."""
+        """Count one event under this value of the counter's label. The core counts the fallback `approximate`."""
         self._counts[name][value] += 1
 
     def observer(self, name: Observed, value: str = "") -> Callable[[float], None]:
-        """Return what observes a number, from any thread; `value` is that of the histogram's label, if it has one."""
+        """Return the function that adds a number to a histogram, from any thread; `value`: of its label, if any."""
         return self._observed[name][value].observe
 
     def traced(self, mode: str, trace_id: str, decision_id: str, duration_s: float, ttft_s: float | None) -> None:
         """The spans of a request that ended were sent: it becomes the exemplar of its latencies.
 
-        `decision_id` is that of its first decision; empty: it was not understood.
+        `decision_id` names its first decision; empty: the request was not understood.
         """
         labels = {"trace_id": trace_id} | ({"decision_id": decision_id} if decision_id else {})
         bounds = (*self.ttft_bounds_s, float("inf"))

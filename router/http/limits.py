@@ -1,4 +1,4 @@
-"""Limits of the data plane: what it accepts from clients, how long it waits for them, how many connections it has.
+"""Limits of the data plane: bytes that it accepts from clients, times that it waits, connections that it has.
 
     limit of open files = used at the start + RESERVED + clients' connections + connections to workers
 

@@ -89,7 +89,7 @@ class HttpPlane:
         self.accepted = 0
         """Connections that clients opened."""
         self.bodies_bytes = 0
-        """Of request bodies in memory, also of those that have not come whole."""
+        """Of request bodies in memory, whole or not."""
         self.gone = 0
         """Requests whose client left before the answer was complete."""
         self.handshakes_failed = 0

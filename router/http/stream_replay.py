@@ -42,10 +42,10 @@ _error_events = msgspec.json.Decoder(_ErrorEvent)
 
 
 def failure_in(events: Bytes) -> tuple[int, str]:
-    """Return where a complete event begins by which vLLM reports its failure, and what it says; -1 if there is none.
+    """Return where the complete event begins that reports a failure of vLLM, and the failure; -1 if there is none.
 
-    If its engine core dies, vLLM's server ends each stream that has begun with such an event and `[DONE]`. An error
-    with a code below 500 is the request's, and none of these.
+    If its engine core dies, vLLM's server ends each stream that has begun with an error event and `[DONE]`. An error
+    with a code below 500 is the request's, and no failure of vLLM.
     Source: vllm-project/vllm 0.24.0, `vllm/entrypoints/openai/chat_completion/serving.py` and `completion/serving.py`
     (`create_streaming_error_response`); seen when the engine core of a real one was killed.
     """
@@ -66,7 +66,7 @@ def without_ids(events: bytes) -> bytes:
     """Return complete events of vLLM as they would be if the request had not asked for token ids, byte for byte.
 
     The lists become null. Left out are events of a chat with an empty delta and no finish reason, which vLLM sends only
-    for their ids. In JSON's strings each quote is escaped, so that no text of an answer looks like such a key.
+    for their ids. In JSON's strings each quote is escaped, so that no text of an answer looks like a key.
     Source: vllm-project/vllm 0.24.0, `vllm/entrypoints/openai/chat_completion/serving.py` (both keys are always set;
     "we still need to send a chunk with token_ids even if delta_message is None").
     """
@@ -101,9 +101,9 @@ class StreamReplayBuffer(msgspec.Struct, kw_only=True, eq=False):
     is_engines: bool = False
     """The worker is an attached engine that tells ids: an error event (`failure_in`) is its death."""
     rewriter: Callable[[bytes], bytes] | None = None
-    """Makes what the client gets of such an engine's events; None: the client gets them as they are."""
+    """Makes the client's events of an attached engine's; None: the client gets them as they are."""
     before: Progress | None = None
-    """How far the stream had come where such an engine continued it."""
+    """How far the stream had come when an attached engine continued it."""
     has_begun: bool = False
     """Whether the client has the first events."""
     later_tokens: int = 0

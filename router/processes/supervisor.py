@@ -53,14 +53,14 @@ class Answer(NamedTuple):
 
 
 class Links:
-    """The processes, by name; those that serve have an address. `async with`."""
+    """The control planes of the processes, by name; a process that serves has an address. `async with`."""
 
     def __init__(self, names: Sequence[str], clock: Clock, *, token: str = "") -> None:
         """`token`: of the processes' control planes."""
         self.names = tuple(names)
         self._token = token
         self.urls: dict[str, str] = {}
-        """Addresses of the control planes of those that serve."""
+        """Addresses of the processes that serve, by name."""
         self._failures = RateLimitedLog(_log, clock)
         self.silent_total = dict.fromkeys(names, 0)
         """Calls that a process did not answer."""
@@ -141,7 +141,7 @@ class Supervisor:
         on_started: Callable[[], None],
         restarts: Restarts = RESTARTS,
     ) -> None:
-        """`work_of` returns the work of a process that starts now, which is pickled. `links` has those that serve.
+        """`work_of` returns the work of a process that starts now, which is pickled. `links` gets their addresses.
 
         `on_started` is called when all serve for the first time.
         """
@@ -217,7 +217,7 @@ class Supervisor:
                     each.kill("it does not answer")
 
     async def _end(self, within_s: float) -> None:
-        """Ask all processes to stop, and kill those that have not ended in time."""
+        """Ask all processes to stop, and kill each that has not ended in time."""
         living = [each for each in self._processes if each.pid]
         for each in living:
             each.signal(signal.SIGTERM)

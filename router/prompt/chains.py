@@ -20,7 +20,7 @@ TOKEN_BYTES = 4
 BLOCK_BYTES = 8
 _IDS_OPENING, _IDS_CLOSING = b'{"kv_prompt_ids":"', b'",'
 BYTES_MAX = 64 << 20
-"""Some 16 million tokens of the whole fleet; a hand-over looks at those that the leaving worker alone holds."""
+"""Some 16 million tokens of the whole fleet; a hand-over looks at prompts that the leaving worker alone holds."""
 ENTRY_BYTES = 512
 """Upper bound of an entry's size without its tokens and hashes."""
 

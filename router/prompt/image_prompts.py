@@ -56,7 +56,7 @@ class KnownPrompt(NamedTuple):
     images_seen: int
 
     def sequence_hashes(self, hashing: Hashing, seed: int) -> bytes:
-        """Return the hashes of the full blocks of the tokens, packed; `seed` is that of local hashes."""
+        """Return the hashes of the full blocks of the tokens, packed; `seed`: of local hashes."""
         block_size, is_eagle = hashing.block_size, hashing.is_eagle
         return pack_u64(chain(mm_block_hashes(self.tokens, self.runs, block_size, seed=seed, is_eagle=is_eagle)))
 

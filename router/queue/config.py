@@ -19,7 +19,7 @@ class QueueSection(Section):
     tenants_max: ClassVar[int] = 256
     """Tenants with a share of their own; all others share one."""
     ttft_default_s: ClassVar[float] = 10.0
-    """edf: the TTFT target of a request that states none; longer than that of interactive requests."""
+    """edf: the TTFT target of a request that states none; longer than targets of interactive requests."""
 
     inflight_requests_max: int = Field(8192, ge=1, le=1_000_000, description="beyond it requests are refused with 503")
     threshold: float | None = Field(

@@ -1,4 +1,4 @@
-"""Where requests go, and the tries there: the seam between a request's life and what it is served by.
+"""Where requests go, and the tries there: the seam between a request's life and what serves it.
 
 the workers of a fleet    `serving.py`
 pools                     `router/pools/served.py`
@@ -209,7 +209,7 @@ class Destination(ABC, Generic[A]):
         return ""
 
     def pause_s(self, request: "Request[A]") -> float:  # noqa: ARG002 - the default
-        """Return how long to wait before the request is sent to another worker than the one that failed; 0: not."""
+        """Return for how many seconds to wait before the request is sent to another worker after a failure."""
         return 0.0
 
     # ------------------------------------------------------------------------------------------- what is recorded
@@ -233,6 +233,6 @@ class Gateway(NamedTuple):
     """A gateway that sends a request itself: once, and to one worker, the chosen one or an alternative."""
 
     allowed_workers: frozenset[str] | None
-    """Ids of those that it can reach, and offers; None: all."""
+    """Ids of the workers that it can reach, and offers; None: all."""
     alternatives: Callable[[Verdict], tuple[str, ...]]
-    """Returns URLs of other workers that may take the same call."""
+    """Returns base URLs of other workers that may take the same call, best first."""

@@ -40,7 +40,7 @@ _PREFILL_PLACE = {"prefill_worker_id": "backend_instance_id", "prefill_dp_rank":
 _PLACES = ("backend_instance_id", "decode_worker_id", "dp_rank", *_PREFILL_PLACE)
 
 CONTEXT_AND_GENERATION = b'{"request_type":"context_and_generation"}'
-"""`disaggregated_params` of a request whose prompt is computed where it is decoded."""
+"""`disaggregated_params` of a request that one worker both prefills and decodes."""
 
 _Object = dict[str, msgspec.Raw]
 _objects = msgspec.json.Decoder(_Object)

@@ -89,8 +89,8 @@ class BodyParser:
     SCANNED_BYTES at most    decoded on the event loop: a few milliseconds at worst
     larger                   scanned, its images cut out, decoded: on a thread (`kv_protocol/body_limits.py`)
 
-    The threads are apart from those that encode, so that a body never waits for another request's prompt; bodies of
-    more than 1 MiB have one of their own.
+    Other threads encode prompts, so that a body never waits for another request's prompt. Bodies of more than 1 MiB
+    have a thread of their own.
     """
 
     def __init__(self, limits: BodyLimits) -> None:

@@ -194,7 +194,7 @@ class FleetRecords(Destination[RankAttempt]):
 
 
 def _tokens_of(request: "FleetRequest") -> int:
-    """Return how many tokens a request cost; of an answer that was cut off, those that had come."""
+    """Return how many tokens a request cost; an answer that was cut off costs the tokens that had come."""
     if not request.attempts:
         return 0
     last, answer = request.attempts[-1], request.attempts[-1].answer

@@ -344,7 +344,7 @@ class Request(CallbackCoroutine, Generic[A]):
     def on_failed(self, stage: UpstreamStage, reason: str, begun: bool) -> None:  # noqa: FBT001 - a callback's fact
         """The worker failed. `begun`: the client has part of the answer."""
         attempt = self.attempt
-        if attempt is None:  # a call whose answer is not awaited
+        if attempt is None:  # a call that only fetches KV: nobody waits for its answer
             return
         attempt.stage, attempt.reason = stage, reason
         if stage == "local":

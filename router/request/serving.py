@@ -107,7 +107,7 @@ class Serving(FleetReader, Calls, FleetRecords):
         """A policy is in force: read what it needs, and have requests wait as it says."""
         super().follow_policy()
         self.is_bounded = self._admission.is_bounded(self._state.policy)
-        self._admission.poke()  # else those that waited under the last one could be overtaken
+        self._admission.poke()  # else requests that waited under the last policy could be overtaken
 
     async def admitted(self, request: FleetRequest) -> None:
         """Return once the request may go on, perhaps after a wait; raise `RequestRejected` if it may not."""
