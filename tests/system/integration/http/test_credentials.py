@@ -4,6 +4,7 @@ import asyncio
 import ssl
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,7 @@ def accounts_file(tmp_path: Path, *keys: str) -> str:
     return str(file)
 
 
-def with_tls(tmp_path: Path, **files: str) -> tuple[str, Credentials]:
+def with_tls(tmp_path: Path, **files: Any) -> tuple[str, Credentials]:
     """Return the certificate that is served, and the credentials with it."""
     certificate, key = self_signed(tmp_path, "one")
     return certificate, Credentials(certificate=certificate, key=key, **files)
@@ -120,7 +121,7 @@ async def test_beyond_the_bound_a_client_that_awaits_a_handshake_gets_no_plain_t
         ({"certificate": "/nowhere/c.pem", "key": "/nowhere/k.pem"}, "data.tls_certificate"),
     ],
 )
-def test_a_file_that_is_not_there_ends_the_start(files: dict[str, str], named: str) -> None:
+def test_a_file_that_is_not_there_ends_the_start(files: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigurationError, match=named):
         Credentials(**files)
 
