@@ -82,9 +82,10 @@ class OutboundCall(msgspec.Struct, frozen=True):
 
 
 class ResponseHandler(Protocol):
-    """The handler of a forwarded call. Its last event is one of `on_dropped`, `on_end`, `on_cut` and `on_failed`.
+    """The handler of a forwarded call.
 
-    No event follows the last one, or the exchange's `when_gone`. `on_failed` may come before `forward` returns.
+    Its last event is one of `on_dropped`, `on_end`, `on_failed`, and `on_cut` if that returns bytes. No event follows
+    it, or the exchange's `when_gone`. `on_failed` may come before `forward` returns.
     """
 
     def on_head(self, status: int, headers: Headers, is_stream: bool) -> bytes | None:  # noqa: FBT001 - a fact
