@@ -12,6 +12,7 @@ from kv_protocol.errors import MalformedMessage
 from kv_protocol.events import Tier
 from tests.unit.worker_agent.wire_words import GOOD, GOOD_MAP, read, stored, stored_array, stored_map, wire
 from worker_agent.events.dialects.batches import KINDS, TIER_OF_MEDIUM, TIME_S_MAX, BatchDecoder
+from worker_agent.events.dialects.wire_events import WireStored
 from worker_agent.events.engine_events import EngineBatch, EngineEvent, EngineRemoved, EngineStored
 
 
@@ -113,28 +114,29 @@ def test_of_too_few_tokens_the_blocks_that_fit_stand() -> None:
         assert decoder.counts["cut_blocks"] == 1
 
 
-@pytest.mark.parametrize(
-    "ignored",
-    [
-        pytest.param({"type": "Ignored"}, id="on request"),
-        pytest.param(["Ignored", 1, 2], id="on request, array"),
-        pytest.param(stored_map(token_ids=[1, 2, 3]), id="a partial block"),
-        pytest.param(stored_map(token_ids=[[1, 2], [2, 3], [3, 4]]), id="a partial block of pairs"),
-        pytest.param(stored_map(locality="REMOTE"), id="remote store"),
-        pytest.param({**GOOD_MAP, "locality": "REMOTE"}, id="remote removal"),
-        pytest.param(stored_map(locality="local"), id="locality in lower case"),
-        pytest.param(stored_map(locality="REMOTE", medium="NEW", token_ids=[1] * 9), id="remote, and strange"),
-        pytest.param(stored_map(medium="FS"), id="a store on a file system"),
-        pytest.param({**GOOD_MAP, "medium": "OBJ"}, id="a removal from an object store"),
-        pytest.param(stored_map(kv_cache_spec_kind="mamba"), id="another kind"),
-        pytest.param(stored_map(group_idx=1), id="a group never described"),
-        pytest.param(stored_map(group_idx=1, block_hashes=[], kv_cache_spec_kind="sliding_window"), id="a window"),
-        pytest.param([*GOOD_MAP.values(), "GPU", None, None, None, "REMOTE"], id="remote removal, array"),
-    ],
-)
-def test_what_means_nothing_to_a_prefix_is_ignored(ignored: object) -> None:
-    batch = read(GOOD_MAP, ignored, GOOD_MAP)
-    assert (batch.events, batch.ignored, batch.refused) == ((GOOD, GOOD), 1, ())
+def test_what_means_nothing_to_a_prefix_is_ignored_and_counted() -> None:
+    cases: list[tuple[str, object]] = [
+        ("on_request", {"type": "Ignored"}),
+        ("on_request", ["Ignored", 1, 2]),
+        ("partial", stored_map(token_ids=[1, 2, 3])),
+        ("partial", stored_map(token_ids=[[1, 2], [2, 3], [3, 4]])),
+        ("not_local", stored_map(locality="REMOTE")),
+        ("not_local", {**GOOD_MAP, "locality": "REMOTE"}),
+        ("not_local", stored_map(locality="local")),
+        ("not_local", stored_map(locality="REMOTE", medium="NEW", token_ids=[1] * 9)),
+        ("not_local", [*GOOD_MAP.values(), "GPU", None, None, None, "REMOTE"]),
+        ("medium", stored_map(medium="FS")),
+        ("medium", {**GOOD_MAP, "medium": "OBJ"}),
+        ("attention_group", stored_map(kv_cache_spec_kind="mamba")),
+        ("attention_group", stored_map(group_idx=1)),
+        ("attention_group", stored_map(group_idx=1, block_hashes=[], kv_cache_spec_kind="sliding_window")),
+    ]
+    for kind, event in cases:
+        decoder = BatchDecoder()
+        batch = read(GOOD_MAP, event, GOOD_MAP, decoder=decoder)
+        assert (batch.events, batch.ignored, batch.refused) == ((GOOD, GOOD), 1, ()), event
+        assert +decoder.counts - Counter(cut_blocks=1) == Counter({"removed": 2, f"ignored_{kind}": 1}), event
+    assert {f"ignored_{kind}" for kind, _ in cases} == {kind for kind in KINDS if kind.startswith("ignored")}
 
 
 def test_what_is_local_or_does_not_say_stands() -> None:
@@ -207,11 +209,7 @@ values = st.recursive(
     ),
     max_leaves=8,
 )
-FIELDS = (
-    *stored_map(),
-    *("medium", "lora_name", "cache_salt", "extra_keys", "block_mm_infos", "mm_keys"),
-    *("group_idx", "kv_cache_spec_kind", "locality", "ownership"),
-)
+FIELDS = ("type", *WireStored.__struct_fields__, "ownership")
 TAIL_SLOTS = 11
 
 
@@ -237,7 +235,7 @@ def test_the_others_stand_whatever_is_behind_an_array(slots: list[object], event
 
 
 # -------------------------------------------------------------------- counts
-def test_each_outcome_is_counted_once() -> None:
+def test_what_is_not_ignored_is_counted_once() -> None:
     decoder = BatchDecoder()
     read(
         stored_map(),
@@ -246,11 +244,6 @@ def test_each_outcome_is_counted_once() -> None:
         stored_map(token_ids=[[1, 2], [2, 3], [3, 4], [4, 5]], block_mm_infos=[{"mm_objects": [{"mm_hash": 5}]}]),
         stored_map(token_ids=[], block_size=0),
         stored_map(extra_keys=[["salt", 1.5, b"embeddings"]]),
-        stored_map(token_ids=[1]),
-        stored_map(locality="REMOTE"),
-        stored_map(medium="FS"),
-        stored_map(kv_cache_spec_kind="mamba"),
-        {"type": "Ignored"},
         {"type": "AllBlocksCleared"},
         GOOD_MAP,
         None,
@@ -261,16 +254,11 @@ def test_each_outcome_is_counted_once() -> None:
         removed=1,
         cleared=1,
         refused=1,
-        ignored_on_request=1,
-        ignored_not_local=1,
-        ignored_medium=1,
-        ignored_attention_group=1,
-        ignored_partial=1,
         names_only=1,
         eagle=1,
         multimodal=1,
         byte_hashes=1,
-        cut_blocks=2,
+        cut_blocks=1,
         unexplained_keys=3,
     )
-    assert set(decoder.counts) == set(KINDS)
+    assert {kind for kind in KINDS if not kind.startswith("ignored")} == (+decoder.counts).keys()

@@ -4,8 +4,7 @@ For every event, the first line that applies:
 
     cleared                        accepted from any source: the cache is empty
     "Ignored"                      ignored
-    locality not LOCAL             ignored: the copy is not this engine's (absent is local)
-    medium beyond our tiers        ignored (`MEDIA_BEYOND`)
+    a field says so by itself      ignored (`IGNORED`: a copy that is not this engine's, a medium that is no tier)
     attention group not a main one ignored (`BatchDecoder`)
     medium unknown                 refused
     no tokens                      accepted: names of blocks described before, with their current tier; a repeated name
@@ -40,7 +39,9 @@ from kv_protocol.errors import UNDECODABLE, LimitExceeded, MalformedMessage
 from kv_protocol.events import Tier
 from kv_protocol.splitmix import U64_MASK
 from worker_agent.events.dialects.wire_events import (
+    IGNORED,
     EngineHash,
+    WireBlocks,
     WireCleared,
     WireIgnored,
     WireRemoved,
@@ -63,7 +64,7 @@ EVENTS_MAX = 1 << 18
 
 
 KINDS = (
-    *("stored", "removed", "cleared", "refused", "ignored_on_request", "ignored_not_local", "ignored_medium"),
+    *("stored", "removed", "cleared", "refused", "ignored_on_request", *(kind for kind, _ in IGNORED.values())),
     *("ignored_attention_group", "ignored_partial", "names_only", "eagle", "multimodal", "byte_hashes"),
     *("cut_blocks", "unexplained_keys"),
 )
@@ -159,13 +160,11 @@ class BatchDecoder:
                 self.counts["ignored_on_request"] += 1
                 return None
 
-    def _counts(self, wire: WireStored | WireRemoved) -> bool:
-        if wire.locality not in (None, "LOCAL"):
-            self.counts["ignored_not_local"] += 1
-            return False
-        if wire.medium in MEDIA_BEYOND:
-            self.counts["ignored_medium"] += 1
-            return False
+    def _counts(self, wire: WireBlocks) -> bool:
+        for field, (counted_as, is_ignored) in IGNORED.items():
+            if is_ignored(getattr(wire, field)):
+                self.counts[counted_as] += 1
+                return False
         group_idx, kind = wire.group_idx, wire.kv_cache_spec_kind
         is_main = group_idx is None or self._is_main.get(group_idx, group_idx == 0)
         if kind is not None:
@@ -251,8 +250,6 @@ TIER_OF_MEDIUM = {  # as engines spell it; case counts. Source: `docs/SOURCES.md
     "REMOTE": Tier.EXTERNAL,
     "SHARED": Tier.EXTERNAL,
 }
-MEDIA_BEYOND = frozenset({"FS", "OBJ"})
-"""Stores behind an offload connector, file systems and object stores: known, and no tier of ours."""
 _SHOWN_CHARACTERS_MAX = 32
 
 

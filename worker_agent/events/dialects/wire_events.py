@@ -29,7 +29,7 @@ ignored. If several fields have items, only those of the first in this order cou
 the tag: it is not read, because it looks like any other key. Source: `docs/SOURCES.md` E1.3, E3.2, E3.3.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -57,33 +57,42 @@ class WireMmInfo(msgspec.Struct):
     mm_objects: list[WireMmObject]
 
 
-class WireStored(msgspec.Struct, tag="BlockStored"):
-    """`BlockStored` as publishers send it; only types are checked."""
+class WireBlocks(msgspec.Struct, kw_only=True):
+    """The fields that stores and removals share, as publishers send them; only types are checked."""
 
     block_hashes: tuple[EngineHash, ...]
+    medium: str | None = None
+    group_idx: GroupIdx | None = None
+    kv_cache_spec_kind: str | None = None
+    locality: str | None = None
+
+
+IGNORED: Mapping[str, tuple[str, Callable[[str | None], bool]]] = {
+    "locality": ("ignored_not_local", lambda locality: locality not in (None, "LOCAL")),  # another engine's copy
+    "medium": ("ignored_medium", frozenset({"FS", "OBJ"}).__contains__),  # stores behind an offload connector: no tier
+}
+"""The fields of `WireBlocks` that alone can say that an event has no meaning for prefixes.
+
+For each field: what the event is then counted as, and the test of its value. The first that applies counts.
+"""
+
+
+class WireStored(WireBlocks, tag="BlockStored", kw_only=True):
+    """`BlockStored`, with the fields of a store alone."""
+
     parent_block_hash: EngineHash | None
     token_ids: tuple[TokenId, ...]
     block_size: Annotated[int, msgspec.Meta(ge=0)]
-    medium: str | None = None
     lora_name: str | None = None
     cache_salt: str | None = None
     extra_keys: list[list[Any] | None] | None = None
     block_mm_infos: list[WireMmInfo | None] | None = None
     mm_keys: list[Any] | None = None
-    group_idx: GroupIdx | None = None
-    kv_cache_spec_kind: str | None = None
-    locality: str | None = None
     lookahead_token_ids: list[Annotated[list[TokenId], msgspec.Meta(min_length=1)]] | None = None
 
 
-class WireRemoved(msgspec.Struct, tag="BlockRemoved"):
-    """`BlockRemoved` as publishers send it; only types are checked."""
-
-    block_hashes: tuple[EngineHash, ...]
-    medium: str | None = None
-    group_idx: GroupIdx | None = None
-    kv_cache_spec_kind: str | None = None
-    locality: str | None = None
+class WireRemoved(WireBlocks, tag="BlockRemoved"):
+    """`BlockRemoved`."""
 
 
 class WireCleared(msgspec.Struct, tag="AllBlocksCleared"):
