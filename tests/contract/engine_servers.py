@@ -7,7 +7,7 @@
     vLLM           simulated                               our agent's                the engine's, in vLLM's frames,
                                                                                       encoded here
 
-What the doubles refuse (`tests/system/integration/engine_doubles.py`) is refused here, too. What only real servers know
+What the doubles refuse (`tests/system/integration/engine_doubles/`) is refused here, too. What only real servers know
 stays unknown: the text of their errors, and how streams end when an engine dies.
 """
 

@@ -4,6 +4,7 @@ A test compares what stands in `docs/reference/` with what would be written.
 """
 
 from collections.abc import Iterator
+from inspect import cleandoc
 from typing import Any, NamedTuple, get_args
 
 import yaml
@@ -17,6 +18,7 @@ from tests.support.metrics_page import metrics_page
 from tests.support.paths import ROOT
 from worker_agent.attached.config import AttachSettings
 from worker_agent.config import AgentSettings
+from worker_agent.engines.servers import SERVERS
 
 FOLDER = ROOT / "docs" / "reference"
 COMMANDS: dict[str, type[BaseModel]] = {
@@ -113,12 +115,33 @@ def findings_page() -> str:
     )
 
 
+def engines_page() -> str:
+    """Return the page of the engines that can be attached, as Markdown: their classes' facts and docstrings."""
+    rows = [
+        f"| `{each.name}` | `{each.owned_by}` | `{each.events}` | {_code(each.event_flag)} | {each.block_size} "
+        f"| `{each.metrics.prefix}*` | {'yes' if each.takes_rank else 'no'} | {'yes' if each.stream_words else 'no'} |"
+        for each in SERVERS.values()
+    ]
+    notes = [f"\n## {name}\n\n{cleandoc(each.__doc__ or '')}" for name, each in SERVERS.items()]
+    head = (
+        "| `engine.kind` | `owned_by` of `/v1/models` | KV events, unless it states where | flag that gives events "
+        "| tokens of a block, by default | metrics | a request can name its rank | its streams resume |"
+    )
+    made = "Made from the code by `make reference` ([ATTACH](../ATTACH.md))."
+    return "\n".join(["# Engines that can be attached", "", made, "", head, "|" + "---|" * 8, *rows, *notes, ""])
+
+
+def _code(text: str) -> str:
+    return f"`{_cell(text)}`" if text else ""
+
+
 def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
 PAGES = {
     "doctor.md": findings_page,
+    "engines.md": engines_page,
     "metrics.md": metrics_page,
     "settings.md": settings_page,
 }

@@ -1,13 +1,14 @@
-"""The engines that can be attached, each in a file of its own: to add one, write its file and name its class here."""
+"""The engines that can be attached, each in a file of its own here: to add an engine, write its file."""
 
 from collections.abc import Mapping
+from importlib import import_module
+from pkgutil import iter_modules
 
 from worker_agent.engines.servers.base import EngineServer
-from worker_agent.engines.servers.sglang import Sglang
-from worker_agent.engines.servers.trtllm_serve import TrtllmServe
-from worker_agent.engines.servers.vllm import Vllm
 
-SERVERS: Mapping[str, EngineServer] = {each.name: each for each in (Vllm(), Sglang(), TrtllmServe())}
+for _file in iter_modules(__path__):
+    import_module(f"{__name__}.{_file.name}")
+SERVERS: Mapping[str, EngineServer] = {each.name: each() for each in EngineServer.__subclasses__()}
 """By name."""
-ASSUMED = Vllm.name
+ASSUMED = "vllm"
 """The kind of an engine without an address, which cannot be asked."""

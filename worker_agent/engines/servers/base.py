@@ -64,7 +64,7 @@ class Info(NamedTuple):
 
 
 class EngineServer:
-    """One engine's server. To add an engine, subclass this in a file of its own and list it in `SERVERS`."""
+    """One engine's server. To add an engine, subclass this in a file of its own here, where `SERVERS` finds it."""
 
     name: ClassVar[str]
     """Of the setting `engine.kind` and of the router's `--worker URL,engine=NAME`."""

@@ -1,4 +1,4 @@
-"""SGLang's HTTP server. It has metrics if it runs with `--enable-metrics`.
+"""SGLang's HTTP server.
 
 Source: sgl-project/sglang, `python/sglang/srt/entrypoints/http_server.py`, `python/sglang/srt/metrics/collector.py`,
 `python/sglang/srt/disaggregation/kv_events.py` (`KVEventsConfig`); 0.5.23 `python/sglang/srt/runtime_context.py`
@@ -82,9 +82,10 @@ def _event_sockets(config: str | msgspec.UnsetType | None) -> tuple[str, str]:
 
 
 class Sglang(EngineServer):
-    """SGLang publishes KV events and states their address.
+    """Start it with `--enable-metrics`. `"replay_endpoint": "tcp://*:5558"` in the event flag fills gaps.
 
-    It answers 400 to a streamed chat that asks for token ids.
+    A `--page-size` above 1 keeps events few. It states its event addresses. It answers 400 to a streamed chat that asks
+    for token ids.
     """
 
     name: ClassVar = "sglang"

@@ -51,10 +51,13 @@ def facts_of_iteration(row: Mapping[str, Any]) -> EngineFacts:
 
 
 class TrtllmServe(EngineServer):
-    """`trtllm-serve` is polled for its events. It chooses the rank of a request itself.
+    """Start it with `kv_cache_config.event_buffer_max_size`, block reuse, and `enable_iter_perf_stats`.
 
-    Its metrics are rows of iteration statistics, or Prometheus text in newer versions. A read takes the rows away: an
-    idle engine has none, and one whose rows another client takes seems idle.
+    No other client may ask `/kv_cache_events` or `/metrics`: each answer removes what it returns, and an engine without
+    rows of statistics seems idle. Newer versions have metrics as Prometheus text.
+
+    An agent that starts later than the engine, or restarts, never sees the `created` events: until an event of the
+    widest window comes, the widest that came counts, unless `events.attention_window` states it.
     """
 
     name: ClassVar = "trtllm-serve"

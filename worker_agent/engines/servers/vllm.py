@@ -57,9 +57,10 @@ def facts_of_metrics(body: bytes) -> EngineFacts:
 
 
 class Vllm(EngineServer):
-    """vLLM publishes its KV events. Its streams carry token ids, so that another worker can continue them.
+    """Start it with `--enable-prefix-caching`. `"replay_endpoint": "tcp://*:5558"` in the event flag fills gaps.
 
-    A vLLM before 0.10.2 ignores the request for ids, and sends none (`docs/ENGINES.md`).
+    Its streams carry token ids, so that another worker can continue them; before 0.10.2 it ignores the request for ids.
+    Since 0.33 it states its event addresses (any ports).
     """
 
     name: ClassVar = "vllm"
