@@ -51,13 +51,6 @@ class EngineCleared(msgspec.Struct, frozen=True):
 EngineEvent = EngineStored | EngineRemoved | EngineCleared
 
 
-def numbers_of(event: EngineEvent) -> int:
-    """Return how many hashes and tokens the event has, which measures its size."""
-    if isinstance(event, EngineCleared):
-        return 0
-    return len(event.block_hashes) + (len(event.token_ids) if isinstance(event, EngineStored) else 0)
-
-
 class RankEvent(NamedTuple):
     """An event of one rank."""
 

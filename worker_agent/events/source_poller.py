@@ -12,11 +12,11 @@ engine of this process: neither waits behind requests' work.
                                       the engine's blocks. Then the cycles start again, until they fail too often
                                       (`Restarts`): the process drains and ends
 
-Batches and losses are numbered from 0 in one sequence.
+Cycles that brought events, and losses, are numbered from 0 in one sequence; each event is a batch of its own.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -25,13 +25,13 @@ import structlog
 from kv_runtime.clock import Clock
 from kv_runtime.supervise import RESTARTS, Restarts, SupervisedWork
 from worker_agent.events.dialects.trtllm import TrtllmRules
-from worker_agent.events.engine_events import EngineBatch, EngineEvent, RankEvent, numbers_of
+from worker_agent.events.engine_events import EngineBatch
 from worker_agent.events.mirror import ENGINE
 from worker_agent.events.poll_rules import Pace
 from worker_agent.port.types import POLL_S, EngineError
 
-BATCH_NUMBERS_MAX = 1 << 20
-"""Tokens and hashes of one batch, unless a single event has more: it bounds how long the event loop applies one."""
+_EVENTS_AT_ONCE = 16
+"""Events that are applied before other tasks have their turn."""
 _FAILED_S = 0.1
 """Pause after a failed poll."""
 
@@ -102,9 +102,13 @@ class SourcePoller:
         rules, requests = self.source.rules, len(self._requested)
         lost_before = sum(rules.events_lost.values())
         events = await self._take(timeout_s)
-        for batch in self._batches(await self.work.call(partial(rules.translate, events)) if events else []):
-            self._on_batch(batch)
-            await asyncio.sleep(0)  # other tasks have their turn after each batch
+        translated = await self.work.call(partial(rules.translate, events)) if events else []
+        now_s = self._clock.wall_ns() / 1e9
+        for at, (dp_rank, event) in enumerate(translated, 1):
+            self._on_batch(EngineBatch(sequence=self._sequence, time_s=now_s, dp_rank=dp_rank, events=(event,)))
+            if at % _EVENTS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        self._sequence += bool(translated)
         if not self.failure:
             answered, self._requested = self._requested[:requests], self._requested[requests:]
             for request in answered:
@@ -130,29 +134,3 @@ class SourcePoller:
                 _log.warning("source_not_polled", reason=str(error))
             self.failure = f"cannot be polled: {error}"
         return events
-
-    def _batches(self, events: list[RankEvent]) -> Iterator[EngineBatch]:
-        of_ranks: dict[int, list[EngineEvent]] = {}
-        for dp_rank, event in events:
-            of_ranks.setdefault(dp_rank, []).append(event)
-        for dp_rank, of_rank in of_ranks.items():
-            for part in batches_of(of_rank):
-                yield EngineBatch(
-                    sequence=self._sequence, time_s=self._clock.wall_ns() / 1e9, dp_rank=dp_rank, events=tuple(part)
-                )
-                self._sequence += 1
-
-
-def batches_of(events: Iterable[EngineEvent]) -> Iterator[list[EngineEvent]]:
-    """Yield the events in order, as many at a time as one batch should have."""
-    part: list[EngineEvent] = []
-    numbers = 0
-    for event in events:
-        more = numbers_of(event)
-        if part and numbers + more > BATCH_NUMBERS_MAX:
-            yield part
-            part, numbers = [], 0
-        part.append(event)
-        numbers += more
-    if part:
-        yield part

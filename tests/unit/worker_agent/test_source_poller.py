@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
-import pytest
 from structlog.testing import capture_logs
 
 from kv_protocol.events import Tier
@@ -17,15 +16,8 @@ from tests.support.parts import at_work
 from tests.system.integration.broker import eventually
 from tests.system.integration.event_path import TranslatedEvents
 from worker_agent.events.dialects.trtllm import TrtllmRules
-from worker_agent.events.engine_events import (
-    EngineBatch,
-    EngineCleared,
-    EngineEvent,
-    EngineRemoved,
-    EngineStored,
-    RankEvent,
-)
-from worker_agent.events.source_poller import Source, SourcePoller, batches_of
+from worker_agent.events.engine_events import EngineBatch, EngineCleared, EngineRemoved, EngineStored, RankEvent
+from worker_agent.events.source_poller import Source, SourcePoller
 from worker_agent.port.types import EngineError
 
 WAIT_S = 20.0
@@ -67,10 +59,6 @@ class Applied:
 
     batches: list[EngineBatch | None] = field(default_factory=list)
 
-    @property
-    def sizes(self) -> list[int]:
-        return [len(batch.events) for batch in self.batches if batch is not None]
-
 
 @asynccontextmanager
 async def running_poller(
@@ -89,19 +77,19 @@ async def running_poller(
         yield poller, applied
 
 
-async def test_each_poll_is_one_batch_a_rank_in_the_order_of_its_events() -> None:
+async def test_each_event_is_a_batch_of_its_rank_with_the_number_of_its_poll() -> None:
     source = ScriptedPolls()
-    said = [RankEvent(0, HOST_STORE), RankEvent(1, REMOVAL), RankEvent(0, NAMED_STORE), RankEvent(0, REMOVAL)]
+    said = [RankEvent(0, HOST_STORE), RankEvent(1, REMOVAL), RankEvent(0, NAMED_STORE)]
     async with running_poller(source.poll) as (poller, applied):
         source.say([RankEvent(0, REMOVAL)])
         await poller.until_applied()
         source.say(said)
         await poller.until_applied()
-        assert len(applied.batches) == 3
     assert applied.batches == [
         EngineBatch(sequence=0, dp_rank=0, time_s=1.5, events=(REMOVAL,)),
-        EngineBatch(sequence=1, dp_rank=0, time_s=1.5, events=(HOST_STORE, NAMED_STORE, REMOVAL)),
-        EngineBatch(sequence=2, dp_rank=1, time_s=1.5, events=(REMOVAL,)),
+        EngineBatch(sequence=1, dp_rank=0, time_s=1.5, events=(HOST_STORE,)),
+        EngineBatch(sequence=1, dp_rank=1, time_s=1.5, events=(REMOVAL,)),
+        EngineBatch(sequence=1, dp_rank=0, time_s=1.5, events=(NAMED_STORE,)),
     ]
 
 
@@ -134,38 +122,17 @@ async def test_events_are_applied_while_requests_keep_the_default_executor_busy(
                 await poller.until_applied()
         finally:
             release.set()
-    assert applied.sizes == [1]
+    assert len(applied.batches) == 1
 
 
-async def test_other_tasks_have_their_turn_between_batches() -> None:
-    polls, turns = ScriptedPolls(), 0
+async def test_other_tasks_have_their_turn_after_some_events() -> None:
+    polls, turns = ScriptedPolls(), set[int]()
     async with running_poller(polls.poll) as (_, applied):
-        polls.say([RankEvent(rank, REMOVAL) for rank in range(100)])
-        while len(applied.batches) < 100:
-            turns += 1
+        polls.say([RankEvent(0, REMOVAL)] * 1600)
+        while len(applied.batches) < 1600:
+            turns.add(len(applied.batches))
             await asyncio.sleep(0)
-    assert turns >= len(applied.batches) - 1
-
-
-async def test_no_batch_holds_the_event_loop_up_for_long_however_much_a_poll_brings(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("worker_agent.events.source_poller.BATCH_NUMBERS_MAX", 10)
-    source = ScriptedPolls()
-    async with running_poller(source.poll) as (poller, applied):
-        source.say([RankEvent(0, HOST_STORE)] * 8)
-        await poller.until_applied()
-        assert applied.sizes == [3, 3, 2]
-
-
-def test_events_are_parted_in_their_order_where_they_are_too_many_for_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("worker_agent.events.source_poller.BATCH_NUMBERS_MAX", 10)
-    two = EngineStored(block_hashes=(1, 2), parent_block_hash=None, token_ids=(1, 2, 3, 4), block_size=2)
-    gone = EngineRemoved(block_hashes=(1, 2, 3, 4))
-    large = EngineRemoved(block_hashes=tuple(range(20)))
-    events: list[EngineEvent] = [two, gone, EngineCleared(), two, large, EngineCleared()]
-    assert list(batches_of(events)) == [[two, gone, EngineCleared()], [two], [large], [EngineCleared()]]
-    assert list(batches_of([])) == []
+    assert len(turns) >= 100
 
 
 async def test_a_source_that_cannot_be_polled_is_polled_again_and_says_so_meanwhile() -> None:
@@ -180,7 +147,7 @@ async def test_a_source_that_cannot_be_polled_is_polled_again_and_says_so_meanwh
             )
             await eventually(lambda: poller.poll_failures_total == 3)
             await poller.until_applied()
-        assert applied.sizes == [1, 2, 1]
+        assert len(applied.batches) == 4
         assert poller.failure == ""
     assert [line["event"] for line in lines] == ["source_not_polled"] * 2
 
@@ -199,8 +166,8 @@ async def test_when_the_source_ran_dry_it_is_said_after_which_losses() -> None:
     async with running_poller(polls.poll, rules=LosingRules(), buffer_events=100) as (poller, applied):
         await poller.until_applied()
         polls.say([RankEvent(0, REMOVAL)])
-        await eventually(lambda: applied.sizes == [1] and poller.lost_before_read == {0: 0})
+        await eventually(lambda: len(applied.batches) == 1 and poller.lost_before_read == {0: 0})
         polls.say([RankEvent(0, EngineCleared())], [RankEvent(0, REMOVAL), RankEvent(0, EngineCleared())])
         await eventually(lambda: poller.lost_before_read == {0: 2})
-        assert applied.sizes == [1, 1, 2]
+        assert len(applied.batches) == 4
         assert not poller.pace.is_pressed
