@@ -185,16 +185,16 @@ class BatchDecoder:
         if hashes and not blocks:
             self.counts["ignored_partial"] += 1
             return None
-        keys = block_keys(wire, blocks if wire.token_ids else 0)
-        self.counts["unexplained_keys"] += keys.unexplained
+        mm_hashes, namespace, unexplained = block_keys(wire, blocks if wire.token_ids else 0)
+        self.counts["unexplained_keys"] += unexplained
         return EngineStored(
             block_hashes=hashes[:blocks],
             parent_block_hash=parent,
             token_ids=wire.token_ids[: blocks * wire.block_size + is_eagle],
             block_size=wire.block_size,
             tier=tier,
-            namespace=keys.namespace,
-            mm_hashes=keys.mm_hashes,
+            namespace=namespace,
+            mm_hashes=mm_hashes,
             is_eagle=is_eagle,
             group_idx=wire.group_idx or 0,
         )

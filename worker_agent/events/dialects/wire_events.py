@@ -29,8 +29,8 @@ ignored. If several fields have items, only those of the first in this order cou
 the tag: it is not read, because it looks like any other key. Source: `docs/SOURCES.md` E1.3, E3.2, E3.3.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
 
 import msgspec
 
@@ -196,60 +196,46 @@ SALT_TAG = "dynamo-cache-salt:"
 MmHashes = tuple[tuple[int, ...], ...]
 
 
-class BlockKeys(NamedTuple):
-    """The keys of a store's blocks: `mm_hashes` has a tuple for each block, or is () if all are text."""
+def block_keys(wire: WireStored, blocks: int) -> tuple[MmHashes, Namespace, int]:
+    """Return the multimodal hashes of the first `blocks` blocks, their namespace, and how many keys are unexplained.
 
-    mm_hashes: MmHashes
-    namespace: Namespace
-    unexplained: int
-
-
-def block_keys(wire: WireStored, blocks: int) -> BlockKeys:
-    """Return the keys of the first `blocks` blocks."""
+    The hashes are a tuple for each block, or () if all are text.
+    """
     namespace = Namespace(*[getattr(wire, field) for field in Namespace._fields])
     if not namespace.cache_salt:
         namespace = namespace._replace(cache_salt=_tagged_salt(wire.extra_keys))
-    mm_hashes = _of_infos((wire.block_mm_infos or ())[:blocks], blocks)
+    mm_hashes: MmHashes = ()
     unexplained = 0
-    for keys_of_blocks in (wire.mm_keys, wire.extra_keys):
+    for keys_of_blocks in (wire.block_mm_infos, wire.mm_keys, wire.extra_keys):
         if keys_of_blocks and any(keys_of_blocks):
-            named, unknown = _of_keys(keys_of_blocks[:blocks], wire.lora_name)
-            mm_hashes = mm_hashes or _aligned(named, blocks)
-            unexplained += unknown
-    return BlockKeys(mm_hashes, namespace, unexplained)
+            found = [_items(keys, wire.lora_name) for keys in keys_of_blocks[:blocks]]
+            unexplained += sum(unknown for _, unknown in found)
+            if not mm_hashes and any(items for items, _ in found):
+                mm_hashes = (*(items for items, _ in found), *[()] * (blocks - len(found)))
+    return mm_hashes, namespace, unexplained
 
 
-def _aligned(of_blocks: Sequence[tuple[int, ...]], blocks: int) -> MmHashes:
-    return (*of_blocks, *[()] * (blocks - len(of_blocks))) if any(of_blocks) else ()
+def _items(keys: object, lora_name: str | None) -> tuple[tuple[int, ...], int]:
+    """Return the multimodal hashes in the keys of one block, and how many of its keys are unexplained."""
+    listed = keys.mm_objects if isinstance(keys, WireMmInfo) else keys if isinstance(keys, list) else [keys]
+    items, unexplained = [], 0
+    for key in listed if keys else ():
+        if (item := _item(key)) is not None:
+            items.append(item)
+        elif key != lora_name and not _is_tagged(key):
+            unexplained += 1
+    return tuple(items), unexplained
 
 
-def _of_infos(infos: Sequence[WireMmInfo | None], blocks: int) -> MmHashes:
-    return _aligned([tuple(to_u64(item.mm_hash) for item in info.mm_objects) if info else () for info in infos], blocks)
-
-
-def _of_keys(keys_of_blocks: list[Any], lora_name: str | None) -> tuple[list[tuple[int, ...]], int]:
-    named, unexplained = [], 0
-    for keys in keys_of_blocks:
-        names = []
-        for key in (keys if isinstance(keys, list) else [keys]) if keys else ():
-            name = _item(key)
-            if name is not None:
-                names.append(mm_hash(name))
-            elif key != lora_name and not _is_tagged(key):
-                unexplained += 1
-        named.append(tuple(names))
-    return named, unexplained
-
-
-def _item(key: object) -> str | None:
-    """Return the name of the multimodal item if the key identifies one; None otherwise."""
+def _item(key: object) -> int | None:
+    """Return the hash of the multimodal item if the key identifies one; None otherwise."""
     match key:
-        case [str(name), int(), *_] if name:
-            return name
-        case {"hash": str(name)} if name:
-            return name
+        case WireMmObject():
+            return to_u64(key.mm_hash)
+        case [str(name), int(), *_] | {"hash": str(name)} if name:
+            return mm_hash(name)
         case str(name) if is_digest(name):
-            return name
+            return mm_hash(name)
     return None
 
 
