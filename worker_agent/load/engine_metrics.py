@@ -9,22 +9,17 @@ has its own `engine` number.
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from prometheus_client import samples
 from prometheus_client.parser import text_string_to_metric_families
 
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.ids import DP_RANK_MAX
 from kv_protocol.load import COUNT_MAX, LoadReport
 
+Sample = samples.Sample
+"""One line of an engine's metrics: `name`, `labels`, `value`."""
 _COUNT_MAX = float(COUNT_MAX)
 """Beyond any count; infinity, NaN and negative numbers count as missing, too."""
-
-
-class Sample(NamedTuple):
-    """One line of an engine's metrics."""
-
-    name: str
-    labels: Mapping[str, str]
-    value: float
 
 
 class MetricNames(NamedTuple):
@@ -67,7 +62,7 @@ def samples_in(body: bytes, names: Iterable[str]) -> list[Sample]:
         families = list(text_string_to_metric_families("\n".join([*selected, ""])))
     except (ValueError, LookupError) as error:
         raise MalformedMessage(0, f"metrics: {error}") from error
-    return [Sample(each.name, each.labels, float(each.value)) for family in families for each in family.samples]
+    return [sample for family in families for sample in family.samples]
 
 
 def read_loads(
@@ -112,14 +107,14 @@ def label_count(labels: Mapping[str, str], name: str) -> int:
 def _by_rank(names: MetricNames, samples: Iterable[Sample], dp_ranks: tuple[int, ...]) -> dict[int, dict[str, float]]:
     """Return the largest value of each name, by rank."""
     found: dict[int, dict[str, float]] = {}
-    for name, labels, reported in samples:
-        if name not in names.all:
+    for sample in samples:
+        if sample.name not in names.all:
             continue
-        label = names.total_blocks_label if name == names.total_blocks else ""
-        value = float(label_count(labels, label)) if label else reported
+        label = names.total_blocks_label if sample.name == names.total_blocks else ""
+        value = float(label_count(sample.labels, label)) if label else sample.value
         if 0 <= value <= _COUNT_MAX:
-            values = found.setdefault(_rank(labels.get(names.rank_label, "")), {})
-            values[name] = max(value, values.get(name, 0.0))
+            values = found.setdefault(_rank(sample.labels.get(names.rank_label, "")), {})
+            values[sample.name] = max(value, values.get(sample.name, 0.0))
     if len(dp_ranks) == 1 and len(found) == 1:
         return dict(zip(dp_ranks, found.values(), strict=True))
     return {dp_rank: values for dp_rank, values in found.items() if dp_rank in dp_ranks}

@@ -11,7 +11,7 @@ from worker_agent.attached.client import facts_of_models, facts_of_openapi
 from worker_agent.engines.servers import SERVERS
 from worker_agent.engines.servers.base import EngineFacts, facts_of_version
 from worker_agent.engines.servers.sglang import facts_of_server_info
-from worker_agent.engines.servers.trtllm_serve import facts_of_iteration
+from worker_agent.engines.servers.trtllm_serve import facts_of_metrics as facts_of_rows
 from worker_agent.engines.servers.vllm import facts_of_event_sources, facts_of_metrics
 
 
@@ -84,16 +84,20 @@ def test_prefill_that_is_not_chunked_is_bounded_by_its_own_limit() -> None:
     assert facts_of_server_info(body) == EngineFacts(max_num_batched_tokens=16_384)
 
 
+def of_row(row: dict[str, Any]) -> EngineFacts:
+    return facts_of_rows(json.dumps([{"maxNumBlocks": 1}, row]).encode())
+
+
 def test_a_row_of_iteration_statistics_says_the_cache_unless_it_is_null() -> None:
     row = {"maxBatchSizeStatic": 64, "maxNumTokensStatic": 8192, "kvCacheStats": None}
-    assert facts_of_iteration(row) == EngineFacts(max_num_seqs=64, max_num_batched_tokens=8192)
+    assert of_row(row) == EngineFacts(max_num_seqs=64, max_num_batched_tokens=8192)
     cache = {"maxNumBlocks": 900, "tokensPerBlock": 32}
-    assert facts_of_iteration({**row, "kvCacheStats": cache}).total_kv_blocks == 900
+    assert of_row({**row, "kvCacheStats": cache}).total_kv_blocks == 900
 
 
 @pytest.mark.parametrize("count", [0, -1, 1 << 40, True, 1.5, "7", None])
 def test_a_number_that_may_not_be_registered_is_taken_for_not_said(count: object) -> None:
-    assert facts_of_iteration({"kvCacheStats": {"maxNumBlocks": count}}) == EngineFacts()
+    assert of_row({"kvCacheStats": {"maxNumBlocks": count}}) == EngineFacts()
 
 
 def test_a_block_size_beyond_all_bounds_is_not_said() -> None:

@@ -4,7 +4,6 @@ Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/serve/openai_server.py`, `tensorrt_ll
 statistics: `docs/SOURCES.md` E1.7; revisions in `docs/ATTACH.md`.
 """
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from kv_protocol.ids import BLOCK_SIZE_MAX
@@ -23,23 +22,9 @@ from worker_agent.engines.servers.base import (
 from worker_agent.load.engine_metrics import MetricNames
 
 
-def iteration_rows(body: bytes) -> list[dict[str, Any]] | None:
-    """Return the rows of a JSON list of objects; None if the body does not begin with "[", as Prometheus text.
-
-    Raises:
-        MalformedMessage: the body begins with "[", and is not such a list.
-    """
-    return decoded(list[dict[str, Any]], body, "/metrics") if body.lstrip()[:1] == b"[" else None
-
-
 def facts_of_metrics(body: bytes) -> EngineFacts:
-    """Return the facts of the newest iteration."""
-    rows = iteration_rows(body)
-    return facts_of_iteration(rows[-1]) if rows else EngineFacts()
-
-
-def facts_of_iteration(row: Mapping[str, Any]) -> EngineFacts:
-    """Return the facts in one row of iteration statistics."""
+    """Return the facts of the newest row of iteration statistics."""
+    row = (TrtllmServe().iterations(body) or [{}])[-1]
     cache = row.get("kvCacheStats")
     fields = cache if isinstance(cache, dict) else {}
     return EngineFacts(
@@ -78,5 +63,9 @@ class TrtllmServe(EngineServer):
     info: ClassVar = (Info(facts_of_metrics), Info(facts_of_version, ("/version",)))
 
     def iterations(self, body: bytes) -> list[dict[str, Any]] | None:
-        """Return the rows; None if the body does not begin with "[", as Prometheus text."""
-        return iteration_rows(body)
+        """Return the rows of a JSON list of objects; None if the body does not begin with "[", as Prometheus text.
+
+        Raises:
+            MalformedMessage: the body begins with "[", and is not such a list.
+        """
+        return decoded(list[dict[str, Any]], body, "/metrics") if body.lstrip()[:1] == b"[" else None
