@@ -314,6 +314,6 @@ class Agent:
 
     def _beat(self) -> bool:
         for dp_rank in self.dp_ranks if self.is_alive else ():
-            pulse = self.core.heartbeat(dp_rank, self.intake.stale(dp_rank, self.core.outboxes[dp_rank]))
+            pulse = self.core.heartbeat(dp_rank, self.intake.stale(dp_rank))
             self.connection.announce("heartbeat", self.rank(dp_rank), fleet.encode(pulse))
         return self.is_alive

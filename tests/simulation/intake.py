@@ -16,8 +16,7 @@ from tests.simulation.oracle import Held
 from tests.simulation.setup import NEVER_FULL, NO_FAULTS, AgentSetup
 from tests.simulation.timeline import ProcessClock, Timeline
 from worker_agent.events.dialects import batches as hop_a
-from worker_agent.events.outbox import Outbox
-from worker_agent.events.poll_rules import Pace, Relearning
+from worker_agent.events.poll_rules import Pace
 from worker_agent.events.source_cursor import UNANSWERED_MAX, Delivery, SourceCursor
 
 ANSWER_S = 2.0
@@ -49,7 +48,7 @@ class Intake:
         self.cursor = SourceCursor()
         self._pace = Pace(0 if setup.event_buffer_max_size == NEVER_FULL else setup.event_buffer_max_size)
         self._dry_sequence, self._lost_when_dry = 0, dict[int, int]()
-        self._relearning = Relearning()
+        self._lost_before_read = dict[int, int]()
         self._question = self._lost_in_a_row = 0
         self._is_asking = False
 
@@ -62,12 +61,12 @@ class Intake:
         """Return the rank that a payload was of, and what it held when it was published; forget it."""
         return self._truth.pop(sequence)
 
-    def stale(self, dp_rank: int, outbox: Outbox) -> str:
-        """Return why what is known of a rank, and is on its way by `outbox`, may not be what the engine holds."""
+    def stale(self, dp_rank: int) -> str:
+        """Return why what is known of a rank may not be what the engine holds."""
         rules = self._engine.rules
         if self.cursor.expected >= self._dry_sequence:
-            self._relearning.on_read(dp_rank, self._lost_when_dry.get(dp_rank, 0), outbox.last_seq)
-        missing = self._relearning.missing(dp_rank, rules.events_lost.get(dp_rank, 0), outbox.settled_seq)
+            self._lost_before_read = self._lost_when_dry
+        missing = rules.events_lost.get(dp_rank, 0) - self._lost_before_read.get(dp_rank, 0)
         unread = "no answer to replays" if self.cursor.is_unanswered else ""
         unread = unread or ("" if self.cursor.is_settled else "messages are missing")
         return (f"{missing} events lost" if missing else "") or rules.stale(dp_rank) or unread

@@ -27,7 +27,6 @@ from worker_agent.events.consolidation import SOLE, Consolidation, Origin
 from worker_agent.events.engine_event_subscriber import EngineEventSubscriber, PublisherAddress
 from worker_agent.events.engine_events import EngineBatch
 from worker_agent.events.mirror import ENGINE
-from worker_agent.events.poll_rules import Relearning
 from worker_agent.events.publishers import PublisherSection
 from worker_agent.events.rank_answers import RankAnswers
 from worker_agent.events.rank_stream import RankStreamSender
@@ -76,7 +75,7 @@ class Consolidator:
         self.worker_id, self.core, self.readers = worker_id, core, tuple(readers)
         """The worker's id, the mirrors and outboxes, and the subscribers."""
         self._model, self._event_log, self._clock = model, log, clock
-        self._always_stale, self._relearning = stale, Relearning()
+        self._always_stale = stale
         self.poller: SourcePoller | None = None
         """The poller of the engine, if that is polled."""
         if source is not None:
@@ -193,9 +192,8 @@ class Consolidator:
         """Return why events of the polled engine may be missing or wrong."""
         if (poller := self.poller) is None:
             return []
-        rules, outbox = poller.source.rules, self.core.outboxes[dp_rank]
-        self._relearning.on_read(dp_rank, poller.lost_before_read.get(dp_rank, 0), outbox.last_seq)
-        missing = self._relearning.missing(dp_rank, rules.events_lost.get(dp_rank, 0), outbox.settled_seq)
+        rules = poller.source.rules
+        missing = rules.events_lost.get(dp_rank, 0) - poller.lost_before_read.get(dp_rank, 0)
         reasons = (
             f"polling failed: {poller.work.failure}" if poller.work.failure else "",
             f"{missing} events lost, relearning" if missing else "",

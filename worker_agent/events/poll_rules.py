@@ -1,4 +1,4 @@
-"""The rules of a polled source: how urgently it is polled, and when a rank is complete again after events were lost.
+"""How urgently a polled source is polled.
 
 A source's buffer drops the oldest events when it is full.
 
@@ -10,14 +10,7 @@ A source's buffer drops the oldest events when it is full.
               buffer's capacity, or a cycle found        or a buffer's worth of events is taken;      ran dry and found
               lost events                                only then are they translated                no loss
 
-A cycle that ran dry has taken all events that the source had. After a loss a rank passes these stages:
-
-    lost        the source's event ids jumped: the rank was cleared, and is learnt again from there
-    read        the source had no more events and lost no more; all of them are in the rank's stream up to a seq
-    published   the log has it. The loss is over
-
-Counts of lost events only grow, so each stage stores the count at which it was reached. Source: `docs/SOURCES.md` E1.5,
-E8.
+A cycle that ran dry has taken all events that the source had. Source: `docs/SOURCES.md` E1.5, E8.
 """
 
 _BUFFER_EVENTS = 100_000
@@ -59,23 +52,3 @@ class Pace:
     def largest_ratio(self) -> float:
         """The largest poll relative to the buffer's capacity; 0 if that is unknown."""
         return self._largest / self._buffer_events if self._buffer_events else 0.0
-
-
-class Relearning:
-    """The losses of one source's ranks, until they are over."""
-
-    def __init__(self) -> None:
-        self._read: dict[int, tuple[int, int]] = {}  # the events lost, and the stream's seq when that was read
-        self._over: dict[int, int] = {}
-
-    def on_read(self, dp_rank: int, lost: int, last_seq: int) -> None:
-        """Note that the rank's stream has all the source's events up to `last_seq`, but those `lost` before."""
-        if lost > self._read.get(dp_rank, (0, 0))[0]:
-            self._read[dp_rank] = lost, last_seq
-
-    def missing(self, dp_rank: int, lost: int, settled_seq: int) -> int:
-        """Return how many of the events lost so far belong to losses that are not over."""
-        read_lost, read_seq = self._read.get(dp_rank, (0, 0))
-        if settled_seq >= read_seq:
-            self._over[dp_rank] = read_lost
-        return lost - self._over.get(dp_rank, 0)

@@ -73,7 +73,10 @@ class SourcePoller:
         self._requested: list[asyncio.Future[None]] = []
         self.pace = Pace(source.buffer_events)
         self.lost_before_read: Mapping[int, int] = {}
-        """How many events of each rank were lost before the newest time at which all of the source's were applied."""
+        """How many events of each rank were lost before the newest time at which all of the source's were applied.
+
+        A rank that has lost more since is being learnt again, from where its event ids jumped.
+        """
         self.poll_failures_total = 0
         self.failure = ""
         """Why the source could not be polled; empty while it can."""

@@ -1,6 +1,6 @@
-"""How urgently a source is polled, by its polls, and when a rank is known again whose source lost events."""
+"""How urgently a source is polled, by its polls."""
 
-from worker_agent.events.poll_rules import Pace, Relearning
+from worker_agent.events.poll_rules import Pace
 
 
 def turn(pace: Pace, *polls: int, is_lossy: bool = False) -> bool:
@@ -54,27 +54,3 @@ def test_a_turn_that_ran_dry_and_found_a_loss_is_not_all_there_was() -> None:
 def test_a_poll_that_waited_and_brought_nothing_is_all_there_was() -> None:
     assert turn(Pace(100), 0)
     assert not turn(Pace(100), 1)
-
-
-def test_a_loss_lasts_until_all_of_the_source_is_read_and_published() -> None:
-    relearning = Relearning()
-    assert relearning.missing(0, 3, settled_seq=20) == 3
-    relearning.on_read(0, 3, last_seq=25)
-    assert (relearning.missing(0, 3, settled_seq=24), relearning.missing(1, 0, settled_seq=24)) == (3, 0)
-    relearning.on_read(0, 3, last_seq=99)  # what comes after does not prolong it
-    assert relearning.missing(0, 3, settled_seq=25) == 0
-    assert relearning.missing(0, 5, settled_seq=25) == 2  # another loss counts alone
-
-
-def test_another_loss_before_the_end_counts_with_the_first() -> None:
-    relearning = Relearning()
-    relearning.on_read(0, 3, last_seq=25)
-    assert relearning.missing(0, 5, settled_seq=24) == 5
-    relearning.on_read(0, 5, last_seq=26)
-    assert relearning.missing(0, 5, settled_seq=26) == 0
-
-
-def test_where_nothing_was_lost_nothing_is_missing() -> None:
-    relearning = Relearning()
-    relearning.on_read(0, 0, last_seq=5)
-    assert relearning.missing(0, 0, settled_seq=0) == 0
