@@ -67,8 +67,7 @@ class WorkerId:
         """
         try:
             await self._listen()
-            while "wait" in [await self._action(seen, None) for seen in await self._read_newest()]:
-                await self._clock.sleep(_WAIT_S)
+            await self._settled(None)
         except BrokerUnavailable as error:
             _log.info("worker_id_not_checked", worker=self._worker_id, reason=str(error))
 
@@ -87,19 +86,16 @@ class WorkerId:
         subject = subjects.fleet(registration.model, self._worker_id)
         for _ in range(_ATTEMPTS):
             self.changed.clear()
-            messages, actions = await self._settled(registration)
-            if set(actions) <= {"keep"}:
+            settled = await self._settled(registration)
+            changed = [message for message, what in settled if what != "keep"]
+            if not changed:
                 return False
-            strange = [
-                each
-                for each, what in zip(messages, actions, strict=True)
-                if what != "keep" and self._claim != NO_CLAIM and each.seq != self._own_seq
-            ]
+            strange = [each for each in changed if self._claim != NO_CLAIM and each.seq != self._own_seq]
             for each in strange:
                 _log.warning("registration_replaced", worker=self._worker_id, **_described(each))
-            after_seq = next((each.seq for each in messages if each.subject == subject), 0)
+            after_seq = next((each.seq for each, _ in settled if each.subject == subject), 0)
             try:
-                if "replace" in actions:  # a reader that accepted the forged address keeps it until `WorkerLeft`
+                if any(what == "replace" for _, what in settled):  # readers keep a forged address until `WorkerLeft`
                     left = WorkerLeft(worker_id=self._worker_id, instance=self._instance, reason="registration forged")
                     after_seq = await self._publish(subject, left, after_seq)
                 claimed = replace(registration, drained=self._is_drained)
@@ -172,29 +168,28 @@ class WorkerId:
                 event = fleet.decode_fleet_event(message.data)
         return NewestMessage(event, claim, message.subject, message.stream_seq, refused)
 
-    async def _settled(self, registration: WorkerRegistered) -> tuple[list[NewestMessage], list[Action]]:
+    async def _settled(self, own: WorkerRegistered | None) -> list[tuple[NewestMessage, Action]]:
         """Return the id's newest messages and the action for each, once the liveness of all instances is known.
 
-        The last row is the registration's own subject if the log has no message there.
+        The last row is the subject of `own` if the log has no message there.
         """
-        subject = subjects.fleet(registration.model, self._worker_id)
+        subject = "" if own is None else subjects.fleet(own.model, self._worker_id)
         while True:
             messages = await self._read_newest()
-            if all(each.subject != subject for each in messages):
+            if own is not None and all(each.subject != subject for each in messages):
                 messages.append(NewestMessage(None, subject=subject, refused="no event"))
-            actions = [await self._action(each, registration) for each in messages]
-            if "wait" not in actions:
-                for each, what in zip(messages, actions, strict=True):
-                    if what == "keep":  # an operator's drain of this instance; later registrations keep it
-                        self._is_drained = drained_by_hand(each.event, before=self._is_drained)
-                return messages, actions
+            settled = [(each, await self._action(each, own if each.subject == subject else None)) for each in messages]
+            if all(what != "wait" for _, what in settled):
+                break
             await self._clock.sleep(_WAIT_S)
+        for each, what in settled:
+            if what == "keep" and each.event is not None and each.event.instance == self._instance:
+                self._is_drained = drained_by_hand(each.event, before=self._is_drained)  # later registrations keep it
+        return settled
 
     async def _action(self, message: NewestMessage, own: WorkerRegistered | None) -> Action:
         """Return the action for one subject; raise `WorkerIdTaken` if it is to stop."""
         event = message.event
-        if own is not None and message.subject != subjects.fleet(own.model, self._worker_id):
-            own = None
         if event is None or event.instance == self._instance:
             return action(message, self._instance, own, self._claim, "unknown")
         what = action(message, self._instance, own, self._claim, await self._heartbeats.liveness(event))

@@ -88,7 +88,7 @@ def _action_on_own(event: FleetEvent | None, own: WorkerRegistered) -> Action:
     return "register" if event.base_url == own.base_url else "replace"
 
 
-def drained_by_hand(event: FleetEvent | None, *, before: bool) -> bool:
+def drained_by_hand(event: FleetEvent, *, before: bool) -> bool:
     """Return whether an operator drains this instance, by its own newest event.
 
     `before`: the result before that event.

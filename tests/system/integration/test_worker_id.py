@@ -235,6 +235,20 @@ async def test_an_instance_that_was_thought_dead_and_returns_keeps_the_id_and_th
 
 
 # ------------------------------------------------------------------------------------------------- drained by hand
+async def test_an_operator_s_drain_of_another_instance_is_not_this_one_s(log: EventLog) -> None:
+    clock = ManualClock()
+    agent, drained = Agent(log, "first", clock=clock), WorkerDraining(worker_id=ID, instance="other", by_hand=True)
+    await log.publish(subjects.fleet("another-model", ID), fleet.encode(drained))
+    registering = asyncio.ensure_future(agent.register())
+    while not registering.done():
+        await clock.advance(0.5)
+        await eventually(lambda: clock.sleepers or registering.done())
+    assert not await agent.register()
+    await log.purge(subjects.FLEET_STREAM, (await newest(log)).stream_seq)
+    assert await agent.register()
+    assert (await newest(log)).data == fleet.encode(agent.registration)
+
+
 async def test_an_agent_keeps_an_operator_s_drain_in_a_new_log_and_until_it_is_put_back(log: EventLog) -> None:
     agent, draining = Agent(log, "first"), WorkerDraining(worker_id=ID, instance="first", by_hand=True)
     await agent.register()

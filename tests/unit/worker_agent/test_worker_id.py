@@ -53,7 +53,7 @@ def test_a_drain_by_hand_lasts_from_its_event_to_the_registration_that_ends_it(b
     assert drained_by_hand(by_hand, before=before)
     assert drained_by_hand(replace(OWN, drained=True), before=before)
     assert not drained_by_hand(replace(OWN, ends_drain=True), before=before)
-    for other in (OWN, None, left("own", REMOVED_BY_HAND)):
+    for other in (OWN, left("own", REMOVED_BY_HAND)):
         assert drained_by_hand(other, before=before) is before
 
 
