@@ -23,10 +23,10 @@ from tests.support.metric_families import COMMANDS, shown_families
 from tests.support.processes import running
 from tests.system.integration.broker import Broker, eventually
 from tests.system.integration.engine_doubles import (
+    DOUBLES,
     EngineDouble,
     Fault,
-    Rank,
-    SglangDouble,
+    PrometheusDouble,
     TrtllmServeDouble,
     VllmDouble,
 )
@@ -38,6 +38,7 @@ from worker_agent.attached.client import EngineClient
 from worker_agent.attached.config import AttachSettings
 from worker_agent.attached.watch import FAILURES_MAX, PROBE_PERIOD_S, HealthWatch
 from worker_agent.attached.worker import AttachedWorker, Host
+from worker_agent.engines.servers import SERVERS
 from worker_agent.engines.servers.vllm import Vllm
 from worker_agent.events.consolidator import Consolidator
 from worker_agent.events.engine_events import EngineStored
@@ -174,16 +175,12 @@ async def test_an_engine_that_comes_back_is_registered_as_it_is_now_or_not_at_al
         assert sizes == [1000, 2000]
 
 
-@pytest.mark.parametrize("kind", ["sglang", "trtllm-serve"])
+@pytest.mark.parametrize("kind", SERVERS)
 async def test_what_attach_shows_is_documented(broker: Broker, log: EventLog, kind: str) -> None:
-    double: EngineDouble = TrtllmServeDouble() if kind == "trtllm-serve" else SglangDouble(ranks=[Rank(), Rank()])
-    double.block_size = 32
     awaited = (f'kvrouter_engine_attached{{worker="{WORKER}"}} 1.0', 'outcome="ok",what="metrics"')
-    async with double.serving() as engine, fleet_events(log) as told, aiohttp.ClientSession() as session:
-        ranks = ("--dp-ranks", "2") if kind == "sglang" else ("--requests", "forward")
-        async with attaching(engine, broker, "--engine", kind, *ranks) as process:
-            if isinstance(engine, TrtllmServeDouble):
-                engine.iterate()
+    async with DOUBLES[kind]().serving() as engine, fleet_events(log) as told, aiohttp.ClientSession() as session:
+        async with attaching(engine, broker, "--engine", kind, "--requests", "forward") as process:
+            engine.compute()
             await eventually(lambda: told)
             status_url = (await process.line_with("status on")).split()[-1]
             shown = ""
@@ -196,11 +193,10 @@ async def test_what_attach_shows_is_documented(broker: Broker, log: EventLog, ki
     assert isinstance(registered, WorkerRegistered)
     assert registered.base_url != engine.url
     assert registered.accepts_token_ids
-    assert registered.event_source == ("trtllm" if kind == "trtllm-serve" else "sglang")
-    if kind == "sglang":
-        of_ranks = re.findall(r"sglang:num_running_reqs{(.*)}", shown)
-        assert of_ranks
-        assert all(f'worker="{WORKER}"' in labels for labels in of_ranks)
+    assert registered.event_source == SERVERS[kind].event_source
+    own = re.findall(rf"{SERVERS[kind].metrics.running}{{(.*)}}", shown)
+    assert bool(own) == isinstance(engine, PrometheusDouble)
+    assert all(f'worker="{WORKER}"' in labels for labels in own)
     assert shown_families(shown) - COMMANDS["worker-agent attach"].keys() == set()
 
 

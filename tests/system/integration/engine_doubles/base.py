@@ -56,6 +56,8 @@ class EngineDouble(ABC):
 
     facts: ClassVar[EngineFacts]
     """What is to be found of a new one that has computed something."""
+    states_version: ClassVar[bool] = False
+    """Whether it answers `/version`."""
     model: str = "m"
     ranks: list[Rank] = field(default_factory=lambda: [Rank()])
     block_size: int = 16
@@ -97,6 +99,7 @@ class EngineDouble(ABC):
             web.get("/v1/models", self._models, allow_head=False),
             web.get("/metrics", self._metrics, allow_head=False),
             web.get("/openapi.json", self._openapi, allow_head=False),
+            *([web.get("/version", self._version, allow_head=False)] if self.states_version else []),
             *(web.post(path, self._generate) for path in self.served_paths),
         ]
 
@@ -131,6 +134,9 @@ class EngineDouble(ABC):
 
     async def _health(self, _: web.Request) -> web.Response:
         return web.Response(status=200 if self.is_healthy else 503)
+
+    async def _version(self, _: web.Request) -> web.Response:
+        return web.json_response({"version": self.facts.version})
 
     async def _models(self, _: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": self.cards()})

@@ -18,19 +18,13 @@ class TrtllmServeDouble(EngineDouble):
     """`trtllm-serve`, which refuses unknown keys. Events and iterations, put there by a test, are answered once."""
 
     facts: ClassVar = facts_of("trtllm-serve", "1.2.0", block_size=32, max_num_seqs=64, max_num_batched_tokens=8192)
+    states_version: ClassVar = True
     block_size: int = 32
     events: list[dict[str, Any]] = field(default_factory=list)
     iterations: list[dict[str, Any]] = field(default_factory=list)
 
     def routes(self) -> list[web.RouteDef]:
-        return [
-            *super().routes(),
-            web.get("/version", self._version, allow_head=False),
-            web.post("/kv_cache_events", self._kv_cache_events),
-        ]
-
-    async def _version(self, _: web.Request) -> web.Response:
-        return web.json_response({"version": "1.2.0"})
+        return [*super().routes(), web.post("/kv_cache_events", self._kv_cache_events)]
 
     async def _metrics(self, _: web.Request) -> web.Response:
         rows, self.iterations = self.iterations, []

@@ -12,19 +12,13 @@ class VllmDouble(PrometheusDouble):
     """vLLM's OpenAI server, 0.33. `adapters` are LoRA names."""
 
     facts: ClassVar = facts_of("vllm", "0.33.0", publish_endpoint="tcp://*:5557", **ONE_RANK)
+    states_version: ClassVar = True
     adapters: tuple[str, ...] = ()
     publishes_at: tuple[str, ...] = ()
     """The addresses that its ranks bound; empty: those of its default configuration."""
 
     def routes(self) -> list[web.RouteDef]:
-        return [
-            *super().routes(),
-            web.get("/version", self._version, allow_head=False),
-            web.get("/kv_event_sources", self._event_sources, allow_head=False),
-        ]
-
-    async def _version(self, _: web.Request) -> web.Response:
-        return web.json_response({"version": "0.33.0"})
+        return [*super().routes(), web.get("/kv_event_sources", self._event_sources, allow_head=False)]
 
     async def _event_sources(self, _: web.Request) -> web.Response:
         said = {"enable_kv_cache_events": True, "publisher": "zmq", "replay_endpoint": None, "topic": ""}
