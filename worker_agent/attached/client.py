@@ -153,7 +153,7 @@ class EngineClient:
     async def query(self, known: EngineFacts | None = None) -> EngineFacts | None:
         """Return the engine's current facts; None while it is not healthy.
 
-        Of what is `known` only its names and adapters are read again.
+        With `known`, facts that were returned before, only names and adapters are read again.
         """
         try:
             await self.get("health", "/health", bytes)

@@ -184,13 +184,14 @@ class AttachedEngineSection(Section):
 
 
 class AttachedEventsSection(EventsSection):
-    """`events` of `attach`: those of `serve`, and what a polled engine may have reported before the agent started."""
+    """The section `events` of `attach`."""
 
     attention_window: int = Field(
         0,
         ge=0,
         le=1 << 30,
-        description="widest one, in tokens, where the engine's word is lost; 0: as events show",
+        description="tokens of the widest attention window of a polled engine that was started before the agent, which"
+        " then misses the events that say it; 0: the widest window of the events that come",
     )
 
 

@@ -273,10 +273,10 @@ class AttachedWorker:
             await streams.start()
             until_run.pop_all()  # from here on the parts own the sockets
         self._streams = streams
-        self._report(f"{worker.id}{self._found_words(worker, facts)}", worker.model)
+        self._report(f"{worker.id}{self._summary(worker, facts)}", worker.model)
         return [*parts, *others]
 
-    def _found_words(self, worker: WorkerStreams, facts: EngineFacts) -> str:
+    def _summary(self, worker: WorkerStreams, facts: EngineFacts) -> str:
         engine, given = self._settings.engine, self._given
         if not engine.base_url:
             return ""

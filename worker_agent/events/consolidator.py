@@ -53,7 +53,7 @@ class WorkerStreams(NamedTuple):
 class Consolidator:
     """Publishes one worker's ranks to the log.
 
-    `source`: the engine that is polled, if one is. `stale`: why the ranks' blocks are not known, whatever is read.
+    `source`: the engine that is polled, if one is. `stale`: why the ranks' blocks are never known; empty: they are.
     `tracing` None: no traces.
     """
 

@@ -102,7 +102,7 @@ def _source_families(consolidators: Sequence[Consolidator]) -> Iterator[Family]:
             for kind in ("gaps", "replays", "lost", "restarts"):
                 counts[*at, f"zmq_{kind}"] += getattr(cursor, f"{kind}_total")
             counts[*at, "refused_messages"] += reader.refused_messages_total + cursor.refused_total
-    meaning = "Events of a publisher, by what became of them before the mirror"
+    meaning = "Events of a publisher that were read, by kind; or refused or ignored, by reason"
     yield counter("hop_a_events", meaning, ("worker", "source", "kind"), events.items())
     for name, meaning in _HOP_A_COUNTS.items():
         samples = [((worker, source), n) for (worker, source, kind), n in counts.items() if kind == name]

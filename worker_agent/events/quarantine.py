@@ -13,7 +13,7 @@
     cache_level     is of an unknown tier
     wrong_type      has another field that is missing or of a wrong type
 
-The module that read the event documents the consequences. Written by one thread, read by any.
+`dialects/trtllm.py` says what follows for the event's rank. Written by one thread, read by any.
 """
 
 import reprlib

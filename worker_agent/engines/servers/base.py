@@ -73,7 +73,7 @@ class EngineServer:
     states_directory: ClassVar[bool] = False
     """Whether the `root` of such a card is the model's directory."""
     event_source: ClassVar[str]
-    """`event_source` of its registration: the router reads whether its answers can be continued."""
+    """`event_source` of its registration, by which the router knows whether its answers can be continued."""
     events: ClassVar[str] = "tcp://*:5557"
     """Where it publishes events unless told otherwise; `POLL`. Source of the port: `docs/SOURCES.md` E3.5."""
     event_flag: ClassVar[str] = ""

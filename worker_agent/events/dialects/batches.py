@@ -8,7 +8,7 @@ For every event, the first line that applies:
     attention group not a main one ignored (`BatchDecoder`)
     medium unknown                 refused
     no tokens                      accepted: names of blocks described before, with their current tier; a repeated name
-                                   is two copies (vLLM's offload of several groups names none)
+                                   is two copies: vLLM's offload events do not say their attention groups
     a hash twice, or the parent    refused as ambiguous
       among its own blocks
     more tokens than blocks hold   refused
