@@ -61,8 +61,8 @@ class RankEvent(NamedTuple):
 class EngineBatch(msgspec.Struct, frozen=True, kw_only=True):
     """The events of one message of a publisher, or of one poll.
 
-    `dp_rank` is None if the message names none. `refused` has the problem of each unreadable event; the others are
-    applied. `ignored` counts readable events without meaning for prefixes: other attention groups, remote copies.
+    `dp_rank` is None if the message names none. `refused` has the problem of each unreadable event. Events without
+    meaning for prefixes are left out: other attention groups, remote copies.
     """
 
     sequence: int
@@ -70,4 +70,3 @@ class EngineBatch(msgspec.Struct, frozen=True, kw_only=True):
     dp_rank: int | None
     events: tuple[EngineEvent, ...]
     refused: tuple[str, ...] = ()
-    ignored: int = 0

@@ -1,6 +1,6 @@
 """Attention groups: the kind that a store gives its group is remembered, and only main kinds count."""
 
-from tests.unit.worker_agent.wire_words import GOOD_MAP, read, stored, stored_array, stored_map
+from tests.unit.worker_agent.wire_words import GOOD_MAP, ignored, read, stored, stored_array, stored_map
 from worker_agent.events.dialects.batches import MAIN_KINDS, BatchDecoder
 from worker_agent.events.engine_events import EngineRemoved
 
@@ -28,29 +28,29 @@ def test_another_kind_is_ignored_with_all_that_its_group_says_later() -> None:
     for kind in OTHER_KINDS:
         for group_idx in (0, 3):
             decoder = BatchDecoder()
-            assert read(stored_map(group_idx=group_idx, kv_cache_spec_kind=kind), decoder=decoder).ignored == 1
+            read(stored_map(group_idx=group_idx, kv_cache_spec_kind=kind), decoder=decoder)
             later = read(stored_map(group_idx=group_idx), GOOD_MAP | {"group_idx": group_idx}, decoder=decoder)
-            assert (later.events, later.ignored) == ((), 2)
+            assert (later.events, later.refused, ignored(decoder)) == ((), (), 3)
 
 
 def test_of_groups_never_described_only_the_first_counts() -> None:
-    for group, ignored in (({}, 0), ({"group_idx": 0}, 0), ({"group_idx": 1}, 2)):
-        assert read(stored_map(**group), GOOD_MAP | group).ignored == ignored
+    for group, counted in (({}, 2), ({"group_idx": 0}, 2), ({"group_idx": 1}, 0)):
+        assert len(read(stored_map(**group), GOOD_MAP | group).events) == counted
 
 
 def test_a_removal_does_not_teach_what_its_group_is() -> None:
     batch = read(GOOD_MAP | {"group_idx": 3, "kv_cache_spec_kind": "full_attention"}, GOOD_MAP | {"group_idx": 3})
-    assert (batch.events, batch.ignored) == ((removed(3),), 1)
+    assert (batch.events, batch.refused) == ((removed(3),), ())
 
 
 def test_a_remote_store_does_not_teach_what_its_group_is() -> None:
     remote = stored_map(group_idx=3, kv_cache_spec_kind="full_attention", locality="REMOTE")
-    assert read(remote, stored_map(group_idx=3)).ignored == 2
+    assert read(remote, stored_map(group_idx=3)).events == ()
 
 
 def test_a_kind_without_a_group_decides_for_its_event_alone() -> None:
     batch = read(stored_map(kv_cache_spec_kind="mamba"), stored_map(), stored_map(group_idx=0))
-    assert (batch.events, batch.ignored) == ((stored(7), stored(7)), 1)
+    assert (batch.events, batch.refused) == ((stored(7), stored(7)), ())
 
 
 def test_the_last_kind_of_a_group_is_its_kind() -> None:
@@ -59,7 +59,7 @@ def test_the_last_kind_of_a_group_is_its_kind() -> None:
         stored_map(group_idx=1, kv_cache_spec_kind="mla_attention"),
         GOOD_MAP | {"group_idx": 1},
     )
-    assert (batch.events, batch.ignored) == ((stored(7, group_idx=1), removed(1)), 1)
+    assert (batch.events, batch.refused) == ((stored(7, group_idx=1), removed(1)), ())
 
 
 def test_a_tail_names_group_and_kind_by_position_or_by_type() -> None:

@@ -47,6 +47,11 @@ def wire(*events: object, time_s: object = 1.5, dp_rank: object = 0) -> bytes:
     return msgspec.msgpack.encode([time_s, list(events), dp_rank])
 
 
+def ignored(decoder: BatchDecoder) -> int:
+    """Return how many events the decoder has ignored."""
+    return sum(count for kind, count in decoder.counts.items() if kind.startswith("ignored"))
+
+
 def read(*events: object, decoder: BatchDecoder | None = None) -> EngineBatch:
     """Return what a payload of these events says."""
     return (decoder or BatchDecoder()).decode(5, wire(*events, dp_rank=2))

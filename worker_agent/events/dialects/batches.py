@@ -144,7 +144,6 @@ class BatchDecoder:
             dp_rank=batch.dp_rank,
             events=tuple(events),
             refused=tuple(refused),
-            ignored=len(batch.events) - len(events) - len(refused),
         )
 
     def _event(self, raw: msgspec.Raw) -> EngineEvent | None:
