@@ -104,11 +104,11 @@ def poll_families(worker: str, path: Consolidator) -> Iterator[Family]:
     """Yield the statistics of event polls."""
     pollers = [] if path.poller is None else [((worker, ENGINE), path.poller)]
     failed = [(at, each.poll_failures_total) for at, each in pollers]
-    pressed = "Cycles in which the agent first emptied the engine's buffer: it was filling up, or had lost events"
+    pressed = "Polls that did not wait for events: the engine's buffer was filling up, or had lost some"
     ratio = "Largest poll since the start, as a share of the source's buffer; 0 if the buffer's size is unknown"
     for family, name, meaning, rows in (
         (counter, "engine_polls", "Polls for KV events", [(at, each.pace.polls_total) for at, each in pollers]),
-        (counter, "pressed_turns", pressed, [(at, each.pace.pressed_cycles_total) for at, each in pollers]),
+        (counter, "pressed_turns", pressed, [(at, each.pace.pressed_polls_total) for at, each in pollers]),
         (counter, "engine_poll_failures", "Polls for KV events that failed", failed),
         (gauge, "engine_event_buffer_ratio", ratio, [(at, each.pace.largest_ratio) for at, each in pollers]),
     ):

@@ -86,19 +86,11 @@ class Intake:
 
     def poll(self) -> None:
         """Publish what the engine tells."""
-        lost = sum(self._engine.rules.events_lost.values())
-        self._publish(self._take())
+        lost, polled = sum(self._engine.rules.events_lost.values()), self._engine.drain()
+        self._publish(polled)
         is_lossy = sum(self._engine.rules.events_lost.values()) > lost
-        if self._pace.on_cycle(is_lossy=is_lossy):
+        if self._pace.on_poll(len(polled), is_lossy=is_lossy):
             self._dry_sequence, self._lost_when_dry = self._sequence, dict(self._engine.rules.events_lost)
-
-    def _take(self) -> list[dict[str, Any]]:
-        taken: list[dict[str, Any]] = []
-        polled = self._engine.drain()
-        while self._pace.on_poll(len(polled)):
-            taken += polled
-            polled = self._engine.drain()
-        return taken + polled
 
     def _publish(self, said: list[dict[str, Any]]) -> None:
         for dp_rank, events in self._engine.translate(said):

@@ -1,6 +1,6 @@
 """Polls an engine's events, and applies them in batches, without encoding them.
 
-The engine is polled again once all that the cycle brought is applied; meanwhile the engine's own buffer fills. How
+The engine is polled again once all that a poll brought is applied; meanwhile the engine's own buffer fills. How
 urgently it is polled: `poll_rules.py`. A thread of its own (`SupervisedWork.call`) translates the events, and polls an
 engine of this process: neither waits behind requests' work.
 
@@ -8,11 +8,11 @@ engine of this process: neither waits behind requests' work.
     -----------------------------   ------------------------------------------------------------------------------------
     cannot be polled                polls again until it succeeds; the engine's event ids show what was lost meanwhile
       (`EngineError`)
-    raises anything else            does not know which events of the cycle were applied: a loss follows, which removes
-                                      the engine's blocks. Then the cycles start again, until they fail too often
+    raises anything else            does not know which events of the poll were applied: a loss follows, which removes
+                                      the engine's blocks. Then the polls start again, until they fail too often
                                       (`Restarts`): the process drains and ends
 
-Cycles that brought events, and losses, are numbered from 0 in one sequence; each event is a batch of its own.
+Polls that brought events, and losses, are numbered from 0 in one sequence; each event is a batch of its own.
 """
 
 import asyncio
@@ -90,21 +90,28 @@ class SourcePoller:
     async def _run(self, stop: asyncio.Event) -> None:
         try:
             while not stop.is_set():
-                await self._run_cycle(0 if self.pace.is_pressed else self._poll_s)
+                await self._poll(0 if self.pace.is_pressed else self._poll_s)
                 if self.failure:
                     await self._clock.wait(stop, _FAILED_S)
-            await self._run_cycle(0)
+            await self._poll(0)
         except Exception:
-            self.pace.on_failure()
-            self.pace.on_cycle(is_lossy=True)
+            self.pace.is_pressed = True
             self._sequence += 1
             self._on_loss()
             raise
 
-    async def _run_cycle(self, timeout_s: float) -> None:
+    async def _poll(self, timeout_s: float) -> None:
         rules, requests = self.source.rules, len(self._requested)
         lost_before = sum(rules.events_lost.values())
-        events = await self._take(timeout_s)
+        try:
+            events = await self.source.take(self.work, timeout_s)
+        except EngineError as error:
+            self.poll_failures_total += 1
+            if not self.failure:
+                _log.warning("source_not_polled", reason=str(error))
+            self.failure = f"cannot be polled: {error}"
+            return
+        self.failure = ""
         translated = await self.work.call(partial(rules.translate, events)) if events else []
         now_s = self._clock.wall_ns() / 1e9
         for at, (dp_rank, event) in enumerate(translated, 1):
@@ -112,28 +119,10 @@ class SourcePoller:
             if at % _EVENTS_AT_ONCE == 0:
                 await asyncio.sleep(0)
         self._sequence += bool(translated)
-        if not self.failure:
-            answered, self._requested = self._requested[:requests], self._requested[requests:]
-            for request in answered:
-                if not request.done():  # its caller may have been cancelled
-                    request.set_result(None)
+        answered, self._requested = self._requested[:requests], self._requested[requests:]
+        for request in answered:
+            if not request.done():  # its caller may have been cancelled
+                request.set_result(None)
         lost = dict(rules.events_lost)
-        if self.pace.on_cycle(is_lossy=sum(lost.values()) > lost_before):
+        if self.pace.on_poll(len(events), is_lossy=sum(lost.values()) > lost_before):
             self.lost_before_read = lost
-
-    async def _take(self, timeout_s: float) -> list[Any]:
-        events: list[Any] = []
-        try:
-            polled = await self.source.take(self.work, timeout_s)
-            while self.pace.on_poll(len(polled)):
-                events += polled
-                polled = await self.source.take(self.work, 0)
-            events += polled
-            self.failure = ""
-        except EngineError as error:
-            self.pace.on_failure()
-            self.poll_failures_total += 1
-            if not self.failure:
-                _log.warning("source_not_polled", reason=str(error))
-            self.failure = f"cannot be polled: {error}"
-        return events
