@@ -16,8 +16,8 @@ from tests.simulation.oracle import Held
 from tests.simulation.setup import NEVER_FULL, NO_FAULTS, AgentSetup
 from tests.simulation.timeline import ProcessClock, Timeline
 from worker_agent.events.dialects import batches as hop_a
-from worker_agent.events.poll_rules import Pace
 from worker_agent.events.source_cursor import UNANSWERED_MAX, Delivery, SourceCursor
+from worker_agent.events.source_poller import Pace
 
 ANSWER_S = 2.0
 

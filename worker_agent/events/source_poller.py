@@ -1,8 +1,14 @@
-"""Polls an engine's events, and applies them in batches, without encoding them.
+"""Polls an engine's events, and applies them one by one, without encoding them.
 
-The engine is polled again once all that a poll brought is applied; meanwhile the engine's own buffer fills. How
-urgently it is polled: `poll_rules.py`. A thread of its own (`SupervisedWork.call`) translates the events, and polls an
+The engine is polled again once all that a poll brought is applied; meanwhile the engine's own buffer fills, and when it
+is full, it drops the oldest events. A thread of its own (`SupervisedWork.call`) translates the events, and polls an
 engine of this process: neither waits behind requests' work.
+
+    pace      begins                                                            polls             ends
+    -------   ---------------------------------------------------------------   ---------------   ----------------------
+    normal                                                                      wait for events
+    pressed   a poll returned more than half of the buffer's capacity, or its   do not wait       a poll returned none
+              events show that others were lost
 
     the engine                      the poller
     -----------------------------   ------------------------------------------------------------------------------------
@@ -13,6 +19,7 @@ engine of this process: neither waits behind requests' work.
                                       (`Restarts`): the process drains and ends
 
 Polls that brought events, and losses, are numbered from 0 in one sequence; each event is a batch of its own.
+Source of the buffer: `docs/SOURCES.md` E1.5, E8.
 """
 
 import asyncio
@@ -27,7 +34,6 @@ from kv_runtime.supervise import RESTARTS, Restarts, SupervisedWork
 from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.engine_events import EngineBatch
 from worker_agent.events.mirror import ENGINE
-from worker_agent.events.poll_rules import Pace
 from worker_agent.port.types import POLL_S, EngineError
 
 _EVENTS_AT_ONCE = 16
@@ -49,6 +55,30 @@ class Source(NamedTuple):
     take: Callable[[SupervisedWork, float], Awaitable[list[Any]]]
     rules: TrtllmRules
     buffer_events: int = 0
+
+
+class Pace:
+    """The pace of polls. `buffer_events` is the buffer's capacity; 0: unknown, and only losses press the pace."""
+
+    def __init__(self, buffer_events: int = 0) -> None:
+        self._buffer_events = buffer_events
+        self.is_pressed = False
+        """Whether the next poll must not wait."""
+        self._largest = self.pressed_polls_total = self.polls_total = 0
+
+    def on_poll(self, events: int, *, is_lossy: bool) -> bool:
+        """Note a poll whose events are handed on; return whether the source has no more events and lost none."""
+        is_all = not events and not is_lossy
+        self.polls_total += 1
+        self.pressed_polls_total += self.is_pressed
+        self._largest = max(self._largest, events)
+        self.is_pressed = is_lossy or 2 * events > self._buffer_events > 0 or (self.is_pressed and not is_all)
+        return is_all
+
+    @property
+    def largest_ratio(self) -> float:
+        """The largest poll relative to the buffer's capacity; 0 if that is unknown."""
+        return self._largest / self._buffer_events if self._buffer_events else 0.0
 
 
 class SourcePoller:

@@ -17,7 +17,7 @@ from tests.system.integration.broker import eventually
 from tests.system.integration.event_path import TranslatedEvents
 from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.engine_events import EngineBatch, EngineCleared, EngineRemoved, EngineStored, RankEvent
-from worker_agent.events.source_poller import Source, SourcePoller
+from worker_agent.events.source_poller import Pace, Source, SourcePoller
 from worker_agent.port.types import EngineError
 
 WAIT_S = 20.0
@@ -171,3 +171,32 @@ async def test_when_the_source_ran_dry_it_is_said_after_which_losses() -> None:
         await eventually(lambda: poller.lost_before_read == {0: 2})
         assert len(applied.batches) == 4
         assert not poller.pace.is_pressed
+
+
+# -------------------------------------------------------------------- the pace of polls
+def test_at_normal_pace_polls_wait() -> None:
+    pace = Pace(100)
+    for events in (1, 50, 0):
+        assert pace.on_poll(events, is_lossy=False) is (events == 0)
+        assert not pace.is_pressed
+    assert (pace.polls_total, pace.pressed_polls_total, pace.largest_ratio) == (3, 0, 0.5)
+
+
+def test_a_poll_of_more_than_half_the_buffer_presses_until_a_poll_brings_nothing() -> None:
+    pace = Pace(100)
+    for events in (51, 3):
+        assert not pace.on_poll(events, is_lossy=False)
+        assert pace.is_pressed
+    assert pace.on_poll(0, is_lossy=False)
+    assert (pace.is_pressed, pace.pressed_polls_total, pace.largest_ratio) == (False, 2, 0.51)
+
+
+def test_a_loss_presses_until_a_poll_brings_nothing_and_is_not_all_there_was() -> None:
+    for pace in (Pace(100), Pace()):
+        for events in (7, 0):
+            assert not pace.on_poll(events, is_lossy=True)
+            assert pace.is_pressed
+        assert not pace.on_poll(1, is_lossy=False)
+        assert pace.is_pressed
+        assert pace.on_poll(0, is_lossy=False)
+        assert not pace.is_pressed
