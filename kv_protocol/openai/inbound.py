@@ -14,7 +14,7 @@ ai-dynamo/dynamo, page "Custom Request Arguments (extra_args)", milliseconds; ne
 """
 
 import re
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
@@ -28,6 +28,7 @@ from kv_protocol.openai.option_table import (
     Count,
     NvExt,
     Targets,
+    marks_of,
     template_options,
 )
 from kv_protocol.openai.parts import ABSENT, OptionalPart, is_given, is_list_of_prompts, read_messages, read_prompts
@@ -37,6 +38,14 @@ _TEXT_FORMAT = b'{"type":"text"}'
 _MODEL_OF_FORM = re.compile(rb'name="model"\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,256})\r\n')
 _FORM_BYTES = 64 << 10
 """The field `model` is looked for in so many bytes at the beginning and at the end: a file may be between them."""
+
+_GUIDE, _SHAPE, _CHANGE = "guide", "shape", "change"
+_Guide = Annotated[msgspec.Raw, _GUIDE]
+"""What makes the response follow a grammar."""
+_Shape = Annotated[msgspec.Raw, _SHAPE]
+"""What shapes an answer so that it cannot be continued."""
+_Change = Annotated[msgspec.Raw, _CHANGE]
+"""What makes an engine's prompt differ from the router's."""
 
 
 class Inbound(Common, frozen=True, kw_only=True):
@@ -48,32 +57,32 @@ class Inbound(Common, frozen=True, kw_only=True):
     kv_continue: None = None
     disaggregated_params: msgspec.Raw = ABSENT
     n: Count | None = None
-    guided_json: msgspec.Raw = ABSENT
-    guided_regex: msgspec.Raw = ABSENT
-    guided_choice: msgspec.Raw = ABSENT
-    guided_grammar: msgspec.Raw = ABSENT
-    structured_outputs: msgspec.Raw = ABSENT
-    structural_tag: msgspec.Raw = ABSENT
-    regex: msgspec.Raw = ABSENT
-    ebnf: msgspec.Raw = ABSENT
-    response_format: msgspec.Raw = ABSENT
-    best_of: msgspec.Raw = ABSENT
+    guided_json: _Guide = ABSENT
+    guided_regex: _Guide = ABSENT
+    guided_choice: _Guide = ABSENT
+    guided_grammar: _Guide = ABSENT
+    structured_outputs: _Guide = ABSENT
+    structural_tag: _Guide = ABSENT
+    regex: _Guide = ABSENT
+    ebnf: _Guide = ABSENT
+    response_format: _Guide = ABSENT
+    best_of: _Shape = ABSENT
     detokenize: msgspec.Raw = ABSENT
-    echo: msgspec.Raw = ABSENT
+    echo: _Shape = ABSENT
     include_stop_str_in_output: msgspec.Raw = ABSENT
-    logits_processors: msgspec.Raw = ABSENT
-    logprobs: msgspec.Raw = ABSENT
-    prompt_logprobs: msgspec.Raw = ABSENT
-    return_tokens_as_token_ids: msgspec.Raw = ABSENT
-    suffix: msgspec.Raw = ABSENT
-    thinking_token_budget: msgspec.Raw = ABSENT
-    use_beam_search: msgspec.Raw = ABSENT
-    chat_template: msgspec.Raw = ABSENT
-    lora_path: msgspec.Raw = ABSENT
-    media_io_kwargs: msgspec.Raw = ABSENT
-    mm_processor_kwargs: msgspec.Raw = ABSENT
-    prompt_embeds: msgspec.Raw = ABSENT
-    truncate_prompt_tokens: msgspec.Raw = ABSENT
+    logits_processors: _Shape = ABSENT
+    logprobs: _Shape = ABSENT
+    prompt_logprobs: _Shape = ABSENT
+    return_tokens_as_token_ids: _Shape = ABSENT
+    suffix: _Shape = ABSENT
+    thinking_token_budget: _Shape = ABSENT
+    use_beam_search: _Shape = ABSENT
+    chat_template: _Change = ABSENT
+    lora_path: _Change = ABSENT
+    media_io_kwargs: _Change = ABSENT
+    mm_processor_kwargs: _Change = ABSENT
+    prompt_embeds: _Change = ABSENT
+    truncate_prompt_tokens: _Change = ABSENT
 
     endpoint: ClassVar[str] = "completions"
     """The endpoint of the request, and its path."""
@@ -255,13 +264,9 @@ def passed_form(path: str, body: Bytes) -> PassedInbound:
     return PassedInbound(model="", endpoint=path, path=path)
 
 
-_GUIDES = (
-    "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "structural_tag",
-    "regex", "ebnf", "response_format",
-)  # fmt: skip
-_CHANGING = (
-    "chat_template", "lora_path", "media_io_kwargs", "mm_processor_kwargs", "prompt_embeds", "truncate_prompt_tokens",
-)  # fmt: skip
+_GUIDES, SHAPING_KEYS, _CHANGING = (
+    tuple(name for name, marks in marks_of(Inbound).items() if mark in marks) for mark in (_GUIDE, _SHAPE, _CHANGE)
+)
 CHANGING_KEYS = (*_CHANGING, "add_special_tokens")
 """What `changed_by` may be."""
 

@@ -9,12 +9,21 @@ Sources: the OpenAI API reference (chat and legacy completions); of extensions N
 `thinking_token_budget`); sgl-project/sglang, `python/sglang/srt/sampling/sampling_params.py` (`verify`). If engines
 differ, the wider range is used.
 
+What is done with an option stands at its field, as marks (`marks_of` reads them):
+
+    PASSED             an agent with an engine in its process passes the option on, under its name
+    Unsupported        no such engine has the option: the agent refuses all values but `neutral`, which has no effect
+    KEPT               a stream that resumes on another attached engine keeps the option
+    LEFT_OUT           such a stream does not need it: the prompt's ids contain its effect, the router sets it anew, or
+                       it does not change the answer's text
+    neither            such a stream does not resume if the option is set (neither null nor false)
+
 `nvext` is the extension of NVIDIA Dynamo's clients; `NvExt.ineffective` names those of its keys that have no effect
 here. Source: `docs/SOURCES.md` D7.
 """
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 
 import msgspec
 
@@ -40,12 +49,33 @@ Logprobs = Annotated[int, msgspec.Meta(ge=0, le=LOGPROBS_MAX)]
 StopStrings = Annotated[list[str], msgspec.Meta(max_length=128)]
 """Each is searched for in every piece of the answer."""
 StopTokens = Annotated[list[TokenId], msgspec.Meta(max_length=128)]
+Priority = Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)]
+Temperature = Annotated[float, msgspec.Meta(ge=0, le=2)]
+TopK = Annotated[int, msgspec.Meta(ge=-1, le=(1 << 31) - 1)]
+Factor = Annotated[float, msgspec.Meta(gt=0)]
+ThinkingBudget = Annotated[int, msgspec.Meta(ge=-1, le=1 << 24)]
 BiasedToken = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,10}\Z")]
 Bias = Annotated[float, msgspec.Meta(ge=-100, le=100)]
+Biases = Annotated[dict[BiasedToken, Bias], msgspec.Meta(max_length=1024)]
+BadWords = Annotated[list[Name], msgspec.Meta(max_length=128)]
 GuidedChoices = Annotated[list[str], msgspec.Meta(min_length=1, max_length=1024)]
 Rank = Annotated[int, msgspec.Meta(ge=0, le=4095)]
 Milliseconds = Annotated[float, msgspec.Meta(ge=0, le=3.6e6)]
 _MS_PER_S = 1000
+
+PASSED, KEPT, LEFT_OUT = "passed", "kept", "left out"
+
+
+class Unsupported(NamedTuple):
+    """The mark of an option that no engine in an agent's process has. `neutral` None: no value is accepted."""
+
+    neutral: object = None
+
+
+def marks_of(*kinds: type[msgspec.Struct]) -> dict[str, tuple[object, ...]]:
+    """Return the marks of each option of these kinds of requests."""
+    hints = [hint for kind in kinds for hint in get_type_hints(kind, include_extras=True).items()]
+    return {name: getattr(hint, "__metadata__", ()) for name, hint in hints}
 
 
 class Wishes(msgspec.Struct, frozen=True):
@@ -99,9 +129,9 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     grammar: str | None = None
     json_object: bool | None = None
     structural_tag: JsonObject | str | None = None
-    disable_any_whitespace: bool | None = None
-    disable_additional_properties: bool | None = None
-    whitespace_pattern: str | None = None
+    disable_any_whitespace: Annotated[bool | None, Unsupported(neutral=False)] = None
+    disable_additional_properties: Annotated[bool | None, Unsupported(neutral=False)] = None
+    whitespace_pattern: Annotated[str | None, Unsupported()] = None
 
 
 # ---------------------------------------------------------------- tools
@@ -226,16 +256,16 @@ NO_NVEXT = NvExt()
 class Common(msgspec.Struct, frozen=True, kw_only=True):
     """The keys that routers and agents read alike."""
 
-    nvext: NvExt | None = None
-    stream: bool | None = None
-    stream_options: Wishes | None = None
-    max_tokens: Count | None = None
-    min_tokens: TokenLimit | None = None
-    stop: str | StopStrings | None = None
-    add_special_tokens: bool | None = None
-    return_token_ids: bool | None = None
-    cache_salt: CacheSalt | None = None
-    priority: Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)] | None = None
+    nvext: Annotated[NvExt | None, LEFT_OUT] = None
+    stream: Annotated[bool | None, KEPT] = None
+    stream_options: Annotated[Wishes | None, KEPT] = None
+    max_tokens: Annotated[Count | None, LEFT_OUT] = None
+    min_tokens: Annotated[TokenLimit | None, PASSED, LEFT_OUT] = None
+    stop: Annotated[str | StopStrings | None, KEPT] = None
+    add_special_tokens: Annotated[bool | None, LEFT_OUT] = None
+    return_token_ids: Annotated[bool | None, Unsupported(neutral=False), LEFT_OUT] = None
+    cache_salt: Annotated[CacheSalt | None, KEPT] = None
+    priority: Annotated[Priority | None, KEPT] = None
 
     @property
     def include_usage(self) -> bool:
@@ -256,45 +286,45 @@ class Common(msgspec.Struct, frozen=True, kw_only=True):
 class Options(Common, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The options that both endpoints have. Those of one endpoint are in its requests, with types of this module."""
 
-    stream_options: StreamOptions | None = None
-    n: Choices | None = None
+    stream_options: Annotated[StreamOptions | None, KEPT] = None
+    n: Annotated[Choices | None, LEFT_OUT] = None
     best_of: Choices | None = None
-    stop_token_ids: StopTokens | None = None
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
-    top_p: Probability | None = None
-    top_k: Annotated[int, msgspec.Meta(ge=-1, le=(1 << 31) - 1)] | None = None
-    min_p: Probability | None = None
-    top_p_min: Probability | None = None
-    seed: I64 | None = None
-    frequency_penalty: Penalty | None = None
-    presence_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, msgspec.Meta(gt=0)] | None = None
-    length_penalty: float | None = None
+    stop_token_ids: Annotated[StopTokens | None, KEPT] = None
+    include_stop_str_in_output: Annotated[bool | None, Unsupported(neutral=False), KEPT] = None
+    ignore_eos: Annotated[bool | None, KEPT] = None
+    temperature: Annotated[Temperature | None, PASSED, KEPT] = None
+    top_p: Annotated[Probability | None, PASSED, KEPT] = None
+    top_k: Annotated[TopK | None, PASSED, KEPT] = None
+    min_p: Annotated[Probability | None, PASSED, KEPT] = None
+    top_p_min: Annotated[Probability | None, Unsupported(neutral=0.0)] = None
+    seed: Annotated[I64 | None, PASSED, KEPT] = None
+    frequency_penalty: Annotated[Penalty | None, PASSED, KEPT] = None
+    presence_penalty: Annotated[Penalty | None, PASSED, KEPT] = None
+    repetition_penalty: Annotated[Factor | None, PASSED, KEPT] = None
+    length_penalty: Annotated[float | None, KEPT] = None
     early_stopping: bool | Literal["never"] | None = None
-    use_beam_search: bool | None = None
-    logit_bias: Annotated[dict[BiasedToken, Bias], msgspec.Meta(max_length=1024)] | None = None
-    bad_words: Annotated[list[Name], msgspec.Meta(max_length=128)] | None = None
-    allowed_token_ids: list[TokenId] | None = None
+    use_beam_search: Annotated[bool | None, Unsupported(neutral=False)] = None
+    logit_bias: Annotated[Biases | None, KEPT] = None
+    bad_words: Annotated[BadWords | None, KEPT] = None
+    allowed_token_ids: Annotated[list[TokenId] | None, Unsupported(neutral=[]), KEPT] = None
     logits_processors: Annotated[list[str], msgspec.Meta(max_length=16)] | None = None
     prompt_logprobs: Logprobs | None = None
-    thinking_token_budget: Annotated[int, msgspec.Meta(ge=-1, le=1 << 24)] | None = None
-    skip_special_tokens: bool | None = None
-    spaces_between_special_tokens: bool | None = None
-    detokenize: bool | None = None
-    return_tokens_as_token_ids: bool | None = None
+    thinking_token_budget: Annotated[ThinkingBudget | None, Unsupported()] = None
+    skip_special_tokens: Annotated[bool | None, Unsupported(neutral=True), KEPT] = None
+    spaces_between_special_tokens: Annotated[bool | None, KEPT] = None
+    detokenize: Annotated[bool | None, Unsupported(neutral=True), LEFT_OUT] = None
+    return_tokens_as_token_ids: Annotated[bool | None, Unsupported(neutral=False)] = None
     response_format: ResponseFormat | None = None
     guided_json: JsonObject | str | None = None
     guided_regex: str | None = None
     guided_choice: GuidedChoices | None = None
     guided_grammar: str | None = None
-    guided_whitespace_pattern: str | None = None
+    guided_whitespace_pattern: Annotated[str | None, Unsupported()] = None
     guided_decoding_backend: str | None = None
     structured_outputs: StructuredOutputs | None = None
     structural_tag: JsonObject | str | None = None
-    user: str | None = None
-    service_tier: str | None = None
-    store: bool | None = None
-    metadata: JsonObject | None = None
-    safety_identifier: str | None = None
+    user: Annotated[str | None, KEPT] = None
+    service_tier: Annotated[str | None, LEFT_OUT] = None
+    store: Annotated[bool | None, LEFT_OUT] = None
+    metadata: Annotated[JsonObject | None, LEFT_OUT] = None
+    safety_identifier: Annotated[str | None, LEFT_OUT] = None

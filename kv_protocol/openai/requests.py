@@ -33,6 +33,8 @@ from kv_protocol.openai.inbound import (
     PassedInbound,
 )
 from kv_protocol.openai.option_table import (
+    KEPT,
+    LEFT_OUT,
     Count,
     JsonObject,
     Logprobs,
@@ -41,6 +43,8 @@ from kv_protocol.openai.option_table import (
     Options,
     Tool,
     ToolChoice,
+    Unsupported,
+    marks_of,
     template_options,
 )
 from kv_protocol.openai.parts import ABSENT, OptionalPart, is_given, read_ids, read_prompts
@@ -66,8 +70,8 @@ class KnownNvExt(NvExt, frozen=True, forbid_unknown_fields=True):
 
 
 class _Request(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    model: str
-    nvext: KnownNvExt | None = None
+    model: Annotated[str, KEPT]
+    nvext: Annotated[KnownNvExt | None, LEFT_OUT] = None
     kv_prompt_ids: str | None = None
     """The prompt as base64 of little-endian u32 token ids; set by the router for agents that accept it."""
     disaggregated_params: msgspec.Raw = ABSENT
@@ -86,24 +90,24 @@ class _Request(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class ChatRequest(_Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`POST /v1/chat/completions`. Messages are checked where they are rendered."""
 
-    messages: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]
-    max_completion_tokens: Count | None = None
+    messages: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1), LEFT_OUT]
+    max_completion_tokens: Annotated[Count | None, LEFT_OUT] = None
     logprobs: bool | None = None
     top_logprobs: Logprobs | None = None
     tools: list[dict[str, Any]] | None = None
-    tool_choice: ToolChoice | None = None
-    parallel_tool_calls: bool | None = None
-    reasoning_effort: Annotated[str, msgspec.Meta(max_length=64)] | None = None
+    tool_choice: Annotated[ToolChoice | None, LEFT_OUT] = None
+    parallel_tool_calls: Annotated[bool | None, LEFT_OUT] = None
+    reasoning_effort: Annotated[Annotated[str, msgspec.Meta(max_length=64)] | None, LEFT_OUT] = None
     verbosity: Literal["low", "medium", "high"] | None = None
-    modalities: list[Literal["text", "audio"]] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    documents: list[dict[str, Any]] | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
+    modalities: Annotated[list[Literal["text", "audio"]] | None, Unsupported(neutral=["text"])] = None
+    chat_template_kwargs: Annotated[dict[str, Any] | None, LEFT_OUT] = None
+    documents: Annotated[list[dict[str, Any]] | None, LEFT_OUT] = None
+    add_generation_prompt: Annotated[bool | None, LEFT_OUT] = None
+    continue_final_message: Annotated[bool | None, LEFT_OUT] = None
     include_reasoning: bool | None = None
     thinking: JsonObject | bool | None = None
     prediction: JsonObject | None = None
-    prompt_cache_key: str | None = None
+    prompt_cache_key: Annotated[str | None, LEFT_OUT] = None
     prompt_token_ids: msgspec.Raw = ABSENT
     """The prompt as a prefill worker computed it, with media; set by the router for the decode worker."""
 
@@ -133,9 +137,9 @@ class ChatRequest(_Request, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class CompletionRequest(_Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`POST /v1/completions`. `prompt` is a text, its token ids, or a list of either (`parts.py`)."""
 
-    prompt: msgspec.Raw
-    echo: bool | None = None
-    suffix: str | None = None
+    prompt: Annotated[msgspec.Raw, LEFT_OUT]
+    echo: Annotated[bool | None, Unsupported(neutral=False)] = None
+    suffix: Annotated[str | None, Unsupported(neutral="")] = None
     logprobs: Logprobs | None = None
 
     def read_prompts(self) -> list[str | bytes]:
@@ -144,6 +148,8 @@ class CompletionRequest(_Request, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 Request = ChatRequest | CompletionRequest
+MARKS = marks_of(CompletionRequest, ChatRequest)
+"""The marks of each option (`option_table.py`)."""
 
 
 def check_chat(chat: ChatRequest) -> None:

@@ -32,30 +32,15 @@ from msgspec.structs import replace
 from kv_protocol.body_limits import Bytes
 from kv_protocol.continuation import Progress
 from kv_protocol.hashing import unpack_tokens
-from kv_protocol.openai.inbound import CHAT
+from kv_protocol.openai.inbound import CHAT, SHAPING_KEYS
+from kv_protocol.openai.option_table import KEPT, LEFT_OUT
 from kv_protocol.openai.parts import ABSENT
-from kv_protocol.openai.requests import ChatInbound, CompletionInbound, Inbound, RequestInvalid, is_given
+from kv_protocol.openai.requests import MARKS, ChatInbound, CompletionInbound, Inbound, RequestInvalid, is_given
 
 ASKED = b'{"return_token_ids":true,'
-_KEPT = frozenset(
-    {
-        "model", "stream", "stream_options", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos",
-        "temperature", "top_p", "top_k", "min_p", "seed", "frequency_penalty", "presence_penalty", "repetition_penalty",
-        "length_penalty", "logit_bias", "bad_words", "allowed_token_ids", "skip_special_tokens",
-        "spaces_between_special_tokens", "cache_salt", "priority", "user",
-    }
-)  # fmt: skip
-"""Keys that mean the same in chats and completions."""
-_LEFT_OUT = frozenset(
-    {
-        "messages", "prompt", "max_tokens", "max_completion_tokens", "min_tokens", "n", "return_token_ids",
-        "detokenize", "tool_choice", "parallel_tool_calls", "reasoning_effort", "chat_template_kwargs", "documents",
-        "add_generation_prompt", "continue_final_message", "add_special_tokens", "nvext", "metadata", "store",
-        "service_tier", "safety_identifier", "prompt_cache_key", "request_id", "rid",
-    }
-)  # fmt: skip
-"""Keys that a resumed request does not need: the prompt's ids contain their effect, the router sets them anew, or they
-do not change the answer's text."""
+_KEPT = frozenset(name for name, marks in MARKS.items() if KEPT in marks)
+_LEFT_OUT = {"request_id", "rid"}.union(name for name, marks in MARKS.items() if LEFT_OUT in marks)
+"""Attached engines also take two keys that no request of an agent has: the engine's names of a request."""
 _COMPLETION_TOKENS = 16
 """`max_tokens` of a completion that states none."""
 _WINDOW = 64
@@ -65,12 +50,7 @@ _PRIMED = 16
 """So many ids before those are decoded first, so that the decoder knows whether a word begins."""
 _TOKEN_BYTES = 4
 _TEXT_PARTS = frozenset({"text", "input_text", "refusal"})
-_SHAPING = (
-    "best_of", "use_beam_search", "prompt_logprobs", "return_tokens_as_token_ids", "thinking_token_budget", "logprobs",
-    "logits_processors", "echo", "suffix",
-)  # fmt: skip
-"""Keys that shape an answer so that it cannot be continued."""
-_shaping_of, _PLAIN = attrgetter(*_SHAPING), (ABSENT,) * len(_SHAPING)
+_shaping_of, _PLAIN = attrgetter(*SHAPING_KEYS), (ABSENT,) * len(SHAPING_KEYS)
 
 _objects = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _events = msgspec.json.Decoder(dict[str, Any])

@@ -63,7 +63,7 @@ async def test_log_probabilities_stand_beside_their_tokens_best_first(run_engine
 
 async def test_each_choice_has_its_own_tokens_and_its_own_end(run_engine: RunEngine) -> None:
     async with run_engine() as running:
-        told = await outputs(running.engine, request(sampling=Sampling(choices=2, temperature=0.5)))
+        told = await outputs(running.engine, request(sampling=Sampling(choices=2, passed={"temperature": 0.5})))
         one = await outputs(running.engine, request("b"))
     first, second = ([each for each in told if each.choice == choice] for choice in (0, 1))
     assert [first[-1].finish_reason, second[-1].finish_reason] == ["length"] * 2
@@ -106,7 +106,7 @@ async def test_what_a_prefill_engine_cannot_take_is_refused_with_its_field(run_e
         with pytest.raises(RequestRefused, match=f'disaggregated_params: found "one", allowed {allowed}'):
             await outputs(prefill.engine, request(handoff=Handoff(first_gen_tokens=(1,), opaque_state=b"x")))
         with pytest.raises(RequestRefused, match="n: found 2, allowed 1 on a prefill worker"):
-            await outputs(prefill.engine, request(sampling=Sampling(choices=2, temperature=0.5)))
+            await outputs(prefill.engine, request(sampling=Sampling(choices=2, passed={"temperature": 0.5})))
 
 
 # ------------------------------------------------------------------------------------------------------ decode

@@ -15,6 +15,7 @@ from kv_runtime.config.rendering import allowed_in, section_of
 from router.config import RouterSettings
 from router.doctor.facts import CATALOGUE
 from tests.support.metrics_page import metrics_page
+from tests.support.options_page import options_page
 from tests.support.paths import ROOT
 from worker_agent.attached.config import AttachSettings
 from worker_agent.config import AgentSettings
@@ -143,6 +144,7 @@ PAGES = {
     "doctor.md": findings_page,
     "engines.md": engines_page,
     "metrics.md": metrics_page,
+    "options.md": options_page,
     "settings.md": settings_page,
 }
 

@@ -32,31 +32,29 @@ import msgspec
 
 from kv_protocol.fleet import Role
 from kv_protocol.openai.errors import ALLOWED, Verbatim
-from kv_protocol.openai.option_table import JsonSchema, ResponseFormat
+from kv_protocol.openai.option_table import (
+    PASSED,
+    JsonSchema,
+    ResponseFormat,
+    StructuredOutputs,
+    Unsupported,
+    marks_of,
+)
 from kv_protocol.openai.parts import ABSENT
-from kv_protocol.openai.requests import ChatRequest, Request, RequestInvalid
+from kv_protocol.openai.requests import MARKS, ChatRequest, Request, RequestInvalid
 from kv_runtime.text.model import Text
 from worker_agent.port.handoff import read_handoff
 from worker_agent.port.sampling import ANSWER_LOGPROBS_MAX, Guide, Sampling, choice_pattern
 from worker_agent.port.types import EngineDescription, EngineRequest, Skill
 
 _TOKEN_BYTES = 4
-_NEUTRAL: Mapping[str, tuple[object, ...]] = {
-    "echo": (False,),
-    "suffix": ("",),
-    "use_beam_search": (False,),
-    "include_stop_str_in_output": (False,),
-    "skip_special_tokens": (True,),
-    "detokenize": (True,),
-    "return_token_ids": (False,),
-    "return_tokens_as_token_ids": (False,),
-    "allowed_token_ids": ([],),
-    "modalities": (["text"],),
-    "top_p_min": (0,),
-    "thinking_token_budget": (),
-    "guided_whitespace_pattern": (),
-}
-"""Options that no engine supports, and their neutral values."""
+_NONE = "none on this worker"
+_PASSED = tuple(name for name, marks in MARKS.items() if PASSED in marks)
+_STRUCTURED = marks_of(StructuredOutputs)
+_NEUTRAL, _NEUTRAL_STRUCTURED = (
+    {name: mark.neutral for name, marks in of.items() for mark in marks if isinstance(mark, Unsupported)}
+    for of in (MARKS, _STRUCTURED)
+)
 
 
 def logit_bias_of(request: Request, text: Text) -> tuple[tuple[int, float], ...]:
@@ -106,10 +104,9 @@ class RequestRules:
         Raises:
             RequestInvalid: this worker does not support one of them.
         """
-        phase = phase_of(request, self._role)
-        sampling = sampling_of(request)
+        phase, sampling = phase_of(request, self._role), sampling_of(request)
         stop_ids = (*(request.stop_token_ids or ()), *(() if request.ignore_eos else self._end_ids))
-        check_supported(request, self._description.skills)
+        check_supported(request, sampling, self._description.skills)
         return msgspec.structs.replace(
             phase,
             lora_name=request.model if request.model in self._loras else None,
@@ -142,12 +139,16 @@ class RequestRules:
         prompt, sampling = wished.prompt, wished.sampling
         max_tokens = self._max_tokens(request, len(prompt))
         if forced is not None and not before and "structural_tags" in self._description.skills:
-            others["sampling"] = sampling = forced_sampling(request, sampling, forced)
+            if sampling.guide is not None and sampling.guide.field != "response_format":  # that does not apply to calls
+                found = Verbatim(f"it beside {sampling.guide.field}")
+                raise RequestInvalid("tool_choice", found, "one guide a request")
+            others["sampling"] = sampling = msgspec.structs.replace(sampling, guide=forced)
         check_size(request, sampling, prompt_tokens=len(prompt), max_tokens=max_tokens)
         if before:
             max_tokens = max_tokens if self._role == "prefill" else max(0, max_tokens - len(before))
-            min_tokens = None if sampling.min_tokens is None else max(0, sampling.min_tokens - len(before))
-            others["sampling"] = msgspec.structs.replace(sampling, min_tokens=min_tokens)
+            if request.min_tokens is not None:
+                passed = {**sampling.passed, "min_tokens": max(0, request.min_tokens - len(before))}
+                others["sampling"] = msgspec.structs.replace(sampling, passed=passed)
         return msgspec.structs.replace(wished, prompt=prompt + before, max_tokens=max_tokens, **others)
 
     @staticmethod
@@ -175,26 +176,29 @@ class RequestRules:
         return request.limit_tokens or min(self._default_max_tokens, tokens_left)
 
 
-def check_supported(request: Request, skills: frozenset[Skill]) -> None:
+def check_supported(request: Request, sampling: Sampling, skills: frozenset[Skill]) -> None:
     """Raise `RequestInvalid` if the request has an unsupported option."""
-    allowed = "none on this worker"
-    for field, neutral in _NEUTRAL.items():
-        value = getattr(request, field, None)
-        if value is not None and value not in neutral:
-            raise RequestInvalid(field, value, allowed)
+    _check_neutral(request, _NEUTRAL)
     if request.stream and request.prompt_logprobs is not None:
         raise RequestInvalid("prompt_logprobs", request.prompt_logprobs, "none in a stream")
     if request.best_of not in (None, request.n or 1):
         raise RequestInvalid("best_of", request.best_of, f"n, {request.n or 1}, or none")
-    field, guide = _guide(request)
+    guide = sampling.guide
     needed: tuple[tuple[Skill, str, object], ...] = (
-        ("guides", field, guide and guide.kind),
+        ("guides", guide.field if guide else "", guide and guide.kind),
         ("logits_processors", "logits_processors", request.logits_processors or None),
         ("prompt_logprobs", "prompt_logprobs", request.prompt_logprobs),
     )
     for skill, field, found in needed:
         if found is not None and skill not in skills:
-            raise RequestInvalid(field, found, allowed)
+            raise RequestInvalid(field, found, _NONE)
+
+
+def _check_neutral(given: msgspec.Struct, neutral: Mapping[str, object], above: str = "") -> None:
+    """Raise `RequestInvalid` if an unsupported option has another value than its neutral one."""
+    for field, value in ((field, getattr(given, field, None)) for field in neutral):
+        if value is not None and value != neutral[field]:
+            raise RequestInvalid(f"{above}{field}", value, _NONE)
 
 
 def check_several(request: Request, prompts: int) -> None:
@@ -222,10 +226,6 @@ def prompt_ids(encoded: str) -> bytes:
 
 
 # ---------------------------------------------------------------- sampling
-_STRUCTURED_UNKNOWN = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
-"""Keys of `structured_outputs` that no engine supports."""
-_STRUCTURED = ("json", "regex", "grammar", "structural_tag", "choice", "json_object")
-"""Its others: the kinds of guides."""
 _GUIDED = {
     "guided_json": "json",
     "guided_regex": "regex",
@@ -255,9 +255,14 @@ def sampling_of(request: Request) -> Sampling:
     logprobs = request.logprobs
     if isinstance(request, ChatRequest):
         logprobs = (request.top_logprobs or 0) if request.logprobs else None
-    same = {name: getattr(request, name) for name in Sampling.__struct_fields__ if hasattr(request, name)}
-    own = {"ignore_eos": bool(request.ignore_eos), "choices": request.n or 1, "logprobs": logprobs}
-    return Sampling(**same | own, guide=_guide(request)[1])
+    return Sampling(
+        passed={name: value for name in _PASSED if (value := getattr(request, name)) is not None},
+        ignore_eos=bool(request.ignore_eos),
+        choices=request.n or 1,
+        logprobs=logprobs,
+        prompt_logprobs=request.prompt_logprobs,
+        guide=_guide(request),
+    )
 
 
 def check_size(request: Request, sampling: Sampling, *, prompt_tokens: int, max_tokens: int) -> None:
@@ -280,37 +285,22 @@ def check_size(request: Request, sampling: Sampling, *, prompt_tokens: int, max_
             )
 
 
-def forced_sampling(request: Request, sampling: Sampling, calls: Guide) -> Sampling:
-    """Return the parameters of an answer that must consist of calls. A `response_format` does not apply to calls.
-
-    Raises:
-        RequestInvalid: the request guides the whole answer otherwise.
-    """
-    if (field := _guide(request)[0]) not in ("", "response_format"):
-        raise RequestInvalid("tool_choice", Verbatim(f"it beside {field}"), "one guide a request")
-    return msgspec.structs.replace(sampling, guide=calls)
-
-
-def _guide(request: Request) -> tuple[str, Guide | None]:
-    """Return the field with the guide, and the guide; empty and None without a guide."""
-    wished = [(field, kind, getattr(request, field)) for field, kind in _GUIDED.items()]
+def _guide(request: Request) -> Guide | None:
+    wished: list[tuple[str, Any, Any]] = [(field, kind, getattr(request, field)) for field, kind in _GUIDED.items()]
     if (outputs := request.structured_outputs) is not None:
-        for option in _STRUCTURED_UNKNOWN:
-            if (value := getattr(outputs, option)) not in (None, False):
-                raise RequestInvalid(f"structured_outputs.{option}", value, "none on this worker")
-        wished += [(f"structured_outputs.{kind}", kind, getattr(outputs, kind)) for kind in _STRUCTURED]
+        _check_neutral(outputs, _NEUTRAL_STRUCTURED, "structured_outputs.")
+        kinds = _STRUCTURED.keys() - _NEUTRAL_STRUCTURED
+        wished += ((f"structured_outputs.{kind}", kind, getattr(outputs, kind)) for kind in sorted(kinds))
     if request.response_format is not None:
         wished.append(("response_format", *_of_format(request.response_format)))
-    given = [(field, _guide_of(kind, value)) for field, kind, value in wished if value not in (None, False)]
+    given = [each for each in wished if each[-1] not in (None, False)]
     if len(given) > 1:
         raise RequestInvalid(given[1][0], Verbatim(f"it beside {given[0][0]}"), "one guide a request")
-    return given[0] if given else ("", None)
-
-
-def _guide_of(kind: Any, value: Any) -> Guide:  # noqa: ANN401 - as the kind has it
-    if kind == "choice":
-        return Guide(kind="regex", value=choice_pattern(value))
-    return Guide(kind=kind, value=None if kind == "json_object" else value)
+    for field, kind, value in given:
+        if kind == "choice":
+            return Guide(kind="regex", value=choice_pattern(value), field=field)
+        return Guide(kind=kind, value=None if kind == "json_object" else value, field=field)
+    return None
 
 
 def _of_format(form: ResponseFormat) -> tuple[str, Any]:

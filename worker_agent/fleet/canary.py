@@ -76,7 +76,7 @@ class CanaryWatch:
             max_tokens=1,
             dp_rank=self._dp_rank,
             cache_salt=SALT,
-            sampling=Sampling(temperature=0.0, top_k=1),
+            sampling=Sampling(passed={"temperature": 0.0, "top_k": 1}),
             queue_priority=_HIGHEST,
             is_context_and_generation=self._is_decode,  # a decode worker computes this prompt itself, without a handoff
         )

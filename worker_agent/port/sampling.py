@@ -1,9 +1,9 @@
-"""Sampling parameters of a generation, and log probabilities of its tokens.
+"""How a generation's tokens are chosen, and the log probabilities of its tokens.
 
 None means the engine's default. `Sampling` is data: each engine's package translates it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -15,30 +15,27 @@ _PATTERN_MARKS = frozenset("\\.^$|?*+()[]{}")
 
 
 class Guide(msgspec.Struct, frozen=True, kw_only=True):
-    """A constraint on the text: a JSON schema, a pattern, a grammar or a tag; `json_object` needs no value."""
+    """A constraint on the text: a JSON schema, a pattern, a grammar or a tag; `json_object` needs no value.
+
+    `field` is the request's key that it is from; empty: the agent made it.
+    """
 
     kind: GuideKind
     value: Any = None
+    field: str = ""
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """One request's sampling parameters.
 
-    `choices` sequences are generated in parallel. `logprobs` is how many of the likeliest tokens are reported at each
-    position, besides the chosen one: 0 only that one, None nothing; `prompt_logprobs` likewise for the prompt. With
-    `ignore_eos` the model's end tokens do not stop a sequence; the client's own stop tokens still do.
+    `passed` are options that the engine gets as the client wrote them (`PASSED` of `option_table.py`), without those
+    that are None. `choices` sequences are generated in parallel. `logprobs` is how many of the likeliest tokens are
+    reported at each position, besides the chosen one: 0 only that one, None nothing; `prompt_logprobs` likewise for the
+    prompt. With `ignore_eos` the model's end tokens do not stop a sequence; the client's own stop tokens still do.
     """
 
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    min_tokens: int | None = None
+    passed: Mapping[str, Any] = {}
     ignore_eos: bool = False
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    repetition_penalty: float | None = None
     choices: int = 1
     logprobs: int | None = None
     prompt_logprobs: int | None = None

@@ -105,7 +105,11 @@ async def test_an_idle_engine_is_asked_for_the_begin_token_s_successor() -> None
         await worker.after(WAIT_S)
         (asked,) = worker.engine.asked
         assert (asked.prompt, asked.max_tokens, asked.dp_rank, asked.cache_salt) == ((BEGIN_ID,), 1, 0, SALT)
-        assert (asked.sampling.temperature, asked.queue_priority, asked.is_context_and_generation) == (0.0, 1.0, False)
+        assert (asked.sampling.passed["temperature"], asked.queue_priority, asked.is_context_and_generation) == (
+            0.0,
+            1.0,
+            False,
+        )
         worker.stop.set()
     assert worker.watch.requests_total == {"ok": 1, "failed": 0, "late": 0}
     assert worker.told == ["WorkerRegistered", "WorkerDraining"]

@@ -123,7 +123,7 @@ def test_a_request_is_asked_with_all_that_the_engine_reads() -> None:
         stop_token_ids=(1, *ByteText.eos_ids),
         dp_rank=2,
         cache_salt="salt",
-        sampling=Sampling(temperature=0.5, choices=2, logprobs=3),
+        sampling=Sampling(passed={"temperature": 0.5}, choices=2, logprobs=3),
         queue_priority=0.25,
         logits_processors=("ban",),
         logit_bias=((9, 1.0),),
@@ -154,7 +154,9 @@ def test_calls_that_are_demanded_guide_the_answer_in_place_of_its_format() -> No
     cases: list[Any] = [None, {"type": "json_object"}]
     for response_format in cases:
         request, of = chat(response_format=response_format, temperature=0.5), rules(skills=ALL_SKILLS)
-        assert asked(request, of=of, forced=CALLS).sampling == Sampling(temperature=0.5, guide=CALLS), response_format
+        assert asked(request, of=of, forced=CALLS).sampling == Sampling(passed={"temperature": 0.5}, guide=CALLS), (
+            response_format
+        )
 
 
 def test_nothing_is_forced_in_an_answer_that_goes_on_or_by_an_engine_without_structural_tags() -> None:

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from kv_protocol.fleet import Role
 from tests.support.engine_description import described
+from tests.support.option_samples import PASSED_ON
+from tests.support.trtllm import Fake, trtllm
 from worker_agent.engines.trtllm.requests import (
     NO_END_TOKEN,
     Abilities,
@@ -25,6 +27,7 @@ from worker_agent.port.handoff import Handoff
 from worker_agent.port.sampling import Guide, Sampling, choice_pattern
 from worker_agent.port.types import EngineRequest, Media, RequestRefused, takes_transfer
 
+__all__ = ["trtllm"]
 ENGINE = described(event_source="trtllm", total_kv_blocks=0, max_seq_len=100)
 STATE = Handoff(opaque_state=b"\xff", first_gen_tokens=(5,), multimodal_hashes=((1, 2, 3, 4, 5, 6, 7, 8),))
 MEDIA = Handoff(multimodal_embedding_handles=({"k": 1},), multimodal_hashes=((1, 2, 3, 4, 5, 6, 7, 8),))
@@ -52,15 +55,15 @@ def test_what_was_not_wished_is_the_engine_s_own_choice() -> None:
     assert fields_of(end_ids=()) == {"max_tokens": 9, "detokenize": False, "end_id": NO_END_TOKEN, "pad_id": 0}
 
 
-def test_wishes_keep_their_names_and_values() -> None:
-    wishes = {"temperature": 0.0, "top_p": 0.5, "min_p": 0.1, "seed": 3, "min_tokens": 2, "frequency_penalty": 0.2}
-    wishes |= {"presence_penalty": -0.1, "repetition_penalty": 1.1}
-    assert wishes.items() <= fields_of(sampling=Sampling(**wishes)).items()  # type: ignore[arg-type]
+def test_options_that_are_passed_on_keep_their_names_and_values_and_the_engine_knows_them(trtllm: Fake) -> None:
+    fields = fields_of(sampling=Sampling(passed=PASSED_ON))
+    assert PASSED_ON.items() <= fields.items()
+    assert trtllm.module.SamplingParams(**fields)
 
 
 @pytest.mark.parametrize(("wish", "told"), [(-1, 0), (0, 0), (5, 5)])
 def test_top_k_minus_one_is_all_tokens(wish: int, told: int) -> None:
-    assert fields_of(sampling=Sampling(top_k=wish))["top_k"] == told
+    assert fields_of(sampling=Sampling(passed={"top_k": wish}))["top_k"] == told
 
 
 @pytest.mark.parametrize(("wish", "told"), [(0, 1), (1, 1), (20, 20)])

@@ -10,13 +10,13 @@
 Rules of the roles: `worker_agent/port/types.py`.
 
     ours                                  `SamplingParams`
+    `Sampling.passed`                     the same names; `top_k` -1, all tokens, is 0 there
     stop tokens                           the model's end token among them: `end_id`, -1 if none stops (never None:
                                           the engine would need a tokenizer); the others: `stop_token_ids`
     ignore_eos                            the model's end tokens are not stop tokens. The engine's own switch if the
                                           client has no stop tokens, because it drops those, too; else `end_id` -1
     the token that stopped it             stays: `include_stop_str_in_output`
     stop strings                          none: the agent makes the text, and `stop` beside an `end_id` fails
-    top_k -1                              0, all tokens
     choices n                             `n`, and `best_of` n: streamed choices cannot be ranked
     logprobs k                            max(1, k)
     rank                                  required if the engine has several; not set if the engine keeps conversations
@@ -52,10 +52,6 @@ from worker_agent.port.types import (
 
 NO_END_TOKEN = -1
 _PAD_TOKEN = 0
-_COPIED = (
-    "temperature", "top_p", "min_p", "seed", "min_tokens", "frequency_penalty", "presence_penalty",
-    "repetition_penalty",
-)  # fmt: skip
 
 
 class Abilities(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,13 +91,13 @@ def rank_and_conversation(request: EngineRequest, abilities: Abilities) -> tuple
 
 
 def sampling_fields(request: EngineRequest, role: Role, end_ids: Sequence[int]) -> dict[str, Any]:
-    """Return the keywords of `SamplingParams`; parameters that are None are left out."""
+    """Return the keywords of `SamplingParams`."""
     sampling = request.sampling
-    fields: dict[str, Any] = {name: value for name in _COPIED if (value := getattr(sampling, name)) is not None}
+    fields: dict[str, Any] = dict(sampling.passed)
+    if "top_k" in fields:
+        fields["top_k"] = max(0, fields["top_k"])
     fields |= {"max_tokens": 1 if role == "prefill" else request.max_tokens, "detokenize": False}
     fields |= _stop_fields(request.stop_token_ids, end_ids, ignore_eos=sampling.ignore_eos)
-    if sampling.top_k is not None:
-        fields["top_k"] = max(0, sampling.top_k)
     if sampling.choices > 1:
         fields |= {"n": sampling.choices, "best_of": sampling.choices}
     if sampling.logprobs is not None:
