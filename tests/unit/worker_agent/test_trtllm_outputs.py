@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worker_agent.engines.trtllm.outputs import Outputs, finish_reason
-from worker_agent.port.sampling import TokenLogprob, TokenLogprobs
-from worker_agent.port.types import FinishReason, KvFetches
+from worker_agent.port.sampling import Sampling, TokenLogprob, TokenLogprobs
+from worker_agent.port.types import EngineRequest, FinishReason, KvFetches
 
 PROMPT = (1, 2, 3, 4)
 LONGEST = 100
@@ -43,9 +43,14 @@ def logprob(value: float, rank: int) -> Any:
     return SimpleNamespace(logprob=value, rank=rank)
 
 
+def outputs_of(*, max_tokens: int = LONGEST, transfers: KvFetches | None = None, **sampling: Any) -> Outputs:
+    asked = EngineRequest(request_id="r", prompt=PROMPT, max_tokens=max_tokens, sampling=Sampling(**sampling))
+    return Outputs(asked, transfers=transfers)
+
+
 @given(st.lists(st.lists(st.integers(0, 9), max_size=3), max_size=6))
 def test_the_parts_together_are_the_whole(chunks: list[list[int]]) -> None:
-    outputs, said, told = Outputs(PROMPT, max_tokens=LONGEST), Said(), []
+    outputs, said, told = outputs_of(), Said(), []
     for chunk in chunks:
         assert said.token_ids is not None
         said.token_ids.extend(chunk)
@@ -55,20 +60,20 @@ def test_the_parts_together_are_the_whole(chunks: list[list[int]]) -> None:
 
 
 def test_nothing_new_is_no_output() -> None:
-    outputs, said = Outputs(PROMPT, max_tokens=LONGEST), Said(token_ids=[7])
+    outputs, said = outputs_of(), Said(token_ids=[7])
     assert len(outputs.new(Result([said]))) == 1
     assert outputs.new(Result([said])) == []
 
 
 def test_a_stop_word_that_the_engine_cuts_off_again_takes_nothing_back() -> None:
-    outputs, said = Outputs(PROMPT, max_tokens=LONGEST), Said(token_ids=[7, 8])
+    outputs, said = outputs_of(), Said(token_ids=[7, 8])
     outputs.new(Result([said]))
     (last,) = outputs.new(Result([Said(token_ids=[7], finish_reason="stop")], finished=True))
     assert (last.token_ids, last.finish_reason, outputs.is_over) == ((), "stop", True)
 
 
 def test_choices_end_one_by_one() -> None:
-    outputs = Outputs(PROMPT, max_tokens=LONGEST, choices=2)
+    outputs = outputs_of(choices=2)
     first = outputs.new(Result([Said(0, [5], finish_reason="length"), Said(1, [6])]))
     assert [(each.choice, each.finish_reason) for each in first] == [(0, "length"), (1, None)]
     assert not outputs.is_over
@@ -92,7 +97,7 @@ def test_finish_reasons(said: str | None, ours: FinishReason | None) -> None:
 
 
 def test_choices_that_ended_before_the_last_have_no_reason_of_the_engine() -> None:
-    outputs = Outputs(PROMPT, max_tokens=2, choices=4)
+    outputs = outputs_of(max_tokens=2, choices=4)
     said = [Said(0, [5, 6]), Said(1, [5]), Said(2, []), Said(3, [5, 6], finish_reason="length")]
     assert [each.finish_reason for each in outputs.new(Result(said[:2]))] == [None, None]
     told = outputs.new(Result(said, finished=True))
@@ -106,13 +111,13 @@ def test_choices_that_ended_before_the_last_have_no_reason_of_the_engine() -> No
 
 
 def test_a_cancelled_request_has_no_output() -> None:
-    outputs = Outputs(PROMPT, max_tokens=LONGEST)
+    outputs = outputs_of()
     assert outputs.new(Result([Said(token_ids=[7], finish_reason="cancelled")], finished=True)) == []
     assert outputs.is_cancelled
 
 
 def test_a_failure_ends_every_open_choice_and_keeps_the_usage() -> None:
-    outputs = Outputs(PROMPT, max_tokens=LONGEST, choices=3)
+    outputs = outputs_of(choices=3)
     outputs.new(Result([Said(0, [5], finish_reason="length"), Said(1, [6])], cached_tokens=3))
     told = outputs.failed()
     assert [(each.choice, each.finish_reason, each.cached_tokens) for each in told] == [
@@ -124,7 +129,7 @@ def test_a_failure_ends_every_open_choice_and_keeps_the_usage() -> None:
 
 @pytest.mark.parametrize(("said", "told"), [(0, 0), (3, 3), (9, 4)])
 def test_cached_tokens_are_the_prompt_s_at_most(said: int, told: int) -> None:
-    (output,) = Outputs(PROMPT, max_tokens=LONGEST).new(Result([Said(token_ids=[7])], cached_tokens=said))
+    (output,) = outputs_of().new(Result([Said(token_ids=[7])], cached_tokens=said))
     assert output.cached_tokens == told
 
 
@@ -134,7 +139,7 @@ def test_a_measured_transfer_is_counted_once(moved: int) -> None:
         kv_cache_size=moved, kv_cache_transfer_start=timedelta(seconds=2), kv_cache_transfer_end=timedelta(seconds=2.25)
     )
     perf, transfers = SimpleNamespace(timing_metrics=timing), KvFetches("done")
-    outputs = Outputs(PROMPT, max_tokens=LONGEST, transfers=transfers)
+    outputs = outputs_of(transfers=transfers)
     for count in (1, 2):
         outputs.new(Result([Said(token_ids=[7] * count, request_perf_metrics=perf)]))
     assert (transfers.by_outcome["done"], transfers.fetched_bytes, transfers.seconds) == (
@@ -143,7 +148,7 @@ def test_a_measured_transfer_is_counted_once(moved: int) -> None:
 
 
 def test_log_probabilities_stand_at_their_tokens_best_first() -> None:
-    outputs = Outputs(PROMPT, max_tokens=LONGEST, logprobs=1)
+    outputs = outputs_of(logprobs=1)
     said = Said(token_ids=[7], logprobs=[{9: logprob(-0.1, 1), 7: logprob(-3.0, 2)}])
     (output,) = outputs.new(Result([said]))
     chosen, best = TokenLogprob(token_id=7, logprob=-3.0, rank=2), TokenLogprob(token_id=9, logprob=-0.1, rank=1)
@@ -152,10 +157,10 @@ def test_log_probabilities_stand_at_their_tokens_best_first() -> None:
 
 def test_a_place_of_which_nothing_is_known_stays_empty() -> None:
     said = Said(token_ids=[7, 8, 9], logprobs=[{1: logprob(-1.0, 1)}, -0.5])
-    (output,) = Outputs(PROMPT, max_tokens=LONGEST, logprobs=0).new(Result([said]))
+    (output,) = outputs_of(logprobs=0).new(Result([said]))
     assert output.logprobs == (None, TokenLogprobs(chosen=TokenLogprob(token_id=8, logprob=-0.5)), None)
 
 
 def test_without_a_wish_there_are_no_log_probabilities() -> None:
-    (output,) = Outputs(PROMPT, max_tokens=LONGEST).new(Result([Said(token_ids=[7], logprobs=[{7: logprob(-1.0, 1)}])]))
+    (output,) = outputs_of().new(Result([Said(token_ids=[7], logprobs=[{7: logprob(-1.0, 1)}])]))
     assert output.logprobs == ()

@@ -1,6 +1,8 @@
 """What the engine is asked for a request, by role."""
 
 import re
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,15 +13,16 @@ from kv_protocol.fleet import Role
 from tests.support.engine_description import described
 from tests.support.option_samples import PASSED_ON
 from tests.support.trtllm import Fake, trtllm
+from worker_agent.engines.trtllm.bindings import Bindings
 from worker_agent.engines.trtllm.requests import (
     NO_END_TOKEN,
     Abilities,
     check_request,
     disaggregated_fields,
     guide_fields,
-    rank_and_conversation,
     sampling_fields,
 )
+from worker_agent.engines.trtllm.settings import TrtllmSettings
 from worker_agent.media.inputs import cache_salt_of
 from worker_agent.media.parts import embeddings_media
 from worker_agent.media.safetensors import written_tensor
@@ -183,8 +186,12 @@ def test_embeddings_have_a_salt_of_their_own_and_images_do_not() -> None:
     assert salt(media=(FILE,)) == salt(media=(FILE,))
 
 
+@pytest.mark.usefixtures("trtllm")
 def test_a_conversation_chooses_the_rank_where_the_engine_keeps_conversations_together() -> None:
-    request = asked(conversation_id="c", dp_rank=1)
-    kept = Abilities(role="aggregated", attention_dp=True, conversations=True)
-    assert rank_and_conversation(request, kept) == (None, "c")
-    assert rank_and_conversation(request, Abilities(role="aggregated", attention_dp=True)) == (1, None)
+    bindings, request = Bindings(TrtllmSettings()), asked(conversation_id="c", dp_rank=1)
+    bindings.llm = SimpleNamespace(generate_async=dict)
+    for conversations, named in ((True, "conversation_params"), (False, "scheduling_params")):
+        abilities = Abilities(role="aggregated", attention_dp=True, conversations=conversations)
+        call = bindings.call(request, abilities, [])
+        assert isinstance(call, partial)
+        assert call.keywords.keys() == {"streaming", named}

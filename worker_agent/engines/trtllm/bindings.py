@@ -33,13 +33,12 @@ from worker_agent.engines.trtllm.requests import (
     Abilities,
     disaggregated_fields,
     guide_fields,
-    rank_and_conversation,
     sampling_fields,
 )
 from worker_agent.engines.trtllm.settings import TrtllmSettings
 from worker_agent.engines.trtllm.tensors import bias_of, file_of, image_of, tensor_of
-from worker_agent.media.inputs import cache_salt_of, has_media, of_kind
-from worker_agent.port.handoff import HandoffInvalid
+from worker_agent.media.inputs import cache_salt_of, has_media, of_kind, with_digests
+from worker_agent.port.handoff import Handoff, HandoffInvalid, handoff_of
 from worker_agent.port.types import EngineError, EngineRequest, Media, RequestRefused
 
 EXTRA = "trtllm"
@@ -137,7 +136,6 @@ class Bindings:
         inputs: Any = list(request.prompt)
         if request.media or (has_media(request) and request.text is not None):
             inputs = self.llm.preprocess(_with_media(self.llm, request), sampling, disaggregated)
-        rank, conversation = rank_and_conversation(request, abilities)
         others: dict[str, Any] = {
             "streaming": abilities.role != "prefill",
             "disaggregated_params": disaggregated,
@@ -148,30 +146,51 @@ class Bindings:
         if lora := request.lora_name:
             number = 1 + list(self._loras).index(lora)  # unique in the engine
             others["lora_request"] = _named("llmapi", "LoRARequest")(lora, number, self._loras[lora])
-        if rank is not None:
-            scheduling = _named("scheduling_params", "SchedulingParams")
-            others["scheduling_params"] = scheduling(attention_dp_rank=rank, attention_dp_relax=False)
-        if conversation is not None:
+        if abilities.conversations and request.conversation_id is not None:  # the engine chooses its rank
             named = _named("conversation_params", "ConversationParams")
-            others["conversation_params"] = named(conversation_id=conversation)
+            others["conversation_params"] = named(conversation_id=request.conversation_id)
+        elif abilities.attention_dp and request.dp_rank is not None:
+            scheduling = _named("scheduling_params", "SchedulingParams")
+            others["scheduling_params"] = scheduling(attention_dp_rank=request.dp_rank, attention_dp_relax=False)
         given = {name: each for name, each in others.items() if each is not None}
         return partial(self.llm.generate_async, inputs, sampling, **given)
 
-    def to_encode(self, text: str, media: Sequence[Media]) -> Any:  # noqa: ANN401 - the library has no types here
-        """Return the inputs of an encoder's `generate_async`. Call it on a thread: it decodes and places images.
+    async def encode(self, text: str, media: Sequence[Media]) -> Handoff:
+        """Return the handles of an encoder's images, and the images' digests as their hashes.
+
+        Images are decoded, and placed in `text`, on a thread.
 
         Raises:
-            RequestRefused: an image cannot be decoded.
+            RequestRefused: an image cannot be decoded, or there is not a handle for each.
             Exception: whatever the library raises.
         """
-        images = [image_of(each) for each in media]
-        return self.llm.preprocess({"prompt": text, "multi_modal_data": {"image": images}, "mm_processor_kwargs": {}})
 
-    @staticmethod
-    def embeddings(handle: Mapping[str, Any]) -> bytes:
-        """Return the file of an encoder's handle, which can be used once. It may copy from a GPU."""
+        def prepared() -> Any:  # noqa: ANN401 - the library has no types here
+            images = {"image": [image_of(each) for each in media]}
+            return self.llm.preprocess({"prompt": text, "multi_modal_data": images, "mm_processor_kwargs": {}})
+
+        async with self.placing:
+            inputs = await asyncio.to_thread(prepared)
+        handoff = handoff_of((await self.llm.generate_async(inputs)).disaggregated_params)
+        handles = len(handoff.multimodal_embedding_handles or ())
+        if handles != len(media):
+            raise RequestRefused("media", f"{handles} embeddings of {len(media)} images", "as many")
+        return with_digests(handoff, [each.digest for each in media])
+
+    async def embeddings(self, text: str, media: Sequence[Media]) -> tuple[bytes, ...]:
+        """Return a `.safetensors` file for each image, in their order; otherwise as `encode`.
+
+        Positions (mrope) are a prompt's, not an image's: a model that needs them is refused here.
+        """
+        handoff = await self.encode(text, media)
+        if handoff.mrope_position_ids_handle is not None:
+            raise RequestRefused("form", "embeddings", "handles: this model's positions go with the prompt")
         container = _named("_torch.shared_tensor", "SharedTensorContainer")
-        return file_of(container.from_dict(dict(handle)).get_local_view())
+
+        def file(handle: dict[str, Any]) -> bytes:  # a handle opens once; its bytes may be copied from a GPU
+            return file_of(container.from_dict(dict(handle)).get_local_view())
+
+        return tuple([await asyncio.to_thread(file, each) for each in handoff.multimodal_embedding_handles or ()])
 
     def fault(self) -> BaseException | None:
         """Return why the engine is dead; None while it lives."""

@@ -1,4 +1,4 @@
-"""Calls of the loaded library: a request's stream, polls, what an encoder makes of a prompt's images, its own metrics.
+"""Calls of the loaded library: a request's stream, polls, its own metrics.
 
 A poll fetches with timeout 0 and pauses after an empty fetch: with a timeout the RPC worker would sleep 100 ms after
 each empty fetch, however soon rows come. The pause also prevents busy polling of an engine that answers at once.
@@ -11,7 +11,7 @@ request); metrics: `tensorrt_llm/metrics/collector.py` @ 050f80de, `tensorrt_llm
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import structlog
@@ -19,11 +19,8 @@ from prometheus_client import REGISTRY
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.metrics_core import Metric
 
-from worker_agent.engines.trtllm.bindings import Bindings
 from worker_agent.engines.trtllm.outputs import Outputs
-from worker_agent.media.inputs import with_digests
-from worker_agent.port.handoff import Handoff, handoff_of
-from worker_agent.port.types import EngineOutput, Media, RequestRefused
+from worker_agent.port.types import EngineOutput
 
 _log = structlog.get_logger("trtllm")
 
@@ -66,34 +63,6 @@ def polled(fetch: Callable[[], list[Row]], timeout_s: float, pause_s: float) -> 
     while not (rows := fetch()) and (left_s := end_s - time.monotonic()) > 0:
         time.sleep(min(pause_s, left_s))
     return rows
-
-
-async def handles_of(bindings: Bindings, text: str, media: Sequence[Media]) -> Handoff:
-    """Return the handles, and the images' digests as their hashes.
-
-    Raises:
-        RequestRefused: an image cannot be decoded, or there is not a handle for each.
-        Exception: whatever the library raises.
-    """
-    async with bindings.placing:
-        prepared = await asyncio.to_thread(bindings.to_encode, text, media)
-    handoff = handoff_of((await bindings.llm.generate_async(prepared)).disaggregated_params)
-    handles = len(handoff.multimodal_embedding_handles or ())
-    if handles != len(media):
-        raise RequestRefused("media", f"{handles} embeddings of {len(media)} images", "as many")
-    return with_digests(handoff, [each.digest for each in media])
-
-
-async def files_of(bindings: Bindings, text: str, media: Sequence[Media]) -> tuple[bytes, ...]:
-    """Return a `.safetensors` file for each image, in their order; otherwise as `handles_of`.
-
-    Positions (mrope) are a prompt's, not an image's: a model that needs them is refused here.
-    """
-    handoff = await handles_of(bindings, text, media)
-    if handoff.mrope_position_ids_handle is not None:
-        raise RequestRefused("form", "embeddings", "handles: this model's positions go with the prompt")
-    handles = handoff.multimodal_embedding_handles or ()
-    return tuple([await asyncio.to_thread(bindings.embeddings, handle) for handle in handles])
 
 
 class OwnMetrics:

@@ -36,7 +36,7 @@ from kv_runtime.main_thread import ThreadCall
 from kv_runtime.supervise import TaskSet, TaskSetFull
 from worker_agent.engine_args.arguments import EngineArgs
 from worker_agent.engines.trtllm.bindings import Bindings
-from worker_agent.engines.trtllm.calls import OwnMetrics, Stream, files_of, handles_of, polled
+from worker_agent.engines.trtllm.calls import OwnMetrics, Stream, polled
 from worker_agent.engines.trtllm.loading import load_engine
 from worker_agent.engines.trtllm.logits import LogitsAdapter, factory_at
 from worker_agent.engines.trtllm.outputs import Outputs
@@ -107,10 +107,11 @@ class TensorRTLLMEngine:
         self._aborts: TaskSet | None = None
         self._working = set[object]()
         """What a stop waits for: ids of requests, streams that are aborted after their transfer, and encodings."""
-        self._idle, self._ended, self._over = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._idle, self._ended = asyncio.Event(), asyncio.Event()
         self._idle.set()
         self._closing = asyncio.Lock()
-        self._stopped_because = "the engine takes no requests"
+        self._over_because = ""
+        """Why every stream was ended; empty: streams may run."""
         self._is_accepting = False
         self._fault: BaseException | None = None
         self._has_submitted = False
@@ -164,7 +165,7 @@ class TensorRTLLMEngine:
                     await self._clock.wait(self._ended, self._settings.watch_s)
                     await self._check_health()
                 await self._clock.wait(self._idle, _CUT_S)
-                self._cut(self._stopped_because)
+                self._cut(self._over_because)
         finally:
             self._aborts = None
             self._is_accepting = False
@@ -207,12 +208,12 @@ class TensorRTLLMEngine:
             EngineStopped: the engine has stopped.
         """
         async with self._encoder() as bindings:
-            return await handles_of(bindings, text, media)
+            return await bindings.encode(text, media)
 
     async def embeddings(self, text: str, media: Sequence[Media]) -> tuple[bytes, ...]:
         """Return the images' embeddings, each a `.safetensors` file of one tensor; otherwise as `encode`."""
         async with self._encoder() as bindings:
-            return await files_of(bindings, text, media)
+            return await bindings.embeddings(text, media)
 
     @asynccontextmanager
     async def _encoder(self) -> AsyncIterator[Bindings]:
@@ -265,14 +266,11 @@ class TensorRTLLMEngine:
             raise
         except Exception as error:
             raise self._meaning(error, request.request_id) from error
-        fetches, expands = takes_transfer(request, self._args.role), has_media(request)
+        fetches = takes_transfer(request, self._args.role)
         outputs = Outputs(
-            tuple(result.prompt_token_ids) if expands else request.prompt,
-            max_tokens=1 if self._args.role == "prefill" else request.max_tokens,
-            choices=request.sampling.choices,
-            logprobs=request.sampling.logprobs,
+            request,
+            expanded=tuple(result.prompt_token_ids) if has_media(request) else (),
             hands_over=self._args.role == "prefill",
-            reports_prompt=expands,
             transfers=self.fetches if fetches else None,
         )
         _log.debug("request_begun", request_id=request.request_id, engine_id=getattr(result, "request_id", None))
@@ -292,8 +290,8 @@ class TensorRTLLMEngine:
         return call
 
     async def _next(self, stream: Stream) -> list[EngineOutput]:
-        if self._over.is_set():
-            raise EngineStopped(f"{stream.request_id}: {self._stopped_because}")
+        if self._over_because:
+            raise EngineStopped(f"{stream.request_id}: {self._over_because}")
         waits_for_transfer = stream.takes_transfer and not stream.outputs.has_begun
         try:
             new = await stream.step()
@@ -315,15 +313,15 @@ class TensorRTLLMEngine:
 
     def _meaning(self, error: Exception, request_id: str, *, is_new: bool = True) -> EngineError:
         """Return the error of a request for an error of the library; note the engine's death."""
-        if self._over.is_set() or self._bindings is None:
-            return EngineStopped(f"{request_id}: {self._stopped_because}")
+        if self._over_because or self._bindings is None:
+            return EngineStopped(f"{request_id}: {self._over_because}")
         fault = self._fault or self._bindings.fault()
         meaning = self._bindings.meaning(error, is_new=is_new) if fault is None else None
         if meaning is not None:
             self.failed_requests_total += 1
             return meaning
         self._die(fault or error)
-        return EngineStopped(f"{request_id}: {self._stopped_because}")
+        return EngineStopped(f"{request_id}: {self._over_because}")
 
     def _let_go(self, stream: Stream) -> None:
         """Abort what a client left before its end: at once, or once its KV has come."""
@@ -345,7 +343,7 @@ class TensorRTLLMEngine:
     async def _abort_after_first(self, stream: Stream) -> None:
         with self._work(stream):
             try:
-                while not stream.outputs.has_begun and not stream.result.finished and not self._over.is_set():
+                while not stream.outputs.has_begun and not stream.result.finished and not self._over_because:
                     await stream.step()
             except Exception as error:  # noqa: BLE001  no caller waits for this request any more
                 _log.debug("aborted_request_failed", request_id=stream.request_id, reason=str(error))
@@ -355,7 +353,7 @@ class TensorRTLLMEngine:
 
     def _loaded(self, request_id: str) -> Bindings:
         if self._bindings is None or not self._is_accepting:
-            raise EngineStopped(f"{request_id}: {self._stopped_because}")
+            raise EngineStopped(f"{request_id}: {self._over_because or 'the engine takes no requests'}")
         return self._bindings
 
     # -------------------------------------------------------------------------------------------------- life
@@ -381,9 +379,7 @@ class TensorRTLLMEngine:
 
     def _cut(self, because: str) -> None:
         """End every stream; the first reason counts."""
-        if not self._over.is_set():
-            self._stopped_because = because
-            self._over.set()
+        self._over_because = self._over_because or because
         for stream in self._streams:
             stream.cut()
 

@@ -22,42 +22,37 @@ Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/executor/result.py` (`_handle_sequenc
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from worker_agent.port.handoff import Handoff, handoff_of
+from worker_agent.port.handoff import handoff_of
 from worker_agent.port.sampling import TokenLogprob, TokenLogprobs
-from worker_agent.port.types import EngineOutput, FinishReason, KvFetches
+from worker_agent.port.types import EngineOutput, EngineRequest, FinishReason, KvFetches
 
 _FINISH_REASONS: Mapping[str, FinishReason] = {"stop": "stop", "length": "length", "not_finished": "length"}
 CANCELLED = "cancelled"
 
 
 class Outputs:
-    """One request's outputs. `hands_over`: another worker continues.
-
-    `prompt` is the one that the engine computes; with `reports_prompt` the first output of each choice carries it.
-    `max_tokens` is the request's, of each choice. `transfers`: where another worker computed
-    the prompt, its measured transfer is added there.
-    """
+    """One request's outputs."""
 
     def __init__(
         self,
-        prompt: Sequence[int],
+        request: EngineRequest,
         *,
-        max_tokens: int,
-        choices: int = 1,
-        logprobs: int | None = None,
+        expanded: tuple[int, ...] = (),
         hands_over: bool = False,
-        reports_prompt: bool = False,
         transfers: KvFetches | None = None,
     ) -> None:
-        self._prompt, self._max_tokens = prompt, max_tokens
-        self._logprobs = logprobs
-        self._hands_over = hands_over
-        self._reported_prompt = tuple(prompt) if reports_prompt else ()
+        """`hands_over`: the engine makes one token, and another worker continues.
+
+        `expanded` is the prompt with its media's tokens; the first output of each choice carries it. `transfers`: where
+        another worker computed the prompt, its measured transfer is added there.
+        """
+        self._prompt, self._expanded = expanded or request.prompt, expanded
+        self._max_tokens, self._logprobs = 1 if hands_over else request.max_tokens, request.sampling.logprobs
+        self._hands_over, self._transfers = hands_over, transfers
         self._sent: dict[int, int] = {}
-        self._open = set(range(choices))
+        self._open = set(range(request.sampling.choices))
         self._cached_tokens = 0
         self.is_cancelled = False
-        self._transfers = transfers
 
     @property
     def has_begun(self) -> bool:
@@ -96,6 +91,7 @@ class Outputs:
         self._sent[choice.index] = max(sent, len(tokens))
         self._cached_tokens = min(result.cached_tokens or 0, len(self._prompt))
         self._measure_transfer(choice)
+        params = choice.disaggregated_params
         if reason is not None:
             self._open.remove(choice.index)
         return EngineOutput(
@@ -105,8 +101,8 @@ class Outputs:
             choice=choice.index,
             logprobs=self._new_logprobs(choice, sent, len(tokens)),
             prompt_logprobs=_token_logprobs(self._prompt, choice.prompt_logprobs) if is_first else (),
-            handoff=self._handoff(choice),
-            prompt=self._reported_prompt if is_first else (),
+            handoff=handoff_of(params) if self._hands_over and params is not None else None,
+            prompt=self._expanded if is_first else (),
         )
 
     def _new_logprobs(self, choice: Any, sent: int, end: int) -> tuple[TokenLogprobs | None, ...]:  # noqa: ANN401
@@ -115,10 +111,6 @@ class Outputs:
         reported = (choice.logprobs or [])[sent:end]
         logprobs = _token_logprobs((choice.token_ids or [])[sent:end], reported, self._logprobs)
         return logprobs + (None,) * (max(0, end - sent) - len(logprobs))
-
-    def _handoff(self, choice: Any) -> Handoff | None:  # noqa: ANN401 - as above
-        params = choice.disaggregated_params
-        return handoff_of(params) if self._hands_over and params is not None else None
 
     def _measure_transfer(self, choice: Any) -> None:  # noqa: ANN401 - as above
         """Count the transfer once the engine has measured it."""

@@ -83,13 +83,6 @@ def check_request(
     )
 
 
-def rank_and_conversation(request: EngineRequest, abilities: Abilities) -> tuple[int | None, str | None]:
-    """Return the rank that is required of the engine, and the conversation that it keeps on one rank."""
-    if abilities.conversations and request.conversation_id is not None:
-        return None, request.conversation_id
-    return request.dp_rank if abilities.attention_dp else None, None
-
-
 def sampling_fields(request: EngineRequest, role: Role, end_ids: Sequence[int]) -> dict[str, Any]:
     """Return the keywords of `SamplingParams`."""
     sampling = request.sampling
