@@ -226,14 +226,8 @@ def prompt_ids(encoded: str) -> bytes:
 
 
 # ---------------------------------------------------------------- sampling
-_GUIDED = {
-    "guided_json": "json",
-    "guided_regex": "regex",
-    "guided_grammar": "grammar",
-    "structural_tag": "structural_tag",
-    "guided_choice": "choice",
-}
-"""The kind of guide of each field of a request."""
+_GUIDES = ("guided_json", "guided_regex", "guided_grammar", "structural_tag", "guided_choice")
+"""The options that are guides, each named by its kind."""
 _FORMATS: Mapping[str, tuple[str, ...]] = {
     "text": ("",),
     "json_object": ("json_object",),
@@ -286,7 +280,9 @@ def check_size(request: Request, sampling: Sampling, *, prompt_tokens: int, max_
 
 
 def _guide(request: Request) -> Guide | None:
-    wished: list[tuple[str, Any, Any]] = [(field, kind, getattr(request, field)) for field, kind in _GUIDED.items()]
+    wished: list[tuple[str, Any, Any]] = [
+        (field, field.removeprefix("guided_"), getattr(request, field)) for field in _GUIDES
+    ]
     if (outputs := request.structured_outputs) is not None:
         _check_neutral(outputs, _NEUTRAL_STRUCTURED, "structured_outputs.")
         kinds = _STRUCTURED.keys() - _NEUTRAL_STRUCTURED

@@ -5,13 +5,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from kv_protocol.openai.requests import RequestInvalid
-from tests.support.option_samples import PASSED_ON
+from kv_protocol.openai.option_table import PASSED
+from kv_protocol.openai.requests import MARKS, RequestInvalid
 from tests.unit.worker_agent.test_request_rules import chat, completion
 from worker_agent.api.request_rules import NOTHING_ASKED, phase_of, sampling_of
 from worker_agent.port.handoff import Handoff
 from worker_agent.port.sampling import Guide, Sampling
 
+PASSED_ON = {name: 1 for name, marks in MARKS.items() if PASSED in marks}
+"""The options that the engine gets under their names, each with a value that it may have."""
 TAG = {"type": "structural_tag", "format": {"type": "const_string", "value": "a"}}
 
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from kv_protocol.fleet import Role
 from tests.support.engine_description import described
-from tests.support.option_samples import PASSED_ON
 from tests.support.trtllm import Fake, trtllm
+from tests.unit.worker_agent.test_request_sampling import PASSED_ON
 from worker_agent.engines.trtllm.bindings import Bindings
 from worker_agent.engines.trtllm.requests import (
     NO_END_TOKEN,
