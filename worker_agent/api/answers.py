@@ -47,7 +47,7 @@ from msgspec.structs import replace
 from kv_protocol.openai.requests import ChatRequest, Request
 from worker_agent.api.choice_text import Piece, TokenSpan
 from worker_agent.api.parsers.calls import ContentDelta, Event, ReasoningDelta, ToolCallStarted
-from worker_agent.port.handoff import Handoff, handoff_keys, without_media
+from worker_agent.port.handoff import handoff_keys, without_media
 from worker_agent.port.sampling import UNLIKELY, TokenLogprob, TokenLogprobs, bounded_logprob
 
 TokenBytes = Callable[[int], bytes | None]
@@ -80,18 +80,18 @@ class CompletionAnswer:
         role = {"role": "assistant", "content": ""}
         return b"".join(self._chunk(Piece(choice=choice), role) for choice in range(self._choices))
 
-    def events(self, piece: Piece, prompt: Sequence[int] = (), *, always: bool = False) -> bytes:
+    def events(self, piece: Piece, *, always: bool = False) -> bytes:
         """Return the stream's events of a piece: one if it has text or tokens, and one if it has a finish reason.
 
-        With `always` the first event is there in any case. `prompt` is the engine's, if it differs from the request's.
+        With `always` the first event is there in any case.
         """
         delta = b""
         if always or piece.events or piece.spans:
-            part = replace(piece, finish_reason=None, handoff=None)
+            part = replace(piece, finish_reason=None, handoff=None, prompt=())
             delta = self._chunk(part, _delta_of(piece.events) if self._is_chat else piece.content)
         if piece.finish_reason is None:
             return delta
-        return delta + self._chunk(replace(piece, spans=()), {} if self._is_chat else "", prompt)
+        return delta + self._chunk(replace(piece, spans=()), {} if self._is_chat else "")
 
     def ending(self, usage: dict[str, Any], *, include_usage: bool) -> bytes:
         """Return the stream's end; with `include_usage` an event with the usage and no choice comes before it."""
@@ -103,38 +103,33 @@ class CompletionAnswer:
         """Return the last event of a stream that the engine fails: the OpenAI error body `error`."""
         return b"data: %b\n\n" % error
 
-    def full_body(
-        self,
-        pieces: Sequence[Piece],
-        usage: dict[str, Any],
-        *,
-        prompt: Sequence[int] = (),
-        prompt_with_logprobs: tuple[tuple[int, ...], Sequence[TokenLogprobs | None]] | None = None,
-    ) -> bytes:
+    def full_body(self, pieces: Sequence[Piece], usage: dict[str, Any]) -> bytes:
         """Return the body of an unstreamed answer, with a piece for each choice."""
         choices = [self._full_choice(piece) for piece in pieces]
         body = {**self._head, "object": self._object(chunk=False), "choices": choices, "usage": usage}
-        if prompt_with_logprobs is not None:
-            logprobs = prompt_logprobs(*prompt_with_logprobs, self._token_bytes)
+        if (told := pieces[0].prompt_logprobs) is not None:
+            logprobs = prompt_logprobs(told, self._token_bytes)
             for each in [body] if self._is_chat else choices:
                 each["prompt_logprobs"] = logprobs
-        return msgspec.json.encode(body | _prompt_part(prompt))
+        return msgspec.json.encode(body | _prompt_part(pieces[0]))
 
     def _full_choice(self, piece: Piece) -> dict[str, Any]:
         if not self._is_chat:
             return self._choice(piece, {"text": piece.content})
         return self._choice(piece, {"message": _message_of(piece.events)})
 
-    def _chunk(self, piece: Piece, content: dict[str, Any] | str, prompt: Sequence[int] = ()) -> bytes:
+    def _chunk(self, piece: Piece, content: dict[str, Any] | str) -> bytes:
         part = {"delta": content} if self._is_chat else {"text": content}
         body = {**self._head, "object": self._object(chunk=True), "choices": [self._choice(piece, part)]}
-        return _sse(body | _prompt_part(prompt))
+        return _sse(body | _prompt_part(piece))
 
     def _choice(self, piece: Piece, content: dict[str, Any]) -> dict[str, Any]:
         shape = chat_logprobs if self._is_chat else completion_logprobs
         logprobs = shape(piece.spans, self._token_bytes) if piece.spans else None
         choice = {"index": piece.choice, **content, "logprobs": logprobs, "finish_reason": piece.finish_reason}
-        return choice | _handoff_part(piece.handoff)
+        if piece.handoff is None:
+            return choice
+        return choice | {"disaggregated_params": handoff_keys(without_media(piece.handoff))}
 
     def _object(self, *, chunk: bool) -> str:
         if not self._is_chat:
@@ -186,12 +181,8 @@ def _calls(events: Sequence[Event]) -> dict[int, dict[str, Any]]:
     return calls
 
 
-def _handoff_part(handoff: Handoff | None) -> dict[str, Any]:
-    return {} if handoff is None else {"disaggregated_params": handoff_keys(without_media(handoff))}
-
-
-def _prompt_part(prompt: Sequence[int]) -> dict[str, Any]:
-    return {"prompt_token_ids": prompt} if prompt else {}
+def _prompt_part(piece: Piece) -> dict[str, Any]:
+    return {"prompt_token_ids": piece.prompt} if piece.prompt else {}
 
 
 def _sse(value: object) -> bytes:
@@ -214,14 +205,11 @@ def completion_logprobs(spans: Sequence[TokenSpan], token_bytes: TokenBytes) -> 
     }
 
 
-def prompt_logprobs(
-    prompt: Sequence[int], logprobs: Sequence[TokenLogprobs | None], token_bytes: TokenBytes
-) -> list[msgspec.Raw | None]:
+def prompt_logprobs(logprobs: Sequence[TokenLogprobs | None], token_bytes: TokenBytes) -> list[msgspec.Raw | None]:
     """Return an entry for each token of the prompt; None for the first, which has no context."""
-    padded = [*logprobs, *[None] * (len(prompt) - len(logprobs))]
     return [
         None if token is None or not at else _encoded(_prompt_entry(token, token_bytes))
-        for at, token in enumerate(padded)
+        for at, token in enumerate(logprobs)
     ]
 
 

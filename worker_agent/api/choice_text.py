@@ -48,6 +48,10 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
     spans: tuple[TokenSpan, ...] = ()
     finish_reason: str | None = None
     handoff: Handoff | None = None
+    prompt: tuple[int, ...] = ()
+    """The prompt as the engine computed it, if it differs from the request's; beside the finish reason."""
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    """Of each token of the prompt, if the request asks for them; beside the finish reason."""
 
     @property
     def content(self) -> str:

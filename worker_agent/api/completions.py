@@ -148,11 +148,8 @@ class Completions:
 
     async def _unstreamed(self, generation: Generation, answer: CompletionAnswer | ResponseAnswer) -> HandledRequest:
         pieces = await full_pieces(generation.pieces())
-        told = generation.prompt_with_logprobs
-        render = partial(
-            answer.full_body, pieces, generation.usage(), prompt=generation.prompt, prompt_with_logprobs=told
-        )
-        if told is None and not any(piece.spans for piece in pieces):
+        render = partial(answer.full_body, pieces, generation.usage())
+        if not any(piece.spans or piece.prompt_logprobs for piece in pieces):
             body = render()
         else:
             body = await asyncio.get_running_loop().run_in_executor(self._rendering, render)
@@ -175,11 +172,11 @@ class Completions:
             await response.prepare(http)
             try:
                 opening = answer.opening()
-                events = answer.events(first, generation.prompt, always=True)
+                events = answer.events(first, always=True)
                 comment = token_comment(generation.take_token_ids()) if is_continuable else b""
                 await response.write(opening + comment + events)
                 async for piece in pieces:
-                    if events := answer.events(piece, generation.prompt):
+                    if events := answer.events(piece):
                         comment = token_comment(generation.take_token_ids()) if is_continuable else b""
                         await response.write(comment + events)
             except EngineError as error:

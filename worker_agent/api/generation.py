@@ -30,7 +30,6 @@ from kv_runtime.text.model import Text
 from worker_agent.api.answers import usage
 from worker_agent.api.choice_text import ChoiceText, Piece
 from worker_agent.api.parsers.calls import AnswerParser, joined
-from worker_agent.port.sampling import TokenLogprobs
 from worker_agent.port.types import Engine, EngineError, EngineOutput, EngineRequest
 
 
@@ -68,18 +67,6 @@ class Generation:
         self._firsts: dict[int, EngineOutput] = {}  # by prompt
         self._first_s: float | None = None
         self._cached_tokens = Counter[int]()  # by prompt
-
-    @property
-    def prompt(self) -> tuple[int, ...]:
-        """The only prompt as the engine computed it, if it differs from the request's."""
-        return self._firsts[0].prompt if 0 in self._firsts else ()
-
-    @property
-    def prompt_with_logprobs(self) -> tuple[tuple[int, ...], Sequence[TokenLogprobs | None]] | None:
-        """The only prompt's tokens with their log probabilities; None if the request does not ask for them."""
-        if self._requests[0].sampling.prompt_logprobs is None:
-            return None
-        return self.prompt or self._requests[0].prompt, self._firsts[0].prompt_logprobs if 0 in self._firsts else ()
 
     @property
     def parsers(self) -> list[AnswerParser]:
@@ -142,9 +129,15 @@ class Generation:
             self._cached_tokens[prompt] = output.cached_tokens
         if self._first_s is None:
             self._first_s = self._now_s()
-        self._firsts.setdefault(prompt, output)
+        first, request = self._firsts.setdefault(prompt, output), self._requests[prompt]
         self._new_token_ids += output.token_ids
-        return choice.push(output)
+        piece, logprobs = choice.push(output), None
+        if piece.finish_reason is None:
+            return piece
+        if request.sampling.prompt_logprobs is not None:
+            unknown = len(first.prompt or request.prompt) - len(first.prompt_logprobs)
+            logprobs = (*first.prompt_logprobs, *[None] * unknown)
+        return msgspec.structs.replace(piece, prompt=first.prompt, prompt_logprobs=logprobs)
 
 
 async def _merged(generators: Sequence[AsyncGenerator[Piece, None]]) -> AsyncGenerator[Piece, None]:
@@ -189,9 +182,8 @@ async def full_pieces(pieces: AsyncGenerator[Piece, None]) -> list[Piece]:
 
 def _joined(pieces: list[Piece]) -> Piece:
     return msgspec.structs.replace(
-        pieces[-1],
+        next(piece for piece in pieces if piece.finish_reason is not None),
         events=tuple(joined(event for piece in pieces for event in piece.events)),
         spans=tuple(span for piece in pieces for span in piece.spans),
-        finish_reason=next(piece.finish_reason for piece in pieces if piece.finish_reason is not None),
         handoff=next((piece.handoff for piece in pieces if piece.handoff is not None), None),
     )

@@ -36,7 +36,6 @@ from kv_protocol.openai.requests import ChatRequest, RequestInvalid, check_chat,
 from kv_protocol.openai.responses import STATEFUL_KEYS, chat_messages, chat_tools, check_stateless, read_input
 from worker_agent.api.choice_text import Piece
 from worker_agent.api.parsers.calls import ContentDelta, Event, ToolCallArguments, ToolCallStarted
-from worker_agent.port.sampling import TokenLogprobs
 
 _NOT_OF_RESPONSES = frozenset(
     {
@@ -233,7 +232,7 @@ class ResponseAnswer:
         response = self._response("in_progress", None)
         return self._event("created", response=response) + self._event("in_progress", response=response)
 
-    def events(self, piece: Piece, prompt: Sequence[int] = (), *, always: bool = False) -> bytes:  # noqa: ARG002
+    def events(self, piece: Piece, *, always: bool = False) -> bytes:  # noqa: ARG002
         """Return the stream events of a piece; none if it shows nothing."""
         self._finish_reason = piece.finish_reason or self._finish_reason
         return b"".join(map(self._shown, piece.events))
@@ -249,14 +248,7 @@ class ResponseAnswer:
         error = {"code": "server_error", "message": message}
         return closed + self._event("failed", response=self._response("failed", None, error))
 
-    def full_body(
-        self,
-        pieces: Sequence[Piece],
-        usage: dict[str, Any],
-        *,
-        prompt: Sequence[int] = (),  # noqa: ARG002 - a chat's answer says it
-        prompt_with_logprobs: tuple[tuple[int, ...], Sequence[TokenLogprobs | None]] | None = None,  # noqa: ARG002
-    ) -> bytes:
+    def full_body(self, pieces: Sequence[Piece], usage: dict[str, Any]) -> bytes:
         """Return the body of an unstreamed answer."""
         for piece in pieces:
             self.events(piece)

@@ -126,11 +126,10 @@ def test_log_probabilities_go_with_the_text_of_their_tokens() -> None:
 
 
 def test_what_is_told_of_the_prompt_stands_where_each_interface_has_it() -> None:
-    told = ((97, 97), (SPAN.logprobs, SPAN.logprobs))
     expected = [None, {"97": {"logprob": -0.5, "rank": 1, "decoded_token": "a"}}]
-    piece = Piece(finish_reason="stop")
-    assert msgspec.json.decode(CHAT.full_body([piece], USAGE, prompt_with_logprobs=told))["prompt_logprobs"] == expected
-    completed = msgspec.json.decode(COMPLETION.full_body([piece], USAGE, prompt_with_logprobs=told))
+    piece = Piece(finish_reason="stop", prompt_logprobs=(SPAN.logprobs, SPAN.logprobs))
+    assert msgspec.json.decode(CHAT.full_body([piece], USAGE))["prompt_logprobs"] == expected
+    completed = msgspec.json.decode(COMPLETION.full_body([piece], USAGE))
     assert completed["choices"][0]["prompt_logprobs"] == expected
     assert "prompt_logprobs" not in completed
 
@@ -139,6 +138,7 @@ def test_what_is_told_of_the_prompt_stands_where_each_interface_has_it() -> None
 HANDED_OVER = Piece(
     events=(ContentDelta("a"),),
     finish_reason="length",
+    prompt=(5, 6),
     handoff=Handoff(
         request_type="context_only",
         first_gen_tokens=(97,),
@@ -152,13 +152,13 @@ HANDOFF = {"request_type": "context_only", "first_gen_tokens": [97], "encoded_op
 
 @pytest.mark.parametrize("answer", [CHAT, COMPLETION])
 def test_what_the_next_worker_needs_stands_in_the_choice(answer: CompletionAnswer) -> None:
-    whole = msgspec.json.decode(answer.full_body([HANDED_OVER], USAGE, prompt=(5, 6)))
+    whole = msgspec.json.decode(answer.full_body([HANDED_OVER], USAGE))
     assert (whole["choices"][0]["disaggregated_params"], whole["prompt_token_ids"]) == (HANDOFF, [5, 6])
 
 
 @pytest.mark.parametrize("answer", [CHAT, COMPLETION])
 def test_a_stream_says_it_once_where_it_says_the_reason(answer: CompletionAnswer) -> None:
-    delta, closing = events_of(answer.events(HANDED_OVER, (5, 6)))
+    delta, closing = events_of(answer.events(HANDED_OVER))
     assert (closing["choices"][0]["disaggregated_params"], closing["prompt_token_ids"]) == (HANDOFF, [5, 6])
     assert "disaggregated_params" not in delta["choices"][0]
     assert "prompt_token_ids" not in delta
@@ -205,7 +205,7 @@ def test_a_completion_tells_columns_with_the_chosen_token_among_the_top() -> Non
 
 def test_of_the_prompt_every_token_but_the_first_is_told() -> None:
     told = TokenLogprobs(chosen=B, top=(A,))
-    assert read(prompt_logprobs((97, 98, 99), (told, told), BYTES)) == [
+    assert read(prompt_logprobs((told, told, None), BYTES)) == [
         None,
         {
             "97": {"logprob": -0.97, "rank": 1, "decoded_token": "a"},
