@@ -1,6 +1,7 @@
 """What an engine is asked for a client's request, and what is refused before it is asked."""
 
 import base64
+import contextlib
 from typing import Any
 
 import msgspec
@@ -8,7 +9,9 @@ import pytest
 
 from kv_protocol.fleet import Role
 from kv_protocol.hashing import pack_tokens
+from kv_protocol.openai.option_table import Unsupported
 from kv_protocol.openai.requests import (
+    MARKS,
     ChatRequest,
     CompletionRequest,
     Request,
@@ -79,10 +82,10 @@ def test_a_refusal_shows_no_more_than_the_beginning_of_a_long_prompt() -> None:
 def test_only_an_engine_that_can_is_asked_and_for_another_it_is_refused_by_name() -> None:
     cases: list[tuple[Request, str]] = [
         (chat(response_format={"type": "json_object"}), "response_format"),
-        (completion(prompt_logprobs=msgspec.Raw(b"1")), "prompt_logprobs"),
-        (chat(guided_json=msgspec.Raw(b'{"type":"object"}')), "guided_json"),
-        (completion(structural_tag=msgspec.Raw(b"{}")), "structural_tag"),
-        (chat(logits_processors=msgspec.Raw(b'["ban"]')), "logits_processors"),
+        (completion(prompt_logprobs=1), "prompt_logprobs"),
+        (chat(guided_json={"type": "object"}), "guided_json"),
+        (completion(structural_tag={}), "structural_tag"),
+        (chat(logits_processors=["ban"]), "logits_processors"),
     ]
     for request_, field in cases:
         with pytest.raises(RequestInvalid) as refused:
@@ -92,26 +95,35 @@ def test_only_an_engine_that_can_is_asked_and_for_another_it_is_refused_by_name(
         assert able.wishes(request_) != able.wishes(chat()), request_
 
 
+def test_of_an_option_that_no_engine_has_only_the_value_without_effect_is_accepted() -> None:
+    neutral = {name: mark.neutral for name, marks in MARKS.items() for mark in marks if isinstance(mark, Unsupported)}
+    for name, harmless in neutral.items():
+        asked, refusals = completion if name in ("echo", "suffix") else chat, 0
+        rules().wishes(asked(**{name: harmless}))
+        for value in (True, False, 7, 0.5, "end", [1], ["audio"]):
+            with contextlib.suppress(RequestInvalid):  # not of the option's type
+                request = asked(**{name: value})
+                if value != harmless:
+                    refusals += 1
+                    assert refused_field(request) == name, value
+        assert refusals, name
+
+
+def refused_field(request: Request) -> str:
+    with pytest.raises(RequestInvalid) as refused:
+        rules(skills=ALL_SKILLS).wishes(request)
+    return refused.value.field
+
+
 def test_what_no_worker_does_is_refused_by_name() -> None:
     cases: list[tuple[Request, str]] = [
-        (completion(echo=True), "echo"),
-        (completion(suffix="end"), "suffix"),
         (completion(best_of=2), "best_of"),
         (completion(n=3, best_of=2), "best_of"),
-        (chat(use_beam_search=msgspec.Raw(b"true")), "use_beam_search"),
-        (chat(skip_special_tokens=msgspec.Raw(b"false")), "skip_special_tokens"),
-        (chat(thinking_token_budget=msgspec.Raw(b"7")), "thinking_token_budget"),
-        (chat(allowed_token_ids=msgspec.Raw(b"[1]")), "allowed_token_ids"),
-        (chat(stream=True, prompt_logprobs=msgspec.Raw(b"1")), "prompt_logprobs"),
-        (
-            chat(disaggregated_params=msgspec.Raw(b'{"request_type":"generation_only"}')),
-            "disaggregated_params.request_type",
-        ),
+        (chat(stream=True, prompt_logprobs=1), "prompt_logprobs"),
+        (chat(disaggregated_params={"request_type": "generation_only"}), "disaggregated_params.request_type"),
     ]
     for request_, field in cases:
-        with pytest.raises(RequestInvalid) as refused:
-            rules(skills=ALL_SKILLS).wishes(request_)
-        assert refused.value.field == field, request_
+        assert refused_field(request_) == field, request_
 
 
 # -------------------------------------------------------------------- how much
@@ -134,15 +146,15 @@ def test_a_request_is_asked_with_all_that_the_engine_reads() -> None:
     request = chat(
         max_tokens=5,
         cache_salt="salt",
-        stop_token_ids=msgspec.Raw(b"[1]"),
+        stop_token_ids=[1],
         temperature=0.5,
         n=2,
         logprobs=True,
         top_logprobs=3,
         priority=0.25,
-        logits_processors=msgspec.Raw(b'["ban"]'),
+        logits_processors=["ban"],
         logit_bias={"9": 1},
-        bad_words=msgspec.Raw(b'["a"]'),
+        bad_words=["a"],
     )
     assert asked(request, of=rules(skills=ALL_SKILLS), dp_rank=2, text="seven", conversation_id="c") == expected
 
@@ -241,8 +253,8 @@ def test_more_log_probabilities_than_an_unstreamed_answer_may_have_are_refused_w
             "n 65 x max_tokens 195 x (1 + logprobs 20) = 266175",
         ),
         (
-            completion(prompt_logprobs=msgspec.Raw(b"3")),
-            completion(prompt_logprobs=msgspec.Raw(b"4")),
+            completion(prompt_logprobs=3),
+            completion(prompt_logprobs=4),
             1 << 16,
             "prompt_logprobs",
             "n 1 x prompt tokens 65536 x (1 + prompt_logprobs 4) = 327680",
