@@ -22,7 +22,7 @@ ALLOWED = "the parameters of the OpenAI interface and no others"
 """What an agent allows where it found an unknown key."""
 _ALLOWED_CHARACTERS_MAX = 200
 _PATH = re.compile(r" - at (?P<key>`key` in )?`\$\.?(?P<path>[^`]*)`$")
-_OF_TYPE = re.compile(r"Expected `|Invalid (?:enum )?value |Number out of range")
+_OF_TYPE = re.compile(r"Expected `|Invalid (?:enum )?value |Invalid base64|Number out of range")
 """How msgspec's message begins if a value has the wrong type or is out of range."""
 _ANY_KEY = "[...]"
 """What msgspec writes in place of an object's free key."""
@@ -34,6 +34,7 @@ _NOUNS: dict[type[types.Type], tuple[str, str]] = {
     types.IntType: ("a whole number", "whole numbers"),
     types.FloatType: ("a number", "numbers"),
     types.StrType: ("a string", "strings"),
+    types.BytesType: ("base64", "base64"),
     types.DictType: ("an object", "objects"),
     types.StructType: ("an object", "objects"),
 }

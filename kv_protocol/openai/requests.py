@@ -72,8 +72,8 @@ class KnownNvExt(NvExt, frozen=True, forbid_unknown_fields=True):
 class _Request(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
     model: Annotated[str, KEPT]
     nvext: Annotated[KnownNvExt | None, LEFT_OUT] = None
-    kv_prompt_ids: str | None = None
-    """The prompt as base64 of little-endian u32 token ids; set by the router for agents that accept it."""
+    kv_prompt_ids: bytes | None = None
+    """The prompt's token ids as little-endian u32s, in base64; set by the router for agents that accept it."""
     disaggregated_params: msgspec.Raw = ABSENT
     """The handoff of the previous phase's worker; set by the router."""
     kv_continue: Continuation | None = None

@@ -23,7 +23,7 @@ from kv_protocol.hashing import unpack_tokens
 from kv_protocol.openai.requests import ChatRequest, Request, RequestInvalid, is_given
 from kv_runtime.text.model import Text
 from worker_agent.api.bodies import worked
-from worker_agent.api.request_rules import NOTHING_ASKED, prompt_field, prompt_ids
+from worker_agent.api.request_rules import NOTHING_ASKED, prompt_field
 from worker_agent.media.encode_client import EncodeClient
 from worker_agent.media.image_models import ImageFacts
 from worker_agent.media.loader import MediaLoader
@@ -35,6 +35,7 @@ NO_IMAGES = Body(b"")
 _OFF_LOOP_BYTES = 4 << 10
 """The prompt of a longer body is built on a thread: a tokenizer may take 2 ms for so much text."""
 _SLICE = 256 << 10
+_TOKEN_BYTES = 4
 
 
 class EnginePrompts:
@@ -80,8 +81,10 @@ class EnginePrompts:
         return [replace(wishes, prompt=tokens) for tokens in prompts]
 
     def _packed(self, request: Request) -> list[bytes]:
-        if request.kv_prompt_ids is not None:
-            return [prompt_ids(request.kv_prompt_ids)]
+        if (ids := request.kv_prompt_ids) is not None:
+            if not ids or len(ids) % _TOKEN_BYTES:
+                raise RequestInvalid("kv_prompt_ids", f"{len(ids)} bytes", "one or more little-endian u32s")
+            return [ids]
         if request.nvext is not None and (token_ids := request.nvext.prompt_ids()) is not None:
             return [token_ids]
         if isinstance(request, ChatRequest):

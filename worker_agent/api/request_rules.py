@@ -24,7 +24,6 @@ interface (`logit_bias`, `response_format`); vLLM's for `bad_words`, `stop_token
 `structured_outputs`.
 """
 
-import base64
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -47,7 +46,6 @@ from worker_agent.port.handoff import read_handoff
 from worker_agent.port.sampling import ANSWER_LOGPROBS_MAX, Guide, Sampling, choice_pattern
 from worker_agent.port.types import EngineDescription, EngineRequest, Skill
 
-_TOKEN_BYTES = 4
 _NONE = "none on this worker"
 _PASSED = tuple(name for name, marks in MARKS.items() if PASSED in marks)
 _STRUCTURED = marks_of(StructuredOutputs)
@@ -212,17 +210,6 @@ def check_several(request: Request, prompts: int) -> None:
 def prompt_field(request: Request) -> str:
     """Return the field that has the prompt."""
     return "messages" if isinstance(request, ChatRequest) else "prompt"
-
-
-def prompt_ids(encoded: str) -> bytes:
-    """Return the token ids in `kv_prompt_ids`, base64 of little-endian u32s; raise `RequestInvalid`."""
-    try:
-        data = base64.b64decode(encoded, validate=True)
-    except ValueError as error:
-        raise RequestInvalid("kv_prompt_ids", encoded[:16], f"base64 ({error})") from error
-    if not data or len(data) % _TOKEN_BYTES:
-        raise RequestInvalid("kv_prompt_ids", f"{len(data)} bytes", "one or more little-endian u32s")
-    return data
 
 
 # ---------------------------------------------------------------- sampling

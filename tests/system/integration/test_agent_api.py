@@ -150,6 +150,7 @@ async def test_two_requests_with_the_same_id_are_two_requests() -> None:
     ("body", "status", "param"),
     [
         ({"prompt": "x", "kv_prompt_ids": "***"}, 400, "kv_prompt_ids"),
+        ({"prompt": "x", "kv_prompt_ids": "AQAAAAE="}, 400, "kv_prompt_ids"),
         ({"prompt": "x" * 5000}, 400, "prompt"),
         ({"prompt": "x", "guided_regex": "a"}, 400, "guided_regex"),
         ({"prompt": "x", "model": "gpt-9"}, 404, "model"),
