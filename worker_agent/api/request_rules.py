@@ -2,8 +2,8 @@
 
     option                                               here
     a phase that the role does not serve                 refused (`phase_of`)
-    echo, suffix, beam search, and other options that    refused, unless it has its neutral value
-    no engine supports
+    an option with the mark `PASSED`                     the engine gets it (`Sampling.passed`)
+    an option with the mark `Unsupported`                refused, unless it has its neutral value
     guides, logits_processors, prompt_logprobs           by `skills` of the engine, which checks its own limits
     prompt_logprobs in a stream                          refused: only unstreamed answers have them
     best_of other than n                                 refused: streamed choices cannot be ranked afterwards
