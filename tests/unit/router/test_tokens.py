@@ -41,7 +41,6 @@ from router.prompt.encoding_pool import EncodersBusy, EncodingPool
 from router.prompt.prompts import ModelPrompts
 from router.request.reading import ReadBody
 from tests.unit.kv_runtime.model_files import LLAMA_TEMPLATE, QWEN_TEMPLATE, llama_like, qwen_like, write_model
-from worker_agent.api.request_rules import prompt_ids
 
 TEXT = ByteText()
 FOURS = Hashing(4)
@@ -73,7 +72,7 @@ def ids_of(asked: ReadBody) -> list[int]:
 def as_worker(request: Request) -> list[int]:
     """Return the ids that an agent computes on: those it is sent, else its own."""
     if request.kv_prompt_ids is not None:
-        return unpack_tokens(prompt_ids(request.kv_prompt_ids))
+        return unpack_tokens(request.kv_prompt_ids)
     if isinstance(request, ChatRequest):
         return TEXT.encode_chat(request.messages, **request.template_options)
     (prompt,) = request.read_prompts()
