@@ -4,7 +4,7 @@
     a phase that the role does not serve                 refused (`phase_of`)
     an option with the mark `PASSED`                     the engine gets it (`Sampling.passed`)
     an option with the mark `Unsupported`                refused, unless it has its neutral value
-    guides, logits_processors, prompt_logprobs           by `skills` of the engine, which checks its own limits
+    guides, logits_processors, prompt_logprobs           the engine refuses what it has not
     prompt_logprobs in a stream                          refused: only unstreamed answers have them
     best_of other than n                                 refused: streamed choices cannot be ranked afterwards
     tool_choice required, or a function                  guided, if engine and format can be (`parsers/forced_calls.py`)
@@ -44,7 +44,7 @@ from kv_protocol.openai.requests import MARKS, ChatRequest, Request, RequestInva
 from kv_runtime.text.model import Text
 from worker_agent.port.handoff import read_handoff
 from worker_agent.port.sampling import ANSWER_LOGPROBS_MAX, Guide, Sampling, choice_pattern
-from worker_agent.port.types import EngineDescription, EngineRequest, Skill
+from worker_agent.port.types import EngineDescription, EngineRequest
 
 _NONE = "none on this worker"
 _PASSED = tuple(name for name, marks in MARKS.items() if PASSED in marks)
@@ -104,7 +104,7 @@ class RequestRules:
         """
         phase, sampling = phase_of(request, self._role), sampling_of(request)
         stop_ids = (*(request.stop_token_ids or ()), *(() if request.ignore_eos else self._end_ids))
-        check_supported(request, sampling, self._description.skills)
+        check_supported(request)
         return msgspec.structs.replace(
             phase,
             lora_name=request.model if request.model in self._loras else None,
@@ -136,7 +136,7 @@ class RequestRules:
         """
         prompt, sampling = wished.prompt, wished.sampling
         max_tokens = self._max_tokens(request, len(prompt))
-        if forced is not None and not before and "structural_tags" in self._description.skills:
+        if forced is not None and not before and self._description.takes_structural_tags:
             if sampling.guide is not None and sampling.guide.field != "response_format":  # that does not apply to calls
                 found = Verbatim(f"it beside {sampling.guide.field}")
                 raise RequestInvalid("tool_choice", found, "one guide a request")
@@ -174,22 +174,13 @@ class RequestRules:
         return request.limit_tokens or min(self._default_max_tokens, tokens_left)
 
 
-def check_supported(request: Request, sampling: Sampling, skills: frozenset[Skill]) -> None:
-    """Raise `RequestInvalid` if the request has an unsupported option."""
+def check_supported(request: Request) -> None:
+    """Raise `RequestInvalid` if the request has an option that no engine supports."""
     _check_neutral(request, _NEUTRAL)
     if request.stream and request.prompt_logprobs is not None:
         raise RequestInvalid("prompt_logprobs", request.prompt_logprobs, "none in a stream")
     if request.best_of not in (None, request.n or 1):
         raise RequestInvalid("best_of", request.best_of, f"n, {request.n or 1}, or none")
-    guide = sampling.guide
-    needed: tuple[tuple[Skill, str, object], ...] = (
-        ("guides", guide.field if guide else "", guide and guide.kind),
-        ("logits_processors", "logits_processors", request.logits_processors or None),
-        ("prompt_logprobs", "prompt_logprobs", request.prompt_logprobs),
-    )
-    for skill, field, found in needed:
-        if found is not None and skill not in skills:
-            raise RequestInvalid(field, found, _NONE)
 
 
 def _check_neutral(given: msgspec.Struct, neutral: Mapping[str, object], above: str = "") -> None:

@@ -15,7 +15,7 @@ Source: `docs/SOURCES.md` D4.2; NVIDIA/TensorRT-LLM, `tensorrt_llm/disaggregated
 
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from itertools import chain
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -26,8 +26,6 @@ from worker_agent.port.handoff import Handoff
 from worker_agent.port.sampling import Sampling, TokenLogprobs
 
 MediaKind = Literal["image", "embeddings"]
-Skill = Literal["guides", "structural_tags", "logits_processors", "prompt_logprobs"]
-ALL_SKILLS: frozenset[Skill] = frozenset(get_args(Skill))
 FinishReason = Literal["length", "stop", "error"]
 Rule = tuple[str, object, str, bool]
 POLL_S = 0.05
@@ -81,8 +79,8 @@ class EngineDescription(msgspec.Struct, frozen=True, kw_only=True):
     max_prompt_tokens: int = 0
     dp_ranks: tuple[int, ...] = (0,)
     kv_cache_dtype: str = ""
-    skills: frozenset[Skill] = frozenset()
-    """The optional features that it has."""
+    takes_structural_tags: bool = False
+    """Whether an answer may be guided by a structural tag: calls that a request demands are forced."""
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -267,6 +265,15 @@ def refuse_unmet(*tables: Iterable[Rule]) -> None:
     for field, found, allowed, is_met in chain.from_iterable(tables):
         if not is_met:
             raise RequestRefused(field, found, allowed)
+
+
+def plain_rules(request: EngineRequest) -> Iterator[Rule]:
+    """Yield the rules of an engine without guides, logits processors and log probabilities of the prompt."""
+    guide, told = request.sampling.guide, request.sampling.prompt_logprobs
+    allowed = "none on this worker"
+    yield guide.field if guide else "", guide and guide.kind, allowed, guide is None
+    yield "logits_processors", request.logits_processors, allowed, not request.logits_processors
+    yield "prompt_logprobs", told, allowed, told is None
 
 
 def takes_transfer(request: EngineRequest, role: Role) -> bool:

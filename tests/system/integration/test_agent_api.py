@@ -153,6 +153,9 @@ async def test_two_requests_with_the_same_id_are_two_requests() -> None:
         ({"prompt": "x", "kv_prompt_ids": "AQAAAAE="}, 400, "kv_prompt_ids"),
         ({"prompt": "x" * 5000}, 400, "prompt"),
         ({"prompt": "x", "guided_regex": "a"}, 400, "guided_regex"),
+        ({"prompt": "x", "response_format": {"type": "json_object"}}, 400, "response_format"),
+        ({"prompt": "x", "logits_processors": ["ban"]}, 400, "logits_processors"),
+        ({"prompt": "x", "prompt_logprobs": 1}, 400, "prompt_logprobs"),
         ({"prompt": "x", "model": "gpt-9"}, 404, "model"),
     ],
 )

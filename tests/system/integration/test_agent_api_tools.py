@@ -82,11 +82,12 @@ class Guided(SimulatedEngine):
 
     def generate(self, request: EngineRequest) -> AsyncGenerator[EngineOutput, None]:
         self.guides = [*getattr(self, "guides", ()), request.sampling.guide]
-        return super().generate(request)
+        unguided = msgspec.structs.replace(request.sampling, guide=None)
+        return super().generate(msgspec.structs.replace(request, sampling=unguided))
 
 
 async def test_a_demanded_call_guides_the_engine() -> None:
-    described = msgspec.structs.replace(SIMULATED, skills=frozenset({"guides", "structural_tags"}))
+    described = msgspec.structs.replace(SIMULATED, takes_structural_tags=True)
     source = ScriptedSource(
         script=(*TEXT.encode("<think>\n</think>" + CALL.removeprefix("<think>why</think>")), *TEXT.eos_ids)
     )

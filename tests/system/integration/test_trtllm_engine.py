@@ -227,7 +227,7 @@ async def test_an_engine_that_xgrammar_guides_takes_structural_tags(
 ) -> None:
     del trtllm
     async with running(trtllm_engine({"guided_decoding_backend": backend})) as engine:
-        assert ("structural_tags" in engine.describe().skills) == has_tags
+        assert engine.describe().takes_structural_tags == has_tags
         guided = Sampling(guide=Guide(kind="structural_tag", value={"type": "structural_tag", "format": {}}))
         if has_tags:
             assert tokens_of(await outputs(engine, request(sampling=guided)))

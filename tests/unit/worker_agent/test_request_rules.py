@@ -26,7 +26,7 @@ from worker_agent.api.request_rules import (
 )
 from worker_agent.port.handoff import Handoff
 from worker_agent.port.sampling import Guide, Sampling
-from worker_agent.port.types import ALL_SKILLS, EngineRequest
+from worker_agent.port.types import EngineRequest
 
 ENGINE = described(max_seq_len=100, dp_ranks=(0, 2))
 
@@ -58,22 +58,6 @@ def test_token_ids_from_the_router_are_base64() -> None:
         assert len(str(refused.value)) < 200
 
 
-def test_only_an_engine_that_can_is_asked_and_for_another_it_is_refused_by_name() -> None:
-    cases: list[tuple[Request, str]] = [
-        (chat(response_format={"type": "json_object"}), "response_format"),
-        (completion(prompt_logprobs=1), "prompt_logprobs"),
-        (chat(guided_json={"type": "object"}), "guided_json"),
-        (completion(structural_tag={}), "structural_tag"),
-        (chat(logits_processors=["ban"]), "logits_processors"),
-    ]
-    for request_, field in cases:
-        with pytest.raises(RequestInvalid) as refused:
-            rules(event_source="simulated").wishes(request_)
-        assert refused.value.field == field, request_
-        able = rules(skills=ALL_SKILLS)
-        assert able.wishes(request_) != able.wishes(chat()), request_
-
-
 def test_of_an_option_that_no_engine_has_only_the_value_without_effect_is_accepted() -> None:
     neutral = {name: mark.neutral for name, marks in MARKS.items() for mark in marks if isinstance(mark, Unsupported)}
     for name, harmless in neutral.items():
@@ -90,7 +74,7 @@ def test_of_an_option_that_no_engine_has_only_the_value_without_effect_is_accept
 
 def refused_field(request: Request) -> str:
     with pytest.raises(RequestInvalid) as refused:
-        rules(skills=ALL_SKILLS).wishes(request)
+        rules().wishes(request)
     return refused.value.field
 
 
@@ -135,7 +119,7 @@ def test_a_request_is_asked_with_all_that_the_engine_reads() -> None:
         logit_bias={"9": 1},
         bad_words=["a"],
     )
-    assert asked(request, of=rules(skills=ALL_SKILLS), dp_rank=2, text="seven", conversation_id="c") == expected
+    assert asked(request, dp_rank=2, text="seven", conversation_id="c") == expected
 
 
 CALLS = Guide(kind="structural_tag", value={"type": "structural_tag"})
@@ -144,22 +128,22 @@ CALLS = Guide(kind="structural_tag", value={"type": "structural_tag"})
 def test_calls_that_are_demanded_guide_the_answer_in_place_of_its_format() -> None:
     cases: list[Any] = [None, {"type": "json_object"}]
     for response_format in cases:
-        request, of = chat(response_format=response_format, temperature=0.5), rules(skills=ALL_SKILLS)
+        request, of = chat(response_format=response_format, temperature=0.5), rules(takes_structural_tags=True)
         assert asked(request, of=of, forced=CALLS).sampling == Sampling(passed={"temperature": 0.5}, guide=CALLS), (
             response_format
         )
 
 
 def test_nothing_is_forced_in_an_answer_that_goes_on_or_by_an_engine_without_structural_tags() -> None:
-    of = rules(skills=ALL_SKILLS)
+    of = rules(takes_structural_tags=True)
     assert asked(chat(), of=of, forced=CALLS, before=(1,)).sampling.guide is None
-    assert asked(chat(), of=rules(skills=ALL_SKILLS - {"structural_tags"}), forced=CALLS).sampling.guide is None
+    assert asked(chat(), forced=CALLS).sampling.guide is None
 
 
 def test_demanded_calls_beside_a_guide_of_the_whole_answer_are_refused() -> None:
     request = chat(guided_regex="a+")
     with pytest.raises(RequestInvalid, match="tool_choice: found it beside guided_regex, allowed one guide a request"):
-        asked(request, of=rules(skills=ALL_SKILLS), forced=CALLS)
+        asked(request, of=rules(takes_structural_tags=True), forced=CALLS)
 
 
 def test_a_priority_beyond_the_engine_s_is_the_router_s_alone() -> None:
@@ -211,7 +195,7 @@ def test_more_tokens_than_there_is_room_for_are_refused_with_the_numbers() -> No
         asked(chat(max_tokens=91))
 
 
-LONG = rules(max_seq_len=1 << 20, skills=ALL_SKILLS)
+LONG = rules(max_seq_len=1 << 20)
 MANY = {"n": 64, "max_tokens": 195}  # times 21: 64 less than the bound, 262,144
 
 

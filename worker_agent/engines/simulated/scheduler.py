@@ -30,6 +30,7 @@ from worker_agent.port.types import (
     EngineRequest,
     Rule,
     limits,
+    plain_rules,
     refuse_unmet,
     role_rules,
     takes_transfer,
@@ -122,7 +123,8 @@ class Simulator:
     def check(self, request: EngineRequest) -> None:
         """Raise `RequestRefused` for a request that `submit` would refuse."""
         is_in_use = request.request_id in self._rank_of
-        refuse_unmet(role_rules(request, self.role), limits(request, self.description, id_in_use=is_in_use))
+        limited = limits(request, self.description, id_in_use=is_in_use)
+        refuse_unmet(plain_rules(request), role_rules(request, self.role), limited)
         if takes_transfer(request, self.role):
             refuse_unmet(_handoff_rules(request))
 

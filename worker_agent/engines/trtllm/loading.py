@@ -38,7 +38,7 @@ from worker_agent.engine_args.arguments import EngineArgs
 from worker_agent.engines.trtllm.bindings import Bindings
 from worker_agent.engines.trtllm.settings import TrtllmSettings
 from worker_agent.media.image_models import NO_STANDALONE_ENCODER, model_config, model_type
-from worker_agent.port.types import ALL_SKILLS, EngineDescription, EngineError
+from worker_agent.port.types import EngineDescription, EngineError
 
 _BLOCK_SIZE = 32
 """An encoder has no blocks, and registers this."""
@@ -119,7 +119,7 @@ def described(args: EngineArgs, bindings: Bindings, model: str, longest: int | N
         max_prompt_tokens=_max_prompt_tokens(args, iteration_tokens, longest),
         dp_ranks=tuple(range(args.attention_dp_size)),
         kv_cache_dtype=_kv_cache_dtype(args, llm, own),
-        skills=ALL_SKILLS - (set() if args.value("guided_decoding_backend") == "xgrammar" else {"structural_tags"}),
+        takes_structural_tags=args.value("guided_decoding_backend") == "xgrammar",
     )
 
 
