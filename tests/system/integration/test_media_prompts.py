@@ -1,6 +1,5 @@
 """From a client's chat to a prompt with media, the whole way: what is taken, and each thing that is not."""
 
-import base64
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,10 +61,6 @@ def chat(*parts: Any, **fields: Any) -> ChatRequest:
     return ChatRequest(model="m", messages=[{"role": "user", "content": content}], **fields)
 
 
-def ids(tokens: list[int]) -> str:
-    return base64.b64encode(pack_tokens(tokens)).decode()
-
-
 # ---------------------------------------------------------------------------------------------- taken
 async def test_a_chat_with_images_is_text_with_a_token_for_each_and_the_media(model_path: Any) -> None:
     made = worker(model_path)
@@ -81,9 +76,9 @@ async def test_a_chat_with_images_is_text_with_a_token_for_each_and_the_media(mo
 
 async def test_the_worker_s_own_tokens_win_where_there_are_media(model_path: Any) -> None:
     made = worker(model_path)
-    routed = await made.prompt(chat("see", image_part(data_url(PNG)), kv_prompt_ids=ids([5, 6])))
+    routed = await made.prompt(chat("see", image_part(data_url(PNG)), kv_prompt_ids=pack_tokens([5, 6])))
     assert routed == await made.prompt(chat("see", image_part(data_url(PNG))))
-    assert (await made.prompt(chat("see", kv_prompt_ids=ids([5, 6])))).prompt == (5, 6)
+    assert (await made.prompt(chat("see", kv_prompt_ids=pack_tokens([5, 6])))).prompt == (5, 6)
 
 
 async def test_a_prompt_that_another_worker_computed_is_taken_as_it_is(model_path: Any) -> None:
@@ -121,6 +116,6 @@ async def test_token_ids_with_image_tokens_are_refused_from_any_sender(model_pat
     made = worker(model_path)
     for request in (
         CompletionRequest(model="m", prompt=msgspec.Raw(msgspec.json.encode([1, made.token]))),
-        chat("see", kv_prompt_ids=ids([made.token])),
+        chat("see", kv_prompt_ids=pack_tokens([made.token])),
     ):
         assert (await made.refusal(request))[0] == "placeholder"
