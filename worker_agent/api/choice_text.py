@@ -205,7 +205,7 @@ class AnswerParsing:
         options, end = AnswerOptions(tools=functions, only_first_call=only_one), self._prompt_end(prompt)
         parser = self._format.parser(options, prompt_end=end)
         tag = forced_calls(parser, begun=self._decoded((handoff and handoff.first_gen_tokens) or ()))
-        return None if tag is None else Guide(kind="structural_tag", value=tag)
+        return None if tag is None else Guide(kind="structural_tag", value=msgspec.json.encode(tag).decode())
 
     def count(self, parsers: Sequence[AnswerParser]) -> None:
         """Count the calls of an answer that has ended."""

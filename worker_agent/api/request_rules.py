@@ -273,12 +273,13 @@ def _guide(request: Request) -> Guide | None:
     for field, kind, value in given:
         if kind == "choice":
             return Guide(kind="regex", value=choice_pattern(value), field=field)
-        return Guide(kind=kind, value=None if kind == "json_object" else value, field=field)
+        is_mapping = kind == "structural_tag" and not isinstance(value, str)
+        return Guide(kind=kind, value=msgspec.json.encode(value).decode() if is_mapping else value, field=field)
     return None
 
 
 def _of_format(form: ResponseFormat) -> tuple[str, Any]:
-    """Return the kind and the value of the guide, None for text; raise `RequestInvalid`, which names the key."""
+    """Return the kind and the value of the guide, False for text; raise `RequestInvalid`, which names the key."""
     kind, *own = _FORMATS[form.type]
     for key in form.__struct_fields__:
         if key not in ("type", *own) and getattr(form, key) is not None:
@@ -288,7 +289,7 @@ def _of_format(form: ResponseFormat) -> tuple[str, Any]:
             raise RequestInvalid("response_format", form.type, "format, or structures and triggers")
         return kind, msgspec.to_builtins(form)
     if not own:
-        return kind, kind or None
+        return kind, bool(kind)
     value = getattr(form, own[0])
     if value is None:
         raise RequestInvalid(f"response_format.{own[0]}", None, "a value: it is required")

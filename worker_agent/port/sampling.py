@@ -15,13 +15,13 @@ _PATTERN_MARKS = frozenset("\\.^$|?*+()[]{}")
 
 
 class Guide(msgspec.Struct, frozen=True, kw_only=True):
-    """A constraint on the text: a JSON schema, a pattern, a grammar or a tag; `json_object` needs no value.
+    """A constraint on the text. `value` is a JSON schema, a pattern, a grammar, a tag as JSON, or True (`json_object`).
 
     `field` is the request's key that it is from; empty: the agent made it.
     """
 
     kind: GuideKind
-    value: Any = None
+    value: Any = True
     field: str = ""
 
 

@@ -105,7 +105,8 @@ async def test_a_demanded_call_guides_the_engine() -> None:
     assert free == [None, None, None]
     f, g = (f'\n{{"name": "{name}", "arguments": {{}}}}\n'.join(("<tool_call>", "</tool_call>")) for name in "fg")
     answers = (f, g, f"{f}\n{g}", f"<think>\n</think>\n{g}", "no")
-    taken = [[accepts(guide.value, answer) for answer in answers] for guide in (required, of_g, one) if guide]
+    tags = [msgspec.json.decode(guide.value) for guide in (required, of_g, one) if guide]
+    taken = [[accepts(tag, answer) for answer in answers] for tag in tags]
     assert taken == [
         [True, True, True, True, False],
         [False, True, False, True, False],

@@ -228,7 +228,7 @@ async def test_an_engine_that_xgrammar_guides_takes_structural_tags(
     del trtllm
     async with running(trtllm_engine({"guided_decoding_backend": backend})) as engine:
         assert engine.describe().takes_structural_tags == has_tags
-        guided = Sampling(guide=Guide(kind="structural_tag", value={"type": "structural_tag", "format": {}}))
+        guided = Sampling(guide=Guide(kind="structural_tag", value='{"type": "structural_tag", "format": {}}'))
         if has_tags:
             assert tokens_of(await outputs(engine, request(sampling=guided)))
         else:

@@ -1,5 +1,6 @@
 """What a client's request says of sampling, and which part of a generation it asks for, by role."""
 
+import json
 from typing import Any
 
 import pytest
@@ -47,7 +48,7 @@ def test_every_way_to_ask_for_a_guide() -> None:
         ({"guided_regex": "a+"}, Guide(kind="regex", value="a+")),
         ({"guided_choice": ["a.", "b"]}, Guide(kind="regex", value="(a\\.|b)")),
         ({"guided_grammar": "g"}, Guide(kind="grammar", value="g")),
-        ({"structural_tag": {"t": 1}}, Guide(kind="structural_tag", value={"t": 1})),
+        ({"structural_tag": {"t": 1}}, Guide(kind="structural_tag", value='{"t":1}')),
         ({"structured_outputs": {"choice": ["a"]}}, Guide(kind="regex", value="(a)")),
         ({"structured_outputs": {"json": {}}}, Guide(kind="json", value={})),
         ({"structured_outputs": {"json_object": True}}, Guide(kind="json_object")),
@@ -56,7 +57,7 @@ def test_every_way_to_ask_for_a_guide() -> None:
         ({"response_format": {"type": "json", "schema": {}}}, Guide(kind="json", value={})),
         ({"response_format": {"type": "regex", "regex": "a"}}, Guide(kind="regex", value="a")),
         ({"response_format": {"type": "ebnf", "ebnf": "g"}}, Guide(kind="grammar", value="g")),
-        ({"response_format": TAG}, Guide(kind="structural_tag", value=TAG)),
+        ({"response_format": TAG}, Guide(kind="structural_tag", value=json.dumps(TAG, separators=(",", ":")))),
         ({"structured_outputs": {"json": "{}"}}, Guide(kind="json", value="{}")),
         ({"response_format": {"type": "text"}}, None),
         ({"guided_json": None}, None),

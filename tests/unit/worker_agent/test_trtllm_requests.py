@@ -19,7 +19,6 @@ from worker_agent.engines.trtllm.requests import (
     Abilities,
     check_request,
     disaggregated_fields,
-    guide_fields,
     sampling_fields,
 )
 from worker_agent.engines.trtllm.settings import TrtllmSettings
@@ -140,21 +139,6 @@ def test_a_structural_tag_is_refused_where_xgrammar_does_not_guide() -> None:
 def test_processors_see_one_sequence() -> None:
     wishes: dict[str, Any] = {"logits_processors": ("p",), "sampling": Sampling(choices=2)}
     assert refusal(abilities={"logits_processors": {"p"}}, **wishes).startswith("n: found 2, allowed 1 with logits")
-
-
-@pytest.mark.parametrize(
-    ("guide", "told"),
-    [
-        (Guide(kind="json", value={"type": "object"}), {"json": {"type": "object"}}),
-        (Guide(kind="regex", value="a+"), {"regex": "a+"}),
-        (Guide(kind="grammar", value="root ::= 'a'"), {"grammar": "root ::= 'a'"}),
-        (Guide(kind="json_object"), {"json_object": True}),
-        (Guide(kind="structural_tag", value={"type": "t"}), {"structural_tag": '{"type":"t"}'}),
-        (Guide(kind="structural_tag", value="{}"), {"structural_tag": "{}"}),
-    ],
-)
-def test_a_guide_is_one_keyword(guide: Guide, told: dict[str, Any]) -> None:
-    assert guide_fields(guide) == told
 
 
 @given(st.lists(st.text(alphabet="ab.*+?()[]{}|^$\\ -", min_size=1), min_size=1), st.text(alphabet="ab.|\\"))

@@ -32,7 +32,6 @@ from worker_agent.engines.trtllm.logits import LogitsAdapter
 from worker_agent.engines.trtllm.requests import (
     Abilities,
     disaggregated_fields,
-    guide_fields,
     sampling_fields,
 )
 from worker_agent.engines.trtllm.settings import TrtllmSettings
@@ -253,9 +252,9 @@ def _engine_class(args: EngineArgs) -> Any:  # noqa: ANN401 - as above
 
 def _sampling(request: EngineRequest, abilities: Abilities, adapters: list[LogitsAdapter]) -> Any:  # noqa: ANN401
     sampling = sampling_fields(request, abilities.role, abilities.end_ids)
-    if request.sampling.guide is not None:
-        guide = guide_fields(request.sampling.guide)
-        sampling["guided_decoding"] = _named("sampling_params", "GuidedDecodingParams")(**guide)
+    if (guide := request.sampling.guide) is not None:  # each kind is the name of a field
+        params = _named("sampling_params", "GuidedDecodingParams")
+        sampling["guided_decoding"] = params(**{guide.kind: guide.value})
     if request.logit_bias:
         sampling["embedding_bias"] = bias_of(request.logit_bias, abilities.vocab_size)
     if adapters:

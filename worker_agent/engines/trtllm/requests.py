@@ -39,7 +39,6 @@ import msgspec
 from kv_protocol.fleet import Role
 from worker_agent.media.inputs import has_media, media_rules
 from worker_agent.port.handoff import Handoff, params_of
-from worker_agent.port.sampling import Guide
 from worker_agent.port.types import (
     EngineDescription,
     EngineRequest,
@@ -102,15 +101,6 @@ def sampling_fields(request: EngineRequest, role: Role, end_ids: Sequence[int]) 
     if has_media(request):
         fields["add_special_tokens"] = False
     return fields
-
-
-def guide_fields(guide: Guide) -> dict[str, Any]:
-    """Return the one keyword of `GuidedDecodingParams`. A schema may be a mapping or its JSON; a tag is JSON."""
-    if guide.kind == "json_object":
-        return {"json_object": True}
-    if guide.kind == "structural_tag" and not isinstance(guide.value, str):
-        return {"structural_tag": msgspec.json.encode(guide.value).decode()}
-    return {guide.kind: guide.value}
 
 
 def _stop_fields(stop_ids: Sequence[int], end_ids: Sequence[int], *, ignore_eos: bool) -> dict[str, Any]:
