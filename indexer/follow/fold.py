@@ -10,8 +10,8 @@ and ranks that were current or behind are stale (log_away).
 
 A message that continues its stream is passed to the index undecoded (`inputs.py`), any other batch by batch, with the
 same result. At most 16 questions are in flight, the others wait. A rank is stale while the index lacks memory for some
-of its blocks (`rank_blocks.py`). Without memory or a slot a new rank is refused, and admitted by a later fact of it
-once there is; a refused rank without facts for `gone_s` is forgotten.
+of its blocks. Without memory or a slot a new rank is refused; a later fact of it admits the rank once there is. A
+refused rank without facts for `gone_s` is forgotten.
 """
 
 from array import array
@@ -25,12 +25,12 @@ from msgspec.structs import replace
 from indexer.follow.checkpoint import Checkpoint, RankCheckpoint, RankState
 from indexer.follow.follower import FollowerLimits, StreamFollower
 from indexer.follow.inputs import Fact, LogConnected, Message, Question, Received, WorkerCame, WorkerGone
-from indexer.follow.rank_blocks import RankBlocks
 from indexer.follow.status import FollowerStatistics, without_log
 from indexer.index.overlap_columns import OverlapColumns, StatusColumnsCache, StreamStatus
 from indexer.index.prefix_index import Depths, Hashes, IndexStatistics, PrefixIndex
 from indexer.index.slots import RankSlots
 from kv_protocol import codec
+from kv_protocol.digest import bucket_table
 from kv_protocol.events import TIERS
 from kv_protocol.fleet import HEARTBEAT_PERIOD_S, MISSED_HEARTBEATS_MAX, Heartbeat
 from kv_protocol.ids import WorkerRank
@@ -72,44 +72,6 @@ class FoldStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Messages of ranks' streams that were malformed."""
 
 
-class FollowedRank:
-    """One rank with a slot in the index: its stream and its blocks."""
-
-    __slots__ = ("alive_at_s", "blocks", "follower", "instance", "rank")
-
-    def __init__(self, rank: WorkerRank, blocks: RankBlocks, follower: StreamFollower, now_s: float) -> None:
-        self.rank, self.blocks, self.follower = rank, blocks, follower
-        self.alive_at_s = now_s
-        """When the last heartbeat or answer proved it alive."""
-        self.instance = ""
-        """The worker's instance in that heartbeat; empty: not known yet."""
-
-    @property
-    def slot(self) -> int:
-        """The rank's slot in the index."""
-        return self.blocks.slot
-
-    def begin_at(self, checkpoint: RankCheckpoint) -> None:
-        """Continue from a checkpoint; without a place in it, nothing was received yet."""
-        self.instance = checkpoint.instance
-        if checkpoint.epoch or checkpoint.seq:
-            self.follower.begin_at(checkpoint.epoch, checkpoint.seq, checkpoint.logged_seq)
-
-    def checkpoint(self) -> RankCheckpoint:
-        """Return the rank's entry of a checkpoint."""
-        now = self.follower.statistics()
-        return RankCheckpoint(*self.rank, self.slot, now.epoch, now.cursor, now.logged_seq, now.stale, self.instance)
-
-    def next_question(self, now_s: float) -> Question:
-        """Return the question that is due. Its digests stay right: a stream in doubt applies nothing."""
-        place, question = self.follower.position, self.follower.question
-        request_id = question.begin(place[1], now_s)
-        if question.wants == "dump":
-            return Question(self.rank, RecoverRequest(request_id))
-        table = self.blocks.table() if question.wants == "repair" else b""
-        return Question(self.rank, RecoverRequest(request_id, *place, table))
-
-
 class IndexFold:
     """All ranks' streams, and the index that they feed."""
 
@@ -128,7 +90,7 @@ class IndexFold:
         self.rank_at, self.refused_ranks = self._slots.rank_of.get, self._slots.refused
         self._limits = limits or FollowerLimits()
         self._gone_s = gone_s
-        self._ranks: dict[WorkerRank, FollowedRank] = {}
+        self._ranks: dict[WorkerRank, StreamFollower] = {}
         self._waiting: dict[int, None] = {}
         self._in_flight: set[int] = set()
         """Slots: the ranks with questions that wait, in this order, and those with questions in flight."""
@@ -164,7 +126,7 @@ class IndexFold:
         self._slots.restart_refused_timeouts(now_s)
         for stream in self._ranks.values():
             stream.alive_at_s = min(stream.alive_at_s + silent_s, now_s)
-            stream.follower.restart_timeouts(now_s)
+            stream.restart_timeouts(now_s)
 
     def _apply_to_rank(self, fact: Received, now_s: float) -> list[Question]:
         content = fact.content
@@ -177,39 +139,38 @@ class IndexFold:
             return []
         match content:
             case Message():
-                if not _take_message(stream.follower, content, now_s):
+                if not _take_message(stream, content, now_s):
                     return []
             case Heartbeat():
-                stream.follower.on_heartbeat(content, now_s)
-                if stream.follower.position[0] == content.epoch:  # else it is of a retired epoch
+                stream.on_heartbeat(content, now_s)
+                if stream.position[0] == content.epoch:  # else it is of a retired epoch
                     stream.alive_at_s, stream.instance = now_s, content.instance
             case None:
-                stream.follower.on_refused(now_s)
+                stream.on_refused(now_s)
             case _:
                 stream.alive_at_s = now_s
-                stream.follower.on_answer(content, now_s)
-        stream.follower.prove(now_s)
+                stream.on_answer(content, now_s)
+        stream.prove(now_s)
         self._queue_question(stream, now_s)
         return self._next_questions(now_s)
 
-    def _admit(self, rank: WorkerRank, now_s: float) -> FollowedRank | None:
+    def _admit(self, rank: WorkerRank, now_s: float) -> StreamFollower | None:
         slot = self._slots.take(rank, now_s)
         return None if slot is None else self._follow(rank, slot, now_s)
 
-    def _follow(self, rank: WorkerRank, slot: int, now_s: float) -> FollowedRank:
+    def _follow(self, rank: WorkerRank, slot: int, now_s: float) -> StreamFollower:
         self._status_columns.clear()
-        blocks = RankBlocks(self._index, slot)
-        follower = StreamFollower(blocks, self._limits, self._request_ids)
-        stream = self._ranks[rank] = FollowedRank(rank, blocks, follower, now_s)
+        stream = self._ranks[rank] = StreamFollower(rank, self._index, slot, self._limits, self._request_ids)
+        stream.alive_at_s = now_s
         return stream
 
-    def _forget(self, stream: FollowedRank) -> None:
+    def _forget(self, stream: StreamFollower) -> None:
         del self._ranks[stream.rank]
         self._status_columns.clear()
         self._slots.give_back(stream.slot)
         self._leave_queue(stream)
 
-    def _leave_queue(self, stream: FollowedRank) -> None:
+    def _leave_queue(self, stream: StreamFollower) -> None:
         self._waiting.pop(stream.slot, None)
         self._in_flight.discard(stream.slot)
 
@@ -230,19 +191,16 @@ class IndexFold:
             self._slots.forget_silent(now_s - self._gone_s)
         for stream in self._ranks.values():
             if self._is_log_connected:
-                stream.follower.tick(now_s)
-            if stream.follower.question.wants is not None:
+                stream.tick(now_s)
+            if stream.question.wants is not None:
                 self._queue_question(stream, now_s)
         return self._next_questions(now_s)
 
-    def _at(self, slot: int) -> FollowedRank:
-        return self._ranks[self._slots.rank_of[slot]]
-
-    def _queue_question(self, stream: FollowedRank, now_s: float) -> None:
-        if stream.follower.question.is_in_flight(now_s):
+    def _queue_question(self, stream: StreamFollower, now_s: float) -> None:
+        if stream.question.is_in_flight(now_s):
             return
         self._in_flight.discard(stream.slot)
-        if stream.follower.question.is_due(now_s):
+        if stream.question.is_due(now_s):
             self._waiting.setdefault(stream.slot)  # at the end: silent consolidators do not block others
         else:
             self._waiting.pop(stream.slot, None)
@@ -253,14 +211,24 @@ class IndexFold:
             slot = next(iter(self._waiting))
             del self._waiting[slot]
             self._in_flight.add(slot)
-            questions.append(self._at(slot).next_question(now_s))
+            questions.append(self._question_of(self._ranks[self._slots.rank_of[slot]], now_s))
         return questions
+
+    def _question_of(self, stream: StreamFollower, now_s: float) -> Question:
+        """Return the question that is due. Its digests stay right: a stream in doubt applies nothing."""
+        place, question = stream.position, stream.question
+        request_id = question.begin(place[1], now_s)
+        if question.wants == "dump":
+            return Question(stream.rank, RecoverRequest(request_id))
+        is_repair, index = question.wants == "repair", self._index
+        table = bucket_table(index.bucket_digests(stream.slot, tier) for tier in TIERS) if is_repair else b""
+        return Question(stream.rank, RecoverRequest(request_id, *place, table))
 
     # ---------------------------------------------------------------------------------------------- checkpoints
 
     def checkpoint(self, stream_created: str, stream_seq: int, wall_ns: int) -> Checkpoint:
         """Return the state after message `stream_seq` of the stream that was created at `stream_created`."""
-        ranks = tuple(stream.checkpoint() for stream in self._ranks.values())
+        ranks = tuple(_checkpoint_of(stream) for stream in self._ranks.values())
         return Checkpoint(stream_created, stream_seq, wall_ns, ranks, self._index.snapshot())
 
     def restore(self, checkpoint: Checkpoint, now_s: float) -> None:
@@ -277,11 +245,14 @@ class IndexFold:
         self._status_columns.clear()
         self._slots.assign({rank.slot: rank.rank for rank in checkpoint.ranks})
         for rank in checkpoint.ranks:
-            self._follow(rank.rank, rank.slot, now_s).begin_at(rank)
+            stream = self._follow(rank.rank, rank.slot, now_s)
+            stream.instance = rank.instance
+            if rank.epoch or rank.seq:  # else nothing was received yet
+                stream.begin_at(rank.epoch, rank.seq, rank.logged_seq)
 
     def off_log(self) -> list[WorkerRank]:
         """Return the ranks that differ from a fold of the log alone."""
-        return [rank for rank, stream in self._ranks.items() if stream.follower.is_off_log]
+        return [rank for rank, stream in self._ranks.items() if stream.is_off_log]
 
     # ---------------------------------------------------------------------------------------------- what is known
 
@@ -310,25 +281,25 @@ class IndexFold:
         if stream is None:
             epoch, seq, stale = 0, 0, "refused" if self._slots.is_refused(rank) else "never_heard"
         else:
-            epoch, seq, stale = stream.follower.status()
+            epoch, seq, stale = stream.status()
         return epoch, seq, stale if self._is_log_connected else without_log(stale)
 
     def ranks(self) -> list[WorkerRank]:
         """Return all ranks that have a stream."""
         return list(self._ranks)
 
-    def stream(self, rank: WorkerRank) -> FollowedRank | None:
+    def stream(self, rank: WorkerRank) -> StreamFollower | None:
         """Return a rank's stream, to look at; None if it has no slot. A forgotten rank that comes back has another."""
         return self._ranks.get(rank)
 
     def overfull_ranks(self) -> set[WorkerRank]:
         """Return the ranks of which the index lacks blocks for want of memory."""
-        return {rank for rank, stream in self._ranks.items() if stream.follower.full_at is not None}
+        return {rank for rank, stream in self._ranks.items() if stream.full_at is not None}
 
     def held(self, rank: WorkerRank) -> list[HeldBlock]:
         """Return what `rank` holds, parents first; nothing for an unknown rank."""
         stream = self._ranks.get(rank)
-        return [] if stream is None else [block for chunk in stream.blocks.dump() for block in chunk.blocks()]
+        return [] if stream is None else [block for chunk in self._index.dump(stream.slot) for block in chunk.blocks()]
 
     def state(self, rank: WorkerRank) -> RankState | None:
         """Return the present state of a rank; None if it has no slot."""
@@ -343,8 +314,8 @@ class IndexFold:
             seq=status.cursor,
             logged_seq=status.logged_seq,
             stale=status.stale,
-            digests=stream.blocks.digests(),
-            chunks=stream.blocks.dump(),
+            digests=stream.digests(),
+            chunks=tuple(self._index.dump(stream.slot)),
         )
 
     def holders(self, sequence_hash: int) -> dict[WorkerRank, int]:
@@ -354,14 +325,11 @@ class IndexFold:
 
     def block_counts(self) -> dict[WorkerRank, tuple[int, ...]]:
         """Return how many blocks each rank holds, by tier."""
-        return {
-            rank: tuple(digest.block_count for digest in stream.blocks.digests())
-            for rank, stream in self._ranks.items()
-        }
+        return {rank: tuple(digest.block_count for digest in stream.digests()) for rank, stream in self._ranks.items()}
 
     def resyncs(self) -> dict[WorkerRank, int]:
         """Return how many complete dumps each rank's stream took."""
-        return {rank: stream.follower.counts.resyncs for rank, stream in self._ranks.items()}
+        return {rank: stream.counts.resyncs for rank, stream in self._ranks.items()}
 
     def statistics(self) -> FoldStatistics:
         """Return the figures for metrics and views."""
@@ -377,9 +345,14 @@ class IndexFold:
             refused_messages_total=self._refused_messages,
         )
 
-    def _stream_statistics(self, stream: FollowedRank) -> FollowerStatistics:
-        found = stream.follower.statistics()
+    def _stream_statistics(self, stream: StreamFollower) -> FollowerStatistics:
+        found = stream.statistics()
         return found if self._is_log_connected else replace(found, stale=without_log(found.stale))
+
+
+def _checkpoint_of(stream: StreamFollower) -> RankCheckpoint:
+    now = stream.statistics()
+    return RankCheckpoint(*stream.rank, stream.slot, now.epoch, now.cursor, now.logged_seq, now.stale, stream.instance)
 
 
 def _take_message(follower: StreamFollower, message: Message, now_s: float) -> bool:

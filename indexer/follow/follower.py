@@ -43,33 +43,36 @@ that were received before the question, of a place beyond the answer's last_seq,
 than before sends a new question (`question.py`). A repair is right only while nothing else changes the rank's blocks,
 so DOUBT applies nothing. `received.py` tracks heartbeats, and decides which epoch is followed.
 
-A stream is *overfull*, beside its state, once the index had no memory for some of its blocks. It is still followed;
-`rank_blocks.py` says when there may be memory again.
+A stream is *overfull*, beside its state, once the index had no memory for some of its blocks. It is still followed.
+Memory counts as free again when the index's memory or nodes are a tenth below what they were when it refused blocks of
+the rank last. Nodes count because an index may keep the memory of removed blocks for later ones. The tenth bounds the
+number of dumps: after each dump in vain memory or nodes have to fall by another tenth.
 """
 
 from collections.abc import Iterator
 from copy import copy
 from enum import Enum
-from itertools import count
 
 import msgspec
 
 from indexer.follow.inputs import BatchSpan
 from indexer.follow.question import AnsweredState, RecoveryQuestion, Wants
-from indexer.follow.rank_blocks import Fill, RankBlocks
 from indexer.follow.received import EpochTracker, HeartbeatClaim, HeartbeatTracker, ReorderBuffer
 from indexer.follow.status import FollowerCounts, FollowerStatistics, StaleReason
+from indexer.index.prefix_index import IndexStatistics, PrefixIndex
 from kv_protocol import codec
 from kv_protocol.digest import TierDigest
 from kv_protocol.errors import MalformedMessage
-from kv_protocol.events import Batch
+from kv_protocol.events import TIERS, Batch, Cleared, Stored
 from kv_protocol.fleet import NO_EVENTS, Heartbeat
+from kv_protocol.ids import WorkerRank
 from kv_protocol.recovery import Answer, ReplayChunk
 from kv_protocol.splitmix import U64_MASK
 
 AHEAD_MAX = 1 << 20
 """No stream runs so many batches ahead of its reader: such a seq is wrong, or the cursor is."""
 _ONLY_AN_ANSWER = U64_MASK + 1
+HEALED_RATIO = 0.9
 
 
 class StreamState(Enum):
@@ -102,29 +105,32 @@ class FollowerLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StreamFollower:
-    """One rank's stream: changes the rank's blocks in the index; `question` is what it wants to be told.
+    """One rank's stream: changes the rank's blocks, those of `slot` in the index.
 
     The owner calls `prove` after each input. `request_ids` are unique among all questions of the owner.
     """
 
     def __init__(
-        self, blocks: RankBlocks, limits: FollowerLimits | None = None, request_ids: Iterator[int] | None = None
+        self, rank: WorkerRank, index: PrefixIndex, slot: int, limits: FollowerLimits, request_ids: Iterator[int]
     ) -> None:
-        self._blocks = blocks
-        self._limits = limits or FollowerLimits()
-        self.question = RecoveryQuestion(self._limits.answer_s, self._limits.backoff_max_s, request_ids or count(1))
+        self.rank, self._index, self.slot, self._limits = rank, index, slot, limits
+        self.alive_at_s = 0.0
+        """When a heartbeat or an answer last proved the rank alive; the owner sets it."""
+        self.instance = ""
+        """The worker's instance in that heartbeat; empty: not known yet. The owner sets it."""
+        self.question = RecoveryQuestion(limits.answer_s, limits.backoff_max_s, request_ids)
         """What the stream wants to be told, if anything, and when; only the stream changes it."""
-        self._reorder_buffer = ReorderBuffer(self._limits.early_batches_max, self._limits.early_blocks_max)
+        self._reorder_buffer = ReorderBuffer(limits.early_batches_max, limits.early_blocks_max)
         self._heartbeats = HeartbeatTracker()
-        self._epochs = EpochTracker(self._limits.silent_s)
+        self._epochs = EpochTracker(limits.silent_s)
         self.counts = FollowerCounts()
         """Of the stream so far; only the stream changes them."""
         self._phase = StreamState.NEW
         self._has_epoch = False
         self._epoch = self._cursor = self._logged_seq = 0
         self._source_stale = ""
-        self.full_at: Fill | None = None
-        """While the rank is overfull: how full the index was when it refused blocks of the rank."""
+        self.full_at: IndexStatistics | None = None
+        """While the rank is overfull: the index as it was when it refused blocks of the rank."""
         self._hole_end = 0
         self._is_repaired = False
         self._lost_at_s: float | None = None
@@ -179,6 +185,10 @@ class StreamFollower:
             counts=copy(self.counts),
         )
 
+    def digests(self) -> tuple[TierDigest, ...]:
+        """Return the digest of the rank's blocks on each tier, in order."""
+        return tuple(self._index.digest(self.slot, tier) for tier in TIERS)
+
     # ---------------------------------------------------------------------------------------------- batches
 
     def continues(self, span: BatchSpan) -> bool:
@@ -187,7 +197,7 @@ class StreamFollower:
 
     def on_next(self, span: BatchSpan, message: bytes, now_s: float) -> bool:
         """Apply a message of the next batches of the log; return whether `prove` may have a claim to compare."""
-        self._note_refused(self._blocks.apply_message(message, now_s))
+        self._note_refused(self._index.apply_batch(self.slot, message, now_s))
         self._advance(span.last_seq)
         self._logged_seq = span.last_seq
         return self._heartbeats.claim is not None
@@ -224,7 +234,14 @@ class StreamFollower:
                 self._recover("tail", now_s)
 
     def _step(self, batch: Batch, now_s: float) -> None:
-        self._note_refused(self._blocks.apply(batch.event, now_s))
+        event = batch.event
+        if isinstance(event, Stored):
+            stored = event.parent, event.sequence_hashes, event.tier
+            self._note_refused(self._index.store(self.slot, *stored, now_s))
+        elif isinstance(event, Cleared):
+            self._index.clear(self.slot, event.tier)
+        else:
+            self._index.remove(self.slot, event.sequence_hashes, event.tier)
         self._advance(batch.seq)
 
     def _drain(self, now_s: float) -> None:
@@ -233,7 +250,7 @@ class StreamFollower:
 
     def _note_refused(self, refused_blocks: int) -> None:
         if refused_blocks and self.full_at is None:
-            self.full_at = self._blocks.fill()
+            self.full_at = self._index.statistics()
 
     def _advance(self, seq: int) -> None:
         self.counts.applied += seq - self._cursor
@@ -276,7 +293,7 @@ class StreamFollower:
         if claim is None or claim.seq != self._cursor or self._phase is not StreamState.LIVE:
             return
         reported = {digest.tier: digest for digest in claim.tiers}
-        if all(own == reported.get(own.tier, TierDigest(own.tier, 0, 0)) for own in self._blocks.digests()):
+        if all(own == reported.get(own.tier, TierDigest(own.tier, 0, 0)) for own in self.digests()):
             self._is_repaired = False
             self.full_at = None
             self.question.on_proof()
@@ -293,7 +310,7 @@ class StreamFollower:
 
     def tick(self, now_s: float) -> None:
         """Request awaited batches that did not come within `behind_s`, and all blocks if there may be memory again."""
-        if self.full_at is not None and self._blocks.fill().is_fall_from(self.full_at):
+        if self.full_at is not None and has_room_again(self._index.statistics(), self.full_at):
             self._recover("dump", now_s)
         awaited = self._heartbeats.awaited
         if self._phase is _LIVE and awaited is not None and now_s - awaited.at_s >= self._limits.behind_s:
@@ -370,7 +387,7 @@ class StreamFollower:
         self.counts.repairs += 1
         self._is_repaired = True
         self._cursor = state.last_seq
-        self._note_refused(self._blocks.repair(state.buckets, state.chunks, now_s))
+        self._note_refused(self._index.repair(self.slot, state.buckets, state.chunks, now_s))
         self._settle(now_s, state.last_seq)
 
     def _replace(self, state: AnsweredState, now_s: float) -> None:
@@ -384,7 +401,7 @@ class StreamFollower:
         self._is_repaired = False
         self._cursor = last_seq
         self.full_at = None
-        self._note_refused(self._blocks.replace(state.chunks, now_s))
+        self._note_refused(self._index.load(self.slot, state.chunks, now_s))
         self._settle(now_s, last_seq)
 
     def _settle(self, now_s: float, answered_seq: int | None = None) -> None:
@@ -417,7 +434,7 @@ class StreamFollower:
         if self._has_epoch:
             self.counts.restarts += 1
             self.full_at = None
-            self._blocks.replace((), now_s)
+            self._index.clear(self.slot)
         self._phase, self._has_epoch = StreamState.LIVE, True
         self._epoch, self._cursor, self._logged_seq = epoch, 0, 0
         self._source_stale, self._is_repaired = "", False
@@ -426,3 +443,8 @@ class StreamFollower:
         self.question.end()
         self.question.on_proof()
         self._end_recovery(now_s)
+
+
+def has_room_again(now: IndexStatistics, full: IndexStatistics) -> bool:
+    """Return whether there may be memory again for blocks that were refused at `full`."""
+    return now.memory_bytes <= HEALED_RATIO * full.memory_bytes or now.nodes < HEALED_RATIO * full.nodes

@@ -8,7 +8,7 @@ now and then                a keeper looks at the log and the snapshots, and doe
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from indexer.follow.fold import FollowedRank, IndexFold, OverlapColumns, RankView
+from indexer.follow.fold import IndexFold, OverlapColumns, RankView
 from indexer.follow.follower import StreamFollower
 from indexer.follow.inputs import Fact, LogConnected, Question, Received, WorkerCame, WorkerGone, read_message
 from kv_protocol import fleet, recovery
@@ -106,16 +106,13 @@ class Index:
 
     def follower(self, rank: WorkerRank) -> StreamFollower:
         """Return what follows the rank's stream."""
-        return self._stream(rank).follower
-
-    def _stream(self, rank: WorkerRank) -> FollowedRank:
         stream = self.fold.stream(rank)
         assert stream is not None, f"{rank}: no stream"
         return stream
 
     def _as_reader(self, rank: WorkerRank) -> Reader:
-        stream = self._stream(rank)
-        counts, place = stream.follower.statistics().counts, stream.follower.position
+        stream = self.follower(rank)
+        counts, place = stream.statistics().counts, stream.position
         beginnings = counts.replays + counts.repairs + counts.resyncs + counts.restarts
         return Reader(self._inbox, stream, beginnings, *place, frozenset(self.fold.held(rank)))
 

@@ -1,16 +1,20 @@
 """What comes to a stream's state machine, in few words, and what it does to the rank's blocks."""
 
 from collections.abc import Callable, Iterable
+from itertools import count
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from indexer.follow.follower import FollowerLimits, StreamFollower
 from indexer.follow.question import Wants
-from indexer.follow.rank_blocks import Fill, RankBlocks
 from indexer.follow.status import FollowerCounts
+from indexer.index.prefix_index import Hashes, IndexStatistics
 from kv_protocol import codec
 from kv_protocol.digest import BUCKET_SET_BYTES, SetDigest, TierDigest
-from kv_protocol.events import TIERS, Batch, Event, Stored, Tier
+from kv_protocol.events import Batch, Cleared, Event, Stored, Tier
 from kv_protocol.fleet import Heartbeat
+from kv_protocol.ids import WorkerRank
 from kv_protocol.recovery import BlockColumns, DumpChunk, HeldBlock, ReplayChunk, block_columns
 from tests.dumped import dump_chunks
 from tests.reference.index.index import ReferenceIndex
@@ -59,37 +63,40 @@ class RepairBuckets(NamedTuple):
 Effect = ApplyEvent | ReplaceAll | RepairBuckets
 
 
-class Recorded(RankBlocks):
+class Recorded(ReferenceIndex):
     """Keeps what is done to it; refuses `refuses` blocks of each change; holds what a test says."""
 
     def __init__(self) -> None:
-        super().__init__(ReferenceIndex(), 0)
+        super().__init__()
         self.effects: list[Effect] = []
         self.refuses = 0
         self.digest_of = holds()
         self.memory_bytes = FULL.memory_bytes
 
-    def apply(self, event: Event, now_s: float) -> int:
-        return self._keep(ApplyEvent(event), now_s)
+    def store(self, _: int, parent: int | None, sequence_hashes: Hashes, tier: Tier, __: float) -> int:
+        return self._keep(ApplyEvent(Stored(tuple(sequence_hashes), parent, tier=tier)))
 
-    def replace(self, chunks: tuple[BlockColumns, ...], now_s: float) -> int:
-        return self._keep(ReplaceAll(chunks), now_s)
+    def clear(self, _: int, tier: Tier | None = None) -> None:
+        self._keep(ReplaceAll() if tier is None else ApplyEvent(Cleared(tier)))
 
-    def repair(self, buckets: bytes, chunks: tuple[BlockColumns, ...], now_s: float) -> int:
-        return self._keep(RepairBuckets(buckets, chunks), now_s)
+    def load(self, _: int, chunks: Iterable[BlockColumns], __: float) -> int:
+        return self._keep(ReplaceAll(tuple(chunks)))
 
-    def _keep(self, effect: Effect, _: float) -> int:
+    def repair(self, _: int, buckets: bytes, chunks: Iterable[BlockColumns], __: float) -> int:
+        return self._keep(RepairBuckets(buckets, tuple(chunks)))
+
+    def _keep(self, effect: Effect) -> int:
         self.effects.append(effect)
         return self.refuses
 
-    def digests(self) -> tuple[TierDigest, ...]:
-        return tuple(map(self.digest_of, TIERS))
+    def digest(self, _: int, tier: Tier) -> TierDigest:
+        return self.digest_of(tier)
 
-    def fill(self) -> Fill:
-        return FULL._replace(memory_bytes=self.memory_bytes)
+    def statistics(self) -> IndexStatistics:
+        return replace(FULL, memory_bytes=self.memory_bytes)
 
 
-FULL = Fill(100, 100)
+FULL = replace(ReferenceIndex().statistics(), memory_bytes=100, nodes=100)
 
 
 class Stream(StreamFollower):
@@ -97,7 +104,7 @@ class Stream(StreamFollower):
 
     def __init__(self, limits: FollowerLimits = LIMITS) -> None:
         self.blocks = Recorded()
-        super().__init__(self.blocks, limits)
+        super().__init__(WorkerRank("w", 0), self.blocks, 0, limits, count(1))
 
 
 Input = Batch | Heartbeat | DumpChunk | ReplayChunk | Refused | Tick

@@ -7,9 +7,8 @@ import msgspec
 import pytest
 
 from indexer.follow.fold import IndexFold
-from indexer.follow.follower import FollowerLimits
+from indexer.follow.follower import FollowerLimits, has_room_again
 from indexer.follow.inputs import Fact, LogConnected, Question, Received, WorkerGone, read_message
-from indexer.follow.rank_blocks import Fill
 from indexer.index.prefix_index import IndexStatistics
 from indexer.index.slots import REFUSED_NAMED_MAX
 from indexer.native.index import NativeIndex
@@ -98,9 +97,11 @@ def test_its_digest_differs_from_its_source_and_blocks_that_do_not_fit_are_not_r
 
 
 def test_there_may_be_memory_again_once_memory_or_nodes_have_fallen_by_a_tenth() -> None:
-    full = Fill(memory_bytes=1000, nodes=100)
-    assert [Fill(900, 100).is_fall_from(full), Fill(1000, 89).is_fall_from(full)] == [True, True]
-    assert not Fill(901, 90).is_fall_from(full)
+    found = ReferenceIndex().statistics()
+    full = msgspec.structs.replace(found, memory_bytes=1000, nodes=100)
+    for memory_bytes, nodes, expected in ((900, 100, True), (1000, 89, True), (901, 90, False)):
+        now = msgspec.structs.replace(found, memory_bytes=memory_bytes, nodes=nodes)
+        assert has_room_again(now, full) is expected
 
 
 def test_once_memory_has_fallen_by_a_tenth_a_dump_is_asked_and_heals() -> None:

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from indexer.follow.fold import IndexFold
 from indexer.follow.follower import FollowerLimits
 from indexer.follow.inputs import BatchSpan, Fact, Question, Received, message_span, read_message
-from indexer.follow.rank_blocks import RankBlocks
 from indexer.native.index import NativeIndex
 from kv_protocol import codec
 from kv_protocol.digest import SetDigest, bucket_table
@@ -188,13 +187,13 @@ def deliveries(random: Random, sent: list[tuple[WorkerRank, bytes]]) -> list[tup
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_whole_messages_and_single_batches_make_the_same_fold(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    apply_message, messages = RankBlocks.apply_message, list[bytes]()
+    apply_batch, messages = NativeIndex.apply_batch, list[bytes]()
 
-    def recorded(blocks: RankBlocks, message: bytes, now_s: float) -> int:
+    def recorded(index: NativeIndex, rank: int, message: bytes, now_s: float) -> int:
         messages.append(message)
-        return apply_message(blocks, message, now_s)
+        return apply_batch(index, rank, message, now_s)
 
-    monkeypatch.setattr(RankBlocks, "apply_message", recorded)
+    monkeypatch.setattr(NativeIndex, "apply_batch", recorded)
     play(seed, TwoWays(IndexFold(NativeIndex(), LIMITS), IndexFold(NativeIndex(), LIMITS)))
     assert len(messages) > 20, f"seed {seed}: few messages went the short way"
 
