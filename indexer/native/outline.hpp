@@ -1,7 +1,6 @@
 // The shape of a tree for people: its chains without forks, what lies behind each, and how many requests went through it.
 //
-// It is copied from the tree slice by slice: the copying thread holds the tree's lock for one slice at a time. It is
-// laid out afterwards without the tree:
+// It is copied from the tree slice by slice, so that other threads run meanwhile, and laid out afterwards without the tree:
 //
 //     copy      kSliceRuns runs: length, time, hashes of both ends, and the hash of the block before
 //     warm      requests, each at the run that its block lies in
@@ -38,7 +37,7 @@ enum class OutlineOrder { subtree, heat, recent, blocks };
 
 class Outline {
 public:
-    static constexpr u32 kSliceRuns = 4096, kSliceRequests = 1024;
+    static constexpr u32 kSliceRuns = 1024, kSliceRequests = 1024;
 
     // Copies the next slice; false after the last.
     bool copy(const Tree& tree) {

@@ -1,10 +1,9 @@
-// A tree for Python, which several threads may use: each call holds the tree's lock, and releases the interpreter's where it
-// takes long or has to wait. Arguments that are read meanwhile cannot change: they are bytes, or a copy.
+// A tree for Python. Several threads may use it: each call holds the interpreter's lock, and an outline releases that lock only
+// between two slices.
 #pragma once
 
 #include <chrono>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
@@ -124,42 +123,37 @@ public:
         if (rank > kRankMax) {
             throw nb::value_error("rank: beyond 4095");
         }
-        locked()->add_rank(rank, capacity_blocks);
+        tree_->add_rank(rank, capacity_blocks);
     }
 
     std::size_t store(u32 rank, std::optional<u64> parent, nb::handle hashes, u32 tier, double now_s) {
         const HashesIn given(hashes);
-        return locked()->store(rank, parent ? &*parent : nullptr, given.data(), given.size(), checked_tier(tier), now_s);
+        return tree_->store(rank, parent ? &*parent : nullptr, given.data(), given.size(), checked_tier(tier), now_s);
     }
 
     void remove(u32 rank, nb::handle hashes, u32 tier) {
         const HashesIn given(hashes);
-        locked()->remove(rank, given.data(), given.size(), checked_tier(tier));
+        tree_->remove(rank, given.data(), given.size(), checked_tier(tier));
     }
 
-    void clear(u32 rank, std::optional<u32> tier) { locked()->clear(rank, tier ? 1u << checked_tier(*tier) : kAllTiers); }
-    void drop(u32 rank) { locked()->drop(rank); }
+    void clear(u32 rank, std::optional<u32> tier) { tree_->clear(rank, tier ? 1u << checked_tier(*tier) : kAllTiers); }
+    void drop(u32 rank) { tree_->drop(rank); }
 
     std::size_t apply_batch(u32 rank, const nb::bytes& message, double now_s) {
-        const nb::gil_scoped_release unlocked;
-        return locked()->apply_batch(rank, bytes_of(message), message.size(), now_s);
+        return tree_->apply_batch(rank, bytes_of(message), message.size(), now_s);
     }
 
     std::size_t load(u32 rank, const nb::iterable& chunks, double now_s) {
         const Rows rows(chunks);
-        const nb::gil_scoped_release unlocked;
-        return locked()->load(rank, rows.views, now_s);
+        return tree_->load(rank, rows.views, now_s);
     }
 
     std::size_t repair(u32 rank, const nb::bytes& buckets, const nb::iterable& chunks, double now_s) {
         const Rows rows(chunks);
-        const nb::gil_scoped_release unlocked;
-        return locked()->repair(rank, bytes_of(buckets), rows.views, now_s);
+        return tree_->repair(rank, bytes_of(buckets), rows.views, now_s);
     }
 
     void restore_body(const nb::bytes& body) {
-        const nb::gil_scoped_release unlocked;
-        const std::lock_guard<std::mutex> lock(mutex_);
         auto made = std::make_unique<Tree>(tree_->limits());
         restore(*made, *tree_, bytes_of(body), body.size());
         std::swap(tree_, made);
@@ -171,17 +165,15 @@ public:
     u32 match(nb::handle hashes, nb::handle out, const std::optional<nb::bytes>& ranks) {
         const HashesIn given(hashes);
         const DepthsOut depths(out);
-        // No Python code may run while the tree is locked: it could call the tree, and wait for ever.
-        const Locked tree = locked();
-        const std::size_t numbers = tree->rank_numbers(), count = depths.columns();
+        const std::size_t numbers = tree_->rank_numbers(), count = depths.columns();
         if (ranks ? count * sizeof(u32) != ranks->size() : numbers > count) {
             throw nb::value_error("out: not a column for each rank");
         }
         if (!ranks) {
-            return tree->match(given.data(), given.size(), depths.data(), count);
+            return tree_->match(given.data(), given.size(), depths.data(), count);
         }
         matched_.resize(kTiers * numbers);
-        const u32 found = tree->match(given.data(), given.size(), matched_.data(), numbers);
+        const u32 found = tree_->match(given.data(), given.size(), matched_.data(), numbers);
         const auto* const rank = reinterpret_cast<const u32*>(ranks->c_str());
         for (std::size_t tier = 0; tier < kTiers; ++tier) {
             for (std::size_t at = 0; at < count; ++at) {
@@ -192,19 +184,13 @@ public:
     }
 
     std::pair<u64, u64> digest_of(u32 rank, u32 tier) {
-        const Locked tree = locked();
-        const Digest* found = tree->digest(rank, checked_tier(tier));
+        const Digest* found = tree_->digest(rank, checked_tier(tier));
         return found == nullptr ? std::pair<u64, u64>{0, 0} : std::pair<u64, u64>{found->count, found->total()};
     }
 
     nb::tuple bucket_digests(u32 rank, u32 tier) {
-        Digest digest;
-        {
-            const Locked tree = locked();
-            if (const Digest* own = tree->digest(rank, checked_tier(tier))) {
-                digest = *own;
-            }
-        }
+        const Digest* own = tree_->digest(rank, checked_tier(tier));
+        const Digest digest = own == nullptr ? Digest{} : *own;  // a list that grows may let another thread run
         nb::list found;
         for (const u64* bucket = digest.buckets(); bucket != digest.buckets() + Digest::kBuckets; ++bucket) {
             found.append(*bucket);
@@ -213,94 +199,54 @@ public:
     }
 
     nb::list dump_columns(u32 rank, u64 chunk_blocks) {
-        std::vector<Columns> chunks;
-        {
-            const nb::gil_scoped_release unlocked;
-            chunks = locked()->dump(rank, chunk_blocks);
-        }
         nb::list found;
-        for (const Columns& chunk : chunks) {
+        for (const Columns& chunk : tree_->dump(rank, chunk_blocks)) {
             found.append(nb::make_tuple(to_bytes(chunk.parents), to_bytes(chunk.hashes), to_bytes(chunk.tiers)));
         }
         return found;
     }
 
-    nb::bytes snapshot_body() {
-        std::string body;
-        {
-            const nb::gil_scoped_release unlocked;
-            body = locked()->snapshot();
-        }
-        return to_bytes(body);
-    }
+    nb::bytes snapshot_body() { return to_bytes(tree_->snapshot()); }
 
-    std::vector<u64> children(std::optional<u64> hash) { return locked()->children(hash ? &*hash : nullptr); }
+    std::vector<u64> children(std::optional<u64> hash) { return tree_->children(hash ? &*hash : nullptr); }
 
-    nb::dict holders(u64 hash) {
-        const auto found = locked()->holders(hash);
-        return to_dict(found);
-    }
+    nb::dict holders(u64 hash) { return to_dict(tree_->holders(hash)); }
 
     nb::bytes chain(u64 hash, u64 limit) {
-        const std::vector<u64> found = locked()->chain(hash, limit);
+        const std::vector<u64> found = tree_->chain(hash, limit);
         return nb::bytes(found.data(), found.size() * sizeof(u64));
     }
 
-    // Other threads get the lock between two slices. A mutex is not fair: this thread sleeps long enough for one to wake up.
+    // Other threads run between two slices: after each, this one waits for the interpreter's lock again.
     Outline outline(const std::vector<std::tuple<u64, double, double>>& requests) {
         std::vector<PassedRequest> passed;
         for (const auto& [hash, heat, used_s] : requests) {
             passed.push_back({hash, heat, used_s});
         }
-        const nb::gil_scoped_release unlocked;
         Outline made;
-        for (bool has_more = true; has_more; std::this_thread::sleep_for(kRest)) {
-            has_more = made.copy(*locked());
+        while (made.copy(*tree_)) {
+            rest();
         }
-        for (std::size_t at = 0; at < passed.size(); at += Outline::kSliceRequests, std::this_thread::sleep_for(kRest)) {
-            made.warm(*locked(), passed.data() + at, std::min<std::size_t>(Outline::kSliceRequests, passed.size() - at));
+        for (std::size_t at = 0; at < passed.size(); at += Outline::kSliceRequests) {
+            made.warm(*tree_, passed.data() + at, std::min<std::size_t>(Outline::kSliceRequests, passed.size() - at));
+            rest();
         }
+        const nb::gil_scoped_release unlocked;
         made.lay_out();
         return made;
     }
 
-    nb::dict memory() {
-        const auto found = locked()->memory();
-        return to_dict(found);
-    }
-    nb::dict structure() {
-        const auto found = locked()->structure();
-        return to_dict(found);
-    }
+    nb::dict memory() { return to_dict(tree_->memory()); }
+    nb::dict structure() { return to_dict(tree_->structure()); }
 
     // As IndexStatistics has them.
     std::vector<u64> figures() {
-        const Locked tree = locked();
-        const Counters& counted = tree->counters();
-        return {tree->ranks(),            tree->nodes(),           tree->held_blocks(),     tree->memory_bytes(),
+        const Counters& counted = tree_->counters();
+        return {tree_->ranks(),           tree_->nodes(),           tree_->held_blocks(),     tree_->memory_bytes(),
                 counted.duplicate_blocks, counted.unknown_removals, counted.parent_conflicts, counted.refused_blocks};
     }
 
 private:
-    // The tree with its lock held. `tree_` is read under the lock, because `restore` replaces it.
-    class Locked {
-    public:
-        explicit Locked(PyTree& owner) : lock_(owner.mutex_, std::try_to_lock) {
-            if (!lock_.owns_lock()) {  // its owner may wait for the interpreter's lock: release that while waiting
-                const auto unlocked = PyGILState_Check() ? std::make_unique<nb::gil_scoped_release>() : nullptr;
-                lock_.lock();
-            }
-            tree_ = owner.tree_.get();
-        }
-        Tree* operator->() const { return tree_; }
-        const Tree& operator*() const { return *tree_; }
-
-    private:
-        std::unique_lock<std::mutex> lock_;
-        Tree* tree_ = nullptr;
-    };
-    Locked locked() { return Locked(*this); }
-
     // The columns of chunks, which cannot change while this lives.
     struct Rows {
         explicit Rows(const nb::iterable& chunks) {
@@ -329,11 +275,13 @@ private:
         return found;
     }
 
-    static constexpr std::chrono::microseconds kRest{100};
+    static void rest() {
+        const nb::gil_scoped_release unlocked;
+        std::this_thread::sleep_for(std::chrono::microseconds{100});
+    }
 
     std::unique_ptr<Tree> tree_;
     std::vector<std::int32_t> matched_;  // of every rank
-    std::mutex mutex_;
 };
 
 }  // namespace kv

@@ -1,5 +1,5 @@
 // The native prefix index, as indexer/index/prefix_index.py describes it, made of blocks, a map, sets and runs. It knows
-// nothing of Python and takes no lock: `PyTree` does.
+// nothing of Python, and is for one thread at a time.
 //
 //     tree.cpp      ranks, and the tree as a whole          match.cpp     how much of a prefix each rank holds
 //     store.cpp     stores                                  walk.cpp      dumps, and walks for people

@@ -1,8 +1,8 @@
 """The prefix tree of all ranks for people: pages of nodes, with how much lies behind each and which ranks hold it.
 
 An outline (`index/prefix_index.py`) gives sizes and order. It is made on a thread, made again once it is older than
-`FRESH_S`, and dropped `IDLE_S` after its last use. Holders are those of the moment of the question. The thread holds
-the index's lock for one slice of the outline or one node at a time.
+`FRESH_S`, and dropped `IDLE_S` after its last use. Holders are those of the moment of the question. Between two
+slices of the outline and between two nodes other threads run.
 """
 
 import asyncio

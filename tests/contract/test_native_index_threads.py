@@ -1,15 +1,9 @@
-"""The native index may be used from several threads: whatever they do at once, all of them end, and nothing is broken.
-
-The threads run in a process of their own. A thread that holds the interpreter's lock, and waits for a lock whose owner
-waits for the interpreter's lock, would stop the test's process as well.
-"""
+"""The native index may be used from several threads: whatever they do at once, all of them end and nothing breaks."""
 
 import re
 import sys
 from array import array
 from collections.abc import Callable
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
 from random import Random
 from threading import Thread
 from typing import Any
@@ -27,8 +21,6 @@ THREADS = 5
 OPERATIONS = 2_000
 RANKS = 6
 PATHS = [chain(200, seed=seed) for seed in range(1, 4)]
-END_S = 60.0
-"""Far longer than the threads take: a thread that has not ended by then waits for ever."""
 
 MakeNative = Callable[[], NativeIndex]
 
@@ -52,7 +44,7 @@ class Visitor:
                 ask()
             except KeyError:
                 continue  # the rank was dropped by another thread
-            except Exception as error:  # noqa: BLE001 - told to the process that watches
+            except Exception as error:  # noqa: BLE001 - told to the test
                 self.problems.append(f"seed {self._seed}, {number} {ask.__name__}: {error!r}")
 
     def _rank(self) -> int:
@@ -128,41 +120,24 @@ class Visitor:
         assert all(len(self._index.chain(each.first, 9)) <= 72 for each in roots)
 
 
-def visit(make: MakeNative, seed: int, told: Connection) -> None:
-    """Let the threads loose on one index, and tell what went wrong."""
-    sys.setswitchinterval(1e-6)  # this process's alone
+def problems(make: MakeNative, seed: int) -> list[str]:
+    """Let the threads loose on one index, and return what went wrong."""
     index = make()
     for rank in range(RANKS):
         index.register(rank)
     visitors = [Visitor(index, THREADS * seed + at) for at in range(THREADS)]
     threads = [Thread(target=visitor.run) for visitor in visitors]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    found = [problem for visitor in visitors for problem in visitor.problems]
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
     try:
-        assert_sound(index)
-    except AssertionError as error:
-        found.append(f"afterwards: {error}")
-    told.send(found)
-
-
-def problems(make: MakeNative, seed: int) -> list[str]:
-    """Return what `visit` tells, in a process of its own."""
-    context = get_context("spawn")
-    listener, told = context.Pipe(duplex=False)
-    process = context.Process(target=visit, args=(make, seed, told))
-    process.start()
-    told.close()  # so that the end of the process is heard
-    try:
-        return listener.recv() if listener.poll(END_S) else ["never ends"]
-    except EOFError:
-        process.join()
-        return [f"ends with exit code {process.exitcode}"]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
     finally:
-        process.kill()
-        process.join()
+        sys.setswitchinterval(interval_s)
+    assert_sound(index)
+    return [problem for visitor in visitors for problem in visitor.problems]
 
 
 @pytest.mark.parametrize("seed", range(examples(3, least=1)))
