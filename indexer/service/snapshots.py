@@ -8,7 +8,7 @@
                    `OFF_S` at most: a fold from such a place would differ
     never purged   messages that are covered by no snapshot that this process has read back
 
-What is due is planned by `retention.py`. Several indexes may keep one log in one bucket: each sees the snapshots of the
+`retention.py` decides what is due. Several indexes may keep one log in one bucket: each sees the snapshots of the
 others and writes only if one is due. Two writes at the same time are harmless. An index that is behind a purge finds
 gaps and requests dumps.
 """
@@ -24,9 +24,8 @@ from msgspec.structs import replace
 from indexer.follow.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
 from indexer.follow.fold import IndexFold
 from indexer.index.prefix_index import IndexFull
-from indexer.service import retention as keeping
 from indexer.service.feed import IndexFeed, LogPosition
-from indexer.service.retention import KeepingLimits, LogExtent, SnapshotName
+from indexer.service.retention import KeepingLimits, Retention, SnapshotName
 from kv_protocol import subjects
 from kv_protocol.errors import LimitExceeded, MalformedMessage
 from kv_runtime.clock import Clock
@@ -104,7 +103,7 @@ class Snapshots:
     async def restore(self, stream: LogStreamState) -> int:
         """Restore the fold from the best snapshot of the stream; return the place it covers, 0 if there is none."""
         try:
-            for name in keeping.of_this_log(_extent_of(stream), await self._bucket.names()):
+            for name in Retention(stream, await self._bucket.names(), self._limits).of_this_log:
                 if covered := await self._restore(name, stream.created):
                     return covered
         except BrokerUnavailable as error:
@@ -152,21 +151,20 @@ class Snapshots:
         stream = await self._event_log.stream_state(subjects.EVENTS_STREAM)
         if stream.created != feed.log_position.created:
             return
-        log, names = _extent_of(stream), await self._bucket.names()
+        names = await self._bucket.names()
         verified = [name for name, covered in self._covered.items() if covered == stream.created]
-        others = self._covered.keys() - verified
-        self._newest = next(iter(keeping.of_this_log(log, names, others)), None)
+        retention = Retention(stream, names, self._limits, self._covered.keys() - verified)
+        self._newest = next(iter(retention.of_this_log), None)
         self._statistics.log_bytes = stream.bytes
-        plan = keeping.plan(log, names, self._clock.wall_ns(), self._limits, verified=verified, others=others)
-        if plan.write and not self._is_off_log():
+        if retention.is_due(self._clock.wall_ns()) and not self._is_off_log():
             position = feed.log_position
             if self._newest is None or position.stream_seq > self._newest.stream_seq:  # else another index wrote one
-                await self.write(position, keeping.to_give_up(log, names, others))
-        if plan.purge_up_to:
-            await self._event_log.purge(subjects.EVENTS_STREAM, plan.purge_up_to)
-            self._statistics.purged_seq = plan.purge_up_to
-            _log.info("log_purged", up_to_seq=plan.purge_up_to)
-        for name in plan.delete:
+                await self.write(position, retention.to_give_up())
+        if up_to_seq := retention.purge_up_to(verified):
+            await self._event_log.purge(subjects.EVENTS_STREAM, up_to_seq)
+            self._statistics.purged_seq = up_to_seq
+            _log.info("log_purged", up_to_seq=up_to_seq)
+        for name in retention.useless():
             await self._delete(name)
 
     def _is_off_log(self) -> bool:
@@ -214,7 +212,3 @@ class Snapshots:
     async def _delete(self, name: str) -> None:
         await self._bucket.delete(name)
         self._covered.pop(name, None)
-
-
-def _extent_of(stream: LogStreamState) -> LogExtent:
-    return LogExtent(stream.first_seq, stream.last_seq, stream.bytes)

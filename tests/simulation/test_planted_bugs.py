@@ -1,13 +1,12 @@
 """The simulation itself is tested: each of these bugs must make it fail, and soon."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import cast
 
-import msgspec
 import pytest
 
 from indexer.follow.follower import StreamFollower, StreamState
-from indexer.service.retention import KeepingLimits, LogExtent, RetentionPlan, plan
+from indexer.service.retention import Retention
 from kv_protocol.events import Batch
 from kv_protocol.recovery import Answer, RecoverRequest, ReplayChunk
 from router.decision.routing import Lease, Routing
@@ -78,12 +77,12 @@ class LeaksEnded(Routing):
         return cast("Lease", NeverEnds(super().take(verdict)))
 
 
-def purges_one_too_many(
-    log: LogExtent, names: Iterable[str], now_ns: int, limits: KeepingLimits, **known: Collection[str]
-) -> RetentionPlan:
-    """Let go of the first message that no snapshot covers, too."""
-    planned = plan(log, names, now_ns, limits, **known)
-    return msgspec.structs.replace(planned, purge_up_to=planned.purge_up_to and planned.purge_up_to + 1)
+class PurgesOneTooMany(Retention):
+    """Lets go of the first message that no snapshot covers, too."""
+
+    def purge_up_to(self, verified: Collection[str]) -> int:
+        up_to = super().purge_up_to(verified)
+        return up_to and up_to + 1
 
 
 PLANTED: list[tuple[str, Callable[..., object], Kind, int]] = [
@@ -91,7 +90,7 @@ PLANTED: list[tuple[str, Callable[..., object], Kind, int]] = [
     ("tests.simulation.agent.Consolidation", DumpsAllButOne, "faulty", 20),
     ("worker_agent.events.consolidation.Outbox", GoesBackWithoutOne, "torn", 40),
     ("tests.simulation.intake.SourceCursor", JumpsHoles, "faulty", 20),
-    ("indexer.service.retention.plan", purges_one_too_many, "calm", 20),
+    ("indexer.service.snapshots.Retention", PurgesOneTooMany, "calm", 20),
     ("tests.simulation.router.Routing", LeaksEnded, "faulty", 20),
 ]
 """Where it is planted, the bug, and the kind of worlds of whose first seeds, so many, one must fail."""

@@ -1,39 +1,36 @@
 """What a keeper of snapshots should do now: every rule, and what must not be lost."""
 
-from collections.abc import Iterable
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indexer.service.retention import (
-    KeepingLimits,
-    LogExtent,
-    RetentionPlan,
-    SnapshotName,
-    of_this_log,
-    plan,
-    to_give_up,
-)
+from indexer.service.retention import KeepingLimits, Retention, SnapshotName
+from kv_runtime.event_log import LogStreamState
 
 S = 10**9
 NOW_S = 10_000
 LIMITS = KeepingLimits(period_s=300.0, log_bytes_max=1000)
-QUIET = LogExtent(first_seq=1, last_seq=100, bytes_now=100)
+
+
+def log_of(first_seq: int, last_seq: int, bytes_now: int) -> LogStreamState:
+    return LogStreamState("2026", first_seq, last_seq, bytes_now, 1)
+
+
+QUIET = log_of(1, 100, 100)
 """A log with room to spare: one byte a message."""
-FULL = LogExtent(first_seq=101, last_seq=900, bytes_now=800)
+FULL = log_of(101, 900, 800)
 
 
 def name(stream_seq: int, age_s: float = 0.0) -> str:
     return str(SnapshotName(stream_seq, round((NOW_S - age_s) * S)))
 
 
-def planned(log: LogExtent, *names: str, verified: tuple[str, ...] = (), others: tuple[str, ...] = ()) -> RetentionPlan:
-    return plan(log, names, NOW_S * S, LIMITS, verified=verified, others=others)
+def kept(log: LogStreamState, *names: str, others: tuple[str, ...] = ()) -> Retention:
+    return Retention(log, names, LIMITS, others)
 
 
-def to_try(log: LogExtent, names: Iterable[str], others: tuple[str, ...] = ()) -> list[str]:
-    return [str(each) for each in of_this_log(log, names, others)]
+def to_try(log: LogStreamState, *names: str, others: tuple[str, ...] = ()) -> list[str]:
+    return [str(each) for each in kept(log, *names, others=others).of_this_log]
 
 
 def test_a_name_says_the_place_and_the_time_and_sorts_by_them() -> None:
@@ -45,21 +42,22 @@ def test_a_name_says_the_place_and_the_time_and_sorts_by_them() -> None:
 @pytest.mark.parametrize("text", ["", "x", "17-5", f"{name(1)}x", f"x{name(1)}", name(1).replace("-", "_"), "٣" * 41])
 def test_other_names_are_not_snapshots(text: str) -> None:
     assert SnapshotName.read(text) is None
-    assert planned(QUIET, text) == RetentionPlan(write=True, purge_up_to=0, delete=())
-    assert (to_try(QUIET, [text]), to_give_up(QUIET, [text, text])) == ([], [])
+    found = kept(QUIET, text, text)
+    assert found.is_due(NOW_S * S)
+    assert (found.of_this_log, found.useless(), found.to_give_up()) == ([], [], [])
 
 
 # ---------------------------------------------------------------- write
 
-GROWN = LogExtent(first_seq=1, last_seq=700, bytes_now=700)
-PURGED = LogExtent(first_seq=500, last_seq=699, bytes_now=200)
+GROWN = log_of(1, 700, 700)
+PURGED = log_of(500, 699, 200)
 
 
 @pytest.mark.parametrize(
     ("why", "log", "names", "others", "is_written"),
     [
-        ("there is nothing to cover", LogExtent(1, 0, 0), (), (), False),
-        ("there is something, and no snapshot", LogExtent(1, 1, 1), (), (), True),
+        ("there is nothing to cover", log_of(1, 0, 0), (), (), False),
+        ("there is something, and no snapshot", log_of(1, 1, 1), (), (), True),
         ("the newest is younger than the period", QUIET, (name(50, 299),), (), False),
         ("the newest is as old as the period", QUIET, (name(50, 300),), (), True),
         ("an older one is older than the period", QUIET, (name(50, 299), name(40, 900)), (), False),
@@ -68,7 +66,7 @@ PURGED = LogExtent(first_seq=500, last_seq=699, bytes_now=200)
         ("the log grew by a quarter of its limit", GROWN, (name(450),), (), False),
         ("the log grew by more than a quarter", GROWN, (name(449),), (), True),
         ("the covered part is gone: what is left counts", PURGED, (name(10),), (), False),
-        ("more than a quarter is left", PURGED._replace(bytes_now=251), (name(10),), (), True),
+        ("more than a quarter is left", PURGED._replace(bytes=251), (name(10),), (), True),
         ("another writer's clock is a little ahead", QUIET, (name(50, -299),), (), False),
         ("the clock was set back", QUIET, (name(50, -300),), (), True),
         ("the snapshot is beyond the log", QUIET, (name(101),), (), True),
@@ -79,9 +77,9 @@ PURGED = LogExtent(first_seq=500, last_seq=699, bytes_now=200)
     ],
 )
 def test_one_is_written_when_there_is_reason(
-    why: str, log: LogExtent, names: tuple[str, ...], others: tuple[str, ...], is_written: bool
+    why: str, log: LogStreamState, names: tuple[str, ...], others: tuple[str, ...], is_written: bool
 ) -> None:
-    assert planned(log, *names, others=others).write is is_written, why
+    assert kept(log, *names, others=others).is_due(NOW_S * S) is is_written, why
 
 
 # ---------------------------------------------------------------- purge
@@ -94,8 +92,8 @@ OLD, MANY = (name(200), name(300)), (name(300), name(400), name(500), name(899))
     [
         ("none was read back", FULL, (name(800),), (), (), 0),
         ("one was read back", FULL, (name(800), name(400)), (name(400),), (), 400),
-        ("three quarters of the limit", GROWN._replace(last_seq=750, bytes_now=750), (name(700),), (name(700),), (), 0),
-        ("more of the limit", GROWN._replace(last_seq=750, bytes_now=751), (name(700),), (name(700),), (), 700),
+        ("three quarters of the limit", GROWN._replace(last_seq=750, bytes=750), (name(700),), (name(700),), (), 0),
+        ("more of the limit", GROWN._replace(last_seq=750, bytes=751), (name(700),), (name(700),), (), 700),
         ("half of the limit stays", FULL, MANY, MANY, (), 400),
         ("none leaves half: the newest", FULL, OLD, OLD, (), 300),
         ("it is gone already", FULL, (name(100),), (name(100),), (), 0),
@@ -106,9 +104,14 @@ OLD, MANY = (name(200), name(300)), (name(300), name(400), name(500), name(899))
     ],
 )
 def test_what_is_covered_is_purged_and_no_more(
-    why: str, log: LogExtent, names: tuple[str, ...], verified: tuple[str, ...], others: tuple[str, ...], up_to: int
+    why: str,
+    log: LogStreamState,
+    names: tuple[str, ...],
+    verified: tuple[str, ...],
+    others: tuple[str, ...],
+    up_to: int,
 ) -> None:
-    assert planned(log, *names, verified=verified, others=others).purge_up_to == up_to, why
+    assert kept(log, *names, others=others).purge_up_to(verified) == up_to, why
 
 
 # ---------------------------------------------------------------- delete
@@ -128,26 +131,24 @@ def test_what_is_covered_is_purged_and_no_more(
 def test_what_is_of_no_use_is_deleted(
     why: str, places: tuple[int, ...], others: tuple[int, ...], deleted: tuple[int, ...]
 ) -> None:
-    done = planned(FULL, *map(name, places), others=tuple(map(name, others)))
-    assert done.delete == tuple(map(name, deleted)), why
+    found = kept(FULL, *map(name, places), others=tuple(map(name, others)))
+    assert found.useless() == [*map(name, deleted)], why
 
 
 # ---------------------------------------------------------------- cold start, and room for a new one
 
 
 def test_a_cold_start_tries_what_covers_most_first_and_nothing_of_another_log() -> None:
-    assert to_try(FULL, [name(50), name(901), name(600, age_s=9), name(600)]) == [
-        name(600),
-        name(600, age_s=9),
-        name(50),
-    ]
+    found = to_try(FULL, name(50), name(901), name(600, age_s=9), name(600))
+    assert found == [name(600), name(600, age_s=9), name(50)]
 
 
 def test_what_may_go_for_room_is_all_but_the_newest_those_of_another_log_first() -> None:
-    assert to_give_up(FULL, [name(600), name(50), name(500), name(950)]) == [name(950), name(50), name(500)]
-    assert to_give_up(FULL, [name(600), name(50), name(700)], (name(700),)) == [name(700), name(50)]
-    assert to_try(FULL, [name(600), name(50), name(700)], (name(700),)) == [name(600), name(50)]
-    assert (to_give_up(FULL, [name(600)]), to_give_up(FULL, [])) == ([], [])
+    assert kept(FULL, name(600), name(50), name(500), name(950)).to_give_up() == [name(950), name(50), name(500)]
+    with_other = kept(FULL, name(600), name(50), name(700), others=(name(700),))
+    assert with_other.to_give_up() == [name(700), name(50)]
+    assert [str(each) for each in with_other.of_this_log] == [name(600), name(50)]
+    assert (kept(FULL, name(600)).to_give_up(), kept(FULL).to_give_up()) == ([], [])
 
 
 seqs = st.integers(0, 60)
@@ -155,7 +156,7 @@ seqs = st.integers(0, 60)
 
 @given(
     log=st.builds(
-        lambda first, messages, size: LogExtent(first, first + messages - 1, size if messages else 0),
+        lambda first, messages, size: log_of(first, first + messages - 1, size if messages else 0),
         st.integers(1, 40),
         st.integers(0, 40),
         st.integers(1, 2000),
@@ -163,15 +164,15 @@ seqs = st.integers(0, 60)
     snapshots=st.lists(st.tuples(seqs, st.integers(0, 2000), st.booleans()), max_size=8),
 )
 def test_whatever_there_is_a_cold_start_goes_on_where_the_log_begins(
-    log: LogExtent, snapshots: list[tuple[int, int, bool]]
+    log: LogStreamState, snapshots: list[tuple[int, int, bool]]
 ) -> None:
     names = {name(seq, age_s): verified for seq, age_s, verified in snapshots}
     verified = [each for each, is_verified in names.items() if is_verified]
-    done = plan(log, names, NOW_S * S, LIMITS, verified=verified)
-    left = names.keys() - set(done.delete)
-    if done.purge_up_to:
-        covering = [each for each in left & set(verified) if int(each[:20]) == done.purge_up_to]
+    found = kept(log, *names)
+    left, up_to = names.keys() - set(found.useless()), found.purge_up_to(verified)
+    if up_to:
+        covering = [each for each in left & set(verified) if int(each[:20]) == up_to]
         assert covering, "what was purged is covered by a snapshot that was read back, and stays"
-        assert log.first_seq <= done.purge_up_to <= log.last_seq
+        assert log.first_seq <= up_to <= log.last_seq
     assert len(left) >= min(2, len(names))
-    assert set(to_try(log, names)[:2]) <= left
+    assert set(to_try(log, *names)[:2]) <= left
