@@ -1,24 +1,28 @@
 """`indexer tail`: what the log says, line by line."""
 
 import asyncio
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import click
 import msgspec
 
 from indexer.commands.options import read_rank, with_settings
 from indexer.config import IndexerSettings
-from indexer.service import log_tail
-from indexer.service.history import time_text
-from indexer.service.log_lines import Line, text
-from indexer.service.log_tail import TailFilter, TailStart
+from indexer.service.feed import LogPosition
+from indexer.service.history import AvailableMoment, NotRetained, time_text
+from indexer.service.log_lines import Line, beat_line, event_lines, fleet_line, text
 from kv_protocol import subjects
 from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import Clock
-from kv_runtime.event_log import EventLog, connected_log
+from kv_runtime.event_log import EventLog, LogMessage, connected_log
 from kv_runtime.process import PrintedLines, run_process
 from kv_runtime.supervise import Part, run_parts
 
 _DRAIN_S = 5.0
+_EVENTS, _FLEET = subjects.EVENTS_STREAM, subjects.FLEET_STREAM
+BEGINNING = dict.fromkeys((_EVENTS, _FLEET), LogPosition("", 0))
+"""The places before all that the two streams have."""
 
 
 @click.command()
@@ -62,20 +66,13 @@ def tail(
     """  # noqa: D301
     if sum((from_seq is not None, since is not None, from_start)) > 1:
         raise click.UsageError("found several of --from-seq, --since and --all, allowed one of them at most")
-    wanted = TailFilter(
+    pattern = partial(
+        subjects.pattern,
         slug=subjects.model_slug(model) if model else "",
         worker_id=rank.worker_id if rank else "",
         dp_rank=rank.dp_rank if rank else None,
-        heartbeats=heartbeats,
     )
-    clock = Clock()
-
-    async def start(log: EventLog) -> TailStart:
-        if from_start:
-            return log_tail.from_all()
-        if since is not None:
-            return await log_tail.since(log, clock.wall_ns() - round(since * 1e9))
-        return await (log_tail.from_now(log) if from_seq is None else log_tail.from_seq(log, from_seq))
+    since_ns = None if since is None else Clock().wall_ns() - round(since * 1e9)
 
     async def main(stop: asyncio.Event) -> None:
         printed = PrintedLines(stop, limit, as_json=as_json)
@@ -84,7 +81,66 @@ def tail(
             printed.show(lambda: text(line, time_text(line.time_ns)), lambda: msgspec.json.encode(line))
 
         async with connected_log(settings.nats, "indexer") as log:
-            await log_tail.follow(log, clock, wanted, await start(log), show)
+            start = BEGINNING if from_start else await places(log, from_seq=from_seq, since_ns=since_ns)
+            await follow(log, pattern, start, show, heartbeats=heartbeats)
             await run_parts([Part("event-log", log.run)], stop=stop, drain_s=_DRAIN_S)
 
     run_process(main)
+
+
+async def places(log: EventLog, *, from_seq: int | None = None, since_ns: int | None = None) -> dict[str, LogPosition]:
+    """Return the places in both streams before message `from_seq` of the events, at a time, or now.
+
+    With `from_seq` the fleet's place is at the time of that message.
+
+    Raises:
+        NotRetained: there is no such message, or the log dropped it.
+    """
+    found = {name: await log.stream_state(name) for name in (_EVENTS, _FLEET)}
+    if from_seq is not None:
+        events = found[_EVENTS]
+        message = await log.message_from(_EVENTS, from_seq) if from_seq <= events.last_seq else None
+        if message is None or message.stream_seq != from_seq:
+            oldest = AvailableMoment(events.first_seq, events.first_time_ns) if events.first_time_ns else None
+            raise NotRetained("from-seq", from_seq, oldest, events.last_seq)
+        since_ns = message.time_ns
+    seqs = {
+        name: state.last_seq if since_ns is None else await log.seq_at(name, since_ns) for name, state in found.items()
+    }
+    if from_seq is not None:
+        seqs[_EVENTS] = from_seq - 1
+    return {name: LogPosition(state.created, seqs[name]) for name, state in found.items()}
+
+
+async def follow(
+    log: EventLog,
+    pattern: Callable[[str], str],
+    start: Mapping[str, LogPosition],
+    on_line: Callable[[Line], None],
+    *,
+    heartbeats: bool = False,
+) -> None:
+    """Call `on_line` with each line from `start` on, while the log's own part runs.
+
+    Each of the two streams is in order. Old messages of both come as fast as they can be read, not merged by time.
+    `pattern` returns the subjects to follow: of "events", of the "fleet", and of each "heartbeat".
+
+    Raises:
+        BrokerUnavailable: the log is away, or has no streams.
+    """
+
+    async def on_events(message: LogMessage) -> None:
+        for line in event_lines(message.subject, message.data, time_ns=message.time_ns, stream_seq=message.stream_seq):
+            on_line(line)
+
+    async def on_fleet(message: LogMessage) -> None:
+        on_line(fleet_line(message.subject, message.data, time_ns=message.time_ns, stream_seq=message.stream_seq))
+
+    async def on_heartbeat(message: LogMessage) -> None:
+        on_line(beat_line(message.subject, message.data, time_ns=Clock().wall_ns()))
+
+    for stream, kind, on_message in ((_FLEET, "fleet", on_fleet), (_EVENTS, "events", on_events)):
+        created, seq = start[stream]
+        await log.follow(stream, pattern(kind), on_message, after_seq=seq, created=created)
+    if heartbeats:
+        await log.listen(pattern("heartbeat"), on_heartbeat)

@@ -56,7 +56,7 @@ class Retention:
     def __init__(
         self, log: LogStreamState, names: Iterable[str], limits: KeepingLimits, others: Collection[str] = ()
     ) -> None:
-        """`names` are all in the bucket; names that are not ours are ignored. `others` are known to be of another log."""
+        """`names` are all in the bucket; others than ours are ignored. `others` are known to be of another log."""
         ours = sorted((name for name in map(SnapshotName.read, names) if name is not None), reverse=True)
         self._log, self._limits = log, limits
         self.of_this_log = [name for name in ours if name.stream_seq <= log.last_seq and str(name) not in others]

@@ -1,30 +1,28 @@
 """The log in lines, followed on a real nats-server from now, from a place, from a time, and of the wanted ranks."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
 
 import pytest
 
-from indexer.service import log_tail
+from indexer.commands.tail import BEGINNING, follow, places
 from indexer.service.history import AvailableMoment, NotRetained
 from indexer.service.log_lines import EventLine, FleetLine, Line
-from indexer.service.log_tail import TailFilter, TailStart
 from kv_protocol import fleet, subjects
 from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import Part
-from tests.support.manual_clock import ManualClock
 from tests.support.parts import at_work
 from tests.system.integration.broker import eventually
 from tests.system.integration.scripted_rank import MODEL, ScriptedRank
 from tests.unit.router.samples import registered
 
-EVERYTHING = TailFilter()
-
 
 @asynccontextmanager
-async def tailing(log: EventLog, start: TailStart, wanted: TailFilter = EVERYTHING) -> AsyncIterator[list[Line]]:
+async def tailing(log: EventLog, wanted: Mapping[str, Any]) -> AsyncIterator[list[Line]]:
     lines: list[Line] = []
-    await log_tail.follow(log, ManualClock(wall_ns=77), wanted, start, lines.append)
+    await follow(log, partial(subjects.pattern, **wanted), BEGINNING, lines.append)
     async with at_work(Part("event-log", log.run)):
         yield lines
 
@@ -66,7 +64,7 @@ async def test_a_message_that_is_not_there_is_refused_with_those_that_are(log: E
     third = await log.message_from(subjects.EVENTS_STREAM, 3)
     assert third is not None
     with pytest.raises(NotRetained) as refused:
-        await log_tail.from_seq(log, seq)
+        await places(log, from_seq=seq)
     told = refused.value
     assert (told.field, told.found, told.oldest, told.last_seq) == (
         "from-seq",
@@ -79,20 +77,20 @@ async def test_a_message_that_is_not_there_is_refused_with_those_that_are(log: E
 @pytest.mark.parametrize(
     ("wanted", "told", "fleet_of"),
     [
-        (TailFilter(worker_id="w0", dp_rank=1), [(2, 12)], ["w0"]),
-        (TailFilter(slug=subjects.model_slug(MODEL)), [(1, 11), (2, 12), (3, 13)], ["w0", "w1"]),
-        (TailFilter(slug=subjects.model_slug("other")), [], []),
+        ({"worker_id": "w0", "dp_rank": 1}, [(2, 12)], ["w0"]),
+        ({"slug": subjects.model_slug(MODEL)}, [(1, 11), (2, 12), (3, 13)], ["w0", "w1"]),
+        ({"slug": subjects.model_slug("other")}, [], []),
     ],
     ids=["rank", "model", "other model"],
 )
 async def test_only_of_whom_is_wanted_is_told(
-    log: EventLog, wanted: TailFilter, told: list[tuple[int, int]], fleet_of: list[str]
+    log: EventLog, wanted: Mapping[str, Any], told: list[tuple[int, int]], fleet_of: list[str]
 ) -> None:
     await register(log, "w0", "w1")
     ranks = [ScriptedRank(log, "w0", 0), ScriptedRank(log, "w0", 1), ScriptedRank(log, "w1", 0)]
     for at, scripted in enumerate(ranks):
         await scripted.store(11 + at)
-    async with tailing(log, log_tail.from_all(), wanted) as lines, tailing(log, log_tail.from_all()) as whole:
+    async with tailing(log, wanted) as lines, tailing(log, {}) as whole:
         await all_of(whole, 5)
         await all_of(lines, len(told) + len(fleet_of))
         assert (came(lines), events(lines)) == (fleet_of, told)
