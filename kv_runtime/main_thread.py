@@ -30,7 +30,6 @@ from typing import Any, Protocol, TypeVar
 import uvloop
 
 from kv_runtime.process import STOP_SIGNALS, exit_with_reason, prepare_process
-from kv_runtime.supervise import settle
 
 T = TypeVar("T")
 
@@ -62,7 +61,7 @@ def run_beside(main: Callable[[asyncio.Event, ThreadCall], Coroutine[Any, Any, N
             runner.run(_run_main(main, signals, call))
 
     def beside_main(signals: socket.socket) -> None:
-        settle(outcome, partial(run_loop, signals))
+        _settle(outcome, partial(run_loop, signals))
         calls.put(None)
         _end_at_a_signal(signals)
 
@@ -74,7 +73,7 @@ def run_beside(main: Callable[[asyncio.Event, ThreadCall], Coroutine[Any, Any, N
             while (called := calls.get()) is not None:
                 function, future = called
                 if future.set_running_or_notify_cancel():
-                    settle(future, function)
+                    _settle(future, function)
         beside.join()
         outcome.result()
 
@@ -128,3 +127,11 @@ def _end_at_a_signal(signals: socket.socket) -> None:
                 sys.stderr.write("stopped by another signal: the main thread was cut off\n")
                 sys.stderr.flush()
                 os._exit(1)
+
+
+def _settle(outcome: Future[T], function: Callable[[], T]) -> None:
+    """Call the function; its result, or its error, becomes the outcome, which another thread awaits."""
+    try:
+        outcome.set_result(function())
+    except BaseException as error:  # noqa: BLE001  raised again where the outcome is awaited
+        outcome.set_exception(error)

@@ -12,7 +12,7 @@ A process is a set of parts in stages. `run_parts` runs them all, and ends in on
 When stop is set and a part counts its work `in_progress`, the log has the amount and the budget (`drain_began`), and in
 the end the duration and the parts that were cut off (`drain_ended`).
 
-Stop is an argument: a part gets an `asyncio.Event`, a thread a `threading.Event`, and returns soon after it is set.
+Stop is an argument: a part gets an `asyncio.Event`, and returns soon after it is set.
 
 `SupervisedWork` survives unexpected errors:
 
@@ -24,13 +24,11 @@ Its blocking calls run in a thread of its own, so that they never wait behind ca
 """
 
 import asyncio
-import threading
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import Future as ThreadOutcome
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 
 import structlog
@@ -40,7 +38,7 @@ from kv_runtime.clock import Clock
 T = TypeVar("T")
 
 JOIN_S = 5.0
-"""How long a cancelled part waits for its thread."""
+"""How long cancelled work waits for its thread."""
 _FAILURE_CHARACTERS_MAX = 500
 
 _log = structlog.get_logger("supervise")
@@ -167,35 +165,6 @@ async def _ended(tasks: set[asyncio.Task[None]], budget: asyncio.Task[None]) -> 
         tasks = tasks - done
 
 
-def thread_part(
-    name: str,
-    target: Callable[[threading.Event], None],
-    *,
-    stage: int = 0,
-    join_s: float = JOIN_S,
-) -> Part:
-    """Return a part that runs the blocking `target(stop)` in a thread of its own.
-
-    A thread cannot be cancelled: if the part is, the thread is asked to stop, and `ThreadStuck` raised if it has not
-    returned within `join_s`. Errors of `target` are raised by the part.
-    """
-
-    async def run(stop: asyncio.Event) -> None:
-        stop_thread, outcome = threading.Event(), ThreadOutcome[None]()
-        outcome.set_running_or_notify_cancel()  # a cancelled awaiter does not cancel it any more
-        threading.Thread(target=settle, args=(outcome, partial(target, stop_thread)), name=name, daemon=False).start()
-        try:
-            await until(stop, asyncio.wrap_future(outcome))
-            stop_thread.set()
-            await asyncio.wrap_future(outcome)
-        except asyncio.CancelledError:
-            stop_thread.set()
-            (await _joined(name, outcome, join_s)).result()
-            raise
-
-    return Part(name, run, stage)
-
-
 async def _joined(name: str, outcome: ThreadOutcome[T], join_s: float) -> asyncio.Future[T]:
     """Return the outcome once the thread has ended; raise `ThreadStuck` if it has not within `join_s`."""
     ending = asyncio.wrap_future(outcome)
@@ -203,14 +172,6 @@ async def _joined(name: str, outcome: ThreadOutcome[T], join_s: float) -> asynci
     if not ending.done():
         raise ThreadStuck(f"thread {name!r} still runs {join_s} s after it was cancelled") from None
     return ending
-
-
-def settle(outcome: ThreadOutcome[T], function: Callable[[], T]) -> None:
-    """Call the function; its result, or its error, becomes the outcome, which another thread awaits."""
-    try:
-        outcome.set_result(function())
-    except BaseException as error:  # noqa: BLE001  raised again where the outcome is awaited
-        outcome.set_exception(error)
 
 
 @dataclass(frozen=True)

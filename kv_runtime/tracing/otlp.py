@@ -1,9 +1,9 @@
 """Sends spans to the collector with OpenTelemetry's SDK, from a thread of its own: the one module that imports the SDK.
 
-put      the event loop hands over the spans of one request; when `requests_max` wait already, they are dropped
-work     the thread sends the waiting spans in batches; it drops a batch that the collector has not taken after all
+put      takes the spans of one request; when `REQUESTS_MAX` wait already, they are dropped
+run      a thread sends the waiting spans in batches; a batch is dropped that the collector has not taken after all
          retries of the SDK's exporter
-stop     the thread goes on for `LAST_S`, and drops the spans that wait then
+stop     sending goes on for `LAST_S`, and the spans that wait then are dropped
 
 A collector that is away, slow or refuses costs requests nothing: spans are dropped and counted. The SDK's own batch
 processor does not count what it drops, and wants the SDK's spans, which cost the event loop 27 us each to make.
@@ -13,11 +13,11 @@ name from `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES`. Source: OpenTeleme
 Protocol Exporter".
 """
 
+import asyncio
 import logging
-import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
-from time import monotonic
+from functools import partial
 
 import structlog
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
@@ -27,7 +27,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 from kv_runtime.clock import Clock
-from kv_runtime.supervise import Part, thread_part
+from kv_runtime.supervise import Part, SupervisedWork
 from kv_runtime.telemetry import RateLimitedLog
 from kv_runtime.tracing.spans import DROP_REASONS, SpanData, TraceData
 
@@ -39,7 +39,6 @@ LAST_S = 2.0
 """How long a process that stops goes on sending."""
 PERIOD_S = 0.2
 """How long spans wait for others of their batch."""
-_JOIN_S = 15.0
 _SCOPE = "kv_router"
 
 _log = structlog.get_logger("tracing")
@@ -56,14 +55,12 @@ class _LastWords(logging.Handler):
 
 
 class SpanSender:
-    """The queue, and the thread that empties it. `put` belongs to the event loop, `work` to the thread.
+    """The queue, and the work that empties it. It takes over the log of the SDK's exporters."""
 
-    It takes over the log of the SDK's exporters.
-    """
-
-    def __init__(self, exporter: SpanExporter, service: Mapping[str, str], *, requests_max: int = REQUESTS_MAX) -> None:
+    def __init__(self, exporter: SpanExporter, service: Mapping[str, str]) -> None:
         """`service` describes this process where the environment does not."""
-        self._exporter, self._requests_max = exporter, requests_max
+        self._exporter, self._clock = exporter, Clock()
+        self._work = SupervisedWork("span-exporter", self._run)
         stated = OTELResourceDetector().detect().attributes
         self._resource = Resource.create({name: value for name, value in service.items() if name not in stated})
         self._scope = InstrumentationScope(_SCOPE, service.get("service.version"))
@@ -71,7 +68,7 @@ class SpanSender:
         self._has_ended = False
         self.sent, self.dropped = 0, dict.fromkeys(DROP_REASONS, 0)
         """Spans that the collector took, and those that were dropped by reason."""
-        self._failures, self._words = RateLimitedLog(_log, Clock()), _LastWords(logging.WARNING)
+        self._failures, self._words = RateLimitedLog(_log, self._clock), _LastWords(logging.WARNING)
         log = logging.getLogger("opentelemetry.exporter")
         log.handlers, log.propagate = [self._words], False
 
@@ -79,33 +76,34 @@ class SpanSender:
         """Hand over the spans of a request; never blocks."""
         if self._has_ended:
             self.dropped["stopped"] += len(trace.spans)
-        elif len(self._waiting) >= self._requests_max:
+        elif len(self._waiting) >= REQUESTS_MAX:
             self.dropped["queue_full"] += len(trace.spans)
         else:
             self._waiting.append(trace)
 
     def part(self, stage: int) -> Part:
-        """Return the thread as a part of the process."""
-        return thread_part("span-exporter", self.work, stage=stage, join_s=_JOIN_S)
+        """Return the work as a part of the process: it sends what is put until stop is set, and then the rest."""
+        return self._work.part(stage=stage)
 
-    def work(self, stop: threading.Event) -> None:
-        """Send what is put until `stop` is set, and then the rest; the body of the thread."""
-        while not stop.wait(PERIOD_S):
+    async def _run(self, stop: asyncio.Event) -> None:
+        while not stop.is_set():
+            await self._clock.wait(stop, PERIOD_S)
             while self._waiting and not stop.is_set():
-                self._send(self._batch())
-        ends_s = monotonic() + LAST_S
-        while self._waiting and monotonic() < ends_s:
-            self._send(self._batch())
+                await self._send_batch()
+        ends_s = self._clock.now() + LAST_S
+        while self._waiting and self._clock.now() < ends_s:
+            await self._send_batch()
         self._has_ended = True
         self.dropped["stopped"] += sum(len(trace.spans) for trace in self._waiting)
         self._waiting.clear()
         self._exporter.shutdown()
 
-    def _batch(self) -> list[ReadableSpan]:
+    async def _send_batch(self) -> None:
         traces = [self._waiting.popleft() for _ in range(min(BATCH_REQUESTS, len(self._waiting)))]
-        return [span for trace in traces for span in self._readable(trace)]
+        await self._work.call(partial(self._send, traces))
 
-    def _send(self, spans: list[ReadableSpan]) -> None:
+    def _send(self, traces: list[TraceData]) -> None:
+        spans = [span for trace in traces for span in self._readable(trace)]
         self._words.line = ""
         try:
             is_sent = self._exporter.export(spans) is SpanExportResult.SUCCESS

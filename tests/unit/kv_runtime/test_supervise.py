@@ -21,7 +21,6 @@ from kv_runtime.supervise import (
     TaskSetFull,
     ThreadStuck,
     run_parts,
-    thread_part,
     until,
 )
 from tests.support.manual_clock import ManualClock
@@ -146,49 +145,6 @@ async def test_cancelling_the_caller_cancels_all_parts() -> None:
         await asyncio.sleep(0)
         running.cancel()
     assert sorted(diary.lines) == ["a cancelled", "b cancelled"]
-
-
-# ---------------------------------------------------------------- threads
-async def test_a_thread_is_asked_to_stop_and_is_gone_afterwards() -> None:
-    seen: list[threading.Thread] = []
-
-    def target(stop: threading.Event) -> None:
-        seen.append(threading.current_thread())
-        stop.wait()
-
-    await run_parts([thread_part("poller", target)], stop=stopped(), drain_s=DRAIN_S)
-    seen[0].join()
-    assert (seen[0].name, seen[0].daemon, seen[0].is_alive()) == ("poller", False, False)
-
-
-async def test_what_a_cancelled_thread_raises_is_not_lost() -> None:
-    def target(stop: threading.Event) -> None:
-        stop.wait()
-        raise ZeroDivisionError
-
-    with pytest.raises(ExceptionGroup) as raised:
-        await run_parts(
-            [thread_part("poller", target), Part("short", returning)], stop=asyncio.Event(), drain_s=DRAIN_S
-        )
-    assert [type(error) for error in raised.value.exceptions] == [PartEnded, ZeroDivisionError]
-
-
-async def test_a_cancelled_thread_that_does_not_return_is_named() -> None:
-    release = threading.Event()
-
-    def target(_: threading.Event) -> None:
-        release.wait()
-
-    try:
-        with pytest.raises(ExceptionGroup) as raised:
-            await run_parts(
-                [thread_part("deaf", target, join_s=0.0), Part("short", returning)],
-                stop=asyncio.Event(),
-                drain_s=DRAIN_S,
-            )
-    finally:
-        release.set()
-    assert [type(error) for error in raised.value.exceptions] == [PartEnded, ThreadStuck]
 
 
 # ---------------------------------------------------------------- waits

@@ -1,7 +1,6 @@
 """Spans on their way to a collector: what requests pay when it is away, slow or refuses, and how it is opened."""
 
 import asyncio
-import threading
 from typing import Any
 
 import pytest
@@ -54,38 +53,39 @@ async def test_spans_that_a_collector_refuses_are_dropped_with_its_status() -> N
     assert "400" in next(line["reason"] for line in logged if line["event"] == "spans_not_sent")
 
 
-async def test_a_collector_that_does_not_answer_delays_no_request_and_costs_spans_alone() -> None:
+async def test_a_collector_that_does_not_answer_delays_no_request_and_costs_spans_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(otlp, "REQUESTS_MAX", 2)
     with OtlpSink() as sink:
         sink.answers.clear()
-        exporter, stop = exporter_to(sink.url, requests_max=2, timeout_s=60.0), threading.Event()
+        exporter, stop = exporter_to(sink.url, timeout_s=60.0), asyncio.Event()
         await answered_requests(exporter, 1)
-        thread = asyncio.ensure_future(asyncio.to_thread(exporter.work, stop))
+        sending = asyncio.ensure_future(exporter.part(0).run(stop))
         await asyncio.to_thread(sink.entered.wait)
         await answered_requests(exporter, 4)  # two may wait
         assert (exporter.sent, exporter.dropped) == (0, {"queue_full": 2 * SPANS, "not_sent": 0, "stopped": 0})
         sink.answers.set()
         stop.set()
-        await thread
+        await sending
     assert exporter.sent == len(sink.spans) == 3 * SPANS
 
 
-def test_requests_that_wait_are_sent_in_batches() -> None:
+async def test_requests_that_wait_are_sent_in_batches() -> None:
     with OtlpSink() as sink:
-        exporter, stop = exporter_to(sink.url, requests_max=2000), threading.Event()
+        exporter = exporter_to(sink.url)
         for _ in range(200):
             exporter.put(TRACE)
-        stop.set()
-        exporter.work(stop)
+        await flushed(exporter)
     assert (len(sink.requests), len(sink.spans), exporter.sent) == (2, 200, 200)
 
 
-def test_what_cannot_be_sent_in_the_time_of_a_stop_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_cannot_be_sent_in_the_time_of_a_stop_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(otlp, "LAST_S", 0.0)
     with OtlpSink() as sink:
-        exporter, stop = exporter_to(sink.url), threading.Event()
+        exporter = exporter_to(sink.url)
         exporter.put(TRACE)
-        stop.set()
-        exporter.work(stop)
+        await flushed(exporter)
     assert (sink.spans, exporter.dropped["stopped"]) == ([], 1)
 
 

@@ -1,7 +1,6 @@
 """A data plane that traces its requests, and the collector that gets their spans."""
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -21,17 +20,17 @@ SERVICE = {"service.name": "kv-router", "service.instance.id": "r1"}
 TIMEOUT_S = 5.0
 
 
-def exporter_to(url: str, *, requests_max: int = 100, timeout_s: float = TIMEOUT_S) -> SpanSender:
-    """Return a sender whose thread does not run yet."""
+def exporter_to(url: str, *, timeout_s: float = TIMEOUT_S) -> SpanSender:
+    """Return a sender that does not run yet."""
     exporter = OTLPSpanExporter(endpoint=f"{url}/v1/traces", timeout=timeout_s)
-    return SpanSender(exporter, SERVICE, requests_max=requests_max)
+    return SpanSender(exporter, SERVICE)
 
 
 async def flushed(exporter: SpanSender) -> None:
-    """Send what waits, as the thread does when the process stops."""
-    stop = threading.Event()
+    """Send what waits, as when the process stops."""
+    stop = asyncio.Event()
     stop.set()
-    await asyncio.to_thread(exporter.work, stop)
+    await exporter.part(0).run(stop)
 
 
 @dataclass
