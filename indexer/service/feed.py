@@ -126,8 +126,7 @@ class IndexFeed:
                 self._was_connected = not self._was_connected
                 await self._apply(LogConnected(self._was_connected))
             await self._send_questions(self._fold.tick(self._clock.now()))
-            self._log_refused_ranks()
-            self._log_overfull_ranks()
+            self._log_ranks_without_room()
             self._forget_unknown_ranks()
             await self._clock.wait(stop, TICK_S)
 
@@ -144,21 +143,17 @@ class IndexFeed:
         async with self._applied:
             await self._applied.wait_for(reached)
 
-    def _log_refused_ranks(self) -> None:
-        refused = self._fold.refused_ranks()
-        for rank in refused.keys() - self._logged_refused:
+    def _log_ranks_without_room(self) -> None:
+        refused, overfull = self._fold.refused_ranks(), self._fold.overfull_ranks()
+        for rank in sorted(refused.keys() - self._logged_refused):
             _log.warning("rank_refused", rank=str(rank), reason=refused[rank])
-        for rank in self._logged_refused - refused.keys():
+        for rank in sorted(self._logged_refused - refused.keys()):
             _log.info("rank_not_refused_any_more", rank=str(rank))
-        self._logged_refused = set(refused)
-
-    def _log_overfull_ranks(self) -> None:
-        overfull = self._fold.overfull_ranks()
         for rank in sorted(overfull - self._logged_overfull):
             _log.warning("rank_overfull", rank=str(rank))
         for rank in sorted(self._logged_overfull - overfull):
             _log.info("rank_not_overfull_any_more", rank=str(rank))
-        self._logged_overfull = overfull
+        self._logged_refused, self._logged_overfull = set(refused), overfull
 
     def _forget_unknown_ranks(self) -> None:
         known = set(self._fold.ranks())

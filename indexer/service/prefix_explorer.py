@@ -2,13 +2,14 @@
 
 An outline (`index/prefix_index.py`) gives sizes and order. It is made on a thread, made again once it is older than
 `FRESH_S`, and dropped `IDLE_S` after its last use. Holders are those of the moment of the question. Between two
-slices of the outline and between two nodes other threads run.
+slices of the outline and between two nodes other threads run. On a page hashes are decimal text, since JavaScript's
+numbers do not have 64 bits.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -31,6 +32,8 @@ HeatSource = Callable[[], Awaitable[Sequence[PassedRequest]]]
 """Returns recent requests, each with its weight."""
 UsesSource = Callable[[Sequence[OutlineNode]], Sequence["NodeUse"]]
 """Returns how recent requests used each of the nodes."""
+Page = dict[str, Any]
+"""An object of JSON."""
 _Depths = np.ndarray[tuple[int, int], np.dtype[np.int32]]
 
 
@@ -45,14 +48,6 @@ class TreeQuery(NamedTuple):
     """Holders that are listed of each node."""
 
 
-class NodeHolder(msgspec.Struct, frozen=True):
-    """A rank, and how many leading blocks of a node it holds on each medium or a faster one."""
-
-    worker_id: str
-    dp_rank: int
-    blocks: dict[str, int]
-
-
 class NodeUse(msgspec.Struct):
     """The models and tenants of recent requests through a node, and the beginning of its text; None: it is not kept."""
 
@@ -61,47 +56,11 @@ class NodeUse(msgspec.Struct):
     text: str | None = None
 
 
-class NodeView(msgspec.Struct, frozen=True, kw_only=True):
-    """A node of the page. Hashes are decimal text: JavaScript's numbers do not have 64 bits."""
-
-    first: str
-    last: str
-    blocks: int
-    subtree_blocks: int
-    depth_blocks: int
-    children: int
-    heat: float | None
-    used_ago_s: float | None
-    stored_ago_s: float
-    holders: int
-    ranks: list[NodeHolder]
-    use: NodeUse | None
-
-
-class TreePage(msgspec.Struct, frozen=True, kw_only=True):
-    """One page of children."""
-
-    outline: dict[str, float | int | None]
-    behind: str | None
-    path: list[dict[str, object]]
-    total: int
-    offset: int
-    nodes: list[NodeView]
-
-
 class _Made(NamedTuple):
     outline: Outline
     at_s: float
     took_s: float
     requests: int | None
-
-
-class _Found(NamedTuple):
-    """A page without times and uses; of each node, how many ranks hold its first block, and the deepest of them."""
-
-    path: list[OutlineNode]
-    total: int
-    nodes: list[tuple[OutlineNode, int, list[NodeHolder]]]
 
 
 class PrefixExplorer:
@@ -120,11 +79,45 @@ class PrefixExplorer:
         self._making = asyncio.Lock()
         self._drop: asyncio.TimerHandle | None = None
 
-    async def page(self, query: TreeQuery) -> TreePage | None:
+    async def page(self, query: TreeQuery) -> Page | None:
         """Return the page; None if the index has no block `behind`, or it is newer than the outline."""
         made = await self._current()
         found = await asyncio.to_thread(_found, self._fold, made.outline, query)
-        return None if found is None else self._shown(made, query, found)
+        if found is None:
+            return None
+        path, total, rows = found
+        now_s, outline = self._clock.now(), made.outline
+        uses = [None] * len(rows) if self._uses is None else self._uses([node for node, _ in rows])
+        return {
+            "outline": {
+                "age_s": round(now_s - made.at_s, 3),
+                "took_s": round(made.took_s, 6),
+                "blocks": outline.blocks,
+                "nodes": len(outline),
+                "skipped_blocks": outline.skipped_blocks,
+                "heat_requests": made.requests,
+            },
+            "behind": None if query.behind is None else str(query.behind),
+            "path": [{"last": str(node.last), "blocks": node.blocks} for node in reversed(path)],
+            "total": total,
+            "offset": query.offset,
+            "nodes": [
+                {
+                    "first": str(node.first),
+                    "last": str(node.last),
+                    "blocks": node.blocks,
+                    "subtree_blocks": node.subtree_blocks,
+                    "depth_blocks": node.depth_blocks,
+                    "children": node.children,
+                    "heat": None if made.requests is None else round(node.heat, 4),
+                    "used_ago_s": round(max(0.0, now_s - node.used_s), 3) if node.used_s else None,
+                    "stored_ago_s": round(max(0.0, now_s - node.stored_s), 3),
+                    **holders,
+                    "use": use,
+                }
+                for (node, holders), use in zip(rows, uses, strict=True)
+            ],
+        }
 
     async def _current(self) -> _Made:
         async with self._making:
@@ -144,43 +137,11 @@ class PrefixExplorer:
         outline = await asyncio.to_thread(self._fold.outline, requests or ())
         return _Made(outline, at_s, perf_counter() - began_s, None if requests is None else len(requests))
 
-    def _shown(self, made: _Made, query: TreeQuery, found: _Found) -> TreePage:
-        now_s, outline = self._clock.now(), made.outline
-        uses = [None] * len(found.nodes) if self._uses is None else self._uses([node for node, *_ in found.nodes])
-        return TreePage(
-            outline={
-                "age_s": round(now_s - made.at_s, 3),
-                "took_s": round(made.took_s, 6),
-                "blocks": outline.blocks,
-                "nodes": len(outline),
-                "skipped_blocks": outline.skipped_blocks,
-                "heat_requests": made.requests,
-            },
-            behind=None if query.behind is None else str(query.behind),
-            path=[{"last": str(node.last), "blocks": node.blocks} for node in reversed(found.path)],
-            total=found.total,
-            offset=query.offset,
-            nodes=[
-                NodeView(
-                    first=str(node.first),
-                    last=str(node.last),
-                    blocks=node.blocks,
-                    subtree_blocks=node.subtree_blocks,
-                    depth_blocks=node.depth_blocks,
-                    children=node.children,
-                    heat=None if made.requests is None else round(node.heat, 4),
-                    used_ago_s=round(max(0.0, now_s - node.used_s), 3) if node.used_s else None,
-                    stored_ago_s=round(max(0.0, now_s - node.stored_s), 3),
-                    holders=holders,
-                    ranks=ranks,
-                    use=use,
-                )
-                for (node, holders, ranks), use in zip(found.nodes, uses, strict=True)
-            ],
-        )
 
-
-def _found(fold: IndexFold, outline: Outline, query: TreeQuery) -> _Found | None:
+def _found(
+    fold: IndexFold, outline: Outline, query: TreeQuery
+) -> tuple[Sequence[OutlineNode], int, list[tuple[OutlineNode, Page]]] | None:
+    """Return the nodes up to the root, how many children there are, and those of the page with their holders."""
     node = None
     if query.behind is not None:
         node = outline.find(query.behind)
@@ -191,20 +152,20 @@ def _found(fold: IndexFold, outline: Outline, query: TreeQuery) -> _Found | None
             return None
     rows = outline.children(node, query.order_by, query.offset, query.limit)
     out = np.zeros((len(TIERS), RANKS_MAX), dtype=np.int32)
-    return _Found(
-        path=[] if node is None else list(outline.path(node, PATH_MAX)),
-        total=outline.child_count(node),
-        nodes=[(row, *_holders(fold, row, out, query.ranks)) for row in rows],
-    )
+    path = [] if node is None else outline.path(node, PATH_MAX)
+    return path, outline.child_count(node), [(row, _holders(fold, row, out, query.ranks)) for row in rows]
 
 
-def _holders(fold: IndexFold, node: OutlineNode, out: _Depths, ranks: int) -> tuple[int, list[NodeHolder]]:
+def _holders(fold: IndexFold, node: OutlineNode, out: _Depths, ranks: int) -> Page:
+    """Return how many ranks hold the node's first block, and the deepest of them.
+
+    Of these, `blocks` has how many leading blocks of the node the rank holds on each medium or a faster one.
+    """
     fold.match(fold.chain(node.first, min(node.blocks, CHAIN_BLOCKS_MAX)), out.data)
     slots = out[-1].nonzero()[0]
     keys = out[-1, slots].astype(np.int64) * (CHAIN_BLOCKS_MAX + 1) + out[0, slots]
     first = slots[np.argsort(-keys, kind="stable")[:ranks]].tolist()
     named = [(rank, out[:, slot].tolist()) for slot in first if (rank := fold.rank_at(slot)) is not None]
-    return len(slots), [
-        NodeHolder(*rank, {tier.name.lower(): depth for tier, depth in zip(TIERS, depths, strict=True)})
-        for rank, depths in named
-    ]
+    media = [tier.name.lower() for tier in TIERS]
+    shown = [{**rank._asdict(), "blocks": dict(zip(media, depths, strict=True))} for rank, depths in named]
+    return {"holders": len(slots), "ranks": shown}

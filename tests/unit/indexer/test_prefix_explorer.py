@@ -11,7 +11,7 @@ from indexer.follow.fold import IndexFold
 from indexer.index.prefix_index import PassedRequest
 from indexer.native.index import NativeIndex
 from indexer.service import prefix_explorer
-from indexer.service.prefix_explorer import PrefixExplorer, TreePage, TreeQuery
+from indexer.service.prefix_explorer import Page, PrefixExplorer, TreeQuery
 from indexer.service.routes import BadParameter, tree_page, tree_query
 from kv_protocol.events import Batch, Event, Removed, Stored, Tier
 from kv_protocol.ids import WorkerRank
@@ -51,7 +51,7 @@ class Tree:
             seq = self._seqs[rank] = self._seqs.get(rank, 0) + 1
             self.fold.apply(arrived(rank, Batch(epoch=7, seq=seq, event=event)), self.clock.now())
 
-    async def page(self, **query: Any) -> TreePage:
+    async def page(self, **query: Any) -> Page:
         """Return a page that there is."""
         found = await self.explorer.page(TreeQuery(**query))
         assert found is not None
@@ -61,58 +61,70 @@ class Tree:
 async def test_a_page_has_the_nodes_behind_a_block_with_their_holders() -> None:
     tree = Tree()
     roots = await tree.page()
-    [trunk] = roots.nodes
-    assert (trunk.first, trunk.last, trunk.blocks, trunk.subtree_blocks) == (str(TRUNK[0]), str(TRUNK[-1]), 6, 13)
-    assert (trunk.children, trunk.holders, trunk.depth_blocks) == (2, 3, 6)
-    assert [(each.worker_id, each.dp_rank, each.blocks["gpu"], each.blocks["external"]) for each in trunk.ranks] == [
+    [trunk] = roots["nodes"]
+    assert (trunk["first"], trunk["last"], trunk["blocks"], trunk["subtree_blocks"]) == (
+        str(TRUNK[0]),
+        str(TRUNK[-1]),
+        6,
+        13,
+    )
+    assert (trunk["children"], trunk["holders"], trunk["depth_blocks"]) == (2, 3, 6)
+    assert [
+        (each["worker_id"], each["dp_rank"], each["blocks"]["gpu"], each["blocks"]["external"])
+        for each in trunk["ranks"]
+    ] == [
         ("a", 0, 6, 6),
         ("c", 1, 6, 6),
         ("b", 0, 2, 5),
     ]
     behind = await tree.page(behind=TRUNK[-1])
-    assert [(each.last, each.blocks, each.holders, each.depth_blocks) for each in behind.nodes] == [
+    assert [(each["last"], each["blocks"], each["holders"], each["depth_blocks"]) for each in behind["nodes"]] == [
         (str(LEFT[-1]), 4, 1, 10),
         (str(RIGHT[-1]), 3, 1, 9),
     ]
-    assert (behind.total, behind.path) == (2, [{"last": str(TRUNK[-1]), "blocks": 6}])
-    assert (behind.outline["blocks"], behind.outline["nodes"], behind.outline["heat_requests"]) == (13, 3, None)
+    assert (behind["total"], behind["path"]) == (2, [{"last": str(TRUNK[-1]), "blocks": 6}])
+    assert (behind["outline"]["blocks"], behind["outline"]["nodes"], behind["outline"]["heat_requests"]) == (
+        13,
+        3,
+        None,
+    )
 
 
 async def test_ranks_are_listed_up_to_the_limit_and_counted_beyond() -> None:
     page = await Tree().page(ranks=1)
-    assert ([each.worker_id for each in page.nodes[0].ranks], page.nodes[0].holders) == (["a"], 3)
-    assert (await Tree().page(ranks=0)).nodes[0].ranks == []
+    assert ([each["worker_id"] for each in page["nodes"][0]["ranks"]], page["nodes"][0]["holders"]) == (["a"], 3)
+    assert (await Tree().page(ranks=0))["nodes"][0]["ranks"] == []
 
 
 async def test_a_block_within_a_node_stands_for_the_node() -> None:
     tree = Tree()
-    assert (await tree.page(behind=TRUNK[2])).nodes == (await tree.page(behind=TRUNK[-1])).nodes
+    assert (await tree.page(behind=TRUNK[2]))["nodes"] == (await tree.page(behind=TRUNK[-1]))["nodes"]
     assert await tree.explorer.page(TreeQuery(behind=5)) is None
 
 
 async def test_heat_is_of_the_requests_and_unknown_without_any_source() -> None:
     warm = Tree(heat=[PassedRequest(LEFT[-1], 0.5, 98.0), PassedRequest(RIGHT[0], 1.0, 99.0)])
-    [trunk] = (await warm.page()).nodes
-    assert (trunk.heat, trunk.used_ago_s) == (1.5, 1.0)
+    [trunk] = (await warm.page())["nodes"]
+    assert (trunk["heat"], trunk["used_ago_s"]) == (1.5, 1.0)
     behind = await warm.page(behind=TRUNK[-1], order_by="heat")
-    assert [(each.last, each.heat) for each in behind.nodes] == [(str(RIGHT[-1]), 1.0), (str(LEFT[-1]), 0.5)]
-    assert (await Tree().page()).nodes[0].heat is None
+    assert [(each["last"], each["heat"]) for each in behind["nodes"]] == [(str(RIGHT[-1]), 1.0), (str(LEFT[-1]), 0.5)]
+    assert (await Tree().page())["nodes"][0]["heat"] is None
 
 
 async def test_sizes_are_those_of_the_outline_and_holders_those_of_now() -> None:
     tree = Tree()
     before = await tree.page()
     tree.tell(B, Removed(tuple(TRUNK[:2])), stored(None, (77,)))
-    [node] = (await tree.page()).nodes
-    assert (node.holders, node.subtree_blocks) == (2, before.nodes[0].subtree_blocks)
+    [node] = (await tree.page())["nodes"]
+    assert (node["holders"], node["subtree_blocks"]) == (2, before["nodes"][0]["subtree_blocks"])
     await tree.clock.advance(prefix_explorer.FRESH_S)
-    assert [each.first for each in (await tree.page()).nodes] == [str(TRUNK[0]), "77"]
+    assert [each["first"] for each in (await tree.page())["nodes"]] == [str(TRUNK[0]), "77"]
 
 
 async def test_pages_of_many_askers_are_of_one_outline() -> None:
     tree = Tree()
     pages = await asyncio.gather(*(tree.page() for _ in range(8)))
-    assert len({page.outline["took_s"] for page in pages}) == 1
+    assert len({page["outline"]["took_s"] for page in pages}) == 1
 
 
 @pytest.mark.parametrize(
