@@ -51,7 +51,7 @@ number of dumps: after each dump in vain memory or nodes have to fall by another
 
 from collections.abc import Iterator
 from copy import copy
-from enum import Enum
+from typing import Literal
 
 import msgspec
 
@@ -75,17 +75,7 @@ _ONLY_AN_ANSWER = U64_MASK + 1
 HEALED_RATIO = 0.9
 
 
-class StreamState(Enum):
-    """The state of one stream."""
-
-    NEW = "new"
-    LIVE = "live"
-    HOLE = "hole"
-    DOUBT = "doubt"
-
-
-_LIVE = StreamState.LIVE
-"""For the checks of every decision and message: looking up an `Enum` member costs more than the rest of them."""
+StreamState = Literal["new", "live", "hole", "doubt"]
 
 
 class FollowerLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,7 +115,7 @@ class StreamFollower:
         self._epochs = EpochTracker(limits.silent_s)
         self.counts = FollowerCounts()
         """Of the stream so far; only the stream changes them."""
-        self._phase = StreamState.NEW
+        self._phase: StreamState = "new"
         self._has_epoch = False
         self._epoch = self._cursor = self._logged_seq = 0
         self._source_stale = ""
@@ -137,7 +127,7 @@ class StreamFollower:
 
     def begin_at(self, epoch: int, seq: int, logged_seq: int) -> None:
         """Make a new stream LIVE at this place; nothing is proven."""
-        self._phase, self._has_epoch = StreamState.LIVE, True
+        self._phase, self._has_epoch = "live", True
         self._epoch, self._cursor, self._logged_seq = epoch, seq, logged_seq
 
     # ---------------------------------------------------------------------------------------------- where it stands
@@ -153,21 +143,19 @@ class StreamFollower:
         differs = self._cursor != self._logged_seq or (self._logged_seq == 0 and self.counts.restarts > 0)
         return differs or self.question.wants is not None
 
-    @property
-    def stale(self) -> StaleReason:
-        """Why the rank's blocks are not known to be current; empty when they are."""
-        return self.status()[2]
-
     def status(self) -> tuple[int, int, StaleReason]:
-        """Return position and staleness together: every decision reads them of every rank."""
-        if self._phase is _LIVE and not (self._source_stale or self._heartbeats.awaited or self.full_at):
+        """Return the position, and why the rank's blocks are not known to be current; empty: they are.
+
+        Every decision reads it of every rank.
+        """
+        if self._phase == "live" and not (self._source_stale or self._heartbeats.awaited or self.full_at):
             return self._epoch, self._cursor, ""
         return self._epoch, self._cursor, self._reason()
 
     def _reason(self) -> StaleReason:
-        if self._phase is StreamState.NEW:
+        if self._phase == "new":
             return "never_heard"
-        if self._phase is not StreamState.LIVE:
+        if self._phase != "live":
             return "resyncing"
         if self.full_at is not None:
             return "overfull"
@@ -181,7 +169,7 @@ class StreamFollower:
             epoch=self._epoch,
             cursor=self._cursor,
             logged_seq=self._logged_seq,
-            stale=self.stale,
+            stale=self._reason(),
             counts=copy(self.counts),
         )
 
@@ -193,7 +181,7 @@ class StreamFollower:
 
     def continues(self, span: BatchSpan) -> bool:
         """Return whether the batches of `span` are the next ones, so that all would be applied."""
-        return self._phase is _LIVE and span.epoch == self._epoch and span.first_seq == self._cursor + 1
+        return self._phase == "live" and span.epoch == self._epoch and span.first_seq == self._cursor + 1
 
     def on_next(self, span: BatchSpan, message: bytes, now_s: float) -> bool:
         """Apply a message of the next batches of the log; return whether `prove` may have a claim to compare."""
@@ -213,7 +201,7 @@ class StreamFollower:
             self._logged_seq = max(self._logged_seq, batch.seq)
         before = self._cursor
         self._take(batch, now_s)
-        if self._phase is StreamState.HOLE and not self._reorder_buffer and self._cursor >= self._hole_end:
+        if self._phase == "hole" and not self._reorder_buffer and self._cursor >= self._hole_end:
             self.counts.holes_closed += 1
             self._settle(now_s)
         elif self._is_gap and self._cursor > before:
@@ -224,12 +212,12 @@ class StreamFollower:
             self.counts.duplicates += 1
         elif batch.seq > self._cursor + AHEAD_MAX:
             self._disbelieve(now_s)
-        elif batch.seq == self._cursor + 1 and self._phase is not StreamState.DOUBT:
+        elif batch.seq == self._cursor + 1 and self._phase != "doubt":
             self._step(batch, now_s)
             self._drain(now_s)
         else:
             self.counts.kept_lost += self._reorder_buffer.keep(batch, self.question.request_id)
-            if self._phase is StreamState.LIVE:
+            if self._phase == "live":
                 self.counts.gaps += 1
                 self._recover("tail", now_s)
 
@@ -274,7 +262,7 @@ class StreamFollower:
         claim = HeartbeatClaim(heartbeat.last_seq, now_s, heartbeat.tiers)
         if claim.seq > self._cursor + AHEAD_MAX:
             self._disbelieve(now_s)
-        elif self._phase is not StreamState.LIVE:
+        elif self._phase != "live":
             self._heartbeats.note(claim)
         elif self._heartbeats.compare(claim, self._cursor, self._limits.behind_s):
             self.counts.implausible += 1
@@ -283,14 +271,14 @@ class StreamFollower:
     def _disbelieve(self, now_s: float) -> None:
         """A seq is too far ahead; if nothing was applied yet, it only means a long hole."""
         self.counts.implausible += self._cursor > 0
-        if self._phase is StreamState.LIVE:
+        if self._phase == "live":
             self.counts.gaps += self._cursor == 0
             self._recover("tail", now_s, hole_end=_ONLY_AN_ANSWER)
 
     def prove(self, now_s: float) -> None:
         """Compare the claim for the present place, if any, with the digests of the index."""
         claim, self._heartbeats.claim = self._heartbeats.claim, None
-        if claim is None or claim.seq != self._cursor or self._phase is not StreamState.LIVE:
+        if claim is None or claim.seq != self._cursor or self._phase != "live":
             return
         reported = {digest.tier: digest for digest in claim.tiers}
         if all(own == reported.get(own.tier, TierDigest(own.tier, 0, 0)) for own in self.digests()):
@@ -305,7 +293,7 @@ class StreamFollower:
 
     def on_refused(self, now_s: float) -> None:
         """Bytes of this stream could not be read: the blocks may be wrong."""
-        if self._phase is not StreamState.HOLE:
+        if self._phase != "hole":
             self._recover("repair" if self._has_epoch else "dump", now_s)
 
     def tick(self, now_s: float) -> None:
@@ -313,7 +301,7 @@ class StreamFollower:
         if self.full_at is not None and has_room_again(self._index.statistics(), self.full_at):
             self._recover("dump", now_s)
         awaited = self._heartbeats.awaited
-        if self._phase is _LIVE and awaited is not None and now_s - awaited.at_s >= self._limits.behind_s:
+        if self._phase == "live" and awaited is not None and now_s - awaited.at_s >= self._limits.behind_s:
             self.counts.gaps += 1
             self._recover("tail", awaited.at_s, hole_end=awaited.seq)
 
@@ -326,13 +314,13 @@ class StreamFollower:
     @property
     def _is_gap(self) -> bool:
         """Whether batches came early: the log continues behind the hole."""
-        return self._phase is StreamState.HOLE and self._hole_end == 0
+        return self._phase == "hole" and self._hole_end == 0
 
     def _recover(self, wants: Wants, since_s: float, *, hole_end: int = 0) -> None:
         """The stream wants this since then, unless it wants more already."""
         if not self.question.want(wants, since_s + self._limits.gap_s if wants == "tail" else since_s):
             return
-        self._phase = StreamState.HOLE if wants == "tail" else StreamState.DOUBT
+        self._phase = "hole" if wants == "tail" else "doubt"
         self._hole_end = hole_end
         if self._lost_at_s is None:
             self._lost_at_s = since_s
@@ -358,7 +346,7 @@ class StreamFollower:
             self._replace(state, now_s)
 
     def _replay(self, answer: ReplayChunk, now_s: float) -> None:
-        if self._phase is not StreamState.HOLE or answer.epoch != self._epoch:
+        if self._phase != "hole" or answer.epoch != self._epoch:
             return
         try:
             batches = codec.decode_message(answer.message) if answer.message else []
@@ -394,7 +382,7 @@ class StreamFollower:
         epoch, last_seq = state.epoch, state.last_seq
         if epoch != self._epoch or not self._has_epoch:
             self._adopt(epoch, now_s)
-        elif self._phase is StreamState.HOLE and self.question.after_seq <= last_seq < self._cursor:
+        elif self._phase == "hole" and self.question.after_seq <= last_seq < self._cursor:
             self._settle(now_s, last_seq)
             return
         self.counts.resyncs += 1
@@ -412,7 +400,7 @@ class StreamFollower:
             self.question.on_answered()
         else:
             self.question.end()
-        self._phase = StreamState.LIVE
+        self._phase = "live"
         self.counts.duplicates += self._reorder_buffer.drop_up_to(self._cursor)
         self._drain(now_s)
         self._heartbeats.settle(self._cursor, now_s)
@@ -435,7 +423,7 @@ class StreamFollower:
             self.counts.restarts += 1
             self.full_at = None
             self._index.clear(self.slot)
-        self._phase, self._has_epoch = StreamState.LIVE, True
+        self._phase, self._has_epoch = "live", True
         self._epoch, self._cursor, self._logged_seq = epoch, 0, 0
         self._source_stale, self._is_repaired = "", False
         self._heartbeats.forget()

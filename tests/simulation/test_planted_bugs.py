@@ -5,7 +5,7 @@ from typing import cast
 
 import pytest
 
-from indexer.follow.follower import StreamFollower, StreamState
+from indexer.follow.follower import StreamFollower
 from indexer.service.retention import Retention
 from kv_protocol.events import Batch
 from kv_protocol.recovery import Answer, RecoverRequest, ReplayChunk
@@ -23,7 +23,7 @@ class AppliesOverGaps(StreamFollower):
     """Takes the next batch that comes for the next one."""
 
     def on_batch(self, batch: Batch, now_s: float) -> None:
-        if self._phase is StreamState.LIVE and batch.epoch == self._epoch and batch.seq > self._cursor:
+        if self._phase == "live" and batch.epoch == self._epoch and batch.seq > self._cursor:
             self._step(batch, now_s)
         else:
             super().on_batch(batch, now_s)

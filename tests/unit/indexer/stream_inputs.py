@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from indexer.follow.follower import FollowerLimits, StreamFollower
 from indexer.follow.question import Wants
-from indexer.follow.status import FollowerCounts
+from indexer.follow.status import FollowerCounts, StaleReason
 from indexer.index.prefix_index import Hashes, IndexStatistics
 from kv_protocol import codec
 from kv_protocol.digest import BUCKET_SET_BYTES, SetDigest, TierDigest
@@ -105,6 +105,10 @@ class Stream(StreamFollower):
     def __init__(self, limits: FollowerLimits = LIMITS) -> None:
         self.blocks = Recorded()
         super().__init__(WorkerRank("w", 0), self.blocks, 0, limits, count(1))
+
+    @property
+    def stale(self) -> StaleReason:
+        return self.status()[2]
 
 
 Input = Batch | Heartbeat | DumpChunk | ReplayChunk | Refused | Tick
