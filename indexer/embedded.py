@@ -29,7 +29,7 @@ from kv_protocol import subjects
 from kv_protocol.fleet_gate import FleetGate
 from kv_runtime.clock import Clock
 from kv_runtime.config.sections import IndexSection, NatsSection
-from kv_runtime.event_log import BrokerSilent, EventLog, LogStatistics, StreamSpec, log_families
+from kv_runtime.event_log import BrokerSilent, EventLog, LogStatistics, StreamSpec, bucket_spec, log_families
 from kv_runtime.supervise import Part
 from kv_runtime.telemetry import Family
 from kv_runtime.tracing.service import EventTracing
@@ -78,13 +78,13 @@ async def ensure_streams(log: EventLog, nats: NatsSection) -> None:
     fleet = StreamSpec(
         subjects.FLEET_STREAM, (subjects.FLEET_ALL,), 0, _FLEET_BYTES_MAX, per_subject=1, replicas=nats.replicas
     )
+    snapshots = bucket_spec(subjects.SNAPSHOT_BUCKET, replicas=nats.replicas, max_bytes=nats.snapshots_bytes_max)
     deadline_s = asyncio.get_running_loop().time() + STREAMS_S
     while True:
         try:
             await log.ensure_stream(events)
             await log.ensure_stream(fleet)
-            bytes_max = nats.snapshots_bytes_max
-            return await log.ensure_bucket(subjects.SNAPSHOT_BUCKET, replicas=nats.replicas, max_bytes=bytes_max)
+            return await log.ensure_stream(snapshots)
         except BrokerSilent as error:
             if asyncio.get_running_loop().time() >= deadline_s:
                 raise

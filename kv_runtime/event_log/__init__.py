@@ -17,7 +17,7 @@ from kv_runtime.event_log.errors import (
     StoppedUnconnected,
     StreamUnfit,
 )
-from kv_runtime.event_log.objects import ObjectBucket
+from kv_runtime.event_log.objects import ObjectBucket, bucket_spec
 from kv_runtime.event_log.reading import OnMessage, Reading
 from kv_runtime.event_log.streams import LogMessage, LogStreamState, StreamSpec
 
@@ -39,6 +39,7 @@ __all__ = [
     "StoppedUnconnected",
     "StreamSpec",
     "StreamUnfit",
+    "bucket_spec",
     "connected_log",
     "log_families",
 ]

@@ -15,13 +15,12 @@ import structlog
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.errors import SlowConsumerError
-from nats.js.api import StreamConfig
 
 from kv_runtime.clock import Clock
 from kv_runtime.config.rendering import without_user
 from kv_runtime.config.sections import NatsClientSection
 from kv_runtime.event_log.errors import BrokerUnavailable, StoppedUnconnected, StreamUnfit, mapped
-from kv_runtime.event_log.objects import ObjectBucket, bucket_config
+from kv_runtime.event_log.objects import ObjectBucket
 from kv_runtime.event_log.reading import OnMessage, Reading
 from kv_runtime.event_log.streams import LogMessage, StreamClient, StreamSpec
 from kv_runtime.event_log.window import SendWindow
@@ -70,7 +69,7 @@ class EventLog(StreamClient):
         self._window = SendWindow(self.client, WINDOW_MESSAGES, confirm_s)
         self.send = self._window.send
         """Sends a message, and returns the future of its seq in the stream (`SendWindow.send`)."""
-        self._ensured: dict[str, StreamConfig] = {}
+        self._ensured: dict[str, StreamSpec] = {}
         self._readings: list[Reading] = []
         self._listening: dict[str, list[OnMessage]] = {}
         self._unsubscribes: list[Callable[[], Awaitable[None]]] = []
@@ -219,9 +218,9 @@ class EventLog(StreamClient):
     async def _tend(self) -> None:
         try:
             if self._streams_doubtful:
-                for config in self._ensured.values():
+                for spec in self._ensured.values():
                     try:
-                        await self.ensure(config)
+                        await super().ensure_stream(spec)
                     except StreamUnfit as error:  # it was replaced meanwhile; it is still read
                         _log.error("stream_unfit", reason=str(error))
                 self._streams_doubtful = False
@@ -233,22 +232,9 @@ class EventLog(StreamClient):
             _log.warning("log_not_followed", reason=str(error))
 
     async def ensure_stream(self, spec: StreamSpec) -> None:
-        """Create or update the stream with these limits, now and after each reconnect; other settings stay.
-
-        Raises:
-            StreamUnfit: the existing stream cannot be ours (`streams.py`).
-            BrokerUnavailable: also if the server refuses the limits, with its reason.
-        """
-        await self.ensure(spec.config())
-
-    async def ensure_bucket(self, bucket: str, *, replicas: int, max_bytes: int) -> None:
-        """Create or update the bucket, of at most `max_bytes`; otherwise as `ensure_stream`."""
-        await self.ensure(bucket_config(bucket, replicas=replicas, max_bytes=max_bytes))
-
-    async def ensure(self, wanted: StreamConfig) -> None:
-        """Create or update a stream, now and after each reconnect; raises as `ensure_stream` does."""
-        await super().ensure(wanted)
-        self._ensured[str(wanted.name)] = wanted
+        """Create or update the stream, now and after each reconnect; raises as the base class does."""
+        await super().ensure_stream(spec)
+        self._ensured[spec.name] = spec
 
     def objects(self, bucket: str) -> ObjectBucket:
         """Return the objects of a bucket, which need not exist."""

@@ -14,12 +14,12 @@ import hashlib
 from contextlib import AbstractContextManager
 
 import msgspec
-from nats.js.api import DiscardPolicy, ObjectMeta, ObjectMetaOptions, RetentionPolicy, StorageType, StreamConfig
+from nats.js.api import ObjectMeta, ObjectMetaOptions
 from nats.js.errors import NotFoundError
 from nats.js.object_store import ObjectStore
 
 from kv_runtime.event_log.errors import NoSuchObject, ObjectDamaged
-from kv_runtime.event_log.streams import StreamClient
+from kv_runtime.event_log.streams import StreamClient, StreamSpec
 
 CHUNK_BYTES = 512 * 1024
 """Half of what a server takes in one message."""
@@ -28,21 +28,10 @@ _NO_MESSAGE = 10037
 """The server's code for a subject without messages; a missing stream has another code."""
 
 
-def bucket_config(bucket: str, *, replicas: int, max_bytes: int) -> StreamConfig:
-    """Return the settings of a bucket's stream: on disk; a put that does not fit is refused."""
-    return StreamConfig(
-        name=f"OBJ_{bucket}",
-        subjects=[f"$O.{bucket}.C.>", f"$O.{bucket}.M.>"],
-        retention=RetentionPolicy.LIMITS,
-        storage=StorageType.FILE,
-        discard=DiscardPolicy.NEW,
-        max_age=0,
-        max_bytes=max_bytes,
-        duplicate_window=120,
-        num_replicas=replicas,
-        allow_rollup_hdrs=True,
-        allow_direct=True,
-    )
+def bucket_spec(bucket: str, *, replicas: int, max_bytes: int) -> StreamSpec:
+    """Return the limits of a bucket's stream: a put that does not fit into `max_bytes` is refused."""
+    stored = StreamSpec(f"OBJ_{bucket}", (f"$O.{bucket}.C.>", f"$O.{bucket}.M.>"), 0, max_bytes, is_bucket=True)
+    return stored._replace(duplicate_window_s=120, replicas=replicas)
 
 
 class _Info(msgspec.Struct, frozen=True):

@@ -48,7 +48,8 @@ _NAME_IN_USE = 10058
 class StreamSpec(NamedTuple):
     """The limits of a stream; `per_subject` bounds the messages of one subject (-1: no bound).
 
-    `replicas` is the number of a cluster's servers that store it: 1, 3 or 5; 1 for a single server.
+    `replicas` is the number of a cluster's servers that store it: 1, 3 or 5; 1 for a single server. A stream that is
+    full drops its oldest messages; that of a bucket refuses new ones.
     """
 
     name: str
@@ -58,20 +59,22 @@ class StreamSpec(NamedTuple):
     per_subject: int = -1
     duplicate_window_s: float = 30.0
     replicas: int = 1
+    is_bucket: bool = False
 
     def config(self) -> StreamConfig:
-        """Return the settings of the stream: on disk, the oldest messages are dropped first, no mirror or sources."""
+        """Return the settings of the stream: on disk, no mirror or sources."""
         return StreamConfig(
             name=self.name,
             subjects=list(self.subjects),
             retention=RetentionPolicy.LIMITS,
             storage=StorageType.FILE,
-            discard=DiscardPolicy.OLD,
+            discard=DiscardPolicy.NEW if self.is_bucket else DiscardPolicy.OLD,
             max_age=self.max_age_s,
             max_bytes=self.max_bytes,
             max_msgs_per_subject=self.per_subject,
             duplicate_window=min(self.duplicate_window_s, self.max_age_s or self.duplicate_window_s),
             num_replicas=self.replicas,
+            allow_rollup_hdrs=self.is_bucket,
             allow_direct=True,
         )
 
@@ -157,24 +160,24 @@ class StreamClient:
         with mapped(what):
             yield
 
-    async def ensure(self, wanted: StreamConfig) -> None:
-        """Create or update a stream; other processes may do the same meanwhile.
+    async def ensure_stream(self, spec: StreamSpec) -> None:
+        """Create or update the stream with these limits; other settings stay. Other processes may do so meanwhile.
 
         Raises:
             StreamUnfit: the existing stream cannot be ours.
-            BrokerUnavailable: also if the server refuses it, for instance for want of space.
+            BrokerUnavailable: also if the server refuses the limits, with its reason, for instance for want of space.
         """
-        assert wanted.name is not None
-        with self.reachable(f"stream {wanted.name}"):
+        wanted = spec.config()
+        with self.reachable(f"stream {spec.name}"):
             try:
-                present = (await self.context.stream_info(wanted.name)).config
+                present = (await self.context.stream_info(spec.name)).config
             except NotFoundError:
                 try:
                     await self.context.add_stream(wanted)
                 except BadRequestError as error:
                     if error.err_code != _NAME_IN_USE:
                         raise
-                present = (await self.context.stream_info(wanted.name)).config
+                present = (await self.context.stream_info(spec.name)).config
             _check(wanted, present)
             changes = {field: getattr(wanted, field) for field in _TENDED}
             if any(getattr(present, field) != value for field, value in changes.items()):

@@ -16,7 +16,7 @@ from indexer.service import snapshots
 from indexer.service.retention import SnapshotName
 from kv_protocol import subjects
 from kv_runtime.config.sections import IndexSection
-from kv_runtime.event_log import EventLog, ObjectBucket
+from kv_runtime.event_log import EventLog, ObjectBucket, bucket_spec
 from kv_runtime.telemetry import new_registry
 from tests.support.manual_clock import ManualClock
 from tests.system.integration.broker import Broker, eventually
@@ -164,7 +164,7 @@ async def test_where_there_is_no_room_the_oldest_snapshot_is_given_up_and_the_ne
 ) -> None:
     narrow = OFTEN.model_copy(update={"snapshots_bytes_max": 1 << 20})
     async with running_index(broker.url, nats=narrow) as index:
-        await index.log.ensure_bucket(subjects.SNAPSHOT_BUCKET, replicas=1, max_bytes=1 << 20)
+        await index.log.ensure_stream(bucket_spec(subjects.SNAPSHOT_BUCKET, replicas=1, max_bytes=1 << 20))
         for round_ in range(1, 5):
             await scripted.store(*range(round_ * 100_000, round_ * 100_000 + 16_000))
             await index.until_at(scripted)

@@ -11,7 +11,15 @@ import pytest_asyncio
 from nats.aio.client import Client
 from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
 
-from kv_runtime.event_log import BrokerUnavailable, EventLog, NoSuchObject, ObjectBucket, ObjectDamaged, StreamUnfit
+from kv_runtime.event_log import (
+    BrokerUnavailable,
+    EventLog,
+    NoSuchObject,
+    ObjectBucket,
+    ObjectDamaged,
+    StreamUnfit,
+    bucket_spec,
+)
 from kv_runtime.event_log.objects import CHUNK_BYTES
 from tests.system.integration.broker import Broker, eventually
 from tests.unit.kv_runtime.log_client import STREAM, Reader, connected, numbers, publish_all, reader_of
@@ -133,7 +141,7 @@ MAX_BYTES = 8 << 20
 
 
 async def bucket_of(log: EventLog) -> ObjectBucket:
-    await log.ensure_bucket("TEST", replicas=1, max_bytes=MAX_BYTES)
+    await log.ensure_stream(bucket_spec("TEST", replicas=1, max_bytes=MAX_BYTES))
     return log.objects("TEST")
 
 
