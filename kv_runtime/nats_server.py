@@ -56,15 +56,15 @@ _PRIVATE, _UNLOCKED = "kv-nats-", "new-"
 _LOCK, _CONFIG = ".lock", "nats.conf"
 
 START_S, STOP_S = 10.0, 5.0
-"""Time until a server is ready, which reads a large store first; and time for it to end by itself."""
+"""How long a new server may take until it is ready, since it reads its store first; and how long it may take to end."""
 RESTART_PAUSE_S, RESTART_PAUSE_MAX_S = 0.2, 5.0
 """Before a restart; doubled for each further one, until a server has run for `_STEADY_S`."""
 _STEADY_S = 60.0
 _RESTART_S = 120.0
-"""Time until a server that was killed is ready again: it reads all messages of a store that was not closed."""
+"""How long a server may take until it is ready after another was killed: it reads all messages of its store."""
 _LOOK_S = 1.0
 _FREE_BYTES_MIN, _FREE_PART = 64 << 20, 20
-"""A disk has space again: so many bytes, or 1 of so many of a small one."""
+"""A disk has space again when `_FREE_BYTES_MIN` bytes are free; of a small disk, one part in `_FREE_PART`."""
 
 _CHILD = """
 import ctypes, os, signal, sys
@@ -183,8 +183,8 @@ class EmbeddedNats:
     async def run(self, stop: asyncio.Event) -> None:
         """Keep the server running until `stop` is set, as a part of a process; it runs on afterwards.
 
-        One that does not run, or whose disk was full, is started on the same port and store: again and again, if it
-        cannot be.
+        A server that has ended, or that had a full disk, is started again on the same port and store. A failed start is
+        repeated.
         """
         await until(stop, self._keep())
 
@@ -207,7 +207,7 @@ class EmbeddedNats:
                 _log.warning("nats_server_started_again", restarts=self.restarts_total)
 
     async def _watch(self, child: "_Child") -> None:
-        """Return once the server has ended: by itself, or here, where its disk was full and has space again."""
+        """Return once the server has ended. It is ended here if its disk was full and has space again."""
         await asyncio.wait((child.ended, child.disk_full), return_when="FIRST_COMPLETED")
         if not child.ended.done():
             _log.error("nats_server_disk_full", reason=child.disk_full.result())

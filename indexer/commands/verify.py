@@ -17,7 +17,7 @@ from indexer.config import IndexerSettings
 from indexer.service.difference import BlockDifference, RankVerdict
 from indexer.service.index_client import IndexClient
 from indexer.service.log_lines import short
-from indexer.service.verification import FleetRoll, Mirrors, verdicts
+from indexer.service.verification import Mirrors, fleet_slugs, verdicts
 from kv_protocol.fleet_gate import FleetGate
 from kv_runtime.clock import Clock
 from kv_runtime.event_log import connected_log
@@ -70,7 +70,7 @@ def verify(
             await mirrors.start()
             async with IndexClient(index_url, token=token, timeout_s=timeout_s) as index:
                 await index.ranks()  # fails early if the index is not there
-                slugs = await FleetRoll(log, clock, FleetGate(settings.nats.fleet_secrets)).call(timeout_s)
+                slugs = await fleet_slugs(log, clock, FleetGate(settings.nats.fleet_secrets), timeout_s)
                 async for each in verdicts(index, mirrors, clock, slugs, timeout_s=timeout_s, examples_max=examples):
                     show(each)
                     found.append(each)

@@ -3,7 +3,7 @@
     a message of a rank's stream    span        what the fold does with it
     ----------------------------    ---------   --------------------------------------------------------------------
     cannot be read                  -           `MalformedMessage`: nothing
-    seqs in a row                   Span        if it continues the stream, the index applies the bytes
+    seqs in a row                   BatchSpan   if it continues the stream, the index applies the bytes
     any other                       None        batch by batch, decoded
 
 The core reads the span from the heads, by the layout and rules of `kv_protocol/codec.py`. Only a message that follows

@@ -40,8 +40,8 @@ PyObject* byte_text(PyObject* text) {
                             : nullptr;
 }
 
-// For each message the mark of its role, its text and `end`; then `last`. A chat with options, or with more in a message
-// than a role and a text, is what `other` makes of it.
+// For each message the mark of its role, its text and `end`; then `last`. `other` renders a chat with options, or with more
+// in a message than a role and a text.
 nb::object chat_pieces(nb::handle other, nb::dict marks, nb::str end, nb::str last, nb::handle messages, nb::kwargs options) {
     static PyObject* const role_key = PyUnicode_InternFromString("role");
     static PyObject* const content_key = PyUnicode_InternFromString("content");

@@ -1,7 +1,7 @@
 // How many blocks of a prefix each rank holds: walk the runs, and drop the ranks that are not among a run's holders.
 //
-// Depths on the tiers 0..t are equal for all t as long as all holders lie on tier 0, so rows are kept apart only from the
-// first set on that has more planes: `rows` of them are, and the last stands for all that follow.
+// Depths on the tiers 0..t are equal for all t as long as all holders lie on tier 0. So a row is kept apart only once a set
+// with as many planes was met: `rows_` counts these rows, and the last of them is also the result for the tiers behind it.
 #include <algorithm>
 #include <cstring>
 

@@ -26,10 +26,10 @@ namespace nb = nanobind;
 
 // Callers have checked what came from outside. A wrong argument is a bug, and raises a ValueError or a TypeError.
 
-// Sequence hashes: `bytes`, which are read where they lie, or a sequence of numbers, no other buffer; valid while this lives.
+// Sequence hashes: `bytes`, which are read in place, or a sequence of numbers, which is copied; no other buffer.
 class HashesIn {
 public:
-    explicit HashesIn(nb::handle given) : owner_(nb::borrow(given)) {
+    explicit HashesIn(nb::handle given) {
         PyObject* object = given.ptr();
         if (PyBytes_CheckExact(object) && PyBytes_GET_SIZE(object) % static_cast<Py_ssize_t>(sizeof(u64)) == 0) {
             data_ = reinterpret_cast<const u64*>(PyBytes_AS_STRING(object));
@@ -49,7 +49,6 @@ public:
     std::size_t size() const { return count_; }
 
 private:
-    nb::object owner_;
     std::vector<u64> copy_;
     const u64* data_ = nullptr;
     std::size_t count_ = 0;

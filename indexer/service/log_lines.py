@@ -23,7 +23,7 @@ _SHORT = 1 << 32
 
 
 class EventLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="line", tag="events"):
-    """Batches `first_seq` to `last_seq`; the first block of the first of them, and what is before it, if anything."""
+    """Batches `first_seq` to `last_seq`. `first_hash` is their first block, `parent` the block before it."""
 
     time_ns: int
     stream_seq: int

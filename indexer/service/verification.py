@@ -120,49 +120,37 @@ class Mirrors:
             parts.put_nowait(message.data)
 
 
-class FleetRoll:
-    """Reads from the log which ranks a fleet has."""
+async def fleet_slugs(log: EventLog, clock: Clock, gate: FleetGate, timeout_s: float) -> dict[WorkerRank, str]:
+    """Return every rank that the log knows, and its model's slug, after `LISTEN_S`.
 
-    def __init__(self, log: EventLog, clock: Clock, gate: FleetGate) -> None:
-        self._event_log, self._clock, self._gate = log, clock, gate
-        self._registered: dict[str, dict[WorkerRank, str]] = {}
-        self.beating: dict[WorkerRank, str] = {}
-        """Each rank that sent a heartbeat so far, and its model's slug."""
+    Raises:
+        BrokerUnavailable: the log does not answer, has no streams, or its fleet could not be read in `timeout_s`.
+    """
+    registered: dict[str, dict[WorkerRank, str]] = {}
+    beating: dict[WorkerRank, str] = {}
 
-    async def call(self, timeout_s: float) -> dict[WorkerRank, str]:
-        """Return every rank and its model's slug, after `LISTEN_S`.
+    async def on_fleet_event(message: LogMessage) -> None:
+        with suppress(FleetEventRefused):  # if the worker lives, its heartbeat comes
+            event = gate.admit(message.subject, message.data, message.headers)
+            if isinstance(event, WorkerRegistered):
+                registered[event.worker_id] = dict.fromkeys(event.ranks, subjects.slug_of(message.subject))
+            elif isinstance(event, WorkerLeft):
+                registered.pop(event.worker_id, None)
 
-        Raises:
-            BrokerUnavailable: the log does not answer, has no streams, or its fleet could not be read in `timeout_s`.
-        """
-        reading = await self._event_log.follow(subjects.FLEET_STREAM, subjects.FLEET_ALL, self._on_fleet_event)
-        await self._event_log.listen(subjects.HEARTBEAT_ALL, self._on_heartbeat)
-        await self._clock.sleep(LISTEN_S)
-        ends_s = self._clock.now() + timeout_s
-        while reading.unread:
-            if self._clock.now() > ends_s:
-                raise BrokerUnavailable(f"{subjects.FLEET_STREAM}: {reading.unread} messages not read")
-            await self._clock.sleep(_POLL_S)
-        await self._event_log.leave(reading)
-        registered = {rank: slug for ranks in self._registered.values() for rank, slug in ranks.items()}
-        return registered | self.beating
+    async def on_heartbeat(message: LogMessage) -> None:
+        with suppress(MalformedMessage):
+            beating[subjects.rank_of(message.subject)] = subjects.slug_of(message.subject)
 
-    async def _on_fleet_event(self, message: LogMessage) -> None:
-        try:
-            event = self._gate.admit(message.subject, message.data, message.headers)
-        except FleetEventRefused:
-            return  # if the worker lives, its heartbeat comes
-        if isinstance(event, WorkerRegistered):
-            self._registered[event.worker_id] = dict.fromkeys(event.ranks, subjects.slug_of(message.subject))
-        elif isinstance(event, WorkerLeft):
-            self._registered.pop(event.worker_id, None)
-
-    async def _on_heartbeat(self, message: LogMessage) -> None:
-        try:
-            rank = subjects.rank_of(message.subject)
-        except MalformedMessage:
-            return
-        self.beating[rank] = subjects.slug_of(message.subject)
+    reading = await log.follow(subjects.FLEET_STREAM, subjects.FLEET_ALL, on_fleet_event)
+    await log.listen(subjects.HEARTBEAT_ALL, on_heartbeat)
+    await clock.sleep(LISTEN_S)
+    ends_s = clock.now() + timeout_s
+    while reading.unread:
+        if clock.now() > ends_s:
+            raise BrokerUnavailable(f"{subjects.FLEET_STREAM}: {reading.unread} messages not read")
+        await clock.sleep(_POLL_S)
+    await log.leave(reading)
+    return {rank: slug for ranks in registered.values() for rank, slug in ranks.items()} | beating
 
 
 async def verdicts(

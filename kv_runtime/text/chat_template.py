@@ -47,8 +47,8 @@ from kv_runtime.text.template_sandbox import ChatContext, chat_environment
 
 RENDERED_CHARACTERS_MAX = 1 << 26
 RENDER_S = 5.0
-_NEVER_MORE_THAN = 16
-"""Assignments of assignments that are followed."""
+_ASSIGNMENTS_MAX = 16
+"""How many assignments in a row are followed, from a variable to the next."""
 _KINDS = ("messages", "message", "content")
 _RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template")
 
@@ -244,7 +244,7 @@ def loops_over_parts(template: nodes.Template) -> bool:
     loops = [*template.find_all(nodes.For)]
     assigned = [(each.target, each.node) for each in template.find_all(nodes.Assign)]
     known = {(kind, kind) for kind in _KINDS}
-    for _ in range(_NEVER_MORE_THAN):
+    for _ in range(_ASSIGNMENTS_MAX):
         of_loops = {(_name(each.target), "message") for each in loops if _is("messages", each.iter, known)}
         of_assigns = {(_name(target), kind) for target, node in assigned for kind in _KINDS if _is(kind, node, known)}
         if of_loops | of_assigns <= known:

@@ -92,11 +92,11 @@ class TokenizerText(Text):
 
 
 class _PrefixDetokenizer:
-    """Decodes a window of tokens; the text beyond that returned before is new.
+    """Decodes the tokens of the last returned text together with the new ones: what follows that text is new.
 
-    The window begins one text before the new tokens, since decoders treat the first token differently (they strip its
-    space). Text that ends in U+FFFD may be half a character and is held back. (The library's own DecodeStream raises on
-    tokens that are not UTF-8, which a model may produce, and does not return held-back text at the end.)
+    The earlier tokens are decoded again since decoders strip the space of a text's first token. Text that ends in
+    U+FFFD may be half a character and is held back. The library's own DecodeStream raises on tokens that are not UTF-8,
+    which a model may produce, and does not return held-back text at the end.
     """
 
     def __init__(self, tokenizer: Tokenizer, special_ids: frozenset[int]) -> None:

@@ -12,7 +12,7 @@ from indexer.commands.http import index_app
 from indexer.embedded import EmbeddedIndex
 from indexer.service.difference import RankVerdict
 from indexer.service.index_client import IndexClient
-from indexer.service.verification import LISTEN_S, FleetRoll, Mirrors, MirrorSilent, verdicts
+from indexer.service.verification import LISTEN_S, Mirrors, MirrorSilent, fleet_slugs, verdicts
 from kv_protocol import fleet, recovery, subjects
 from kv_protocol.fleet import WorkerLeft
 from kv_protocol.fleet_gate import FleetGate
@@ -197,14 +197,19 @@ async def test_what_is_no_answer_is_said(log: EventLog) -> None:
 
 
 async def called(log: EventLog, *beating: ScriptedRank) -> Mapping[WorkerRank, str]:
-    clock = ManualClock()
-    roll = FleetRoll(log, clock, FleetGate())
+    clock, heard = ManualClock(), list[LogMessage]()
+
+    async def hear(message: LogMessage) -> None:
+        if message.data != b"nonsense":
+            heard.append(message)
+
     async with asyncio.TaskGroup() as group:
-        calling = group.create_task(roll.call(5.0))
+        calling = group.create_task(fleet_slugs(log, clock, FleetGate(), 5.0))
         await eventually(lambda: clock.sleepers)
+        await log.listen(subjects.HEARTBEAT_ALL, hear)  # after the call's own listener
         for each in beating:
             await each.beat()
-        await eventually(lambda: len(roll.beating) == len(beating))
+        await eventually(lambda: len(heard) == len(beating))
         while not calling.done():
             await clock.advance(LISTEN_S)
     return calling.result()
