@@ -37,7 +37,7 @@ enum class OutlineOrder { subtree, heat, recent, blocks };
 
 class Outline {
 public:
-    static constexpr u32 kSliceRuns = 1024, kSliceRequests = 1024;
+    static constexpr u32 kSliceRuns = 4096, kSliceRequests = 1024;
 
     // Copies the next slice; false after the last.
     bool copy(const Tree& tree) {
