@@ -19,8 +19,6 @@ import re
 from collections.abc import Collection, Iterable
 from typing import NamedTuple, Self
 
-from kv_runtime.event_log import LogStreamState
-
 PURGE_RATIO, PURGED_RATIO, GROWN_RATIO = 0.75, 0.5, 0.25
 KEPT_MIN = 2
 _DIGITS = 20
@@ -43,6 +41,14 @@ class SnapshotName(NamedTuple):
         return cls(int(found[1]), int(found[2])) if found else None
 
 
+class LogExtent(NamedTuple):
+    """The messages of the log, `first_seq` to `last_seq`, and their size; no message if `last_seq` is the smaller."""
+
+    first_seq: int
+    last_seq: int
+    bytes_now: int
+
+
 class KeepingLimits(NamedTuple):
     """The longest time between snapshots while the log grows, and the log's byte limit; both above 0."""
 
@@ -54,7 +60,7 @@ class Retention:
     """A log, its snapshots, and what is due for both."""
 
     def __init__(
-        self, log: LogStreamState, names: Iterable[str], limits: KeepingLimits, others: Collection[str] = ()
+        self, log: LogExtent, names: Iterable[str], limits: KeepingLimits, others: Collection[str] = ()
     ) -> None:
         """`names` are all in the bucket; others than ours are ignored. `others` are known to be of another log."""
         ours = sorted((name for name in map(SnapshotName.read, names) if name is not None), reverse=True)
@@ -75,7 +81,7 @@ class Retention:
 
     def purge_up_to(self, verified: Collection[str]) -> int:
         """Return the last message to purge; 0: none. `verified` snapshots were read back without a difference."""
-        if self._log.bytes <= PURGE_RATIO * self._limits.log_bytes_max:
+        if self._log.bytes_now <= PURGE_RATIO * self._limits.log_bytes_max:
             return 0
         retained_max = PURGED_RATIO * self._limits.log_bytes_max
         covering = [name for name in self.of_this_log if str(name) in verified]
@@ -96,4 +102,4 @@ class Retention:
         """Return the estimated size of the messages that the snapshot does not cover."""
         messages = self._log.last_seq - self._log.first_seq + 1
         share = min(1.0, (self._log.last_seq - name.stream_seq) / messages) if messages > 0 else 0.0
-        return self._log.bytes * share
+        return self._log.bytes_now * share

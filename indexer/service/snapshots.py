@@ -15,7 +15,7 @@ gaps and requests dumps.
 
 import asyncio
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import msgspec
 import structlog
@@ -25,7 +25,7 @@ from indexer.follow.checkpoint import Checkpoint, decode_checkpoint, encode_chec
 from indexer.follow.fold import IndexFold
 from indexer.index.prefix_index import IndexFull
 from indexer.service.feed import IndexFeed, LogPosition
-from indexer.service.retention import KeepingLimits, Retention, SnapshotName
+from indexer.service.retention import KeepingLimits, LogExtent, Retention, SnapshotName
 from kv_protocol import subjects
 from kv_protocol.errors import LimitExceeded, MalformedMessage
 from kv_runtime.clock import Clock
@@ -103,7 +103,7 @@ class Snapshots:
     async def restore(self, stream: LogStreamState) -> int:
         """Restore the fold from the best snapshot of the stream; return the place it covers, 0 if there is none."""
         try:
-            for name in Retention(stream, await self._bucket.names(), self._limits).of_this_log:
+            for name in (await self._retention(stream)).of_this_log:
                 if covered := await self._restore(name, stream.created):
                     return covered
         except BrokerUnavailable as error:
@@ -151,9 +151,8 @@ class Snapshots:
         stream = await self._event_log.stream_state(subjects.EVENTS_STREAM)
         if stream.created != feed.log_position.created:
             return
-        names = await self._bucket.names()
         verified = [name for name, covered in self._covered.items() if covered == stream.created]
-        retention = Retention(stream, names, self._limits, self._covered.keys() - verified)
+        retention = await self._retention(stream, self._covered.keys() - verified)
         self._newest = next(iter(retention.of_this_log), None)
         self._statistics.log_bytes = stream.bytes
         if retention.is_due(self._clock.wall_ns()) and not self._is_off_log():
@@ -166,6 +165,10 @@ class Snapshots:
             _log.info("log_purged", up_to_seq=up_to_seq)
         for name in retention.useless():
             await self._delete(name)
+
+    async def _retention(self, stream: LogStreamState, others: Collection[str] = ()) -> Retention:
+        extent = LogExtent(stream.first_seq, stream.last_seq, stream.bytes)
+        return Retention(extent, await self._bucket.names(), self._limits, others)
 
     def _is_off_log(self) -> bool:
         """Whether a snapshot should wait until every rank is at the log's place."""

@@ -4,32 +4,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indexer.service.retention import KeepingLimits, Retention, SnapshotName
-from kv_runtime.event_log import LogStreamState
+from indexer.service.retention import KeepingLimits, LogExtent, Retention, SnapshotName
 
 S = 10**9
 NOW_S = 10_000
 LIMITS = KeepingLimits(period_s=300.0, log_bytes_max=1000)
 
 
-def log_of(first_seq: int, last_seq: int, bytes_now: int) -> LogStreamState:
-    return LogStreamState("2026", first_seq, last_seq, bytes_now, 1)
-
-
-QUIET = log_of(1, 100, 100)
+QUIET = LogExtent(1, 100, 100)
 """A log with room to spare: one byte a message."""
-FULL = log_of(101, 900, 800)
+FULL = LogExtent(101, 900, 800)
 
 
 def name(stream_seq: int, age_s: float = 0.0) -> str:
     return str(SnapshotName(stream_seq, round((NOW_S - age_s) * S)))
 
 
-def kept(log: LogStreamState, *names: str, others: tuple[str, ...] = ()) -> Retention:
+def kept(log: LogExtent, *names: str, others: tuple[str, ...] = ()) -> Retention:
     return Retention(log, names, LIMITS, others)
 
 
-def to_try(log: LogStreamState, *names: str, others: tuple[str, ...] = ()) -> list[str]:
+def to_try(log: LogExtent, *names: str, others: tuple[str, ...] = ()) -> list[str]:
     return [str(each) for each in kept(log, *names, others=others).of_this_log]
 
 
@@ -49,15 +44,15 @@ def test_other_names_are_not_snapshots(text: str) -> None:
 
 # ---------------------------------------------------------------- write
 
-GROWN = log_of(1, 700, 700)
-PURGED = log_of(500, 699, 200)
+GROWN = LogExtent(1, 700, 700)
+PURGED = LogExtent(500, 699, 200)
 
 
 @pytest.mark.parametrize(
     ("why", "log", "names", "others", "is_written"),
     [
-        ("there is nothing to cover", log_of(1, 0, 0), (), (), False),
-        ("there is something, and no snapshot", log_of(1, 1, 1), (), (), True),
+        ("there is nothing to cover", LogExtent(1, 0, 0), (), (), False),
+        ("there is something, and no snapshot", LogExtent(1, 1, 1), (), (), True),
         ("the newest is younger than the period", QUIET, (name(50, 299),), (), False),
         ("the newest is as old as the period", QUIET, (name(50, 300),), (), True),
         ("an older one is older than the period", QUIET, (name(50, 299), name(40, 900)), (), False),
@@ -66,7 +61,7 @@ PURGED = log_of(500, 699, 200)
         ("the log grew by a quarter of its limit", GROWN, (name(450),), (), False),
         ("the log grew by more than a quarter", GROWN, (name(449),), (), True),
         ("the covered part is gone: what is left counts", PURGED, (name(10),), (), False),
-        ("more than a quarter is left", PURGED._replace(bytes=251), (name(10),), (), True),
+        ("more than a quarter is left", PURGED._replace(bytes_now=251), (name(10),), (), True),
         ("another writer's clock is a little ahead", QUIET, (name(50, -299),), (), False),
         ("the clock was set back", QUIET, (name(50, -300),), (), True),
         ("the snapshot is beyond the log", QUIET, (name(101),), (), True),
@@ -77,7 +72,7 @@ PURGED = log_of(500, 699, 200)
     ],
 )
 def test_one_is_written_when_there_is_reason(
-    why: str, log: LogStreamState, names: tuple[str, ...], others: tuple[str, ...], is_written: bool
+    why: str, log: LogExtent, names: tuple[str, ...], others: tuple[str, ...], is_written: bool
 ) -> None:
     assert kept(log, *names, others=others).is_due(NOW_S * S) is is_written, why
 
@@ -92,8 +87,8 @@ OLD, MANY = (name(200), name(300)), (name(300), name(400), name(500), name(899))
     [
         ("none was read back", FULL, (name(800),), (), (), 0),
         ("one was read back", FULL, (name(800), name(400)), (name(400),), (), 400),
-        ("three quarters of the limit", GROWN._replace(last_seq=750, bytes=750), (name(700),), (name(700),), (), 0),
-        ("more of the limit", GROWN._replace(last_seq=750, bytes=751), (name(700),), (name(700),), (), 700),
+        ("three quarters of the limit", GROWN._replace(last_seq=750, bytes_now=750), (name(700),), (name(700),), (), 0),
+        ("more of the limit", GROWN._replace(last_seq=750, bytes_now=751), (name(700),), (name(700),), (), 700),
         ("half of the limit stays", FULL, MANY, MANY, (), 400),
         ("none leaves half: the newest", FULL, OLD, OLD, (), 300),
         ("it is gone already", FULL, (name(100),), (name(100),), (), 0),
@@ -105,7 +100,7 @@ OLD, MANY = (name(200), name(300)), (name(300), name(400), name(500), name(899))
 )
 def test_what_is_covered_is_purged_and_no_more(
     why: str,
-    log: LogStreamState,
+    log: LogExtent,
     names: tuple[str, ...],
     verified: tuple[str, ...],
     others: tuple[str, ...],
@@ -156,7 +151,7 @@ seqs = st.integers(0, 60)
 
 @given(
     log=st.builds(
-        lambda first, messages, size: log_of(first, first + messages - 1, size if messages else 0),
+        lambda first, messages, size: LogExtent(first, first + messages - 1, size if messages else 0),
         st.integers(1, 40),
         st.integers(0, 40),
         st.integers(1, 2000),
@@ -164,7 +159,7 @@ seqs = st.integers(0, 60)
     snapshots=st.lists(st.tuples(seqs, st.integers(0, 2000), st.booleans()), max_size=8),
 )
 def test_whatever_there_is_a_cold_start_goes_on_where_the_log_begins(
-    log: LogStreamState, snapshots: list[tuple[int, int, bool]]
+    log: LogExtent, snapshots: list[tuple[int, int, bool]]
 ) -> None:
     names = {name(seq, age_s): verified for seq, age_s, verified in snapshots}
     verified = [each for each, is_verified in names.items() if is_verified]
