@@ -1,17 +1,13 @@
 """A real router on the ground's log, as a process, and what is asked of it."""
 
-import asyncio
 import re
-import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from bench.processes import ChildProcess
-from kv_runtime.clock import Clock
-from tests.contract.workers import WAIT_S, Ground, Worker, post
-from tests.support.processes import running
+from tests.contract.workers import Ground, Worker, comes, post
+from tests.support.processes import running_router
 from tests.system.integration.agent_http import Answered
 
 
@@ -34,7 +30,7 @@ class Router(NamedTuple):
         async def are_fit() -> bool:
             return names <= {name for name, unfit in (await self._known()).items() if not unfit}
 
-        await until(are_fit, f"{names} fit")
+        await comes(are_fit, f"{names} fit")
 
     async def _known(self) -> dict[str, Any]:
         async with self.ground.session.get(f"{self.control_url}/v1/workers") as response:
@@ -42,23 +38,9 @@ class Router(NamedTuple):
         return {each["registration"]["worker_id"]: each["unfit"] for each in known}
 
 
-async def until(holds: Callable[[], Awaitable[bool]], what: str) -> None:
-    """Return once what another process is asked is so: there is nothing to wait on."""
-    try:
-        async with asyncio.timeout(WAIT_S):
-            while not await holds():
-                await Clock().sleep(0.02)
-    except TimeoutError:
-        raise AssertionError(f"not within {WAIT_S} s: {what}") from None
-
-
 @asynccontextmanager
 async def routing(ground: Ground, text: str) -> AsyncIterator[Router]:
     """Be where a router in mode kv runs."""
-    command = [sys.executable, "-m", "router", "--mode", "kv", "--port", "0", "--control-port", "0"]
     place = ("--nats-url", ground.nats_url, "--text", text, "--set", "telemetry.log_level=warning")
-    process = ChildProcess("router", [*command, *place])
-    async with running(process):
-        data_url = (await process.line_with("router on")).split()[2]
-        yield Router(ground, data_url, (await process.line_with("control plane")).split()[2])
-    assert "Traceback" not in process.output
+    async with running_router(*place) as router:
+        yield Router(ground, router.data_url, router.control_url)

@@ -4,7 +4,7 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench.processes import ChildProcess
 from tests.support.trtllm import environment
@@ -37,6 +37,25 @@ async def running(process: ChildProcess, **variables: str) -> AsyncIterator[Chil
             yield process
         finally:
             await process.end()
+
+
+class RunningRouter(NamedTuple):
+    """A router's process and the addresses that it printed."""
+
+    process: ChildProcess
+    data_url: str
+    control_url: str
+    nats_url: str
+
+
+@asynccontextmanager
+async def running_router(*arguments: str) -> AsyncIterator[RunningRouter]:
+    """Run a router in mode kv on free ports, with these further arguments; it must print no traceback."""
+    command = [sys.executable, "-m", "router", "--mode", "kv", "--port", "0", "--control-port", "0", *arguments]
+    async with running(ChildProcess("router", command)) as process:
+        urls = [(await process.line_with(words)).split()[2] for words in ("router on", "control plane", "event log")]
+        yield RunningRouter(process, *urls)
+    assert "Traceback" not in process.output
 
 
 @asynccontextmanager

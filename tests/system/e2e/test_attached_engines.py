@@ -16,7 +16,7 @@ import msgspec
 from bench.processes import ChildProcess
 from kv_runtime.clock import Clock
 from tests.contract.engine_servers import vllm_payload
-from tests.support.processes import running
+from tests.support.processes import running, running_router
 from tests.system.e2e.client import Answered, Client
 from tests.system.integration.engine_doubles import Rank, VllmDouble
 from tests.system.integration.event_path import PlayedSource, playing, zmq_context
@@ -116,14 +116,14 @@ async def attached(cluster: Cluster, worker: str, ranks: int) -> AsyncIterator[A
 @asynccontextmanager
 async def running_cluster(*more_settings: str, **workers: int) -> AsyncIterator[Cluster]:
     """A router with these settings, and these workers with so many ranks each."""
-    command = [sys.executable, "-m", "router", "--mode", "kv", "--port", "0", "--control-port", "0"]
     settings = ("nats.port=0", "telemetry.log_level=warning", *more_settings)
-    process = ChildProcess("router", command + [part for each in settings for part in ("--set", each)])
-    async with running(process) as router, aiohttp.ClientSession() as session, AsyncExitStack() as cleanup:
-        data_url = (await router.line_with("router on")).split()[2]
-        control_url = (await router.line_with("control plane")).split()[2]
-        nats_url = (await router.line_with("event log")).split()[2]
-        cluster = Cluster(Client(session, data_url, control_url), nats_url, {})
+    assigned = [part for each in settings for part in ("--set", each)]
+    async with (
+        running_router(*assigned) as router,
+        aiohttp.ClientSession() as session,
+        AsyncExitStack() as cleanup,
+    ):
+        cluster = Cluster(Client(session, router.data_url, router.control_url), router.nats_url, {})
         for worker, ranks in workers.items():
             cluster.attached[worker] = await cleanup.enter_async_context(attached(cluster, worker, ranks))
         yield cluster

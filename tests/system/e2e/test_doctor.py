@@ -1,13 +1,12 @@
 """`router doctor` as typed: on a fleet that is well, on half of one, on a router without workers, and on nothing."""
 
 import asyncio
-import sys
 
 import pytest
 
-from bench.processes import ChildProcess, FleetProcesses
+from bench.processes import FleetProcesses
 from tests.support.forked import Ended
-from tests.support.processes import running
+from tests.support.processes import running_router
 from tests.system.e2e.client import Client
 from tests.system.e2e.typed import typed
 
@@ -77,11 +76,10 @@ async def test_where_nothing_can_be_seen_it_says_so_and_why(fleet: FleetProcesse
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_router_without_workers_is_seen_with_its_token_only() -> None:
-    settings = ("nats.port=0", "data.port=0", "control.port=0", f"control.token={TOKEN}", "journal.enabled=false")
-    command = [sys.executable, "-m", "router", *(word for each in settings for word in ("--set", each))]
-    async with running(ChildProcess("router", command)) as router:
-        control_url = (await router.line_with("control plane")).split()[2]
-        where = ("--nats-url", (await router.line_with("event log")).split()[2], "--router", control_url)
+    settings = ("nats.port=0", f"control.token={TOKEN}", "journal.enabled=false")
+    async with running_router(*(word for each in settings for word in ("--set", each))) as router:
+        control_url = router.control_url
+        where = ("--nats-url", router.nats_url, "--router", control_url)
         none, wrong, right = await asyncio.gather(
             doctor(*where), doctor(*where, "--token", "another"), doctor(*where, "--token", TOKEN, "--json")
         )

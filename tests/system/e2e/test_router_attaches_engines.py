@@ -1,8 +1,6 @@
 """`router --worker`: one command before engines that run already, whose events are real ZeroMQ messages."""
 
-import asyncio
-import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,11 +9,11 @@ import aiohttp
 import psutil
 
 from bench.processes import ChildProcess, free_ports
-from kv_runtime.clock import Clock
-from tests.support.processes import running
+from tests.support.processes import running_router
 from tests.system.e2e.client import Answered, Client
 from tests.system.e2e.computing_engines import Computing, ComputingSglang, ComputingVllm
 from tests.system.e2e.typed import typed
+from tests.system.integration.broker import eventually
 from tests.system.integration.event_path import zmq_context
 
 MODEL = "llama"
@@ -43,16 +41,11 @@ class Routed(NamedTuple):
             if not worker["unfit"]
         }
 
-    async def until(self, holds: Callable[[], Awaitable[bool]]) -> None:
-        async with asyncio.timeout(WAIT_S):
-            while not await holds():
-                await Clock().sleep(0.05)
-
     async def until_trust(self, expected: dict[str, tuple[str, str]]) -> None:
         async def is_so() -> bool:
             return await self.trust() == expected
 
-        await self.until(is_so)
+        await eventually(is_so, timeout_s=WAIT_S)
 
     async def complete(self, prompt: str) -> Answered:
         return await self.client.post("/v1/completions", {"model": MODEL, "prompt": prompt, "max_tokens": 4})
@@ -60,12 +53,11 @@ class Routed(NamedTuple):
 
 @asynccontextmanager
 async def router(*arguments: str) -> AsyncIterator[Routed]:
-    command = [sys.executable, "-m", "router", "--port", "0", "--control-port", "0", "--set", "nats.port=0"]
-    started = ChildProcess("router", [*command, "--text", "byte", *arguments])
-    async with running(started) as process, aiohttp.ClientSession() as session:
-        data_url = (await process.line_with("router on")).split()[2]
-        control_url = (await process.line_with("control plane")).split()[2]
-        yield Routed(Client(session, data_url, control_url), process)
+    async with (
+        running_router("--set", "nats.port=0", "--text", "byte", *arguments) as router,
+        aiohttp.ClientSession() as session,
+    ):
+        yield Routed(Client(session, router.data_url, router.control_url), router.process)
 
 
 @asynccontextmanager
@@ -99,7 +91,7 @@ async def test_two_kinds_of_engines_are_attached_by_one_process_and_known_exactl
                 return await reused() == blocks
 
             assert await reused() == 0
-            await routed.until(is_known)
+            await eventually(is_known, timeout_s=WAIT_S)
             children = psutil.Process(routed.process.pid).children(recursive=True)
             assert [each.name() for each in children] == ["nats-server"]
             lines = [line for line in routed.process.output.splitlines() if line.startswith("worker ")]
@@ -130,7 +122,7 @@ async def test_engines_that_are_dead_or_mistyped_or_silent_take_no_other_one_awa
             async def is_gone() -> bool:
                 return "good" not in await routed.trust()
 
-            await routed.until(is_gone)
+            await eventually(is_gone, timeout_s=WAIT_S)
             answered = [await routed.complete("abc" * 100) for _ in range(3)]
             assert len({each.worker for each in answered}) == 1
 
@@ -171,7 +163,7 @@ async def test_event_addresses_that_were_swapped_are_named_within_32_requests() 
                     "b": [{"field": "kv_events", "found": "those of a/0", "allowed": "those of b/0"}],
                 }
 
-            await routed.until(are_named)
+            await eventually(are_named, timeout_s=WAIT_S)
 
 
 async def test_a_router_that_cannot_read_the_model_s_directory_says_what_to_run() -> None:

@@ -1,6 +1,7 @@
 """A real nats-server that a test kills, freezes and starts again on the same port, with its store or without."""
 
 import asyncio
+import inspect
 import os
 import shutil
 import signal
@@ -123,10 +124,10 @@ async def running_broker(store: Path) -> AsyncIterator[Broker]:
 
 
 async def eventually(holds: Callable[[], object], what: str = "", timeout_s: float = WAIT_S) -> None:
-    """Return once `holds()` is true: for state of other threads and processes, where there is nothing to wait on."""
+    """Return once `holds()`, or what it awaits, is true: for state of others, where there is nothing to wait on."""
     try:
         async with asyncio.timeout(timeout_s):
-            while not holds():
+            while not (await found if inspect.isawaitable(found := holds()) else found):
                 await Clock().sleep(_LOOK_S)
     except TimeoutError:
         raise AssertionError(f"not within {timeout_s} s: {what or holds}") from None

@@ -18,7 +18,7 @@ from playwright.async_api import Browser, expect
 
 from kv_runtime.clock import Clock
 from tests.support.paths import ROOT
-from tests.system.faults.children import Children
+from tests.support.processes import running_router
 from tests.system.faults.fleet import Fleet, Shape, fleet_on_one_server
 from tests.system.faults.traffic import MODEL, Traffic, TrafficShape
 from tests.system.web.browser import DESKTOP, PHONE, WAIT_MS, Size, chromium, screen
@@ -315,24 +315,24 @@ async def test_a_page_whose_router_is_restarted_says_so_and_goes_on(watched: Wat
 
 
 async def test_the_page_asks_for_the_token_and_keeps_it_in_its_tab() -> None:
-    ports = ("--port", "0", "--control-port", "0", "--set", "nats.port=0")
-    async with Children() as children, chromium() as browser:
-        command = ("router", "--mode", "kv", *ports)
-        router = await children.start_ours("router", *command, ready="event log", settings=("control.token=a-token",))
-        url = (await router.line_with("control plane")).split()[-1]
-        async with screen(browser, url) as shown:
-            await shown.open()
-            await shown.page.get_by_label("Token").fill("another")
-            await shown.press("Enter")
-            await shown.shows("The token is not this control plane's.")
-            await shown.page.get_by_label("Token").fill("a-token")
-            await shown.press("Enter")
-            await shown.is_live()
-            await shown.shows("There is no worker.")
-            assert "a-token" not in shown.page.url
-            assert await shown.page.evaluate("[localStorage.length, sessionStorage.length, document.cookie]") == [
-                0,
-                1,
-                "",
-            ]
-            shown.complaints[:] = [each for each in shown.complaints if "status of 401" not in each]
+    settings = ("--set", "nats.port=0", "--set", "control.token=a-token")
+    async with (
+        running_router(*settings) as router,
+        chromium() as browser,
+        screen(browser, router.control_url) as shown,
+    ):
+        await shown.open()
+        await shown.page.get_by_label("Token").fill("another")
+        await shown.press("Enter")
+        await shown.shows("The token is not this control plane's.")
+        await shown.page.get_by_label("Token").fill("a-token")
+        await shown.press("Enter")
+        await shown.is_live()
+        await shown.shows("There is no worker.")
+        assert "a-token" not in shown.page.url
+        assert await shown.page.evaluate("[localStorage.length, sessionStorage.length, document.cookie]") == [
+            0,
+            1,
+            "",
+        ]
+        shown.complaints[:] = [each for each in shown.complaints if "status of 401" not in each]

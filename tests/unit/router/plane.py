@@ -17,6 +17,7 @@ from kv_protocol.journal import FleetApplied, OutcomeKnown, WorkerHeard
 from kv_runtime.telemetry import new_registry
 from kv_runtime.text.byte_model import ByteText
 from router.config import DataSection, FailuresSection, RouterSettings, RouterTelemetrySection
+from router.decision.policies import MODES, Mode
 from router.decision.policy import Policy
 from router.decision.policy_config import DisaggregationSection
 from router.decision.routing import Routing
@@ -81,11 +82,12 @@ class Plane:
         limits: HttpLimits,
         tracer: Tracer | None = None,
         decisions_max: int = 1000,
+        modes: Mapping[str, Mode] = MODES,
     ) -> None:
         self.clock = ManualClock(now_s=NOW_S)
         text = TextDigests(TEXT.tokenizer_digest, TEXT.template_digest)
         folds = StateSettings(text=text, breakers=settings.failures.breakers())
-        self.state = RouterState(folds)
+        self.state = RouterState(folds, modes)
         self.index = FakeIndex()
         self.routing = Routing(
             self.state, self.index, self.clock, policy, seed=1, lease_s=300.0, decisions_max=decisions_max
@@ -266,6 +268,7 @@ async def running_plane(
     data: Mapping[str, Any] | None = None,
     tracer: Tracer | None = None,
     decisions_max: int = 1000,
+    modes: Mapping[str, Mode] = MODES,
     **failures: float,
 ) -> AsyncIterator[Plane]:
     """Run a plane; when it is over nothing may be promised any more."""
@@ -277,7 +280,7 @@ async def running_plane(
         data=DataSection(**(data or {})),
     )
     bounds = limits or HttpLimits(body_bytes_max=1 << 20, drain_s=0.0)
-    plane = Plane(settings, policy or Policy(), bounds, tracer, decisions_max)
+    plane = Plane(settings, policy or Policy(), bounds, tracer, decisions_max, modes)
     stop = asyncio.Event()
     await plane.server.start("127.0.0.1", 0)
     serving = asyncio.ensure_future(plane.server.run(stop))

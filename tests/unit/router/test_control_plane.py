@@ -31,6 +31,8 @@ from kv_runtime.http.server import HttpServer
 from router.control_plane import ControlPlane
 from router.decision.policy import Policy
 from router.decision.policy_store import PolicyStore
+from router.fleet.trust import ENOUGH
+from router.metrics import rank_families
 from router.native import built
 from router.planner.service import Planner, PlannerSection
 from router.shadows.service import Shadows, ShadowSection
@@ -38,6 +40,7 @@ from tests.reference.index.index import ReferenceIndex
 from tests.support.manual_clock import ManualClock
 from tests.unit.router.plane import NOW_S, TEXT, Answered, Plane, running_plane
 from tests.unit.router.samples import rank, registered, route
+from tests.unit.router.upstream import Upstream, answers
 
 REGISTERED, EVENT = json.loads(fleet.encode(registered("new"))), "malformed at byte 0: fleet event: "
 
@@ -206,6 +209,20 @@ async def test_workers_are_listed_with_the_trust_of_every_rank_and_every_field_t
     assert second["differs"] == differences
     assert second["ranks"][0]["trust"] == "FALLBACK"
     assert second["ranks"][0]["trust_reason"].startswith("block_size: found 32, allowed 16; tokenizer_digest: found ")
+
+
+async def test_a_worker_whose_answers_report_no_reuse_is_doubted_with_the_evidence(control: Control) -> None:
+    usage = {"prompt_tokens": 64, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 0}}
+    async with Upstream(answers(200, json.dumps({"choices": [], "usage": usage}).encode())) as worker:
+        control.plane.join("w0", worker.base_url, holds=3)
+        newest = [await control.plane.post() for _ in range(ENOUGH)][-1].headers["x-decision-id"]
+    (shown,) = json.loads((await control.get("/v1/workers")).body)["workers"]
+    counts = {"requests": ENOUGH, "overpredicted": ENOUGH, "underpredicted": 0}
+    assert shown["ranks"][0]["trust"] == "DEGRADED"
+    assert shown["ranks"][0]["evidence"] == {"doubt": "overpredicted", **counts, "newest_decision": newest}
+    samples = [sample for family in rank_families(control.plane.routing) for sample in family.samples]
+    doubted = {each.labels["doubt"]: each.value for each in samples if each.name.endswith("predictions_doubted_total")}
+    assert doubted == {"overpredicted": 1, "underpredicted": 0}
 
 
 async def test_the_index_is_shown_with_the_trust_of_every_rank_and_what_was_routed_there(control: Control) -> None:

@@ -231,18 +231,26 @@ async def test_a_worker_that_does_not_begin_in_time_fails(stream: bool, data: by
         await slow.gone.wait()
 
 
-async def test_an_answer_may_take_longer_to_begin_than_to_go_on() -> None:
+@pytest.mark.parametrize(
+    ("stream", "limits"),
+    [
+        (True, {"first_byte_s": 60, "between_bytes_s": SHORT_S}),
+        (False, {"first_byte_s": SHORT_S, "between_bytes_s": SHORT_S, "whole_s": 60}),
+    ],
+    ids=["to begin than to go on", "whole than a stream to begin"],
+)
+async def test_an_answer_may_take_longer(stream: bool, limits: dict[str, float]) -> None:
     async def script(exchange: Exchange) -> None:
-        await exchange.head(transfer_encoding="chunked")
+        if stream:
+            await exchange.head(transfer_encoding="chunked")
         with suppress(TimeoutError):
             async with asyncio.timeout(3 * SHORT_S):
                 await exchange.until_gone()
-        await exchange.chunk(DONE)
-        await exchange.chunk(b"")
+        await (exchange.send(chunked(DONE) + chunked(b"")) if stream else exchange.answer(200, DONE))
 
-    async with running_plane(first_byte_s=60, between_bytes_s=SHORT_S) as plane, Upstream(script) as worker:
+    async with running_plane(**limits) as plane, Upstream(script) as worker:
         plane.join("w0", worker.base_url)
-        assert (await plane.post(STREAMED)).body == DONE
+        assert (await plane.post({"stream": stream})).body == DONE
 
 
 @pytest.mark.parametrize(("limit", "attempts"), [(0, 1), (1, 2), (2, 3)])
@@ -262,23 +270,15 @@ async def test_no_more_than_the_limit_is_tried_and_the_last_answer_is_passed_on(
 @pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
 async def test_when_no_rank_is_left_to_try_the_failed_answer_is_passed_on(plane: Plane, status: int) -> None:
     told = answers(status, b"no", "text/plain", retry_after="17", x_kv_failure="of another router")
+    named = "x-prefill-instance-id: w1"  # reads like a header
     async with Upstream(told) as failing:
         plane.join("w0", failing.base_url)
-        answered = await plane.post()
+        answered = await plane.post(x_request_id=named)
     assert (answered.status, answered.body, answered.headers["Retry-After"]) == (status, b"no", "17")
+    assert (answered.headers["x-request-id"], "x-prefill-instance-id" in answered.headers) == (named, False)
     assert answered.headers["x-kv-failure"] == f"w0/0: status {status}; no other worker is left"
     assert plane.metric("retries_total", phase="first_byte") == 0, "there was no other rank to try"
     assert plane.outcomes() == {"failed": 1}
-
-
-async def test_a_failed_answer_names_its_failure_beside_a_request_id_that_reads_like_a_header(plane: Plane) -> None:
-    named = "x-prefill-instance-id: w1"
-    async with Upstream(answers(500)) as failing:
-        plane.join("w0", failing.base_url)
-        answered = await plane.post(x_request_id=named)
-    assert answered.headers["x-request-id"] == named
-    assert answered.headers["x-kv-failure"] == "w0/0: status 500; no other worker is left"
-    assert "x-prefill-instance-id" not in answered.headers
 
 
 async def test_a_worker_that_cuts_answers_off_again_and_again_is_left_alone_for_a_while(plane: Plane) -> None:
@@ -609,7 +609,18 @@ async def test_a_client_whose_leaving_is_noticed_only_in_writing_is_cancelled_to
 # ---------------------------------------------------------------- names of requests
 
 
-@pytest.mark.parametrize("given", ["r-1", "a b", "x" * 128, "ünï", "id:with/odd?characters=1&2"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        "r-1",
+        "a b",
+        "x" * 128,
+        "ünï",
+        "id:with/odd?characters=1&2",
+        "a%0d%0aset-cookie: b",
+        "a\u560d\u560aset-cookie: b",
+    ],
+)
 async def test_a_clients_request_id_is_used(plane: Plane, given: str) -> None:
     async with Upstream(GOOD) as worker:
         plane.join("w0", worker.base_url)
@@ -617,28 +628,6 @@ async def test_a_clients_request_id_is_used(plane: Plane, given: str) -> None:
         assert worker.received[0].headers["x-request-id"] == given
     assert answered.headers["x-request-id"] == given
     assert plane.outcome(given).outcome == "ok"
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        b"x-request-id: a\rset-cookie: b\r\n",
-        b"x-request-id: a\nset-cookie: b\r\n",
-        b"x-request-id: a\r\n set-cookie: b\r\n",
-        b"x-request-id: a\x00set-cookie: b\r\n",
-        b"x-request-id: a%0d%0aset-cookie: b\r\n",
-        "x-request-id: a\u560d\u560aset-cookie: b\r\n".encode(),
-    ],
-)
-async def test_a_request_id_cannot_bring_a_header_with_it(plane: Plane, given: bytes) -> None:
-    async with Upstream(GOOD) as worker:
-        plane.join("w0", worker.base_url)
-        reader, writer = await plane.dial(headers=given)
-        head = await reader.readuntil(b"\r\n\r\n")
-        writer.close()
-        assert not any(line.lower().startswith(b"set-cookie") for line in head.split(b"\r\n"))
-        assert b"\nset-cookie" not in head.lower().replace(b"\r", b"\n")
-        assert all("set-cookie" not in received.headers for received in worker.received)
 
 
 # ---------------------------------------------------------------- the other endpoints

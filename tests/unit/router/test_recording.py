@@ -23,6 +23,7 @@ from kv_protocol.journal import (
     encode_record,
     pack_journal,
 )
+from router.decision.policies import MODES
 from router.decision.policy import Policy
 from router.decision.verdict import Verdict
 from router.decision.view import RateColumns
@@ -69,6 +70,14 @@ def test_a_planted_change_of_a_cost_is_told_with_its_rank_its_term_and_both_valu
     found = differences([dearer(record) for record in recorded_in("journal_kv.msgpack.gz")])
     assert len(found) > 5
     assert any(re.search(r"^d\d+\+*: .*\bw\d/\d: cost now \d+\.\d+, recorded \d+\.\d+", each) for each in found)
+
+
+def test_decisions_of_a_mode_that_is_not_known_here_are_not_called_different() -> None:
+    modes = {name: mode for name, mode in MODES.items() if name != "kv"}
+    again = list(replay(recorded_in("journal_kv.msgpack.gz"), modes=modes))
+    unknown = [each for each in again if each.difference.startswith("mode kv is not known here")]
+    assert len(unknown) > 20
+    assert not any(each.is_exact for each in unknown)
 
 
 RANKS, BLOCKS = 64, 128

@@ -1,5 +1,6 @@
 """Modes by name, and another policy while the router runs: what may change, and that nothing changes otherwise."""
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -14,7 +15,9 @@ from router.decision.policy_config import PolicySection, load_modes
 from router.decision.policy_store import swapped
 from tests.support.decide import decide
 from tests.support.paths import ROOT
+from tests.unit.router.plane import running_plane, until
 from tests.unit.router.samples import route, row, view
+from tests.unit.router.upstream import Upstream, answers, completion, says_and_waits
 
 _OWN = "fleet.rules:first"
 _KNOWN = {**MODES, _OWN: Mode(lambda _candidates, _request, _policy, _seed: Choice(0, "user"))}
@@ -90,7 +93,14 @@ def two(_candidates: Candidates, _request: RouteRequest) -> int:
     return 0
 
 
-NUMBER = 7
+def defective(candidates: Candidates, request: RouteRequest, _policy: Policy, _seed: int) -> int:
+    if request.priority == UNLUCKY or request.tried:
+        raise ValueError("this mode has a defect")
+    return len(candidates.rank_indices) - 1
+
+
+NUMBER, UNLUCKY = 7, 13
+DEFECTIVE = f"{HERE}:defective"
 
 
 def test_the_built_in_modes_are_there_without_a_word() -> None:
@@ -117,6 +127,36 @@ def test_a_choice_of_no_candidate_is_refused_with_the_allowed_ones() -> None:
     name = f"{HERE}:beyond"
     with pytest.raises(Exception, match=r"winner: found 99, allowed one of 1 candidates"):
         decide(view(row()), route(), Policy(mode=name), 1, load_modes((name,)))
+
+
+async def test_a_mode_that_raises_fails_the_request_that_waited_and_the_others_go_on() -> None:
+    async with (
+        running_plane(queue={"threshold": 0.0}, modes=load_modes((DEFECTIVE,))) as plane,
+        Upstream(says_and_waits(b"")) as busy,
+        Upstream(answers(200, completion())) as free,
+    ):
+        plane.join("w0", busy.base_url)
+        _, running = await plane.dial()
+        await until(lambda: bool(busy.received))
+        waiting = [asyncio.ensure_future(plane.post({"priority": priority})) for priority in (UNLUCKY, 0)]
+        await until(lambda: len(plane.admission.queue) == 2)
+        plane.routing.set_policy(Policy(mode=DEFECTIVE))
+        plane.join("w1", free.base_url)
+        plane.admission.poke()
+        assert [(await each).status for each in waiting] == [500, 200]
+        running.close()
+
+
+async def test_a_mode_that_raises_for_a_request_that_is_tried_again_fails_it() -> None:
+    async with (
+        running_plane(policy=Policy(mode=DEFECTIVE), modes=load_modes((DEFECTIVE,))) as plane,
+        Upstream(answers(200, completion())) as good,
+        Upstream(answers(500)) as failing,
+    ):
+        plane.join("w0", good.base_url)
+        plane.join("w1", failing.base_url)
+        answered = await plane.post()
+        assert (answered.status, answered.error["type"], good.received) == (500, "server_error", [])
 
 
 @pytest.mark.parametrize(
