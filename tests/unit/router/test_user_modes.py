@@ -138,9 +138,9 @@ async def test_a_mode_that_raises_fails_the_request_that_waited_and_the_others_g
         plane.join("w0", busy.base_url)
         _, running = await plane.dial()
         await until(lambda: bool(busy.received))
+        plane.routing.set_policy(Policy(mode=DEFECTIVE))
         waiting = [asyncio.ensure_future(plane.post({"priority": priority})) for priority in (UNLUCKY, 0)]
         await until(lambda: len(plane.admission.queue) == 2)
-        plane.routing.set_policy(Policy(mode=DEFECTIVE))
         plane.join("w1", free.base_url)
         plane.admission.poke()
         assert [(await each).status for each in waiting] == [500, 200]
