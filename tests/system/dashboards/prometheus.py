@@ -8,18 +8,20 @@ Each fails, and names the query.
 
 import json
 import math
+import sys
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
 from bench.demo.monitoring import PROMETHEUS_READY, SCRAPE_S, Jobs, prometheus_command, prometheus_configuration
-from bench.processes import free_ports
+from bench.processes import ChildProcess, free_ports
 from dashboards.command import RULES
 from kv_runtime.clock import Clock
 from tests.support.paths import ROOT
+from tests.support.processes import running
 from tests.system.dashboards.picture import Series
-from tests.system.faults.children import Children
 from tests.system.faults.fleet import Fleet
 from tests.system.faults.traffic import MODEL
 from tests.system.integration.pool_routers import agg
@@ -32,7 +34,7 @@ class NoData(AssertionError):
 
 
 class Prometheus:
-    """One server, between `start` and the end of its `Children`."""
+    """One server, between `start` and the end of the block that it was given."""
 
     def __init__(self, session: aiohttp.ClientSession, directory: Path, url: str = "") -> None:
         """`url`: that of one that runs already."""
@@ -40,7 +42,7 @@ class Prometheus:
         (self._port,) = free_ports(1)
         self.url = url or f"http://127.0.0.1:{self._port}"
 
-    async def start(self, children: Children, jobs: Jobs, alertmanager_url: str = "") -> None:
+    async def start(self, cleanup: AsyncExitStack, jobs: Jobs, alertmanager_url: str = "") -> None:
         """It scrapes these addresses, by job, once a second, and evaluates the committed rules.
 
         Raises:
@@ -48,7 +50,8 @@ class Prometheus:
         """
         configuration = prometheus_configuration(jobs, ROOT / "dashboards" / RULES, alertmanager_url)
         command = prometheus_command(self._directory, configuration, self._port)
-        await children.start("prometheus", command, ready=PROMETHEUS_READY)
+        server = await cleanup.enter_async_context(running(ChildProcess("prometheus", command)))
+        await server.line_with(PROMETHEUS_READY)
 
     async def until(self, expr: str, within_s: float) -> None:
         """Return once an instant query has an answer."""
@@ -107,12 +110,13 @@ CONFIG = {
 }
 
 
-async def start_pools(children: Children, running: Fleet, directory: Path) -> tuple[str, str]:
+async def start_pools(cleanup: AsyncExitStack, fleet: Fleet, directory: Path) -> tuple[str, str]:
     """Return the addresses of its data plane and of its control plane."""
     file = directory / "pools.json"
     file.write_text(json.dumps(CONFIG))
-    pool = f"--pool=p0={running.data_url},{running.urls['router']}"
-    command = ("pools", "--config", str(file), "--model-name", MODEL, "--port", "0", "--control-port", "0", pool)
-    child = await children.start_ours("pools", "router", *command, ready="control plane")
+    pool = f"--pool=p0={fleet.data_url},{fleet.control_url}"
+    command = ["pools", "--config", str(file), "--model-name", MODEL, "--port", "0", "--control-port", "0", pool]
+    process = ChildProcess("pools", [sys.executable, "-m", "router", *command])
+    child = await cleanup.enter_async_context(running(process))
     data, control = [(await child.line_with(words)).split()[2] for words in ("pools on", "control plane")]
     return data, control

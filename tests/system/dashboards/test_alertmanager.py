@@ -12,13 +12,13 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 
 from bench.demo.monitoring import alertmanager_command, monitoring
-from bench.processes import free_ports
+from bench.processes import ChildProcess, free_ports
 from kv_runtime.telemetry import Projection
 from router.processes.supervisor import ProcessState, process_families
+from tests.support import processes
 from tests.support.served import served
 from tests.system.dashboards.prometheus import Prometheus
 from tests.system.dashboards.shipped import GROUPS
-from tests.system.faults.children import Children
 
 pytestmark = pytest.mark.slow
 
@@ -48,13 +48,14 @@ class Router:
         return web.Response()
 
 
-async def start_alertmanager(children: Children, directory: Path, webhook_url: str) -> str:
+async def start_alertmanager(cleanup: AsyncExitStack, directory: Path, webhook_url: str) -> str:
     """Return the address of an Alertmanager that tells the webhook of every alert at once."""
     (port,) = free_ports(1)
     receiver = {"name": "webhook", "webhook_configs": [{"url": webhook_url}]}
     route = {"receiver": "webhook", "group_by": ["alertname"], "group_wait": "100ms"}
     command = alertmanager_command(directory, {"route": route, "receivers": [receiver]}, port)
-    await children.start("alertmanager", command, ready=f"address=127.0.0.1:{port}")
+    server = await cleanup.enter_async_context(processes.running(ChildProcess("alertmanager", command)))
+    await server.line_with(f"address=127.0.0.1:{port}")
     return f"http://127.0.0.1:{port}"
 
 
@@ -67,13 +68,12 @@ class Running(NamedTuple):
 @asynccontextmanager
 async def running(directory: Path) -> AsyncIterator[Running]:
     async with AsyncExitStack() as cleanup:
-        children = await cleanup.enter_async_context(Children())
         session = await cleanup.enter_async_context(aiohttp.ClientSession())
         router = Router()
         url = await cleanup.enter_async_context(served(router.app()))
-        alertmanager_url = await start_alertmanager(children, directory, f"{url}/webhook")
+        alertmanager_url = await start_alertmanager(cleanup, directory, f"{url}/webhook")
         prometheus = Prometheus(session, directory)
-        await prometheus.start(children, {"kv-router": [url]}, alertmanager_url)
+        await prometheus.start(cleanup, {"kv-router": [url]}, alertmanager_url)
         yield Running(router, prometheus, url.removeprefix("http://"))
 
 

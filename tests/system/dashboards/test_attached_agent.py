@@ -13,7 +13,6 @@ from tests.system.dashboards.prometheus import Prometheus
 from tests.system.dashboards.shipped import Shown, panel_queries, selectors, substituted
 from tests.system.dashboards.test_prometheus import ATTACHED, INTERVAL, PUBLISHES, WINDOW, WITHOUT_SERIES
 from tests.system.e2e.test_attached_engines import MODEL, PROMPT, Cluster, attaching, running_cluster
-from tests.system.faults.children import Children
 from tests.system.faults.fleet import READY_S
 from tests.system.integration.engine_doubles import Rank, VllmDouble
 
@@ -50,12 +49,11 @@ async def forwarding_agent(cluster: Cluster) -> AsyncIterator[str]:
 async def lived(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Lived]:
     directory = tmp_path_factory.mktemp("prometheus")
     async with AsyncExitStack() as cleanup:
-        children = await cleanup.enter_async_context(Children())
         session = await cleanup.enter_async_context(aiohttp.ClientSession())
         cluster = await cleanup.enter_async_context(running_cluster())
         agent_url = await cleanup.enter_async_context(forwarding_agent(cluster))
         prometheus = Prometheus(session, directory)
-        await prometheus.start(children, {"kv-router-agents": [agent_url]})
+        await prometheus.start(cleanup, {"kv-router-agents": [agent_url]})
         began_s = time()
         await cluster.until_routed(PROMPT, WORKER, 0)
         for _ in range(_REQUESTS):

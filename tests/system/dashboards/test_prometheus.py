@@ -20,10 +20,11 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from bench.processes import free_ports
+from bench.processes import FleetShape, free_ports
 from kv_runtime.clock import Clock
 from tests.support.otlp_sink import OtlpSink
 from tests.support.paths import ROOT
+from tests.support.processes import agent_process
 from tests.system.dashboards.picture import picture
 from tests.system.dashboards.prometheus import NoData, Prometheus, start_pools
 from tests.system.dashboards.shipped import (
@@ -40,9 +41,7 @@ from tests.system.dashboards.shipped import (
     substituted,
     variables,
 )
-from tests.system.faults.children import Children
-from tests.system.faults.fleet import READY_S, SMALL_CACHE, Fleet, Shape, fleet
-from tests.system.faults.nats_servers import nats_servers
+from tests.system.faults.fleet import QUIET, READY_S, SMALL_CACHE, WORKER, Fleet, fleet, freeze
 from tests.system.faults.stream_reader import squeezed
 from tests.system.faults.traffic import MODEL, TENANTS
 
@@ -51,7 +50,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 INTERVAL, WINDOW = "10s", "5m"
 """What Grafana puts in place of `$__rate_interval` for a scrape every second or two, and of `$__range`."""
-SHAPE = Shape(worker_settings=(*SMALL_CACHE, "engine.speed=4", "events.batch_ring_bytes_max=0"))
+_WORKER = (*WORKER, *SMALL_CACHE, "engine.speed=4", "events.batch_ring_bytes_max=0")
 """Answers take so long that a scrape finds some on their way; agents keep no batches, so that recoveries are dumps."""
 QUEUE = ("queue.threshold=0", "queue.requests_max=64")
 FEW_BYTES = 4096
@@ -102,28 +101,27 @@ class Lived(NamedTuple):
 async def lived(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Lived]:
     directory = tmp_path_factory.mktemp("prometheus")
     async with AsyncExitStack() as cleanup:
-        children = await cleanup.enter_async_context(Children())
         session = await cleanup.enter_async_context(aiohttp.ClientSession())
         sink = cleanup.enter_context(OtlpSink())
-        (server,) = nats_servers(children, directory)
-        await server.start()
         tracing, shadows = f"tracing.endpoint={sink.url}", f"shadow.policies={SHADOWS}"
-        settings = (tracing, shadows, "queue.fair_share_by=x-tenant-id", *QUEUE)
-        running = await cleanup.enter_async_context(
-            fleet(children, [server.url], SHAPE._replace(router_settings=settings))
-        )
+        settings = (*QUIET, tracing, shadows, "queue.fair_share_by=x-tenant-id", *QUEUE)
+        shape = FleetShape(workers=3, nats_servers=1, worker_settings=_WORKER, router_settings=settings)
+        running = await cleanup.enter_async_context(fleet(shape))
         for worker_id, role in PHASES.items():
-            await running.start_worker(worker_id, model=PHASES_MODEL, settings=(f"worker.role={role}",))
+            assigned = [part for setting in (*_WORKER, f"worker.role={role}") for part in ("--set", setting)]
+            worker = agent_process(worker_id, running.nats_url, "--model", PHASES_MODEL, *assigned)
+            await running.add_worker(worker)
+            running.worker_urls[worker_id] = (await worker.line_with(f"worker {worker_id} on")).split()[3]
         prometheus = Prometheus(session, directory)
-        running.urls["index-2"] = f"http://127.0.0.1:{free_ports(1)[0]}"
-        pools_url, pools_control_url = await start_pools(children, running, directory)
+        running.index_urls["index-2"] = f"http://127.0.0.1:{free_ports(1)[0]}"
+        pools_url, pools_control_url = await start_pools(cleanup, running, directory)
         jobs = {
             "kv-router": [running.urls["router"]],
             "kv-router-agents": [running.urls[worker_id] for worker_id in (*running.worker_ids, *PHASES)],
             "kv-router-indexes": [running.urls["index"], running.urls["index-2"]],
             "kv-router-pools": [pools_control_url],
         }
-        await prometheus.start(children, jobs)
+        await prometheus.start(cleanup, jobs)
         began_s = time()
         await live(running, prometheus, pools_url)
         yield Lived(prometheus, began_s, time(), frozenset(span.trace_id for span in sink.spans))
@@ -134,12 +132,12 @@ async def live(running: Fleet, prometheus: Prometheus, pools_url: str) -> None:
     async with running.traffic() as sent:
         await sent.more(_ANSWERS)
         await prometheus.until('sum(kvrouter_requests_total{outcome="ok"}) > 0', READY_S)
-        running.processes["w1"].freeze()
+        freeze(running.workers["w1"])
         await running.until_promised("w1")
         await running.kill("w1")
         await sent.more(_ANSWERS)
         await prometheus.until('kvrouter_rank_fit{worker="w1"} == 0', READY_S)
-        await running.start_worker("w1")
+        await running.start_again("w1")
         await prometheus.until('kvrouter_rank_fit{worker="w1"} == 1', READY_S)
         async with squeezed(running.nats_urls, FEW_BYTES):
             await sent.more(2 * _ANSWERS)
@@ -148,8 +146,8 @@ async def live(running: Fleet, prometheus: Prometheus, pools_url: str) -> None:
             await prometheus.until(resynced, READY_S)
         await overflow(running, prometheus)
         await asyncio.gather(*(stream(running, running.data_url, number, PHASES_MODEL) for number in range(_STREAMED)))
-        await running.processes["router"].end()
-        await running.start_router()
+        await running.stop("router")
+        await running.start_again("router")
         await running.until_ready()
         await asyncio.gather(*(stream(running, running.data_url, number) for number in range(_STREAMED)))
         await asyncio.gather(*(stream(running, pools_url, number) for number in range(_STREAMED)))

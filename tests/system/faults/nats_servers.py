@@ -1,4 +1,4 @@
-"""Real nats-servers on fixed ports, each with a store of its own: killed, frozen, retired, and started again."""
+"""What is done to real nats-servers beside ending them, and what is awaited of those that lead streams together."""
 
 import json
 import shutil
@@ -11,9 +11,8 @@ from typing import NamedTuple
 
 from nats.errors import Error as NatsError
 
-from bench.processes import READY, nats_cluster
+from bench.processes import ChildProcess
 from kv_runtime.clock import Clock
-from tests.system.faults.children import Child, Children
 from tests.system.faults.stream_reader import connected_to
 
 _LOOK_S, _WITHIN_S = 0.1, 20.0
@@ -29,54 +28,26 @@ class Limits(NamedTuple):
     """How long a client may take nothing before it is cut off as a slow consumer."""
 
 
-class NatsServer:
-    """One server. Its address and its store outlive its processes."""
-
-    def __init__(self, children: Children, name: str, url: str, command: list[str]) -> None:
-        self._children, self.name, self.url, self._command = children, name, url, command
-        self._child: Child | None = None
-
-    @property
-    def child(self) -> Child:
-        assert self._child is not None
-        return self._child
-
-    async def start(self, limits: Limits | None = None) -> None:
-        """It serves, with whatever its store has."""
-        self._configure(limits or Limits())
-        self._child = await self._children.start(self.name, self._command, ready=READY)
-
-    def _configure(self, limits: Limits) -> None:
-        file = Path(self._command[-1])
-        tree = json.loads(file.read_text())
-        tree["jetstream"]["max_file_store"] = limits.file_store_bytes
-        tree["write_deadline"] = f"{limits.write_deadline_s}s"
-        tree["lame_duck_grace_period"] = f"{LAME_DUCK_GRACE_S}s"
-        tree["lame_duck_duration"] = "30s"  # the least that is allowed; with a few clients it takes less
-        file.write_text(json.dumps(tree))
-
-    async def kill(self) -> None:
-        """It is gone without a word."""
-        await self.child.kill()
-
-    def lose_store(self) -> None:
-        """What was kept is gone; between `kill` and `start`."""
-        shutil.rmtree(Path(self._command[-1]).parent / "jetstream")
-
-    async def retire(self) -> None:
-        """It takes no new clients, and shuts out those it has, one after another: it is a lame duck."""
-        kill(self.child.pid, signal.SIGUSR2)
-        await self.child.line_with("Entering lame duck mode")
-
-    async def until_retired(self) -> None:
-        """Return when a lame duck has shut out the last of its clients, and ended."""
-        await self.child.until_ended()
+def configure(server: ChildProcess, limits: Limits) -> None:
+    """Change what the server will read when it starts."""
+    file = Path(server.command[-1])
+    tree = json.loads(file.read_text())
+    tree["jetstream"]["max_file_store"] = limits.file_store_bytes
+    tree["write_deadline"] = f"{limits.write_deadline_s}s"
+    tree["lame_duck_grace_period"] = f"{LAME_DUCK_GRACE_S}s"
+    tree["lame_duck_duration"] = "30s"  # the least that is allowed; with a few clients it takes less
+    file.write_text(json.dumps(tree))
 
 
-def nats_servers(children: Children, directory: Path, count: int = 1) -> list[NatsServer]:
-    """Return servers that keep streams together once they were started; the directory gets their stores."""
-    urls, commands = nats_cluster(count, directory)
-    return [NatsServer(children, *each, commands[each[0]]) for each in zip(commands, urls.split(","), strict=True)]
+def lose_store(server: ChildProcess) -> None:
+    """What was kept is gone; while the server does not run."""
+    shutil.rmtree(Path(server.command[-1]).parent / "jetstream")
+
+
+async def retire(server: ChildProcess) -> None:
+    """It takes no new clients, and shuts out those it has, one after another: it is a lame duck."""
+    kill(server.pid, signal.SIGUSR2)
+    await server.line_with("Entering lame duck mode")
 
 
 async def until_led_by(urls: Sequence[str], stream: str, leader: str, size: int) -> None:

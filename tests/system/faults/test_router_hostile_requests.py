@@ -1,9 +1,8 @@
 """No request ends the router: what is written of a request later may not be more than can be written."""
 
-from pathlib import Path
 from typing import Any
 
-from tests.system.faults.fleet import Shape, fleet_on_one_server
+from tests.system.faults.fleet import SHAPE, fleet
 from tests.system.faults.traffic import MODEL
 
 _HUGE = 10**400
@@ -21,9 +20,9 @@ EXTREMES: tuple[dict[str, Any], ...] = (
 )
 
 
-async def test_whatever_a_request_says_the_router_serves_the_next_one_and_its_journal_has_it(tmp_path: Path) -> None:
+async def test_whatever_a_request_says_the_router_serves_the_next_one_and_its_journal_has_it() -> None:
     ordinary = {"model": MODEL, "prompt": "hello", "max_tokens": 1}
-    async with fleet_on_one_server(tmp_path, Shape(workers=1)) as (_, running):
+    async with fleet(SHAPE._replace(workers=1)) as running:
         url = f"{running.data_url}/v1/completions"
         for extreme in EXTREMES:
             async with running.session.post(url, json=ordinary | extreme) as response:

@@ -4,15 +4,16 @@ The clients never repeat a request: an error, a cut and any status but 200 is a 
 """
 
 import asyncio
-from pathlib import Path
+import sys
+from contextlib import AsyncExitStack
 from random import Random
 
 import aiohttp
 
-from bench.processes import free_ports
+from bench.processes import ChildProcess, free_ports
 from kv_runtime.clock import Clock
-from tests.system.faults.children import Child, Children
-from tests.system.faults.nats_servers import nats_servers
+from tests.support.processes import agent_process, running
+from tests.system.integration.broker import Broker
 
 SEED = 8
 REQUESTS = 6_000
@@ -22,7 +23,7 @@ KEPT, ONE_EACH = 12, 12
 PAUSE_S_MAX = 0.1
 """Between two requests of a client; every second one follows at once, when the connection of the one before may end."""
 ANSWER_TOKENS_MAX = 24
-QUIET = ("telemetry.log_level=warning",)
+QUIET = ("--set", "telemetry.log_level=warning")
 
 
 async def until_ready(control_url: str) -> None:
@@ -71,31 +72,32 @@ class Clients:
         return {"model": "m", "prompt": f"request {number}", "max_tokens": tokens, "stream": bool(number % 3)}
 
 
-async def test_of_two_routers_on_one_port_one_stops_and_no_request_is_lost(tmp_path: Path) -> None:
+async def test_of_two_routers_on_one_port_one_stops_and_no_request_is_lost(broker: Broker) -> None:
     random = Random(SEED)
     (port,) = free_ports(1)
-    async with Children() as children:
-        (server,) = nats_servers(children, tmp_path)
-        await server.start()
+    async with AsyncExitStack() as cleanup:
 
-        async def router(name: str) -> Child:
-            shared = ("--reuse-port", "--port", str(port), "--control-port", "0", "--nats-url", server.url)
-            return await children.start_ours(name, "router", *shared, ready="control plane", settings=QUIET)
+        async def router(name: str) -> ChildProcess:
+            shared = ("--reuse-port", "--port", f"{port}", "--control-port", "0", "--nats-url", broker.url)
+            command = [sys.executable, "-m", "router", *shared, *QUIET]
+            process = await cleanup.enter_async_context(running(ChildProcess(name, command)))
+            await process.line_with("control plane")
+            return process
 
-        worker = ("worker_agent", "serve", "--worker-id", "w0", "--model", "m", "--nats-url", server.url)
-        await children.start_ours("w0", *worker, ready="worker w0 on", settings=("engine.speed=2", *QUIET))
+        worker = agent_process("w0", broker.url, "--model", "m", "--set", "engine.speed=2", *QUIET)
+        await (await cleanup.enter_async_context(running(worker))).line_with("worker w0 on")
         routers = [await router("a"), await router("b")]
         for each in routers:
             await until_ready((await each.line_with("control plane")).split()[2])
-        clients, stops = Clients(port, random), 0
+        clients, stopped = Clients(port, random), list[ChildProcess]()
         sending = asyncio.ensure_future(clients.run())
         while not sending.done():
             await Clock().sleep(0.3 + random.random())
-            stopped = routers.pop(0)
-            await stopped.end()
-            stops += 1
-            routers.append(await router(f"{stopped.name[0]}{stops}"))
+            stopped.append(routers.pop(0))
+            await stopped[-1].end()
+            routers.append(await router(f"{stopped[-1].name[0]}{len(stopped)}"))
         await sending
-        assert clients.lost == []
-        assert clients.answered == REQUESTS
-        assert stops >= STOPS_MIN
+    assert clients.lost == []
+    assert clients.answered == REQUESTS
+    assert len(stopped) >= STOPS_MIN
+    assert not any("Traceback" in each.output for each in (*stopped, *routers, worker))

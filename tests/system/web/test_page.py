@@ -16,10 +16,11 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, expect
 
+from bench.processes import FleetShape
 from kv_runtime.clock import Clock
 from tests.support.paths import ROOT
 from tests.support.processes import running_router
-from tests.system.faults.fleet import Fleet, Shape, fleet_on_one_server
+from tests.system.faults.fleet import QUIET, WORKER, Fleet, fleet
 from tests.system.faults.traffic import MODEL, Traffic, TrafficShape
 from tests.system.web.browser import DESKTOP, PHONE, WAIT_MS, Size, chromium, screen
 from tests.unit.router.samples import registered
@@ -40,11 +41,16 @@ PLACES = (
 )
 HOSTILE = "<img src=x onerror=document.title='executed'>"
 SIZES = pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=lambda size: size.name)
-_SHAPE = Shape(
+_REQUESTS = TrafficShape(requests_per_s=8.0, system_blocks=24, question_blocks=(3, 40))
+_SHAPE = FleetShape(
     workers=3,
-    worker_settings=("engine.dp_ranks=4", "engine.total_kv_blocks=1024", "engine.max_seq_len=4096", "engine.speed=4"),
-    requests=TrafficShape(requests_per_s=8.0, system_blocks=24, question_blocks=(3, 40)),
+    nats_servers=1,
+    worker_settings=(
+        *(*WORKER, "engine.dp_ranks=4", "engine.total_kv_blocks=1024"),
+        *("engine.max_seq_len=4096", "engine.speed=4"),
+    ),
     router_settings=(
+        *QUIET,
         *("tracing.link=https://traces.example/{request_id}", "journal.decisions_max=50000"),
         *("control.keep_text=true", "queue.fair_share_by=x-tenant-id"),
     ),
@@ -67,10 +73,9 @@ class Watched(NamedTuple):
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def watched(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Watched]:
+async def watched() -> AsyncIterator[Watched]:
     async with AsyncExitStack() as cleanup:
-        directory = tmp_path_factory.mktemp("web")
-        _, running = await cleanup.enter_async_context(fleet_on_one_server(directory, _SHAPE))
+        running = await cleanup.enter_async_context(fleet(_SHAPE, _REQUESTS))
         sent = await cleanup.enter_async_context(running.traffic())
         await sent.more(40)
         await until_past(running)
@@ -307,9 +312,9 @@ async def test_a_page_whose_router_is_restarted_says_so_and_goes_on(watched: Wat
     async with screen(watched.browser, watched.url) as shown:
         await shown.open()
         await shown.is_live()
-        await watched.fleet.processes["router"].end()
+        await watched.fleet.stop("router")
         await shown.shows("The page tries again each second.")
-        await watched.fleet.start_router()
+        await watched.fleet.start_again("router")
         await shown.is_live()
         shown.complaints.clear()  # the browser reports each refused connection
 
