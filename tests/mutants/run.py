@@ -4,7 +4,8 @@
 
 PART is a part of a mutant's name, or of its file's (`fold.toml`); without any all are run. The mutants are in the
 `*.toml` files beside this module: a name that says the bug, the file, the old text, the new text, and tests of which
-one must fail. They must pass on a copy without a bug. Searches draw the same examples in each run.
+one must fail; by default those that the table `[tests]` at the head names for the file. They must pass on a copy
+without a bug. Searches draw the same examples in each run.
 
     caught     a test failed, crashed, or ran for ever
     escaped    all passed
@@ -78,10 +79,11 @@ class Outcome(msgspec.Struct, frozen=True):
 
 def load(folder: Path, root: Path, parts: Sequence[str] = ()) -> list[Mutant]:
     """Return the mutants of which a name has one of `parts`. All are checked; a bad one ends the program."""
+    read = [(path.stem, tomllib.loads(path.read_text())) for path in sorted(folder.glob("*.toml"))]
     mutants = [
-        msgspec.convert(each | {"subject": path.stem}, Mutant)
-        for path in sorted(folder.glob("*.toml"))
-        for each in tomllib.loads(path.read_text())["mutant"]
+        msgspec.convert({"tests": told.get("tests", {}).get(each["file"]), "subject": subject} | each, Mutant)
+        for subject, told in read
+        for each in told["mutant"]
     ]
     counts = Counter(each.name for each in mutants)
     faults = [f"{name}: {count} mutants have this name" for name, count in counts.items() if count > 1]

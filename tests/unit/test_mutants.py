@@ -34,8 +34,9 @@ def product(tmp_path: Path) -> Path:
 
 def toml(folder: Path, *names: str, old: str = ADDS) -> Path:
     folder.mkdir()
-    text = f"file = 'router/sums.py'\nold = '{old}'\nnew = ''\ntests = ['tests/unit/test_sums.py']\n"
-    (folder / "sums.toml").write_text("".join(f"[[mutant]]\nname = '{name}'\n{text}" for name in names))
+    tests = "[tests]\n'router/sums.py' = ['tests/unit/test_sums.py']\n"
+    mutants = [f"[[mutant]]\nname = '{name}'\nfile = 'router/sums.py'\nold = '{old}'\nnew = ''\n" for name in names]
+    (folder / "sums.toml").write_text("".join([tests, *mutants]))
     return folder
 
 
