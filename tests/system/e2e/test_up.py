@@ -34,8 +34,9 @@ def completed(url: str) -> dict[str, str]:
 
 
 def pid_of(fleet: Started, name: str) -> int:
-    line = next(line for line in fleet.output.splitlines() if line.startswith(f"{name} "))
-    return int(line.rpartition(" ")[2])
+    """Return the process id that was printed first."""
+    line = next(line for line in fleet.output.splitlines() if line.startswith(f"{name} ") and "pid " in line)
+    return int(line.rpartition(" ")[2].rstrip(")"))
 
 
 def test_a_fleet_serves_reports_a_worker_that_dies_and_ends_without_a_process(tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ from urllib.request import Request, urlopen
 import pytest
 
 from tests.system.e2e.client import MODEL
-from tests.system.e2e.test_signals import Started, alive, started
+from tests.system.e2e.test_signals import alive, started
+from tests.system.e2e.test_up import pid_of
 
 CLUSTER = ("router", "up", "--nats-servers", "3", "--routers", "2", "--workers", "8", "--restart")
 REQUESTS = 24
@@ -55,12 +56,6 @@ def answered(url: str, body: bytes) -> str:
         return f"{url}: {error}"
 
 
-def pid_of(fleet: Started, name: str) -> int:
-    found = re.search(rf"^{re.escape(name)} .*pid (\d+)\)?$", fleet.output, re.MULTILINE)
-    assert found is not None, fleet.output
-    return int(found[1])
-
-
 def verified(nats_url: str, control_url: str) -> str:
     """Return what `indexer verify` says of a router's index: empty once all is equal, or what it found at last."""
     command = [sys.executable, "-m", "indexer", "verify", "--nats-url", nats_url, "--index-url", control_url]
@@ -84,7 +79,7 @@ def test_no_new_request_is_lost_by_the_death_of_any_process(tmp_path: Path) -> N
         clients.ask()
         for victim in ("nats-0", "w3", "router"):
             assert clients.tried_elsewhere == 0, victim
-            os.kill(pid_of(fleet, f"{victim} on" if victim == "router" else victim), signal.SIGKILL)
+            os.kill(pid_of(fleet, victim), signal.SIGKILL)
             clients.ask()
             fleet.line_with(f"{victim} ended with -9")
             fleet.line_with(f"{victim} runs again")

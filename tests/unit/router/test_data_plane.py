@@ -239,7 +239,7 @@ async def test_a_worker_that_does_not_begin_in_time_fails(stream: bool, data: by
     ],
     ids=["to begin than to go on", "whole than a stream to begin"],
 )
-async def test_an_answer_may_take_longer(stream: bool, limits: dict[str, float]) -> None:
+async def test_an_answer_may_take_longer(stream: bool, limits: dict[str, Any]) -> None:
     async def script(exchange: Exchange) -> None:
         if stream:
             await exchange.head(transfer_encoding="chunked")
