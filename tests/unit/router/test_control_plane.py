@@ -27,7 +27,6 @@ from kv_protocol.hashing import canary
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import FleetApplied, LedgerApplied, OutcomeName, WorkerHeard
 from kv_protocol.ledger import Finished, Routed
-from kv_runtime.http.server import HttpServer
 from router.control_plane import ControlPlane
 from router.decision.policy import Policy
 from router.decision.policy_store import PolicyStore
@@ -38,6 +37,7 @@ from router.planner.service import Planner, PlannerSection
 from router.shadows.service import Shadows, ShadowSection
 from tests.reference.index.index import ReferenceIndex
 from tests.support.manual_clock import ManualClock
+from tests.support.served import served
 from tests.unit.router.plane import NOW_S, TEXT, Answered, Plane, running_plane
 from tests.unit.router.samples import rank, registered, route
 from tests.unit.router.upstream import Upstream, answers
@@ -89,9 +89,8 @@ class Control:
             trace_link=trace_link,
             shadows=shadows,
         )
-        app = planes.app(CollectorRegistry(), token="")
-        self.plane = plane
-        self.server = HttpServer(app, "127.0.0.1", 0)
+        self.app = planes.app(CollectorRegistry(), token="")
+        self.plane, self.url = plane, ""
 
     async def get(self, path: str) -> Answered:
         """Get a path."""
@@ -99,20 +98,16 @@ class Control:
 
     async def send(self, method: str, path: str, body: bytes) -> Answered:
         """Send a body to a path."""
-        url = f"http://127.0.0.1:{self.server.port}{path}"
-        async with self.plane.session.request(method, url, data=body) as response:
+        async with self.plane.session.request(method, self.url + path, data=body) as response:
             return Answered(response.status, response.headers.copy(), await response.read())
 
 
 @asynccontextmanager
 async def running_control(trace_link: str = "") -> AsyncIterator[Control]:
-    stop = asyncio.Event()
-    stop.set()
     async with running_plane() as plane:
-        running = Control(plane, trace_link=trace_link)
-        await running.server.start()
-        yield running
-        await running.server.run(stop)
+        control = Control(plane, trace_link=trace_link)
+        async with served(control.app) as control.url:
+            yield control
 
 
 @pytest_asyncio.fixture
@@ -362,27 +357,24 @@ async def test_of_a_long_name_in_a_path_or_query_the_beginning_is_shown(control:
 
 
 async def test_a_changed_policy_is_stored_and_a_reset_returns_to_the_configured_one(tmp_path: Path) -> None:
-    stop = asyncio.Event()
-    stop.set()
     async with running_plane(policy=Policy(affinity_discount=0.7)) as plane:
         policies = PolicyStore(str(tmp_path), plane.routing.policy, plane.routing.state.modes)
         control = Control(plane, policies)
-        await control.server.start()
-        assert (await control.send("PATCH", "/v1/policy", b'{"mode": "random"}')).status == 200
-        assert msgspec.json.decode((tmp_path / "policy.json").read_bytes())["fields"] == {"mode": "random"}
-        (tmp_path / "policy.new").mkdir()
-        refused = await control.send("PATCH", "/v1/policy", b'{"mode": "kv"}')
-        assert (refused.status, refused.error["code"], plane.routing.policy.mode) == (503, "not_stored", "random")
-        (tmp_path / "policy.new").rmdir()
-        assert (await control.send("PUT", "/v1/policy", b'{"mode": "round-robin"}')).status == 200
-        restarted = PolicyStore(str(tmp_path), Policy(affinity_discount=0.7), plane.routing.state.modes)
-        restarted.restore()
-        assert restarted.initial == plane.routing.policy
-        assert plane.routing.policy.affinity_discount == Policy().affinity_discount, "a whole policy has defaults"
-        reset = await control.send("DELETE", "/v1/policy", b"")
-        assert (reset.status, plane.routing.policy) == (200, Policy(affinity_discount=0.7))
-        assert msgspec.json.decode((tmp_path / "policy.json").read_bytes())["fields"] == {}
-        await control.server.run(stop)
+        async with served(control.app) as control.url:
+            assert (await control.send("PATCH", "/v1/policy", b'{"mode": "random"}')).status == 200
+            assert msgspec.json.decode((tmp_path / "policy.json").read_bytes())["fields"] == {"mode": "random"}
+            (tmp_path / "policy.new").mkdir()
+            refused = await control.send("PATCH", "/v1/policy", b'{"mode": "kv"}')
+            assert (refused.status, refused.error["code"], plane.routing.policy.mode) == (503, "not_stored", "random")
+            (tmp_path / "policy.new").rmdir()
+            assert (await control.send("PUT", "/v1/policy", b'{"mode": "round-robin"}')).status == 200
+            restarted = PolicyStore(str(tmp_path), Policy(affinity_discount=0.7), plane.routing.state.modes)
+            restarted.restore()
+            assert restarted.initial == plane.routing.policy
+            assert plane.routing.policy.affinity_discount == Policy().affinity_discount, "a whole policy has defaults"
+            reset = await control.send("DELETE", "/v1/policy", b"")
+            assert (reset.status, plane.routing.policy) == (200, Policy(affinity_discount=0.7))
+            assert msgspec.json.decode((tmp_path / "policy.json").read_bytes())["fields"] == {}
 
 
 async def test_a_plan_is_computed_for_the_objectives_that_are_asked(control: Control) -> None:

@@ -17,11 +17,11 @@ from kv_protocol.fleet import FleetEvent, WorkerDraining, decode_fleet_event
 from kv_protocol.fleet_gate import FleetGate
 from kv_protocol.journal import FleetApplied
 from kv_runtime.event_log import BrokerUnavailable
-from kv_runtime.http.server import HttpServer
 from router.control_plane import ControlPlane
 from router.decision.eligibility import NoEligibleWorker
 from router.decision.routing import Lease
 from router.drain.routes import SECONDS_MAX, TOKENS_MAX, wish_of
+from tests.support.served import served
 from tests.unit.router.plane import NOW_S, Answered, until
 from tests.unit.router.samples import MODEL, registered, route, state
 from tests.unit.router.test_handover import Draining, asked, draining
@@ -90,12 +90,10 @@ class Control:
         log: Any = self.log
         self.gate = FleetGate(KEYS)
         plane = ControlPlane(found.plane.routing, index, log, found.handover, self.gate)
-        app = plane.app(CollectorRegistry(), token="")
-        self.server = HttpServer(app, "127.0.0.1", 0)
+        self.app, self.url = plane.app(CollectorRegistry(), token=""), ""
 
     async def ask(self, method: str, path: str = PATH, body: bytes = b"") -> Answered:
-        url = f"http://127.0.0.1:{self.server.port}{path}"
-        async with self.found.plane.session.request(method, url, data=body) as response:
+        async with self.found.plane.session.request(method, self.url + path, data=body) as response:
             return Answered(response.status, response.headers.copy(), await response.read())
 
     async def post(self, body: bytes = b"") -> Answered:
@@ -122,13 +120,10 @@ class Control:
 
 @pytest_asyncio.fixture
 async def control() -> AsyncIterator[Control]:
-    stop = asyncio.Event()
-    stop.set()
     async with draining(answers(500), answers(200)) as found:
-        running = Control(found)
-        await running.server.start()
-        yield running
-        await running.server.run(stop)
+        control = Control(found)
+        async with served(control.app) as control.url:
+            yield control
 
 
 async def test_a_worker_that_drains_gets_nothing_new_from_then_on(control: Control) -> None:

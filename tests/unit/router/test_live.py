@@ -1,6 +1,5 @@
 """What is watched over HTTP: the fleet's columns, its past, and its decisions."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from itertools import product
 from typing import Any
@@ -10,13 +9,13 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from kv_protocol.ids import WorkerRank
-from kv_runtime.http.server import HttpServer
 from router.control_plane import ControlPlane
 from router.feeds.watch import FleetWatch
 from router.live.routes import live_routes
 from router.live.service import Live, Row, Trends
 from router.native import built
 from router.processes.front import predictions_of
+from tests.support.served import served
 from tests.unit.router.plane import Plane, running_plane
 from tests.unit.router.samples import MODEL, rank, route
 
@@ -47,12 +46,7 @@ class Watched:
         none: Any = None  # nothing is published or drained here
         watched = live_routes(self.live, self.watch.marks)
         control = ControlPlane(plane.routing, index, none, none, watched=watched)
-        self.server = HttpServer(control.app(CollectorRegistry(), token=TOKEN), "127.0.0.1", 0)
-
-    @property
-    def url(self) -> str:
-        """Where it is."""
-        return f"http://127.0.0.1:{self.server.port}"
+        self.app, self.url = control.app(CollectorRegistry(), token=TOKEN), ""
 
     async def get(self, path: str, status: int = 200) -> Any:
         """Return the JSON of a path."""
@@ -82,17 +76,12 @@ class Watched:
 @pytest_asyncio.fixture
 async def made() -> AsyncIterator[Watched]:
     """A plane with a worker of two ranks, watched."""
-    stop = asyncio.Event()
-    stop.set()
     async with running_plane() as plane:
         plane.join("w0", "http://127.0.0.1:1", dp_ranks=(0, 1))
         made = Watched(plane)
-        await made.server.start()
-        try:
+        async with served(made.app) as made.url:
             yield made
-        finally:
-            made.end()
-            await made.server.run(stop)
+        made.end()
 
 
 async def test_the_fleet_is_columns_whose_words_are_numbers(made: Watched) -> None:
