@@ -140,7 +140,7 @@ async def fleet(*settings: str, speed: str = "engine.speed=5") -> AsyncIterator[
         yield made
 
 
-async def test_each_process_serves_from_one_port_and_knows_what_workers_hold() -> None:
+async def test_each_process_serves_from_one_port_knows_what_workers_hold_and_ends_with_a_killed_parent() -> None:
     async with fleet() as made:
         processes = set[str]()
 
@@ -189,6 +189,11 @@ async def test_each_process_serves_from_one_port_and_knows_what_workers_hold() -
         assert (await made.control("/v1/predictions"))["window"] == 64
         async with made.session.get(f"{made.control_url}/metrics") as response:
             assert shown_families(await response.text()) == COMMANDS["router"].keys()
+        children = psutil.Process(made.router.pid).children(recursive=True)
+        assert len(children) == 5  # two that serve, a nats-server, and what `multiprocessing` has: two more
+        await made.router.end(signal.SIGKILL)
+        gone, alive = await asyncio.to_thread(psutil.wait_procs, children, WAIT_S)
+        assert (len(gone), alive) == (5, [])
 
 
 async def test_shadows_of_all_processes_are_one() -> None:
@@ -214,7 +219,7 @@ async def test_shadows_of_all_processes_are_one() -> None:
         assert (await made.control("/v1/shadows", "DELETE"))["shadows"] == []
 
 
-async def test_a_killed_serving_process_loses_its_own_streams_alone_and_is_started_again() -> None:
+async def test_a_killed_serving_process_loses_its_own_streams_alone_and_a_stopped_router_none() -> None:
     async with fleet(speed=SLOW) as made:
         running = await made.streams(24)
         await made.kill("serving-0")
@@ -224,6 +229,10 @@ async def test_a_killed_serving_process_loses_its_own_streams_alone_and_is_start
         assert sorted(map(sorted, outcomes.values())) == [[False], [True]]
         await made.until_both_serve()
         assert await made.total("process_restarts_total") == 1
+        running = await made.streams(12)
+        await made.router.end(signal.SIGTERM)
+        assert all(each.is_whole for each in await running)
+        assert await made.router.until_ended() == 0
 
 
 async def test_a_process_that_stands_still_is_killed_and_started_again_and_the_others_go_on() -> None:
@@ -240,24 +249,7 @@ async def test_a_process_that_stands_still_is_killed_and_started_again_and_the_o
         assert await made.total("process_up") == 2
 
 
-async def test_a_stop_lets_all_processes_finish_their_streams() -> None:
-    async with fleet(speed=SLOW) as made:
-        running = await made.streams(12)
-        await made.router.end(signal.SIGTERM)
-        assert all(each.is_whole for each in await running)
-        assert await made.router.until_ended() == 0
-
-
-async def test_when_the_parent_is_killed_its_processes_end() -> None:
-    async with fleet() as made:
-        processes = psutil.Process(made.router.pid).children(recursive=True)
-        assert len(processes) == 5  # two that serve, a nats-server, and what `multiprocessing` has: two more
-        await made.router.end(signal.SIGKILL)
-        gone, alive = await asyncio.to_thread(psutil.wait_procs, processes, WAIT_S)
-        assert (len(gone), alive) == (5, [])
-
-
-async def test_a_changed_policy_is_in_force_in_all_processes_and_in_those_that_start_later(tmp_path: Path) -> None:
+async def test_a_changed_policy_and_a_drain_are_in_force_in_all_processes(tmp_path: Path) -> None:
     async with fleet(f"state.dir={tmp_path}") as made:
         changed = await made.control("/v1/policy", "PATCH", {"mode": "round-robin"})
         assert changed["mode"] == "round-robin"
@@ -273,11 +265,6 @@ async def test_a_changed_policy_is_in_force_in_all_processes_and_in_those_that_s
         await made.asked(20)
         listed = (await made.control("/v1/decisions?limit=20"))["decisions"]
         assert {each["policy"] for each in listed} == {"kv"}
-
-
-async def test_draining_is_of_all_processes() -> None:
-    async with fleet() as made:
-        await made.asked(20)
         begun = await made.control("/v1/workers/w0/drain", "POST", {"handover_tokens": 100})
         assert begun["published"]["worker_id"] == "w0"
         shown = await made.control("/v1/workers/w0/drain?wait=30")
