@@ -99,8 +99,7 @@ def started(*arguments: str, command: Sequence[str] = (sys.executable, "-m"), **
         running.process.wait()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_processes_say_what_they_drain_how_long_at_most_and_when_it_is_over(number: signal.Signals) -> None:
+def test_processes_say_what_they_drain_how_long_at_most_and_when_it_is_over() -> None:
     with started("router", "--port", "0", "--control-port", "0", "--set", "nats.port=0") as router:
         nats_url = router.line_with("event log").split()[2]
         with (
@@ -109,7 +108,11 @@ def test_processes_say_what_they_drain_how_long_at_most_and_when_it_is_over(numb
         ):
             agent.line_with("worker w0 on")
             indexer.line_with("index on")
-            for process, counted in ((agent, {"requests"}), (indexer, set()), (router, {"requests", "connections"})):
+            for process, number, counted in (
+                (agent, signal.SIGINT, {"requests"}),
+                (indexer, signal.SIGTERM, set()),
+                (router, signal.SIGINT, {"requests", "connections"}),
+            ):
                 process.signal(number)
                 assert process.ended() == 0, process.output
                 assert "Traceback" not in process.output
