@@ -18,20 +18,6 @@ std::string family_of(const Chain& blocks, std::size_t family_blocks) {
 
 }  // namespace
 
-void Sums::add(const Sums& other) {
-    requests += other.requests;
-    compared_requests += other.compared_requests;
-    prompt_tokens += other.prompt_tokens;
-    reused_tokens += other.reused_tokens;
-    reported_tokens += other.reported_tokens;
-    baseline_tokens += other.baseline_tokens;
-    foregone_tokens += other.foregone_tokens;
-    saved_s += other.saved_s;
-    learnt_s += other.learnt_s;
-    baseline_s += other.baseline_s;
-    evicted_blocks += other.evicted_blocks;
-}
-
 Sums Placement::saved(std::optional<i64> reported_tokens) const {
     Sums sums;
     sums.requests = 1;
@@ -54,40 +40,23 @@ Sums Placement::saved(std::optional<i64> reported_tokens) const {
 }
 
 void TopRows::count(const std::string& name, const Sums& saved, std::size_t rows_max) {
-    const std::size_t* const known = places_.find(name);
-    std::size_t at = rows_.size();
-    if (known != nullptr) {
-        at = *known;
-    } else if (rows_.size() < rows_max) {
-        rows_.push_back({name, 0, {}});
-        ages_.emplace_back(0, names_++);
-        places_.put(name, at);
-    } else {
-        at = static_cast<std::size_t>(std::min_element(ages_.begin(), ages_.end()) - ages_.begin());
-        other.add(rows_[at].sums);
-        places_.erase(rows_[at].name);
-        rows_[at] = {name, ages_[at].first, {}};
-        ages_[at].second = names_++;
-        places_.put(name, at);
+    Row* row = rows.find(name);
+    if (row == nullptr) {
+        i64 missed = 0;
+        if (rows.size() >= rows_max) {
+            const auto& [least, of_least] = *smallest();
+            other.add(of_least.sums);
+            missed = of_least.requests_max();
+            rows.erase(least);
+        }
+        row = &rows.put(name, Row{missed, {}});
     }
-    rows_[at].sums.add(saved);
-    ages_[at].first += saved.requests;
+    row->sums.add(saved);
 }
 
 void TopRows::charge(const std::string& name, double blocks) {
-    const std::size_t* const known = places_.find(name);
-    (known == nullptr ? other : rows_[*known].sums).evicted_blocks += blocks;
-}
-
-std::vector<const TopRows::Row*> TopRows::rows() const {
-    std::vector<const Row*> found;
-    for (const Row& row : rows_) {
-        found.push_back(&row);
-    }
-    std::sort(found.begin(), found.end(), [this](const Row* one, const Row* other_row) {
-        return ages_[static_cast<std::size_t>(one - rows_.data())].second < ages_[static_cast<std::size_t>(other_row - rows_.data())].second;
-    });
-    return found;
+    Row* const known = rows.find(name);
+    (known == nullptr ? other : known->sums).evicted_blocks += blocks;
 }
 
 void Attribution::decided(const Verdict& verdict) {

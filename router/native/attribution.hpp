@@ -25,7 +25,14 @@ struct Sums {
     i64 foregone_tokens = 0;
     double saved_s = 0, learnt_s = 0, baseline_s = 0, evicted_blocks = 0;  // a learnt factor gives a part of `saved_s`
 
-    void add(const Sums& other);
+    // In the order of `_OF_CORE` of router/attribution/report.py.
+    auto fields() {
+        return std::tie(requests, compared_requests, prompt_tokens, reused_tokens, reported_tokens, baseline_tokens, foregone_tokens,
+                        saved_s, learnt_s, baseline_s, evicted_blocks);
+    }
+    void add(Sums other) {
+        std::apply([&](auto&... own) { std::apply([&](const auto&... more) { ((own += more), ...); }, other.fields()); }, fields());
+    }
 };
 
 // A decision, as far as its saving depends on it.
@@ -54,26 +61,26 @@ struct Placement {
 class TopRows {
 public:
     struct Row {
-        std::string name;
         i64 missed = 0;
         Sums sums;
+
+        i64 requests_max() const { return sums.requests + missed; }  // that its name may have had
     };
 
     void count(const std::string& name, const Sums& saved, std::size_t rows_max);
     void charge(const std::string& name, double blocks);
     // The most requests that a name without a row may have had.
-    i64 absent_max(std::size_t rows_max) const { return rows_.size() >= rows_max ? std::min_element(ages_.begin(), ages_.end())->first : 0; }
-    // Eldest first.
-    std::vector<const Row*> rows() const;
+    i64 absent_max(std::size_t rows_max) const { return rows.size() >= rows_max ? smallest()->second.requests_max() : 0; }
 
+    OrderedMap<Row> rows;  // by name, the eldest first
     Sums other;
 
 private:
-    std::vector<Row> rows_;
-    // Of each row: `requests + missed`, and when it got its name, as a count. Apart from the rows: each new name looks at all of them.
-    std::vector<std::pair<i64, u64>> ages_;
-    OrderedMap<std::size_t> places_;  // of names
-    u64 names_ = 0;
+    OrderedMap<Row>::Entry smallest() const {
+        return std::min_element(rows.begin(), rows.end(), [](const auto& one, const auto& next) {
+            return one.second.requests_max() < next.second.requests_max();
+        });
+    }
 };
 
 // The same decisions and outcomes in the same order give the same sums, in a running router and from its journal.

@@ -20,12 +20,12 @@ struct CostChoice {
 };
 
 // The choice of `winner`, with the cheapest of the others, the first among equals.
-CostChoice beside(const double* costs, std::size_t count, std::size_t winner) {
-    if (count == 1) {
+CostChoice beside(const std::vector<double>& costs, std::size_t winner) {
+    if (costs.size() == 1) {
         return {winner, std::nullopt, std::nullopt};
     }
     std::size_t second = winner == 0 ? 1 : 0;
-    for (std::size_t at = second + 1; at < count; ++at) {
+    for (std::size_t at = second + 1; at < costs.size(); ++at) {
         if (at != winner && costs[at] < costs[second]) {
             second = at;
         }
@@ -33,9 +33,9 @@ CostChoice beside(const double* costs, std::size_t count, std::size_t winner) {
     return {winner, second, costs[second] - costs[winner]};
 }
 
-std::size_t lowest(const double* costs, std::size_t count, u64 seed) {
-    const double least = *std::min_element(costs, costs + count);
-    const auto ties = static_cast<std::size_t>(std::count(costs, costs + count, least));
+std::size_t lowest(const std::vector<double>& costs, u64 seed) {
+    const double least = *std::min_element(costs.begin(), costs.end());
+    const auto ties = static_cast<std::size_t>(std::count(costs.begin(), costs.end(), least));
     std::size_t skip = ties > 1 ? choice_index(seed, ties) : 0;
     std::size_t at = 0;
     while (costs[at] != least || skip-- > 0) {
@@ -44,16 +44,16 @@ std::size_t lowest(const double* costs, std::size_t count, u64 seed) {
     return at;
 }
 
-std::size_t sampled(const double* costs, std::size_t count, double temperature, u64 seed) {
-    const auto [least, most] = std::minmax_element(costs, costs + count);
+std::size_t sampled(const std::vector<double>& costs, double temperature, u64 seed) {
+    const auto [least, most] = std::minmax_element(costs.begin(), costs.end());
     const double lowest_cost = *least, span = *most - *least;
     if (span == 0) {
-        return choice_index(seed, count);
+        return choice_index(seed, costs.size());
     }
     double total = 0.0;
     std::vector<double> weights;
-    for (std::size_t at = 0; at < count; ++at) {
-        weights.push_back(std::exp(-(costs[at] - lowest_cost) / span / temperature));
+    for (const double cost : costs) {
+        weights.push_back(std::exp(-(cost - lowest_cost) / span / temperature));
         total += weights.back();
     }
     double point = unit_interval(seed) * total;
@@ -63,11 +63,11 @@ std::size_t sampled(const double* costs, std::size_t count, double temperature, 
             return at;
         }
     }
-    return count - 1;
+    return costs.size() - 1;
 }
 
-CostChoice chosen(const double* costs, std::size_t count, double temperature, u64 seed) {
-    return beside(costs, count, temperature <= 0 ? lowest(costs, count, seed) : sampled(costs, count, temperature, seed));
+CostChoice chosen(const std::vector<double>& costs, double temperature, u64 seed) {
+    return beside(costs, temperature <= 0 ? lowest(costs, seed) : sampled(costs, temperature, seed));
 }
 
 }  // namespace
@@ -128,7 +128,7 @@ void Verdict::choose(const std::vector<double>& multiplier) {
     switch (policy->mode) {
         case Mode::kCost:
         case Mode::kSoonest:
-            costs = Costs::in_ms(view->ranks, candidates, *request, output_tokens(), policy->weights, multiplier);
+            weigh(multiplier);
             return policy->mode == Mode::kCost ? cheapest() : soonest();
         case Mode::kTurn:
         case Mode::kNamed:
@@ -156,7 +156,7 @@ void Verdict::choose(const std::vector<double>& multiplier) {
             for (std::size_t at = 0; at < count; ++at) {
                 requests.push_back(static_cast<double>(requests_at(at)));
             }
-            const CostChoice choice = chosen(requests.data(), count, 0.0, seed);
+            const CostChoice choice = chosen(requests, 0.0, seed);
             winner_at = choice.winner;
             runner_up = choice.runner_up;
             reason = !choice.margin.has_value() ? "only" : *choice.margin != 0.0 ? "load" : "draw";
@@ -167,8 +167,26 @@ void Verdict::choose(const std::vector<double>& multiplier) {
     }
 }
 
+void Verdict::weigh(const std::vector<double>& multiplier) {
+    const double tokens = output_tokens();
+    is_timed = true;
+    terms.reserve(candidates.size());
+    for (const u32 place : candidates) {
+        terms.push_back(terms_of(view->ranks[place], *request, tokens, policy->weights, multiplier.empty() ? 1.0 : multiplier[place]));
+    }
+}
+
+std::vector<double> Verdict::costs() const {
+    std::vector<double> found;
+    found.reserve(terms.size());
+    for (const Terms& each : terms) {
+        found.push_back(each.cost);
+    }
+    return found;
+}
+
 void Verdict::cheapest() {
-    const CostChoice choice = chosen(costs.cost(), costs.count, policy->temperature, seed);
+    const CostChoice choice = chosen(costs(), policy->temperature, seed);
     winner_at = choice.winner;
     runner_up = choice.runner_up;
     margin = choice.margin;
@@ -179,8 +197,7 @@ void Verdict::cheapest() {
     } else if (is_by_affinity()) {
         reason = "affinity";
     } else {
-        const double* const credit = costs.column(Costs::kCredit);
-        reason = credit[winner_at] > credit[*runner_up] ? "overlap" : "load";
+        reason = terms[winner_at].credit > terms[*runner_up].credit ? "overlap" : "load";
     }
 }
 
@@ -191,37 +208,40 @@ void Verdict::soonest() {
     const auto meets = [](std::optional<double> seconds, std::optional<double> most) { return !seconds || !most || *seconds <= *most; };
     std::vector<char> allowed;
     std::vector<double> every;
-    for (std::size_t at = 0; at < costs.count; ++at) {
+    for (std::size_t at = 0; at < terms.size(); ++at) {
         const auto first_s = ttft_s(at), between_s = itl_s(at);
         allowed.push_back(meets(between_s, itl_max) && meets(first_s, ttft_max));
-        every.push_back((first_s.has_value() ? *first_s : *between_s) * costs.column(Costs::kMultiplier)[at]);
+        every.push_back((first_s.has_value() ? *first_s : *between_s) * terms[at].multiplier);
     }
     std::vector<double> seconds = every;
     const bool is_any = std::any_of(allowed.begin(), allowed.end(), [](char each) { return each; });
-    for (std::size_t at = 0; at < costs.count && is_any; ++at) {
+    for (std::size_t at = 0; at < terms.size() && is_any; ++at) {
         seconds[at] = allowed[at] ? every[at] : kInf;
     }
-    const CostChoice choice = chosen(seconds.data(), costs.count, 0.0, seed);
+    const CostChoice choice = chosen(seconds, 0.0, seed);
     winner_at = choice.winner;
     runner_up = choice.runner_up;
     if (runner_up.has_value() && std::isinf(seconds[*runner_up])) {  // no other candidate meets the targets
-        runner_up = beside(every.data(), costs.count, winner_at).runner_up;
+        runner_up = beside(every, winner_at).runner_up;
     }
     if (runner_up.has_value()) {
-        margin = costs.cost()[*runner_up] - costs.cost()[winner_at];
+        margin = terms[*runner_up].cost - terms[winner_at].cost;
     }
     reason = runner_up.has_value() ? "predicted_ttft" : "only";
     meets_targets = allowed[winner_at];
 }
 
 void Verdict::take_choice(std::size_t winner, std::string why, std::optional<std::size_t> second, std::optional<double> apart,
-                          bool meets, Costs given) {
+                          bool meets, const std::vector<double>& costs) {
     winner_at = winner;
     reason = std::move(why);
     runner_up = second;
     margin = apart;
     meets_targets = meets;
-    costs = std::move(given);
+    for (const double cost : costs) {
+        terms.push_back({});
+        terms.back().cost = cost;
+    }
     bind();
 }
 
@@ -231,7 +251,7 @@ void Verdict::forget_others() {
     own->only = place();
     own->ranks = std::vector<RankNumbers>{view->at(place())};  // an assigned list would keep the memory of all ranks
     candidates = std::vector<u32>{place()};
-    costs = costs.of(winner_at);
+    terms = terms.empty() ? std::vector<Terms>() : std::vector<Terms>{terms[winner_at]};
     view = std::move(own);
     winner_at = 0;
     runner_up.reset();
@@ -243,13 +263,13 @@ void Verdict::bind() {
     if (of_session.has_value()) {
         reason = "affinity";
         if (*of_session != winner_at && runner_up.has_value()) {
-            if (costs.empty() || policy->mode == Mode::kSoonest) {
+            if (terms.empty() || policy->mode == Mode::kSoonest) {
                 runner_up = winner_at;
             } else {
-                runner_up = beside(costs.cost(), costs.count, *of_session).runner_up;
+                runner_up = beside(costs(), *of_session).runner_up;
             }
-            if (!costs.empty()) {
-                margin = runner_up.has_value() ? std::optional<double>(costs.cost()[*runner_up] - costs.cost()[*of_session]) : std::nullopt;
+            if (!terms.empty()) {
+                margin = runner_up.has_value() ? std::optional<double>(terms[*runner_up].cost - terms[*of_session].cost) : std::nullopt;
             }
         }
         winner_at = *of_session;
@@ -277,7 +297,7 @@ bool Verdict::is_by_affinity() const {
     if (policy->affinity != Affinity::kSoft || !view->bound.has_value() || winner() != view->bound->row()) {
         return false;
     }
-    const double cost = costs.cost()[winner_at];
+    const double cost = terms[winner_at].cost;
     return cost > (cost + *margin) * (1.0 - policy->affinity_discount);
 }
 
@@ -297,18 +317,18 @@ double Verdict::output_tokens() const {
 }
 
 std::optional<double> Verdict::ttft_s(std::size_t at) const {
-    if (!costs.is_timed || !request->is_prefilled) {
+    if (!is_timed || !request->is_prefilled) {
         return std::nullopt;
     }
-    const double until_first_ms = costs.column(Costs::kWaitMs)[at] + costs.column(Costs::kPrefillMs)[at];
+    const double until_first_ms = terms[at].wait_ms + terms[at].prefill_ms;
     return kFirstS * view->at(candidates[at]).prefill + until_first_ms * 1e-3;
 }
 
 std::optional<double> Verdict::itl_s(std::size_t at) const {
-    if (!costs.is_timed || !request->is_decoded) {
+    if (!is_timed || !request->is_decoded) {
         return std::nullopt;
     }
-    return costs.column(Costs::kDecodeMs)[at] / output_tokens() * 1e-3;
+    return terms[at].decode_ms / output_tokens() * 1e-3;
 }
 
 i64 Verdict::uncached_tokens() const {

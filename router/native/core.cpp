@@ -145,7 +145,7 @@ void DecisionSums::add(const Verdict& verdict) {
     regret_blocks.add(static_cast<double>(verdict.regret_blocks));
     predicted_blocks += verdict.expected_blocks - verdict.overlap_blocks;
     approximate += std::find(without_events.begin(), without_events.end(), verdict.place()) != without_events.end();
-    if (verdict.margin.has_value() && verdict.costs.is_timed) {
+    if (verdict.margin.has_value() && verdict.is_timed) {
         margin_s.add(*verdict.margin * 1e-3);
     }
 }

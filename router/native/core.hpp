@@ -83,7 +83,7 @@ public:
     // `multiplier`: of each rank's cost; empty: none. A user's mode chooses by `take_choice`.
     void decide(const std::vector<char>& excluded, std::vector<double> multiplier);
     void take_choice(std::size_t winner, std::string reason, std::optional<std::size_t> runner_up, std::optional<double> margin,
-                     bool meets_targets, Costs costs);
+                     bool meets_targets, const std::vector<double>& costs);
     // Makes it small: of the candidates the winner stays, with its terms and what is predicted of it, and no column of the ranks.
     void forget_others();
 
@@ -94,7 +94,8 @@ public:
     std::vector<u32> candidates;  // places in the view, ascending
     std::size_t decided_candidates = 0;  // how many there were; 0: all are there
     bool passes_over = false;     // newcomers that had their share are no candidates
-    Costs costs;
+    std::vector<Terms> terms;     // of each candidate; empty: the mode weighs no costs
+    bool is_timed = false;        // `terms` are computed, not given by a user's mode: in ms
     std::size_t winner_at = 0;
     std::optional<std::size_t> runner_up;
     std::optional<double> margin;
@@ -107,6 +108,7 @@ public:
     std::size_t candidate_count() const { return decided_candidates != 0 ? decided_candidates : candidates.size(); }
     u32 winner() const { return view->standing->rows[place()]; }
     u64 epoch() const { return view->epochs == nullptr ? 0 : (*view->epochs)[place()]; }
+    std::vector<double> costs() const;  // of each candidate; empty: the mode weighs none
     // Of the prompt, that the winner is to compute.
     i64 uncached_tokens() const;
     // The predicted seconds until a candidate's first token, and between tokens; none if the policy has no costs in ms, or the
@@ -119,6 +121,7 @@ public:
 
 private:
     void choose(const std::vector<double>& multiplier);
+    void weigh(const std::vector<double>& multiplier);
     void cheapest();
     void soonest();
     double output_tokens() const;

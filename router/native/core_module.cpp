@@ -218,10 +218,8 @@ void bind_core_events(nb::class_<PyCore>& of) {
         .def_prop_ro("tables", [](PyCore& core) { return core.table_names(); });
 }
 
-// In the order of `_OF_CORE` of router/attribution/report.py.
-auto tuple_of(const Sums& sums) {
-    return std::make_tuple(sums.requests, sums.compared_requests, sums.prompt_tokens, sums.reused_tokens, sums.reported_tokens,
-                           sums.baseline_tokens, sums.foregone_tokens, sums.saved_s, sums.learnt_s, sums.baseline_s, sums.evicted_blocks);
+auto tuple_of(Sums sums) {
+    return std::apply([](const auto&... each) { return std::make_tuple(each...); }, sums.fields());
 }
 
 void bind_sums(nb::module_& module) {
@@ -276,8 +274,8 @@ void bind_attribution(nb::module_& module) {
              [](const Attribution& of, std::size_t dimension) {
                  const TopRows& top = of.of_names.at(dimension);
                  std::vector<std::tuple<std::string, i64, decltype(tuple_of({}))>> rows;
-                 for (const TopRows::Row* const row : top.rows()) {
-                     rows.emplace_back(row->name, row->missed, tuple_of(row->sums));
+                 for (const auto& [name, row] : top.rows) {
+                     rows.emplace_back(name, row.missed, tuple_of(row.sums));
                  }
                  return std::make_tuple(rows, tuple_of(top.other), top.absent_max(of.rows_max));
              },

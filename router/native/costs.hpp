@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
-#include <vector>
+#include <cstring>
 
 #include "rows.hpp"
 
@@ -52,101 +52,67 @@ struct Weights {
     double overlap_credit, host_weight, disk_weight, ttft_weight, lateness_s;
 };
 
-// The terms of every candidate.
-class Costs {
-public:
-    // In the order of the fields of `CostTerms`.
-    enum Field {
-        kCredit, kMultiplier, kCost, kWaitMs, kPrefillMs, kLatenessMs, kStallMs, kDecodeMs, kSlowdownMs, kLost, kFields
-    };
-
-    Costs() = default;
-    // Costs of another's making, without terms.
-    explicit Costs(const std::vector<double>& given) : Costs(given.size(), false) {
-        std::copy(given.begin(), given.end(), out(kCost));
-        std::fill_n(out(kMultiplier), count, otherwise(kMultiplier));
-    }
-    // Costs of the ranks at `places`. `output_tokens`: that the answer is expected to have. `multiplier`: of each rank's cost; empty: none.
-    static Costs in_ms(const std::vector<RankNumbers>& ranks, const std::vector<u32>& places, const Request& request, double output_tokens,
-                       const Weights& weights, const std::vector<double>& multiplier) {
-        constexpr double kToken = 1e3 * kPrefillTokenS, kPair = 1e3 * kPrefillPairS;
-        constexpr double kStep = 1e3 * kStepS, kSequence = 1e3 * kStepSequenceS, kKvToken = 1e3 * kStepKvTokenS;
-        const double tokens = static_cast<double>(request.isl_tokens), block_size = static_cast<double>(request.block_size);
-        const double own_blocks = static_cast<double>(request.own_blocks()), lateness_ms = 1e3 * weights.lateness_s;
-        const double own_ms = kSequence + own_blocks * block_size * kKvToken;
-        Costs made(places.size(), true);
-        double *const wait = made.out(kWaitMs), *const prefill = made.out(kPrefillMs), *const lateness = made.out(kLatenessMs);
-        double *const stall = made.out(kStallMs), *const decode = made.out(kDecodeMs), *const slowdown = made.out(kSlowdownMs);
-        double *const cost = made.out(kCost), *const credit = made.out(kCredit), *const lost = made.out(kLost);
-        double* const factor = made.out(kMultiplier);
-        for (std::size_t at = 0; at < made.count; ++at) {
-            const u32 place = places[at];
-            const RankNumbers& rank = ranks[place];
-            lost[at] = static_cast<double>(rank.lost(request.own_blocks()));
-            if (request.is_prefilled) {
-                credit[at] = credited(rank, lost[at], weights);
-                const double left = tokens - credit[at] * block_size;
-                const double uncached = left > 0.0 ? left : 0.0;
-                const double pairs = uncached * (tokens - uncached * 0.5);
-                wait[at] = static_cast<double>(rank.queued) * kToken * rank.prefill;
-                prefill[at] = (uncached * kToken + pairs * kPair) * rank.prefill;
-                const double until_first = wait[at] + prefill[at];
-                lateness[at] = until_first * until_first / lateness_ms;
-            }
-            if (request.is_decoded) {
-                const double active = static_cast<double>(rank.requests);
-                const double blocks = static_cast<double>(rank.blocks - rank.shared);
-                const double kv_tokens = (blocks + own_blocks) * block_size;
-                const double step = kStep + (active + 1.0) * kSequence + kv_tokens * kKvToken;
-                stall[at] = prefill[at] * active;
-                decode[at] = step * output_tokens * rank.decode;
-                slowdown[at] = active * own_ms * output_tokens * rank.decode;
-            }
-            cost[at] = (wait[at] + prefill[at] + lateness[at]) * weights.ttft_weight + stall[at] + decode[at] + slowdown[at];
-            factor[at] = multiplier.empty() ? otherwise(kMultiplier) : multiplier[place];
-            cost[at] *= factor[at];
-        }
-        return made;
-    }
-
-    // The costs of one candidate alone.
-    Costs of(std::size_t at) const {
-        Costs made(empty() ? 0 : 1, is_timed);
-        for (std::size_t field = 0; field < made.numbers_.size(); ++field) {
-            made.numbers_[field] = column(field)[at];
-        }
-        return made;
-    }
-
-    bool is_timed = false;  // computed, not given by a user's mode
-    std::size_t count = 0;
-
-    bool empty() const { return count == 0; }
-    const double* column(std::size_t field) const { return numbers_.data() + field * count; }
-    const double* cost() const { return column(kCost); }
-    // The default of a term.
-    static double otherwise(std::size_t field) { return field == kMultiplier ? 1.0 : 0.0; }
-
-private:
-    Costs(std::size_t candidates, bool timed) : is_timed(timed), count(candidates), numbers_(kFields * candidates) {}
-    double* out(std::size_t field) { return numbers_.data() + field * count; }
-
-    // The blocks credited to a rank for what it holds. `lost`: how many of them will be evicted before the request is computed.
-    static double credited(const RankNumbers& rank, double lost, const Weights& weights) {
-        if (weights.overlap_credit == 0.0) {
-            return 0.0;
-        }
-        const auto [gpu, cpu, below, _] = rank.held;
-        const i64 device = rank.expected(), host = std::max<i64>(cpu, rank.predicted), disk = std::max<i64>(below, rank.predicted);
-        double credit = static_cast<double>(device) * weights.overlap_credit;
-        credit += static_cast<double>(host - device) * weights.host_weight;
-        credit += static_cast<double>(disk - host) * weights.disk_weight;
-        const double worth = weights.overlap_credit - (cpu > gpu ? weights.host_weight : 0.0);
-        credit = std::max(0.0, credit - lost * worth);
-        return credit * rank.trust;
-    }
-
-    std::vector<double> numbers_;  // term by term
+// The terms of a candidate's cost: the fields of `CostTerms`, in their order.
+struct Terms {
+    double credit = 0, multiplier = 1, cost = 0;
+    double wait_ms = 0, prefill_ms = 0, lateness_ms = 0, stall_ms = 0, decode_ms = 0, slowdown_ms = 0;
+    double lost = 0;
 };
+using TermNumbers = std::array<double, sizeof(Terms) / sizeof(double)>;
+
+inline TermNumbers numbers_of(const Terms& terms) {
+    TermNumbers numbers;
+    std::memcpy(&numbers, &terms, sizeof(Terms));
+    return numbers;
+}
+
+// The blocks credited to a rank for what it holds. `lost`: how many of them will be evicted before the request is computed.
+inline double credited(const RankNumbers& rank, double lost, const Weights& weights) {
+    if (weights.overlap_credit == 0.0) {
+        return 0.0;
+    }
+    const auto [gpu, cpu, below, _] = rank.held;
+    const i64 device = rank.expected(), host = std::max<i64>(cpu, rank.predicted), disk = std::max<i64>(below, rank.predicted);
+    double credit = static_cast<double>(device) * weights.overlap_credit;
+    credit += static_cast<double>(host - device) * weights.host_weight;
+    credit += static_cast<double>(disk - host) * weights.disk_weight;
+    const double worth = weights.overlap_credit - (cpu > gpu ? weights.host_weight : 0.0);
+    credit = std::max(0.0, credit - lost * worth);
+    return credit * rank.trust;
+}
+
+// What the request costs at a rank. `output_tokens`: that the answer is expected to have.
+inline Terms terms_of(const RankNumbers& rank, const Request& request, double output_tokens, const Weights& weights, double multiplier) {
+    constexpr double kToken = 1e3 * kPrefillTokenS, kPair = 1e3 * kPrefillPairS;
+    constexpr double kStep = 1e3 * kStepS, kSequence = 1e3 * kStepSequenceS, kKvToken = 1e3 * kStepKvTokenS;
+    const double tokens = static_cast<double>(request.isl_tokens), block_size = static_cast<double>(request.block_size);
+    const double own_blocks = static_cast<double>(request.own_blocks()), lateness_ms = 1e3 * weights.lateness_s;
+    Terms made;
+    made.lost = static_cast<double>(rank.lost(request.own_blocks()));
+    if (request.is_prefilled) {
+        made.credit = credited(rank, made.lost, weights);
+        const double left = tokens - made.credit * block_size;
+        const double uncached = left > 0.0 ? left : 0.0;
+        const double pairs = uncached * (tokens - uncached * 0.5);
+        made.wait_ms = static_cast<double>(rank.queued) * kToken * rank.prefill;
+        made.prefill_ms = (uncached * kToken + pairs * kPair) * rank.prefill;
+        const double until_first = made.wait_ms + made.prefill_ms;
+        made.lateness_ms = until_first * until_first / lateness_ms;
+    }
+    if (request.is_decoded) {
+        const double active = static_cast<double>(rank.requests);
+        const double blocks = static_cast<double>(rank.blocks - rank.shared);
+        const double own_ms = kSequence + own_blocks * block_size * kKvToken;
+        const double kv_tokens = (blocks + own_blocks) * block_size;
+        const double step = kStep + (active + 1.0) * kSequence + kv_tokens * kKvToken;
+        made.stall_ms = made.prefill_ms * active;
+        made.decode_ms = step * output_tokens * rank.decode;
+        made.slowdown_ms = active * own_ms * output_tokens * rank.decode;
+    }
+    made.cost = (made.wait_ms + made.prefill_ms + made.lateness_ms) * weights.ttft_weight + made.stall_ms + made.decode_ms + made.slowdown_ms;
+    made.multiplier = multiplier;
+    made.cost *= multiplier;
+    return made;
+}
 
 }  // namespace kv

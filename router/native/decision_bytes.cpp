@@ -3,6 +3,7 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 
 #include "core.hpp"
 
@@ -11,82 +12,25 @@ namespace kv {
 namespace {
 
 constexpr unsigned kMaskBits = 7, kMore = 0x80, kWide = 0x80, kNarrowMax = 0xFFFF;
+constexpr std::size_t kBestMax = 8;
 static_assert(sizeof(float) == 4 && sizeof(double) == 8, "the formats are IEEE 754");
-static_assert(Costs::kFields <= 2 * kMaskBits, "a mask has two bytes at most");
+static_assert(std::tuple_size_v<TermNumbers> <= 2 * kMaskBits, "a mask has two bytes at most");
 
-// The candidates that are recorded with all terms: the winner, then the cheapest of the others, the first among equals.
-class Best {
-public:
-    static constexpr std::size_t kMost = 8;
-
-    std::size_t size() const { return size_; }
-    bool empty() const { return size_ == 0; }
-    void grow() { ++size_; }
-    std::size_t& operator[](std::size_t at) { return places_[at]; }
-    std::size_t* begin() { return places_.data(); }
-    std::size_t* end() { return places_.data() + size_; }
-    const std::size_t* begin() const { return places_.data(); }
-    const std::size_t* end() const { return places_.data() + size_; }
-
-private:
-    std::array<std::size_t, kMost> places_{};
-    std::size_t size_ = 0;
-};
-
-// Empty: a cost is not a number, so there is no order. Of one candidate at least.
-Best best_candidates(const double* costs, std::size_t count, std::size_t winner) {
-    Best best;
-    for (std::size_t at = 0; at < count; ++at) {
-        if (std::isnan(costs[at])) {
-            return {};
-        }
-        std::size_t place = best.size();
-        if (place == Best::kMost && costs[at] >= costs[best[place - 1]]) {
-            continue;
-        }
-        place == Best::kMost ? void(--place) : best.grow();
-        for (; place > 0 && costs[at] < costs[best[place - 1]]; --place) {
-            best[place] = best[place - 1];
-        }
-        best[place] = at;
+// The candidates that are recorded with all terms: the winner, then the cheapest of the others, the first among equals. Empty: a cost is
+// not a number, so there is no order.
+std::vector<std::size_t> best_candidates(const std::vector<Terms>& terms, std::size_t winner) {
+    if (std::any_of(terms.begin(), terms.end(), [](const Terms& each) { return std::isnan(each.cost); })) {
+        return {};
     }
-    std::size_t* const found = std::find(best.begin(), best.end() - 1, winner);  // or the last one gives way to it
-    std::copy_backward(best.begin(), found, found + 1);
-    best[0] = winner;
+    std::vector<std::size_t> best(terms.size());
+    std::iota(best.begin(), best.end(), std::size_t{0});
+    std::swap(best[0], best[winner]);
+    const std::size_t count = std::min(kBestMax, best.size());
+    std::partial_sort(best.begin() + 1, best.begin() + static_cast<std::ptrdiff_t>(count), best.end(), [&terms](std::size_t one, std::size_t other) {
+        return std::tie(terms[one].cost, one) < std::tie(terms[other].cost, other);
+    });
+    best.resize(count);
     return best;
-}
-
-// Adds the mask of the terms that are not their default everywhere, and their numbers for `best`.
-void pack_terms(Pack& to, const Costs& costs, const Best& best) {
-    unsigned mask = 0, fields = 0;
-    for (std::size_t field = 0; field < Costs::kFields && !best.empty(); ++field) {
-        const double otherwise = Costs::otherwise(field);
-        const auto differs = [&](std::size_t at) {  // bits: -0.0 is not 0.0
-            return std::memcmp(costs.column(field) + at, &otherwise, sizeof(double)) != 0;
-        };
-        if (std::any_of(best.begin(), best.end(), differs)) {
-            mask |= 1U << field;
-            ++fields;
-        }
-    }
-    const std::size_t mask_size = mask < kMore ? 1 : 2, numbers_size = fields * best.size() * sizeof(double);
-    to.bytes(mask_size + numbers_size);
-    char* out = to.more(mask_size + numbers_size);
-    for (unsigned left = mask;; left >>= kMaskBits) {
-        *out++ = static_cast<char>(left < kMore ? left : (left & (kMore - 1)) | kMore);
-        if (left < kMore) {
-            break;
-        }
-    }
-    for (std::size_t field = 0; field < Costs::kFields; ++field) {
-        if ((mask >> field & 1) != 0) {
-            const double* const column = costs.column(field);
-            for (const std::size_t at : best) {
-                std::memcpy(out, column + at, sizeof(double));
-                out += sizeof(double);
-            }
-        }
-    }
 }
 
 // Adds a number as it lies in memory: machines that we build for are little-endian, as the formats are.
@@ -95,20 +39,40 @@ void put_number(Pack& to, Number number) {
     std::memcpy(to.more(sizeof number), &number, sizeof number);
 }
 
-// Adds the costs of all candidates but `best`, as f32.
-void pack_rest(Pack& to, const double* costs, std::size_t count, const Best& best) {
-    to.bytes((count - best.size()) * sizeof(float));
-    if (best.size() == count) {
-        return;
+// Adds the mask of the terms that are not their default everywhere, and their numbers for `best`.
+void pack_terms(Pack& to, const std::vector<Terms>& terms, const std::vector<std::size_t>& best) {
+    const TermNumbers otherwise = numbers_of(Terms());
+    std::vector<double> numbers;  // term by term
+    unsigned mask = 0;
+    for (std::size_t field = 0; field < otherwise.size(); ++field) {
+        bool differs = false;
+        for (const std::size_t at : best) {
+            numbers.push_back(numbers_of(terms[at])[field]);
+            differs = differs || std::memcmp(&numbers.back(), &otherwise[field], sizeof(double)) != 0;  // bits: -0.0 is not 0.0
+        }
+        mask |= differs ? 1U << field : 0;
+        numbers.resize(differs ? numbers.size() : numbers.size() - best.size());
     }
-    Best ascending = best;
-    std::sort(ascending.begin(), ascending.end());
-    const std::size_t* next = ascending.begin();
-    for (std::size_t at = 0; at < count; ++at) {
-        if (next != ascending.end() && at == *next) {
-            ++next;
-        } else {
-            put_number(to, static_cast<float>(costs[at]));
+    to.bytes((mask < kMore ? 1 : 2) + numbers.size() * sizeof(double));
+    for (; mask >= kMore; mask >>= kMaskBits) {
+        put_number(to, static_cast<std::uint8_t>(mask | kMore));
+    }
+    put_number(to, static_cast<std::uint8_t>(mask));
+    for (const double each : numbers) {
+        put_number(to, each);
+    }
+}
+
+// Adds the costs of all candidates but `best`, as f32.
+void pack_rest(Pack& to, const std::vector<Terms>& terms, const std::vector<std::size_t>& best) {
+    std::vector<char> is_best(terms.size());
+    for (const std::size_t each : best) {
+        is_best[each] = true;
+    }
+    to.bytes((terms.size() - best.size()) * sizeof(float));
+    for (std::size_t at = 0; at < terms.size(); ++at) {
+        if (!is_best[at]) {
+            put_number(to, static_cast<float>(terms[at].cost));
         }
     }
 }
@@ -186,18 +150,18 @@ void Verdict::record(Pack& record, std::string_view packed_request, u64 kv_seq) 
     record.put(meets_targets ? "admit" : std::string_view(policy->unmet));
     record.put(ttft_s(winner_at));
     record.put(itl_s(winner_at));
-    if (costs.empty()) {
+    if (terms.empty()) {
         for (int none = 0; none < 3; ++none) {
             record.bytes(std::string_view{});
         }
     } else {
-        const Best best = best_candidates(costs.cost(), costs.count, winner_at);
+        const std::vector<std::size_t> best = best_candidates(terms, winner_at);
         record.bytes(sizeof(std::uint16_t) * best.size());
         for (const std::size_t each : best) {
             put_number(record, static_cast<std::uint16_t>(candidates[each]));
         }
-        pack_terms(record, costs, best);
-        pack_rest(record, costs.cost(), costs.count, best);
+        pack_terms(record, terms, best);
+        pack_rest(record, terms, best);
     }
     view->is_blank ? record.bytes(std::string_view{}) : pack_overlap(record, ranks);
 }

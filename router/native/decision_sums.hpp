@@ -13,20 +13,10 @@ namespace kv {
 
 class Verdict;
 
-// Counts by two names.
-struct NamesLess {
-    using is_transparent = void;
-    template <typename One, typename Other>
-    bool operator()(const One& one, const Other& other) const {
-        const int order = std::string_view(one.first).compare(other.first);
-        return order != 0 ? order < 0 : one.second < other.second;
-    }
-};
-using CountsByNames = std::map<std::pair<std::string, std::string>, u64, NamesLess>;
+using CountsByNames = std::map<std::pair<std::string, std::string>, u64>;
 
 inline void count(CountsByNames& counts, std::string_view first, std::string_view second) {
-    const auto known = counts.find(std::pair(first, second));
-    known != counts.end() ? void(++known->second) : void(counts.emplace(std::pair(first, second), 1));
+    ++counts[{std::string(first), std::string(second)}];
 }
 
 // `counts[i]`: of what is above `bounds[i - 1]` and at most `bounds[i]`; the last: above every bound.

@@ -28,7 +28,11 @@ struct TextHash {
 
 template <typename Value>
 class OrderedMap {
+    using Entries = std::list<std::pair<const std::string, Value>>;
+
 public:
+    using Entry = typename Entries::const_iterator;
+
     OrderedMap() = default;
     OrderedMap(const OrderedMap&) = delete;
     OrderedMap& operator=(const OrderedMap&) = delete;
@@ -90,8 +94,6 @@ public:
     auto end() const { return entries_.end(); }
 
 private:
-    using Entries = std::list<std::pair<const std::string, Value>>;
-
     Value& append(std::string_view key, Value value) {
         const auto entry = entries_.emplace(entries_.end(), key, std::move(value));
         places_.emplace(entry->first, entry);

@@ -100,8 +100,7 @@ void bind_verdict(nb::module_& module) {
                  if (winner >= count || (runner_up.has_value() && *runner_up >= count) || (!costs.empty() && costs.size() != count)) {
                      refuse("winner", static_cast<i64>(winner), "one of " + std::to_string(count) + " candidates, with a cost of each or none");
                  }
-                 verdict.take_choice(winner, std::move(reason), runner_up, margin, meets_targets,
-                                     costs.empty() ? Costs() : Costs(costs));
+                 verdict.take_choice(winner, std::move(reason), runner_up, margin, meets_targets, costs);
              },
              "winner"_a, "reason"_a, "runner_up"_a.none(), "margin"_a.none(), "meets_targets"_a, "costs"_a)
         .def("forget_others", &Verdict::forget_others)
@@ -142,22 +141,15 @@ void bind_verdict(nb::module_& module) {
             const RankNumbers& rank = verdict.view->at(place);
             return std::make_pair(std::vector<std::int32_t>(rank.held.begin(), rank.held.end()), rank.predicted);
         }, "place"_a)
-        .def_prop_ro("has_costs", [](const Verdict& verdict) { return !verdict.costs.empty(); })
-        .def_prop_ro("is_timed", [](const Verdict& verdict) { return verdict.costs.is_timed; })
-        .def("cost_list",
-             [](const Verdict& verdict) {
-                 return std::vector<double>(verdict.costs.cost(), verdict.costs.cost() + verdict.costs.count);
-             })
+        .def_prop_ro("has_costs", [](const Verdict& verdict) { return !verdict.terms.empty(); })
+        .def_ro("is_timed", &Verdict::is_timed)
+        .def("cost_list", &Verdict::costs)
         .def("cost_terms",
              [](const Verdict& verdict, std::size_t at) {
-                 std::vector<double> terms;
-                 if (at >= verdict.costs.count) {
-                     refuse("candidate", static_cast<i64>(at), "one of " + std::to_string(verdict.costs.count) + " with costs");
+                 if (at >= verdict.terms.size()) {
+                     refuse("candidate", static_cast<i64>(at), "one of " + std::to_string(verdict.terms.size()) + " with costs");
                  }
-                 for (std::size_t field = 0; field < Costs::kFields; ++field) {
-                     terms.push_back(verdict.costs.column(field)[at]);
-                 }
-                 return terms;
+                 return numbers_of(verdict.terms[at]);
              },
              "at"_a)
         .def("record",
