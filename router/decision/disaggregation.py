@@ -45,7 +45,8 @@ def placement(verdict: Verdict, limits: DisaggregationSection) -> PlacementReaso
     """Return why the prompt is computed where it is. `verdict` decides for a rank that computes and decodes all."""
     request, total_blocks = verdict.request, verdict.registration.total_kv_blocks
     isl_tokens, held_blocks = request.isl_tokens, min(verdict.expected_blocks, request.reusable_blocks)
-    effective, used_blocks = isl_tokens - held_blocks * request.block_size, verdict.ints("active_blocks")[verdict.place]
+    effective = isl_tokens - held_blocks * request.block_size
+    used_blocks = verdict.numbers["active_blocks"][verdict.place]
     is_few = effective < limits.effective_isl_tokens
     is_short = bool(isl_tokens) and is_few and effective / isl_tokens < limits.effective_isl_ratio
     if limits.decode_busy is not None and total_blocks and used_blocks / total_blocks > limits.decode_busy:
@@ -60,7 +61,7 @@ def placement(verdict: Verdict, limits: DisaggregationSection) -> PlacementReaso
 
 def _prefill_load(verdict: Verdict) -> float:
     """Return the smallest queued tokens / max_num_batched_tokens of a prefill rank that is fit; inf: there is none."""
-    queued, ranks = verdict.ints("queued_tokens"), verdict.model_view
+    queued, ranks = verdict.numbers["queued_tokens"], verdict.model_view
     loads = (
         int(queued[place]) / (registration.max_num_batched_tokens or BATCHED_TOKENS_DEFAULT)
         for place, registration in enumerate(ranks.registrations)

@@ -37,6 +37,7 @@ from kv_protocol.ids import WorkerRank
 from kv_protocol.openai.endpoints import stated_words
 from router.decision.policy import Policy
 from router.decision.view import ModelView
+from router.fleet.registry import kinds, misfit
 
 
 class NoEligibleWorker(Exception):
@@ -116,19 +117,22 @@ def exclusions(view: ModelView, request: RouteRequest) -> tuple[str, ...]:
 def _apart(view: ModelView, request: RouteRequest) -> Mapping[str, str] | None:
     """Return by worker id why its pair does not work; None if no KV is transferred for the request.
 
-    A prefill worker is listed if no decode worker fits it.
+    A prefill worker has a reason if no decode worker can take its blocks.
     """
     if request.prefill_worker is None:
         return None if request.transfer_domain is None else _NO_MISFITS
-    if not view.misfits:
+    if not view.has_misfits:
         return _NO_MISFITS
     if request.phase == "decode":
-        return view.misfits.get(request.prefill_worker or "", _NO_MISFITS)
-    decoders = {registration.worker_id for registration in view.registrations if registration.role == "decode"}
+        known = (each for each in view.registrations if each.worker_id == request.prefill_worker)
+        prefill = next(known, None)
+        return {each.worker_id: misfit(prefill, each) for each in view.registrations} if prefill else _NO_MISFITS
+    decodes = kinds(view.registrations, "decode")
+    count = len({each.worker_id for each in view.registrations if each.role == "decode"})
     return {
-        prefill: f"kv transfer: none of {len(decoders)} decode workers can take its blocks"
-        for prefill, misfits in view.misfits.items()
-        if decoders and decoders <= misfits.keys()
+        each.worker_id: f"kv transfer: none of {count} decode workers can take its blocks"
+        for each in view.registrations
+        if each.role == "prefill" and decodes and all(misfit(each, decode) for decode in decodes)
     }
 
 

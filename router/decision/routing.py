@@ -68,7 +68,9 @@ class Lease(built.Lease):
     first_token   the answer has begun: the prompt is computed. Further calls do nothing
     on_bytes      bytes of the answer came: the first token, or a renewal, at most `_RENEWALS` in a lease's duration
     end           the request ended at this rank: its promise is withdrawn. No call has an effect after the first `end`.
-                  `answer` is what a complete answer says (`router/native/answer.hpp`); `sums` count it if it is ok
+                  `answer` is what a complete answer says (`router/native/answer.hpp`); `sums` count it if it is ok.
+                  Requests end theirs in `FleetRecords.settle` alone (`router/request/records.py`). A lease that is not
+                  ended, and gets no bytes, expires after the duration of a lease
     first_byte_s  from the decision to the answer's first byte; None until then
     ttft_s, itl_s as `latency_of` says; None until the end
     number        of the router's leases, from 1

@@ -193,7 +193,7 @@ class RouterState:
             return  # of an unknown worker, or of a former epoch
         if record.dp_rank in known.registration.dp_ranks:
             figures = report.running_requests, report.waiting_requests, report.used_blocks
-            self.core.reported(record.worker_id, record.dp_rank, *figures, record.now_s)
+            self.core.reported((record.worker_id, record.dp_rank), *figures, record.now_s)
 
     def _attempted(self, record: AttemptEnded) -> None:
         """Update the rank's breaker; a worker outside the fleet has none."""
@@ -282,7 +282,7 @@ class RouterState:
 
     def load_of(self, rank: WorkerRank) -> RankLoad:
         """Return the rank's present load; zeroes for an unknown rank."""
-        return RankLoad(*(self.core.load_of(*rank) or ()))
+        return RankLoad(*(self.core.load_of(rank) or ()))
 
     def loads(self) -> dict[WorkerRank, RankLoad]:
         """Return the load of every rank that work was promised to, or that has reported."""

@@ -8,18 +8,18 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
-from kv_protocol.decided import TERMS, TIERS, RouteRequest, promise
+from kv_protocol.decided import TERMS, RouteRequest, promise
 from kv_protocol.decision import Candidate, CostTerms, CostUnit, Decision, Exclusion, TrustState
 from kv_protocol.errors import LimitExceeded
-from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.hashing import TEXT_SCHEME
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import encode_record
 from kv_protocol.ledger import Routed
 from router.decision.eligibility import constraints, exclusions_of
 from router.decision.policies import Candidates, Choice, Rule
-from router.decision.view import Depths, Ints, ModelView, RateColumns, View
+from router.decision.view import COUNTS, RANK_NUMBERS, Depths, Ints, ModelView, RateColumns, View
 from router.fleet.trust import Trust
 from router.native import built
 
@@ -27,8 +27,6 @@ Reason = Literal["overlap", "load", "turn", "draw", "pinned", "affinity", "newco
 """Why the winner won: its overlap, its low load, its turn, a draw or a tie decided by the seed, a pin of the client,
 its session, newcomers with a spent share, no other candidate, its predicted time, a user's mode."""
 SHARE_IS_SPENT = "newcomer: it had its share of requests of which no rank has a block"
-_COUNTS = [name for name, kind in View.__annotations__.items() if kind is Ints]
-"""The whole numbers of each rank, by their names in `View` and in the core."""
 
 
 class Verdict(built.Verdict):
@@ -41,33 +39,17 @@ class Verdict(built.Verdict):
     epoch             of the winner's stream; 0: nothing was received
     ttft_s            until the winner's first token, as predicted; None: its costs are not in ms, or it decodes only
     action            what happens to the request; other than admit if no rank is predicted to meet its targets
+    decision_id       of the request's attempt
+    model_view        all ranks at the time of the decision; `trusts` has one of each
+    why               for each rank, why it may not take the request, empty if it may; None: all may
+    epochs, seqs      where the ranks' streams stand; None: the index was not asked
+    registration      the winner's when it was chosen
     """
 
-    __slots__ = (
-        "decision_id",
-        "epochs",
-        "model_view",
-        "registration",
-        "request",
-        "seqs",
-        "trusts",
-        "why",
-        "winner",
-    )
+    __slots__ = ()
     request: RouteRequest
-    decision_id: str
-    """The id of the request's attempt."""
     model_view: ModelView
-    """All ranks at the time of the decision."""
     trusts: tuple[Trust, ...]
-    why: tuple[str, ...] | None
-    """For each rank, why it may not take the request, empty if it may; None: all may."""
-    epochs: tuple[int, ...] | None
-    seqs: tuple[int, ...] | None
-    """Where the ranks' streams stand; None: the index was not asked."""
-    winner: WorkerRank
-    registration: WorkerRegistered
-    """The winner's when it was chosen."""
 
     def _let_choose(self, rule: Rule) -> None:
         """Take the choice of a user's mode."""
@@ -118,19 +100,20 @@ class Verdict(built.Verdict):
         """Return the record of the journal; `kv_seq` is how far the index had read the log of events."""
         return self.record(encode_record(self.request), kv_seq)
 
-    def ints(self, name: str) -> Ints:
-        """Return one of the columns `_COUNTS` of all ranks."""
-        return np.frombuffer(self.column(name), np.int64)
+    @property
+    def numbers(self) -> NDArray[np.void]:
+        """The `RANK_NUMBERS` of all ranks."""
+        return np.frombuffer(self.packed_numbers, RANK_NUMBERS)
 
     @property
     def overlap(self) -> Depths:
         """(4, n): leading blocks that each rank holds on the tiers 0..t."""
-        return np.frombuffer(self.column("overlap"), np.int32).reshape(TIERS, -1)
+        return self.numbers["held"].T
 
     @property
     def expected(self) -> Ints:
         """Leading blocks that each rank is expected to have on its GPU."""
-        expected: Ints = np.maximum(self.overlap[0], self.ints("predicted"))
+        expected: Ints = np.maximum(self.overlap[0], self.numbers["predicted"])
         return expected
 
     def view(self, places: Sequence[int] | None = None) -> View:
@@ -142,22 +125,24 @@ class Verdict(built.Verdict):
             "trust": self.trusts,
             "epochs": self.epochs or zeros,
             "seqs": self.seqs or zeros,
-            "newcomer": tuple(map(bool, self.column("newcomer") or zeros)),
+            "newcomer": tuple(map(bool, self.spent or zeros)),
         }
         columns: dict[str, Any] = {name: tuple(each[at] for at in indices) for name, each in of_ranks.items()}
-        columns |= {name: self.ints(name)[indices] for name in _COUNTS}
-        trust_factor, prefill, decode = (
-            np.frombuffer(self.column(name)) for name in ("trust_factor", "prefill", "decode")
-        )
+        numbers = self.numbers[indices]
+        columns |= {name: np.ascontiguousarray(numbers[name]) for name in (*COUNTS, "trust_factor")}
         rates = None
-        if len(prefill):
-            rates = RateColumns(prefill[indices], decode[indices], self.output_tokens, self.is_learnt)
+        if self.has_rates:
+            rates = RateColumns(
+                np.ascontiguousarray(numbers["prefill"]),
+                np.ascontiguousarray(numbers["decode"]),
+                self.output_tokens,
+                self.is_learnt,
+            )
         return View(
             now_s=self.now_s,
             turn=self.turn,
-            overlap=self.overlap[:, indices],
+            overlap=np.ascontiguousarray(numbers["held"].T),
             bound=None if self.bound is None else WorkerRank(*self.bound),
-            trust_factor=trust_factor[indices],
             rates=rates,
             is_blank=self.is_blank,
             **columns,

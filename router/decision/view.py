@@ -1,6 +1,6 @@
 """The ranks that serve a model: what the core (`router/native/core.hpp`) and users' modes read of them."""
 
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,7 @@ from kv_protocol.hashing import Hashing
 from kv_protocol.ids import WorkerRank
 from kv_protocol.openai.endpoints import serves_default
 from router.fleet.breakers import Breakers
-from router.fleet.registry import Fleet
+from router.fleet.registry import Fleet, kinds, misfit
 from router.fleet.trust import Trust, trust_of
 from router.native import built
 
@@ -20,6 +20,12 @@ Depths = NDArray[np.int32]
 Floats = NDArray[np.float64]
 
 
+COUNTS = ("predicted", "queued_tokens", "active_requests", "active_blocks", "shared_blocks")
+RANK_NUMBERS: Final = np.dtype(
+    [("held", np.int32, 4), *((name, np.int64) for name in (*COUNTS, "capacity"))]
+    + [(name, np.float64) for name in ("trust_factor", "prefill", "decode")]
+)
+"""`RankNumbers` of `router/native/costs.hpp`: `held` is by tiers 0..t, `capacity` 0 if unknown, others as in `View`."""
 OverlapAnswer = tuple[Depths, tuple[int, ...], tuple[int, ...], tuple[str, ...]]
 """What the index answers (`OverlapColumns`)."""
 
@@ -103,10 +109,12 @@ class ModelView:
             if bound
         )
         self.seq_len_min = min(bounds, default=0)
-        self.misfits = fleet.misfits
+        prefills, decodes = kinds(self.registrations, "prefill"), kinds(self.registrations, "decode")
+        self.has_misfits = any(misfit(prefill, decode) for prefill in prefills for decode in decodes)
+        """Whether a decode worker cannot take the KV blocks of a prefill worker."""
         domains = {registration.transfer_domain for registration in self.registrations}
         is_bounded = any(registration.transfer_buffer_tokens for registration in self.registrations)
-        self.transfer_domain = None if self.misfits or is_bounded or len(domains) != 1 else domains.pop()
+        self.transfer_domain = None if self.has_misfits or is_bounded or len(domains) != 1 else domains.pop()
         """The one domain of all ranks, if KV can be transferred between any two of them; else None."""
         self.valid_until_s = min(
             fleet.valid_until_s((worker for _, worker in rows), now_s), breakers.valid_until_s(now_s)

@@ -18,14 +18,12 @@ Whether a decode worker can take KV blocks from a prefill worker:
     kv_cache_dtype     they differ in more than case, or one is not known
     transfer_backend   both name one, and they differ in more than case
 
-Pairs are checked by the first view after a fleet event; other decisions only look one up. Only workers that serve a
-common name are a pair. Source: NVIDIA/TensorRT-LLM, `cpp/tensorrt_llm/batch_manager/cacheFormatter.cpp`,
-`inquireSupport` (one data type, one block size), and `cacheTransceiver.cpp` (each backend has connections of its own).
+Only workers that serve one model are compared. Source: NVIDIA/TensorRT-LLM,
+`cpp/tensorrt_llm/batch_manager/cacheFormatter.cpp`, `inquireSupport` (one data type, one block size), and
+`cacheTransceiver.cpp` (each backend has connections of its own).
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import islice, product
 from typing import Literal, NamedTuple, get_args
 
 import msgspec
@@ -35,6 +33,7 @@ from kv_protocol.fleet import (
     HEARTBEAT_PERIOD_S,
     MISSED_HEARTBEATS_MAX,
     FleetEvent,
+    Role,
     WorkerDraining,
     WorkerLeft,
     WorkerRegistered,
@@ -43,8 +42,6 @@ from kv_protocol.hashing import HASH_SCHEME, HASH_SCHEMES, Hashing, canary
 from kv_protocol.images import ImageRule, rule_text
 from router.fleet.trust import PARITY_FIELDS, Disparity
 
-PAIRS_MAX = 65_536
-"""Largest number of pairs that are known not to work: 256 prefill workers, each beside 256 decode workers."""
 UNKNOWN = "unknown"
 _Rules = tuple[Hashing, ImageRule | None]
 """How a model's prompts are hashed, and what replaces images in them."""
@@ -82,31 +79,10 @@ def _reason(field: str, found: object, allowed: object, prefill: WorkerRegistere
     return f"kv transfer: found {field} {one}, allowed {other} as prefill worker {prefill.worker_id} has"
 
 
-def misfits(workers: Iterable[WorkerRegistered]) -> dict[str, dict[str, str]]:
-    """Return the pairs that do not work: prefill worker id, decode worker id, reason.
-
-    Beyond `PAIRS_MAX` a pair is not in it: it is used, and the engine refuses the transfer.
-    """
-    groups: dict[str, defaultdict[tuple[object, ...], list[WorkerRegistered]]] = {
-        "prefill": defaultdict(list), "decode": defaultdict(list)
-    }  # fmt: skip
-    for each in workers:
-        if each.role in groups:
-            alike = each.served_names, each.block_size, kv_dtype(each), each.transfer_backend.lower()
-            groups[each.role][alike].append(each)
-    by_name = defaultdict[str, dict[tuple[object, ...], list[WorkerRegistered]]](dict)
-    for key, decodes in groups["decode"].items():
-        for name in decodes[0].served_names:
-            by_name[name][key] = decodes
-    found, room = defaultdict[str, dict[str, str]](dict), PAIRS_MAX
-    for prefills in groups["prefill"].values():
-        with_common_name = {key: each for name in prefills[0].served_names for key, each in by_name[name].items()}
-        for decodes in with_common_name.values():
-            if misfit(prefills[0], decodes[0]):
-                for prefill, decode in islice(product(prefills, decodes), room):
-                    found[prefill.worker_id][decode.worker_id] = misfit(prefill, decode)
-                    room -= 1
-    return dict(found)
+def kinds(workers: Iterable[WorkerRegistered], role: Role) -> list[WorkerRegistered]:
+    """Return workers of this role, one of all that are alike in every field that `misfit` reads."""
+    own = [each for each in workers if each.role == role]
+    return [*{(each.block_size, kv_dtype(each), each.transfer_backend.lower()): each for each in own}.values()]
 
 
 class FleetTotals(NamedTuple):
@@ -154,7 +130,6 @@ class Fleet:
         self.is_log_connected = True
         self._heard_last_s = float("-inf")
         """The latest `heard_at_s` of all workers."""
-        self._misfits: dict[str, dict[str, str]] | None = None
         self.refused_total = 0
         self.changes = 0
         """Increases with every event that may have changed an answer about a worker."""
@@ -181,7 +156,6 @@ class Fleet:
         if self.refusal(event) is not None:
             self.refused_total += isinstance(event, WorkerRegistered)
             return False
-        self._misfits = None
         known = self._workers.get(event.worker_id)
         if isinstance(event, WorkerRegistered):
             self._register(event, known)
@@ -257,15 +231,7 @@ class Fleet:
         self._workers[worker.registration.worker_id] = worker
         self._ranks += len(worker.registration.dp_ranks)
         self._heard_last_s = max(self._heard_last_s, float("-inf") if worker.heard_at_s is None else worker.heard_at_s)
-        self._misfits = None
         self.changes += 1
-
-    @property
-    def misfits(self) -> Mapping[str, Mapping[str, str]]:
-        """The pairs that do not work, as the function `misfits` returns them; never changed in place."""
-        if self._misfits is None:
-            self._misfits = misfits(worker.registration for worker in self.workers())
-        return self._misfits
 
     def workers(self) -> Iterator[Worker]:
         """Yield all workers, eldest first."""

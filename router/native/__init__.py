@@ -4,7 +4,7 @@ The router does not run without it: importing this module fails if it is missing
 built from sources with another interface.
 """
 
-INTERFACE = 32
+INTERFACE = 33
 """Changes with the interface of the extension, here and in `module.cpp`."""
 
 try:

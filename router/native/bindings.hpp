@@ -1,4 +1,4 @@
-// What the extension's classes share: texts, slots, and errors as the project words them.
+// What the extension's classes share: casters, texts, slots, and errors as the project words them.
 #pragma once
 
 #include <cstddef>
@@ -6,11 +6,25 @@
 #include <string_view>
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/array.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 #include <structmember.h>
 
-#include "stretches.hpp"
+#include "core.hpp"
 
 namespace kv {
+
+using Seconds = std::optional<double>;
+
+inline Seconds seconds_of(const nanobind::handle& value) { return value.is_none() ? Seconds{} : Seconds(nanobind::cast<double>(value)); }
+
+inline nanobind::bytes bytes_of(std::string_view packed) { return nanobind::bytes(packed.data(), packed.size()); }
 
 [[noreturn]] inline void refuse(const std::string& field, i64 found, const std::string& allowed) {
     throw nanobind::value_error((field + ": found " + std::to_string(found) + ", allowed " + allowed).c_str());
@@ -49,6 +63,9 @@ private:
     Py_ssize_t offset_;
 };
 
+void bind_verdict(nanobind::module_& module);
+void bind_decisions(nanobind::module_& module, nanobind::class_<Core>& core);
+void bind_leases(nanobind::module_& module);
 void bind_core(nanobind::module_& module);
 void bind_inbound(nanobind::module_& module);
 

@@ -128,7 +128,8 @@ void Verdict::choose(const std::vector<double>& multiplier) {
     switch (policy->mode) {
         case Mode::kCost:
         case Mode::kSoonest:
-            weigh(multiplier);
+            is_timed = true;
+            terms = terms_of(view->ranks, candidates, *request, output_tokens(), policy->weights, multiplier);
             return policy->mode == Mode::kCost ? cheapest() : soonest();
         case Mode::kTurn:
         case Mode::kNamed:
@@ -164,15 +165,6 @@ void Verdict::choose(const std::vector<double>& multiplier) {
         }
         case Mode::kUser:
             return;
-    }
-}
-
-void Verdict::weigh(const std::vector<double>& multiplier) {
-    const double tokens = output_tokens();
-    is_timed = true;
-    terms.reserve(candidates.size());
-    for (const u32 place : candidates) {
-        terms.push_back(terms_of(view->ranks[place], *request, tokens, policy->weights, multiplier.empty() ? 1.0 : multiplier[place]));
     }
 }
 

@@ -10,10 +10,9 @@ constexpr i64 kCountMax = (i64{1} << 40) - 1;  // tokens or blocks of one reques
 
 }  // namespace
 
-Core::Core(const Settings& settings)
-    : ledger(ranks, settings.lease_s), approximate(ranks, settings.approximate_ttl_s, settings.approximate_blocks_max),
-      sessions(ranks, settings.affinity_idle_s, settings.affinity_sessions_max), newcomers(ranks), rates(ranks),
-      attempts(ranks) {}
+Core::Core(double lease_s, double approximate_ttl_s, u64 approximate_blocks_max, double affinity_idle_s, u64 affinity_sessions_max)
+    : ledger(ranks, lease_s), approximate(ranks, approximate_ttl_s, approximate_blocks_max),
+      sessions(ranks, affinity_idle_s, affinity_sessions_max), newcomers(ranks), rates(ranks), attempts(ranks) {}
 
 // ---------------------------------------------------------------------------------------------------------------- what is read
 
@@ -192,25 +191,24 @@ Ledger::Lease* Core::promise(const Promise& promise, double now_s, std::string_v
     return lease;
 }
 
-void Core::finished(std::string_view lease_id, double now_s) {
-    if (const std::optional<Ledger::Lease> lease = ledger.end(lease_id)) {
+std::optional<Ledger::Lease> Core::end(std::string_view lease_id, double now_s) {
+    std::optional<Ledger::Lease> lease = ledger.end(lease_id);
+    if (lease.has_value()) {
         sessions.end(lease->session, now_s);
     }
+    return lease;
 }
 
 void Core::expired(std::string_view lease_id, bool by_engine, double now_s) {
-    if (const std::optional<Ledger::Lease> lease = ledger.end(lease_id)) {
-        sessions.end(lease->session, now_s);
+    if (end(lease_id, now_s).has_value()) {
         ++(by_engine ? ledger.corrected_total : ledger.expired_total);
     }
 }
 
 void Core::ended(std::string_view decision_id, const Outcome& outcome) {
-    if (const std::optional<Ledger::Lease> lease = ledger.end(decision_id)) {
-        sessions.end(lease->session, outcome.now_s);
-        if (lease->expected.has_value()) {
-            rates.learn(lease->rank.row(), *lease->expected, outcome);
-        }
+    const std::optional<Ledger::Lease> lease = end(decision_id, outcome.now_s);
+    if (lease.has_value() && lease->expected.has_value()) {
+        rates.learn(lease->rank.row(), *lease->expected, outcome);
     }
     if (attribution != nullptr) {
         attribution->ended(decision_id, outcome.is_ok, outcome.cached_tokens);

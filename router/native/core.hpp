@@ -1,5 +1,5 @@
 // All that a router's decisions read and write, but the fleet's registrations, breakers and the index: one fold. It has no clock, no
-// randomness and no input of its own: times, seeds and the index's answers are arguments. Knows nothing of Python. One thread.
+// randomness and no input of its own: times, seeds and the index's answers are arguments. It calls no Python. One thread.
 #pragma once
 
 #include <functional>
@@ -12,13 +12,6 @@
 #include "offered.hpp"
 
 namespace kv {
-
-struct Settings {
-    double lease_s, approximate_ttl_s;
-    u64 approximate_blocks_max;
-    double affinity_idle_s;
-    u64 affinity_sessions_max;
-};
 
 enum class Mode { kCost, kSoonest, kTurn, kDraw, kOfTwo, kLeastLoaded, kNamed, kUser };
 enum class Affinity { kOff, kSoft, kHard };
@@ -73,11 +66,18 @@ struct View {
     std::optional<Held> bound;  // the rank of the request's session
 };
 
+// What Python has of a verdict, beside the core's columns.
+struct Named {
+    nanobind::object request, model_view, trusts;
+    nanobind::object why;           // of each rank, why it may not take the request, empty if it may; None: all may
+    nanobind::object epochs, seqs;  // where the ranks' streams stand; None: the index was not asked
+};
+
 // A view, and what a policy chooses of it.
 class Verdict {
 public:
-    Verdict(std::shared_ptr<const View> of, std::shared_ptr<const Policy> by, std::shared_ptr<const Request> what, u64 draw)
-        : view(std::move(of)), policy(std::move(by)), request(std::move(what)), seed(draw) {}
+    Verdict(std::shared_ptr<const View> of, std::shared_ptr<const Policy> by, std::shared_ptr<const Request> what, u64 draw, Named names)
+        : view(std::move(of)), policy(std::move(by)), request(std::move(what)), seed(draw), named(std::move(names)) {}
 
     // `excluded`: of each rank whether it may not take the request; empty: all may. One rank at least may.
     // `multiplier`: of each rank's cost; empty: none. A user's mode chooses by `take_choice`.
@@ -91,6 +91,7 @@ public:
     std::shared_ptr<const Policy> policy;
     std::shared_ptr<const Request> request;
     u64 seed;
+    Named named;
     std::vector<u32> candidates;  // places in the view, ascending
     std::size_t decided_candidates = 0;  // how many there were; 0: all are there
     bool passes_over = false;     // newcomers that had their share are no candidates
@@ -121,7 +122,6 @@ public:
 
 private:
     void choose(const std::vector<double>& multiplier);
-    void weigh(const std::vector<double>& multiplier);
     void cheapest();
     void soonest();
     double output_tokens() const;
@@ -144,7 +144,7 @@ public:
 
 class Core {
 public:
-    explicit Core(const Settings& settings);
+    Core(double lease_s, double approximate_ttl_s, u64 approximate_blocks_max, double affinity_idle_s, u64 affinity_sessions_max);
 
     // ------------------------------------------------------------------------------------------------ what is read
     std::shared_ptr<Standing> standing(const std::vector<RankKey>& ranks, std::vector<i64> capacity);
@@ -168,7 +168,9 @@ public:
     void promised(const RankKey& rank, Promise promise, double now_s, std::string_view origin);
     void first_token(std::string_view lease_id, double now_s) { ledger.renew(lease_id, now_s, true); }
     void renewed(std::string_view lease_id, double now_s) { ledger.renew(lease_id, now_s, false); }
-    void finished(std::string_view lease_id, double now_s);
+    // Every lease ends here: one of a replica directly, one of this router by `ended`, any by `expired` if it is silent or its engine
+    // does not report it. Returns the lease; none: it is unknown, or has ended.
+    std::optional<Ledger::Lease> end(std::string_view lease_id, double now_s);
     void expired(std::string_view lease_id, bool by_engine, double now_s);
     void ended(std::string_view decision_id, const Outcome& outcome);
     void reported(const RankKey& rank, i64 running, i64 waiting, i64 used_blocks, double now_s, bool is_of_worker);
@@ -199,6 +201,8 @@ public:
     // ------------------------------------------------------------------------------------------------ for people, and in no checkpoint
     static constexpr std::size_t kEndsMax = 8192;
     DecisionSums decided;
+    double match_s = 0, choose_s = 0;  // how long the last decision took: to ask the index, and all else
+    StageSums stages;                  // of decisions that were carried out
     OfferedLoads offered;
     RankMap<u64> attempts;  // that were routed to ranks of the fleet, by this router and its replicas
     u64 attempts_total = 0;

@@ -2,7 +2,7 @@
 #include <nanobind/stl/map.h>
 
 #include "attribution.hpp"
-#include "core_bindings.hpp"
+#include "bindings.hpp"
 #include "request_sums.hpp"
 
 namespace nb = nanobind;
@@ -17,99 +17,107 @@ using LoadTuple = std::tuple<i64, i64, i64, i64, i64, i64, i64>;
 // What `figure` returns of the row of every rank in the map, by rank.
 template <typename Map, typename Figure>
 auto of_ranks(const Map& map, Figure figure) {
-    std::vector<std::pair<RankTuple, decltype(figure(kNoRow))>> made;
+    std::vector<std::pair<RankKey, decltype(figure(kNoRow))>> made;
     for (const u32 row : map.rows()) {
-        made.emplace_back(rank_tuple(map.key(row)), figure(row));
+        made.emplace_back(map.key(row), figure(row));
     }
     return made;
 }
 
-std::vector<std::tuple<std::string, bool, RankTuple>> events_of(const PyCore& core, double now_s) {
-    std::vector<std::tuple<std::string, bool, RankTuple>> made;
+std::vector<std::tuple<std::string, bool, RankKey>> events_of(const Core& core, double now_s) {
+    std::vector<std::tuple<std::string, bool, RankKey>> made;
     for (const Ledger::Event& event : core.ledger.tick(now_s)) {
-        made.emplace_back(event.lease_id, event.is_by_engine, rank_tuple(core.ranks.key(event.row)));
+        made.emplace_back(event.lease_id, event.is_by_engine, core.ranks.key(event.row));
     }
     return made;
 }
 
 // Active requests, blocks, queued tokens, foreign requests, and the engine's newest report: running, waiting, used blocks.
-LoadTuple load_tuple(const PyCore& core, u32 row) {
+LoadTuple load_tuple(const Core& core, u32 row) {
     const RankLoad& load = core.ledger.loads()[row];
     const Reported& reported = load.reported;
     return {load.requests, core.ledger.blocks(row), load.queued_tokens, reported.foreign, reported.newest[0], reported.newest[1],
             reported.newest[2]};
 }
 
-void bind_core_queries(nb::class_<PyCore>& of) {
+void bind_core_queries(nb::class_<Core>& of) {
     of.def("load_of",
-           [](const PyCore& core, const std::string& worker_id, i64 dp_rank) {
-               const u32 row = core.ranks.find({worker_id, dp_rank});
+           [](const Core& core, const RankKey& rank) {
+               const u32 row = core.ranks.find(rank);
                return core.ledger.loads().find(row) == nullptr ? std::nullopt : std::optional<LoadTuple>(load_tuple(core, row));
            },
-           "worker_id"_a, "dp_rank"_a)
+           "rank"_a)
         .def("loads",
-             [](const PyCore& core) {
+             [](const Core& core) {
                  return of_ranks(core.ledger.loads(), [&core](u32 row) { return load_tuple(core, row); });
              })
         .def("queued_tokens",
-             [](PyCore& core, const Standing& standing) {
+             [](Core& core, const Standing& standing) {
                  std::vector<RankNumbers> ranks(standing.rows.size());
                  core.ledger.read_load(standing.rows, ranks);
-                 return column_of(ranks, &RankNumbers::queued);
+                 std::vector<i64> queued;
+                 for (const RankNumbers& rank : ranks) {
+                     queued.push_back(rank.queued);
+                 }
+                 return queued;
              },
              "standing"_a)
         .def("differences",
-             [](const PyCore& core) {
-                 std::vector<std::pair<RankTuple, i64>> made;
+             [](const Core& core) {
+                 std::vector<std::pair<RankKey, i64>> made;
                  for (const u32 row : core.ledger.loads().rows()) {
                      const RankLoad& load = core.ledger.loads()[row];
                      if (load.reported.reported_at_s.has_value()) {
                          const i64 running = load.reported.newest[0] + load.reported.newest[1];
-                         made.emplace_back(rank_tuple(core.ranks.key(row)), running - load.requests);
+                         made.emplace_back(core.ranks.key(row), running - load.requests);
                      }
                  }
                  return made;
              })
-        .def_prop_ro("open_leases", [](const PyCore& core) { return core.ledger.open_leases(); })
-        .def_prop_ro("expired_total", [](const PyCore& core) { return core.ledger.expired_total; })
-        .def_prop_ro("corrected_total", [](const PyCore& core) { return core.ledger.corrected_total; })
-        .def_prop_ro("is_ledger_empty", [](const PyCore& core) { return core.ledger.is_empty(); })
-        .def_prop_ro("rank_count", [](const PyCore& core) { return core.ranks.size(); })
+        .def_prop_ro("open_leases", [](const Core& core) { return core.ledger.open_leases(); })
+        .def_prop_ro("expired_total", [](const Core& core) { return core.ledger.expired_total; })
+        .def_prop_ro("corrected_total", [](const Core& core) { return core.ledger.corrected_total; })
+        .def_prop_ro("is_ledger_empty", [](const Core& core) { return core.ledger.is_empty(); })
+        .def_prop_ro("rank_count", [](const Core& core) { return core.ranks.size(); })
         .def("routed_blocks",
-             [](const PyCore& core) {
+             [](const Core& core) {
                  const auto& trees = core.approximate.trees();
                  return of_ranks(trees, [&trees](u32 row) { return trees[row]->block_count(); });
              })
         .def("routed_totals",
-             [](const PyCore& core) {
+             [](const Core& core) {
                  const Approximate& of_core = core.approximate;
                  return std::make_tuple(of_core.expired_blocks, of_core.evicted_blocks, of_core.left_blocks);
              })
         .def("session_figures",
-             [](const PyCore& core) {
+             [](const Core& core) {
                  const Sessions& sessions = core.sessions;
                  return std::make_tuple(sessions.size(), sessions.in_flight(), sessions.evicted_total, sessions.moved_total);
              })
         .def("rate_factors",
-             [](const PyCore& core) {
+             [](const Core& core) {
                  return of_ranks(core.rates.ranks(), [&core](u32 row) {
                      const Rates::Rank& rank = core.rates.ranks()[row];
                      return std::make_tuple(rank.model->prefill.shared * rank.prefill, rank.model->decode.shared * rank.decode, rank.prefills,
                                             rank.decodes);
                  });
              })
-        .def("learnt", [](const PyCore& core) { return core.rates.learnt(); })
+        .def("learnt", [](const Core& core) { return core.rates.learnt(); })
         .def("prefill_factors",
-             [](PyCore& core, const Verdict& verdict) {
+             [](Core& core, const Verdict& verdict) {
                  core.check(*verdict.view);
                  std::vector<RankNumbers> ranks(verdict.view->ranks.size());
                  core.rates.read(verdict.request->model, verdict.view->standing->rows, verdict.view->now_s, ranks);
-                 return packed(column_of(ranks, &RankNumbers::prefill));
+                 std::vector<double> factors;
+                 for (const RankNumbers& rank : ranks) {
+                     factors.push_back(rank.prefill);
+                 }
+                 return factors;
              },
              "verdict"_a)
-        .def_prop_ro("rates_refused_total", [](const PyCore& core) { return core.rates.refused_total; })
+        .def_prop_ro("rates_refused_total", [](const Core& core) { return core.rates.refused_total; })
         .def("expected_s",
-             [](const PyCore& core, const Verdict& verdict, std::size_t place) {
+             [](const Core& core, const Verdict& verdict, std::size_t place) {
                  if (place >= verdict.view->ranks.size()) {
                      refuse("place", static_cast<i64>(place), "one of the view's ranks");
                  }
@@ -118,22 +126,22 @@ void bind_core_queries(nb::class_<PyCore>& of) {
              "verdict"_a, "place"_a);
 }
 
-void bind_core_sums(nb::class_<PyCore>& of) {
-    of.def_rw("attribution", &PyCore::attribution, nb::arg().none())
+void bind_core_sums(nb::class_<Core>& of) {
+    of.def_rw("attribution", &Core::attribution, nb::arg().none())
         .def("decided",
-             [](const PyCore& core) {
+             [](const Core& core) {
                  const DecisionSums& sums = core.decided;
                  const std::vector<std::pair<std::pair<std::string, std::string>, u64>> decisions(sums.decisions.begin(), sums.decisions.end());
                  return std::make_tuple(decisions, sums.regret_blocks, sums.margin_s, sums.predicted_blocks,
                                         sums.approximate);
              })
         .def("stages",
-             [](const PyCore& core) {
+             [](const Core& core) {
                  const StageSums& sums = core.stages;
                  return std::make_tuple(sums.match, sums.choose, sums.total);
              })
         .def("offered",
-             [](const PyCore& core, i64 first) {
+             [](const Core& core, i64 first) {
                  std::vector<std::tuple<Group, i64, i64, i64, std::vector<std::pair<double, i64>>>> made;
                  for (const auto& [group, sums] : core.offered.since(first)) {
                      std::vector<std::pair<double, i64>> times;
@@ -145,16 +153,16 @@ void bind_core_sums(nb::class_<PyCore>& of) {
                  return made;
              },
              "first"_a)
-        .def_ro("attempts_total", &PyCore::attempts_total)
+        .def_ro("attempts_total", &Core::attempts_total)
         .def("attempts",
-             [](const PyCore& core) {
+             [](const Core& core) {
                  return of_ranks(core.attempts, [&core](u32 row) { return core.attempts[row]; });
              })
-        .def("ends", [](const PyCore& core) { return std::vector<std::pair<u64, double>>(core.ends.begin(), core.ends.end()); });
+        .def("ends", [](const Core& core) { return std::vector<std::pair<u64, double>>(core.ends.begin(), core.ends.end()); });
 }
 
 // Folds in an event of `kv_protocol.ledger`: of this router, or of the replica `origin`.
-void follow(PyCore& core, const nb::handle& event, double now_s, const std::string& origin) {
+void follow(Core& core, const nb::handle& event, double now_s, const std::string& origin) {
     const std::string_view kind = Py_TYPE(event.ptr())->tp_name;
     const auto text = [&event](const char* name) { return nb::cast<std::string>(event.attr(name)); };
     const auto number = [&event](const char* name) { return nb::cast<i64>(event.attr(name)); };
@@ -164,7 +172,7 @@ void follow(PyCore& core, const nb::handle& event, double now_s, const std::stri
     } else if (kind == "Renewed") {
         core.renewed(text("lease_id"), now_s);
     } else if (kind == "Finished" || kind == "Cancelled") {
-        core.finished(text("lease_id"), now_s);
+        core.end(text("lease_id"), now_s);
     } else if (kind == "Expired") {
         core.expired(text("lease_id"), text("cause") == "engine", now_s);
     } else if (kind == "Routed") {
@@ -180,42 +188,42 @@ void follow(PyCore& core, const nb::handle& event, double now_s, const std::stri
 }
 
 // Folds in the fields of a `kv_protocol.journal.OutcomeKnown`.
-void ended(PyCore& core, double now_s, const std::string& decision_id, const std::string& outcome, std::optional<i64> cached_tokens,
+void ended(Core& core, double now_s, const std::string& decision_id, const std::string& outcome, std::optional<i64> cached_tokens,
            Seconds ttft_s, Seconds /*duration_s*/, std::optional<i64> output_tokens, Seconds itl_s, bool /*came_whole*/) {
     core.ended(decision_id, {now_s, outcome == "ok", ttft_s, itl_s, output_tokens.value_or(0), cached_tokens});
 }
 
-void bind_core_events(nb::class_<PyCore>& of) {
-    of.def("take", [](PyCore& core, const Verdict& verdict) { core.take(verdict); }, "verdict"_a)
+void bind_core_events(nb::class_<Core>& of) {
+    of.def("take", [](Core& core, const Verdict& verdict) { core.take(verdict); }, "verdict"_a)
         .def("learn",
-             [](PyCore& core, const Verdict& verdict, double now_s, Seconds ttft_s, Seconds itl_s, i64 output_tokens) {
+             [](Core& core, const Verdict& verdict, double now_s, Seconds ttft_s, Seconds itl_s, i64 output_tokens) {
                  core.learn(verdict, {now_s, true, ttft_s, itl_s, output_tokens, std::nullopt});
              },
              "verdict"_a, "now_s"_a, "ttft_s"_a.none(), "itl_s"_a.none(), "output_tokens"_a)
-        .def("turned", &PyCore::turned, "model"_a)
+        .def("turned", &Core::turned, "model"_a)
         .def("follow", &follow, "event"_a, "now_s"_a, "origin"_a)
         .def("ended", &ended, nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg().none(),
              nb::arg().none(), nb::arg())
         .def("reported",
-             [](PyCore& core, const std::string& worker_id, i64 dp_rank, i64 running, i64 waiting, i64 used_blocks, double now_s) {
-                 core.reported({worker_id, dp_rank}, running, waiting, used_blocks, now_s, true);
+             [](Core& core, const RankKey& rank, i64 running, i64 waiting, i64 used_blocks, double now_s) {
+                 core.reported(rank, running, waiting, used_blocks, now_s, true);
              },
-             "worker_id"_a, "dp_rank"_a, "running"_a, "waiting"_a, "used_blocks"_a, "now_s"_a)
-        .def("registered", &PyCore::registered, "worker_id"_a, "group"_a, "block_size"_a, "total_blocks"_a)
-        .def("joined", &PyCore::joined, "worker_id"_a, "dp_ranks"_a, "model"_a, "total_blocks"_a, "now_s"_a)
-        .def("left", &PyCore::left, "worker_id"_a)
-        .def("forget", &PyCore::forget, "worker_id"_a, "now_s"_a)
-        .def("let_go", &PyCore::let_go, "now_s"_a)
+             "rank"_a, "running"_a, "waiting"_a, "used_blocks"_a, "now_s"_a)
+        .def("registered", &Core::registered, "worker_id"_a, "group"_a, "block_size"_a, "total_blocks"_a)
+        .def("joined", &Core::joined, "worker_id"_a, "dp_ranks"_a, "model"_a, "total_blocks"_a, "now_s"_a)
+        .def("left", &Core::left, "worker_id"_a)
+        .def("forget", &Core::forget, "worker_id"_a, "now_s"_a)
+        .def("let_go", &Core::let_go, "now_s"_a)
         .def("tick", &events_of, "now_s"_a)
         .def("restore_learnt",
-             [](PyCore& core, const std::string& model, double prefill, double decode, double output_tokens, i64 answers) {
+             [](Core& core, const std::string& model, double prefill, double decode, double output_tokens, i64 answers) {
                  core.rates.restore_learnt(model, prefill, decode, output_tokens, answers);
              },
              "model"_a, "prefill"_a, "decode"_a, "output_tokens"_a, "answers"_a)
-        .def("checkpoint", [](PyCore& core) { return core.checkpoint(); }, nb::keep_alive<0, 1>())
+        .def("checkpoint", [](Core& core) { return core.checkpoint(); }, nb::keep_alive<0, 1>())
         .def("restore",
-             [](PyCore& core, const std::string& table, nb::list rows) { core.restore(table, std::move(rows)); }, "table"_a, "rows"_a)
-        .def_prop_ro("tables", [](PyCore& core) { return core.table_names(); });
+             [](Core& core, const std::string& table, nb::list rows) { core.restore(table, std::move(rows)); }, "table"_a, "rows"_a)
+        .def_prop_ro("tables", [](Core& core) { return core.table_names(); });
 }
 
 auto tuple_of(Sums sums) {
@@ -304,22 +312,14 @@ void bind_core(nb::module_& module) {
             const auto part = checkpoint.next();
             return part.has_value() ? std::optional(std::make_pair(part->first, bytes_of(part->second))) : std::nullopt;
         });
-    nb::class_<PyCore> core(module, "Core");
-    core.def("__init__",
-             [](PyCore* made, double lease_s, double ttl_s, u64 blocks_max, double idle_s, u64 sessions_max) {
-                 new (made) PyCore(Settings{lease_s, ttl_s, blocks_max, idle_s, sessions_max});
-             },
-             "lease_s"_a, "ttl_s"_a, "blocks_max"_a, "idle_s"_a, "sessions_max"_a)
+    nb::class_<Core> core(module, "Core");
+    core.def(nb::init<double, double, u64, double, u64>(), "lease_s"_a, "ttl_s"_a, "blocks_max"_a, "idle_s"_a, "sessions_max"_a)
         .def("standing",
-             [](PyCore& self, const std::vector<RankTuple>& ranks, std::vector<i64> capacity) {
-                 std::vector<RankKey> keys;
-                 for (const auto& [worker_id, dp_rank] : ranks) {
-                     keys.push_back({worker_id, dp_rank});
-                 }
-                 if (capacity.size() != keys.size()) {
+             [](Core& self, const std::vector<RankKey>& ranks, std::vector<i64> capacity) {
+                 if (capacity.size() != ranks.size()) {
                      refuse("capacity", static_cast<i64>(capacity.size()), "as many as ranks");
                  }
-                 return self.standing(keys, std::move(capacity));
+                 return self.standing(ranks, std::move(capacity));
              },
              "ranks"_a, "capacity"_a);
     bind_core_events(core);

@@ -17,13 +17,13 @@ constexpr double kFirstS = 17.0e-3;
 constexpr double kPrefillTokenS = 22.8e-6, kPrefillPairS = 0.830e-9;
 constexpr double kStepS = 5.52e-3, kStepSequenceS = 12.7e-6, kStepKvTokenS = 34.7e-9;
 
-// What costs are computed of at one of the ranks that serve a model.
+// What costs are computed of at one of the ranks that serve a model: `RANK_NUMBERS` of router/decision/view.py.
 struct RankNumbers {
     std::array<std::int32_t, kTiers> held{};  // leading blocks of the request on tiers 0..t
     i64 predicted = 0, queued = 0, requests = 0, blocks = 0, shared = 0;
     i64 capacity = 0;                // blocks of KV; 0: not known
     double trust = 1.0;              // share of the overlap that is credited
-    double prefill = 0, decode = 0;  // learnt factors
+    double prefill = 0, decode = 0;  // learnt factors; 0: they were not read
 
     i64 expected() const { return std::max<i64>(held[0], predicted); }
     // Blocks that the rank lacks for its promised requests and one more; 0 where its capacity is not known.
@@ -81,37 +81,44 @@ inline double credited(const RankNumbers& rank, double lost, const Weights& weig
     return credit * rank.trust;
 }
 
-// What the request costs at a rank. `output_tokens`: that the answer is expected to have.
-inline Terms terms_of(const RankNumbers& rank, const Request& request, double output_tokens, const Weights& weights, double multiplier) {
+// What the request costs at the ranks of `places`. `output_tokens`: that the answer is expected to have. `multiplier`: of each rank's
+// cost; empty: none.
+inline std::vector<Terms> terms_of(const std::vector<RankNumbers>& ranks, const std::vector<u32>& places, const Request& request,
+                                   double output_tokens, const Weights& weights, const std::vector<double>& multiplier) {
     constexpr double kToken = 1e3 * kPrefillTokenS, kPair = 1e3 * kPrefillPairS;
     constexpr double kStep = 1e3 * kStepS, kSequence = 1e3 * kStepSequenceS, kKvToken = 1e3 * kStepKvTokenS;
     const double tokens = static_cast<double>(request.isl_tokens), block_size = static_cast<double>(request.block_size);
-    const double own_blocks = static_cast<double>(request.own_blocks()), lateness_ms = 1e3 * weights.lateness_s;
-    Terms made;
-    made.lost = static_cast<double>(rank.lost(request.own_blocks()));
-    if (request.is_prefilled) {
-        made.credit = credited(rank, made.lost, weights);
-        const double left = tokens - made.credit * block_size;
-        const double uncached = left > 0.0 ? left : 0.0;
-        const double pairs = uncached * (tokens - uncached * 0.5);
-        made.wait_ms = static_cast<double>(rank.queued) * kToken * rank.prefill;
-        made.prefill_ms = (uncached * kToken + pairs * kPair) * rank.prefill;
-        const double until_first = made.wait_ms + made.prefill_ms;
-        made.lateness_ms = until_first * until_first / lateness_ms;
+    const i64 own = request.own_blocks();
+    const double own_blocks = static_cast<double>(own), lateness_ms = 1e3 * weights.lateness_s;
+    const double own_ms = kSequence + own_blocks * block_size * kKvToken;
+    std::vector<Terms> made(places.size());
+    for (std::size_t at = 0; at < places.size(); ++at) {
+        const RankNumbers& rank = ranks[places[at]];
+        Terms& of = made[at];
+        of.lost = static_cast<double>(rank.lost(own));
+        if (request.is_prefilled) {
+            of.credit = credited(rank, of.lost, weights);
+            const double left = tokens - of.credit * block_size;
+            const double uncached = left > 0.0 ? left : 0.0;
+            const double pairs = uncached * (tokens - uncached * 0.5);
+            of.wait_ms = static_cast<double>(rank.queued) * kToken * rank.prefill;
+            of.prefill_ms = (uncached * kToken + pairs * kPair) * rank.prefill;
+            const double until_first = of.wait_ms + of.prefill_ms;
+            of.lateness_ms = until_first * until_first / lateness_ms;
+        }
+        if (request.is_decoded) {
+            const double active = static_cast<double>(rank.requests);
+            const double blocks = static_cast<double>(rank.blocks - rank.shared);
+            const double kv_tokens = (blocks + own_blocks) * block_size;
+            const double step = kStep + (active + 1.0) * kSequence + kv_tokens * kKvToken;
+            of.stall_ms = of.prefill_ms * active;
+            of.decode_ms = step * output_tokens * rank.decode;
+            of.slowdown_ms = active * own_ms * output_tokens * rank.decode;
+        }
+        of.cost = (of.wait_ms + of.prefill_ms + of.lateness_ms) * weights.ttft_weight + of.stall_ms + of.decode_ms + of.slowdown_ms;
+        of.multiplier = multiplier.empty() ? 1.0 : multiplier[places[at]];
+        of.cost *= of.multiplier;
     }
-    if (request.is_decoded) {
-        const double active = static_cast<double>(rank.requests);
-        const double blocks = static_cast<double>(rank.blocks - rank.shared);
-        const double own_ms = kSequence + own_blocks * block_size * kKvToken;
-        const double kv_tokens = (blocks + own_blocks) * block_size;
-        const double step = kStep + (active + 1.0) * kSequence + kv_tokens * kKvToken;
-        made.stall_ms = made.prefill_ms * active;
-        made.decode_ms = step * output_tokens * rank.decode;
-        made.slowdown_ms = active * own_ms * output_tokens * rank.decode;
-    }
-    made.cost = (made.wait_ms + made.prefill_ms + made.lateness_ms) * weights.ttft_weight + made.stall_ms + made.decode_ms + made.slowdown_ms;
-    made.multiplier = multiplier;
-    made.cost *= multiplier;
     return made;
 }
 

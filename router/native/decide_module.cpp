@@ -1,7 +1,8 @@
 // In C++: how the verdicts of router/decision/verdict.py are made. All calls keep the GIL.
 #include <chrono>
+#include <cstring>
 
-#include "core_bindings.hpp"
+#include "bindings.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -23,22 +24,11 @@ struct RequestSlots {
         itl_target_s{type, "itl_target_s"}, sequence_hashes{type, "sequence_hashes"};
 };
 
-// `router.decision.verdict.Verdict`
-struct VerdictSlots {
-    explicit VerdictSlots(const nb::handle& of) : type(of) {}
-    nb::handle type;
-    Slot request{type, "request"}, decision_id{type, "decision_id"}, model_view{type, "model_view"}, trusts{type, "trusts"},
-        why{type, "why"}, epochs{type, "epochs"}, seqs{type, "seqs"}, winner{type, "winner"},
-        registration{type, "registration"};
-};
-
 // What Python names once.
 struct Names {
     nb::object request_type, verdict_type, constraints;  // `router.decision.eligibility.constraints`
     std::string estimated_scheme;                        // of prompts with an estimated length
-    nb::object ranks = nb::steal(PyUnicode_InternFromString("ranks")), registrations = nb::steal(PyUnicode_InternFromString("registrations"));
     RequestSlots request{request_type};
-    VerdictSlots verdict{verdict_type};
 };
 
 const Names* names = nullptr;  // as long as the process
@@ -189,32 +179,22 @@ bool is_constrained(const nb::handle& given, const Request& request, const Basis
             request.isl_tokens + std::max<i64>(1, request.max_tokens) > basis.seq_len_min);
 }
 
-// The object that Python has of a verdict. `epochs`, `seqs`: where the ranks' streams stand.
-nb::object decided(Verdict verdict, Constraints of, const nb::handle& request, const nb::handle& model_view, const nb::handle& rule,
-                   const nb::handle& trusts, const nb::handle& epochs, const nb::handle& seqs) {
+// The object that Python has of a verdict.
+nb::object decided(Verdict verdict, Constraints of, const nb::handle& rule) {
     verdict.decide(of.excluded, std::move(of.multiplier));
-    const VerdictSlots& slots = names->verdict;
-    nb::object made = nb::inst_alloc(slots.type);
+    verdict.named.why = std::move(of.why);
+    nb::object made = nb::inst_alloc(names->verdict_type);
     const Verdict& own = *new (nb::inst_ptr<Verdict>(made)) Verdict(std::move(verdict));
     nb::inst_mark_ready(made);
-    slots.request.set(made, request);
-    slots.decision_id.set(made, names->request.decision_id.of(request));
-    slots.model_view.set(made, model_view);
-    slots.trusts.set(made, trusts);
-    slots.why.set(made, of.why);
-    slots.epochs.set(made, epochs);
-    slots.seqs.set(made, seqs);
     if (own.policy->mode == Mode::kUser) {
         made.attr("_let_choose")(rule);
     }
-    slots.winner.set(made, model_view.attr(names->ranks)[own.place()]);
-    slots.registration.set(made, model_view.attr(names->registrations)[own.place()]);
     return made;
 }
 
 double seconds_now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
-nb::object decide(PyCore& core, const nb::dict& bases, const nb::callable& make, const nb::handle& fleet, const nb::handle& breakers,
+nb::object decide(Core& core, const nb::dict& bases, const nb::callable& make, const nb::handle& fleet, const nb::handle& breakers,
                   const nb::handle& given, const nb::callable& ask, double now_s, u64 seed) {
     static const nb::handle changes_name = PyUnicode_InternFromString("changes");
     const double began_s = seconds_now();
@@ -247,73 +227,47 @@ nb::object decide(PyCore& core, const nb::dict& bases, const nb::callable& make,
     const bool is_open = basis.is_open && !is_constrained(given, *request, basis);
     Constraints constraints = is_open ? basis.constraints : constraints_of(basis.model_view, given, basis.rule);
     auto view = core.look(basis.standing, *basis.native_trusts, *basis.policy, *request, std::move(tiers), is_asked ? basis.epochs : nullptr, now_s);
-    nb::object made = decided(Verdict(std::move(view), basis.policy, request, seed), std::move(constraints), given, basis.model_view,
-                              basis.rule, basis.trusts, epochs, seqs);
+    Named named{nb::borrow(given), basis.model_view, basis.trusts, {}, std::move(epochs), std::move(seqs)};
+    nb::object made = decided(Verdict(std::move(view), basis.policy, request, seed, std::move(named)), std::move(constraints), basis.rule);
     core.choose_s = seconds_now() - began_s - core.match_s;
     return made;
 }
 
 // Decides again for the same request, by another policy.
-nb::object decide_instead(PyCore& core, const nb::handle& live, const nb::handle& rule) {
-    const VerdictSlots& slots = names->verdict;
-    const Verdict& before = *nb::cast<const Verdict*>(live);
+nb::object decide_instead(Core& core, const Verdict& live, const nb::handle& rule) {
     const auto policy = nb::cast<std::shared_ptr<const Policy>>(rule[2]);
-    const nb::handle request = slots.request.of(live), model_view = slots.model_view.of(live);
-    const bool is_as_before = policy->mode != Mode::kNamed && PyTuple_GET_SIZE(names->request.preferred_taints.of(request).ptr()) == 0;
-    Constraints constraints = is_as_before ? Constraints(nb::borrow(slots.why.of(live))) : constraints_of(model_view, request, rule);
-    auto view = core.look_again(*before.view, *policy, *before.request);
-    return decided(Verdict(std::move(view), policy, before.request, before.seed), std::move(constraints), request, model_view, rule,
-                   slots.trusts.of(live), slots.epochs.of(live), slots.seqs.of(live));
+    const Named& named = live.named;
+    const bool is_as_before = policy->mode != Mode::kNamed && PyTuple_GET_SIZE(names->request.preferred_taints.of(named.request).ptr()) == 0;
+    Constraints constraints = is_as_before ? Constraints(named.why) : constraints_of(named.model_view, named.request, rule);
+    return decided(Verdict(core.look_again(*live.view, *policy, *live.request), policy, live.request, live.seed, named), std::move(constraints), rule);
 }
 
-// Decides by a `router.decision.view.View` of these ranks, in place of the core's state: for tests. `columns`: its numbers by name.
-nb::object decide_by(PyCore& core, const nb::handle& given, const nb::dict& columns, std::shared_ptr<const Standing> standing, const nb::handle& rule,
-                     const nb::handle& request, u64 seed) {
+// Decides by a moment that a test made, in place of the core's state. `numbers`: the `RankNumbers` of its ranks.
+nb::object decide_by(Core& core, const nb::object& moment, const nb::bytes& numbers, std::shared_ptr<const Standing> standing,
+                     const nb::handle& rule, const nb::object& request, u64 seed) {
+    auto view = std::make_shared<View>(std::move(standing), nb::cast<double>(moment.attr("now_s")), nb::cast<u64>(moment.attr("turn")));
+    if (numbers.size() != view->ranks.size() * sizeof(RankNumbers)) {
+        refuse("numbers", static_cast<i64>(numbers.size()), std::to_string(view->ranks.size() * sizeof(RankNumbers)) + " bytes");
+    }
+    std::memcpy(view->ranks.data(), numbers.data(), numbers.size());
+    if (const auto bound = nb::cast<std::optional<RankKey>>(moment.attr("bound"))) {
+        view->bound = Held(core.ranks, *bound);
+    }
+    const nb::object rates = moment.attr("rates");
+    view->has_rates = !rates.is_none();
+    view->output_tokens = view->has_rates ? nb::cast<double>(rates.attr("output_tokens")) : 0.0;
+    view->is_learnt = view->has_rates && nb::cast<bool>(rates.attr("is_learnt"));
+    view->spent = flags_of(moment.attr("newcomer"));
+    view->epochs = std::make_shared<const std::vector<u64>>(nb::cast<std::vector<u64>>(moment.attr("epochs")));
+    view->is_blank = nb::cast<bool>(moment.attr("is_blank"));
+    Named named{request, moment, moment.attr("trust"), {}, moment.attr("epochs"), moment.attr("seqs")};
     const auto policy = nb::cast<std::shared_ptr<const Policy>>(rule[2]);
-    Constraints constraints = constraints_of(given, request, rule);
-    auto view = std::make_shared<View>(std::move(standing), nb::cast<double>(given.attr("now_s")), nb::cast<u64>(given.attr("turn")));
-    std::vector<RankNumbers>& ranks = view->ranks;
-    const auto take = [&ranks, &columns](const auto& all) {
-        for (const auto& [name, field] : all) {
-            using Number = std::decay_t<decltype(ranks[0].*field)>;
-            if (columns.contains(name)) {
-                const auto found = nb::cast<std::vector<Number>>(columns[name].attr("tolist")());
-                for (std::size_t at = 0; at < ranks.size(); ++at) {
-                    ranks[at].*field = found.at(at);
-                }
-            }
-        }
-    };
-    take(kCounts);
-    take(kFloats);
-    view->has_rates = columns.contains("prefill");
-    const std::vector<std::int32_t> tiers = tiers_of(given.attr("overlap"), ranks.size());
-    for (std::size_t at = 0; at < tiers.size(); ++at) {
-        ranks[at % ranks.size()].held[at / ranks.size()] = tiers[at];
-    }
-    for (std::size_t at = 0; at < ranks.size(); ++at) {
-        ranks[at].capacity = view->standing->capacity[at];
-    }
-    if (const auto bound = nb::cast<std::optional<RankTuple>>(given.attr("bound"))) {
-        view->bound = Held(core.ranks, RankKey{bound->first, bound->second});
-    }
-    view->output_tokens = nb::cast<double>(columns["output_tokens"]);
-    view->is_learnt = nb::cast<bool>(columns["is_learnt"]);
-    view->spent = flags_of(given.attr("newcomer"));
-    view->epochs = std::make_shared<const std::vector<u64>>(nb::cast<std::vector<u64>>(given.attr("epochs")));
-    view->is_blank = nb::cast<bool>(given.attr("is_blank"));
-    return decided(Verdict(view, policy, request_of(request), seed), std::move(constraints), request, given, rule,
-                   given.attr("trust"), given.attr("epochs"), given.attr("seqs"));
+    return decided(Verdict(view, policy, request_of(request), seed, std::move(named)), constraints_of(moment, request, rule), rule);
 }
 
 }  // namespace
 
-VerdictParts parts_of(const nb::handle& verdict) {
-    const VerdictSlots& slots = names->verdict;
-    return {slots.request.of(verdict), {slots.model_view.of(verdict), slots.epochs.of(verdict), slots.trusts.of(verdict)}};
-}
-
-void bind_decisions(nb::module_& module, nb::class_<PyCore>& core) {
+void bind_decisions(nb::module_& module, nb::class_<Core>& core) {
     module.def("name_types",
                [](nb::object request, nb::object verdict, nb::object constraints, std::string estimated_scheme) {
                    names = new Names{std::move(request), std::move(verdict), std::move(constraints), std::move(estimated_scheme)};
@@ -323,7 +277,7 @@ void bind_decisions(nb::module_& module, nb::class_<PyCore>& core) {
         .def(nb::init<nb::object, nb::tuple, u64, nb::object>(), "model_view"_a, "rule"_a, "changes"_a, "why"_a);
     core.def("decide", &decide, "bases"_a, "make"_a, "fleet"_a, "breakers"_a, "request"_a, "ask"_a, "now_s"_a, "seed"_a)
         .def("decide_instead", &decide_instead, "live"_a, "rule"_a)
-        .def("decide_by", &decide_by, "view"_a, "columns"_a, "standing"_a, "rule"_a, "request"_a, "seed"_a);
+        .def("decide_by", &decide_by, "moment"_a, "numbers"_a, "standing"_a, "rule"_a, "request"_a, "seed"_a);
 }
 
 }  // namespace kv

@@ -3,7 +3,6 @@
 #include <array>
 #include <cmath>
 #include <cstring>
-#include <numeric>
 
 #include "core.hpp"
 
@@ -19,17 +18,18 @@ static_assert(std::tuple_size_v<TermNumbers> <= 2 * kMaskBits, "a mask has two b
 // The candidates that are recorded with all terms: the winner, then the cheapest of the others, the first among equals. Empty: a cost is
 // not a number, so there is no order.
 std::vector<std::size_t> best_candidates(const std::vector<Terms>& terms, std::size_t winner) {
-    if (std::any_of(terms.begin(), terms.end(), [](const Terms& each) { return std::isnan(each.cost); })) {
-        return {};
+    const auto is_cheaper = [&terms](std::size_t one, std::size_t other) { return terms[one].cost < terms[other].cost; };
+    std::vector<std::size_t> best{winner};
+    for (std::size_t at = 0; at < terms.size(); ++at) {
+        if (std::isnan(terms[at].cost)) {
+            return {};
+        }
+        if (at == winner || (best.size() == kBestMax && !is_cheaper(at, best.back()))) {
+            continue;
+        }
+        best.insert(std::upper_bound(best.begin() + 1, best.end(), at, is_cheaper), at);
+        best.resize(std::min(best.size(), kBestMax));
     }
-    std::vector<std::size_t> best(terms.size());
-    std::iota(best.begin(), best.end(), std::size_t{0});
-    std::swap(best[0], best[winner]);
-    const std::size_t count = std::min(kBestMax, best.size());
-    std::partial_sort(best.begin() + 1, best.begin() + static_cast<std::ptrdiff_t>(count), best.end(), [&terms](std::size_t one, std::size_t other) {
-        return std::tie(terms[one].cost, one) < std::tie(terms[other].cost, other);
-    });
-    best.resize(count);
     return best;
 }
 

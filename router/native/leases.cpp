@@ -1,6 +1,6 @@
 // In C++: the journal of a router's decisions, and the leases of those that are carried out: all that follows a decision, in one call
 // each. All calls keep the GIL.
-#include "core_bindings.hpp"
+#include "bindings.hpp"
 #include "request_sums.hpp"
 
 namespace nb = nanobind;
@@ -41,20 +41,18 @@ struct PyJournal {
     }
     // Adds the decision's record, behind those of the standings that it is the first to see.
     void decided(const nb::handle& given) {
-        const VerdictParts parts = parts_of(given);
-        bool is_seen = true;
-        for (std::size_t at = 0; at < seen.size(); ++at) {
-            is_seen = is_seen && parts.looked_at[at].is(seen[at]);
-            seen[at] = nb::borrow(parts.looked_at[at]);
-        }
-        if (!is_seen) {
+        const Verdict& verdict = nb::cast<const Verdict&>(given);
+        const Named& named = verdict.named;
+        if (!named.model_view.is(seen.model_view) || !named.epochs.is(seen.epochs) || !named.trusts.is(seen.trusts)) {
+            seen.model_view = named.model_view;
+            seen.epochs = named.epochs;
+            seen.trusts = named.trusts;
             owner.attr("write_standings")(given);
         }
-        const Verdict& verdict = nb::cast<const Verdict&>(given);
         const double now_s = verdict.view->now_s;
         nb::object request;
         try {
-            request = encoded(parts.request);
+            request = encoded(named.request);
         } catch (const nb::python_error& error) {
             if (!error.matches(PyExc_ValueError) && !error.matches(PyExc_TypeError) && !error.matches(PyExc_OverflowError)) {
                 throw;
@@ -70,8 +68,8 @@ struct PyJournal {
     void forget_seen() { seen = {}; }
 
     nb::object owner, kv_seq, encoded;
-    std::array<nb::object, 3> seen;  // what the last decision looked at: while it stays the same, no standing changes
-    u64 count = 0;                   // of the records
+    Named seen;     // what the last decision looked at: while its ranks, epochs and trusts stay the same, no standing changes
+    u64 count = 0;  // of the records
 
 private:
     static constexpr u64 kRecordsMax = 4096;
@@ -87,7 +85,7 @@ struct PyLease;
 struct PyLeases {
     PyLeases(nb::object type, nb::object of, nb::object clock, double period_s, nb::object followers, nb::object kept)
         : kind(std::move(type)), core_object(std::move(of)), now(std::move(clock)), breakers(std::move(followers)), journal_object(std::move(kept)),
-          core(nb::cast<PyCore*>(core_object)), journal(journal_object.is_none() ? nullptr : nb::cast<PyJournal*>(journal_object)),
+          core(nb::cast<Core*>(core_object)), journal(journal_object.is_none() ? nullptr : nb::cast<PyJournal*>(journal_object)),
           renew_s(period_s) {}
 
     double time() const { return nb::cast<double>(now()); }
@@ -108,14 +106,12 @@ struct PyLeases {
     }
 
     nb::object kind, core_object, now, breakers, journal_object;
-    PyCore* core;
+    Core* core;
     PyJournal* journal;  // nullptr: none
     double renew_s;      // the shortest time between two renewals
     Pack scratch;        // of the newest record
     u64 taken_total = 0;
-    // For replicas. A lease that ends before they ask is never told.
-    PyLease* eldest_untold = nullptr;
-    PyLease* newest_untold = nullptr;
+    std::list<PyLease*> untold;  // that replicas do not know, the eldest first: one that ends before they ask is never told
     std::vector<std::pair<std::string, std::string>> news;  // of leases that were told: the events' tags and leases
     nb::object on_news = nb::none();                        // called, once, when there is something to tell
 };
@@ -134,10 +130,8 @@ struct PyLease {
             leases->journal->decided(verdict_object);
         }
         leases->taken_total = number;
+        place = leases->untold.insert(leases->untold.end(), this);
         is_told = false;
-        older = leases->newest_untold;
-        (older == nullptr ? leases->eldest_untold : older->newer) = this;
-        leases->newest_untold = this;
         leases->wake();
     }
     PyLease(const PyLease&) = delete;
@@ -148,8 +142,7 @@ struct PyLease {
     // Takes it from those that replicas do not know.
     void told() {
         if (!is_told) {
-            (older == nullptr ? leases->eldest_untold : older->newer) = newer;
-            (newer == nullptr ? leases->newest_untold : newer->older) = older;
+            leases->untold.erase(place);
             is_told = true;
         }
     }
@@ -202,8 +195,7 @@ struct PyLease {
     PyLeases* leases;
     const Verdict* verdict;
     u64 number;  // of the router's leases, from 1
-    PyLease* older = nullptr;
-    PyLease* newer = nullptr;
+    std::list<PyLease*>::iterator place;  // in `untold`, unless it is told
     bool is_told = true;
     double renewed_s = 0;
     std::optional<double> first_byte_s, ttft_s, itl_s;
@@ -272,7 +264,8 @@ auto news_of(PyLeases& leases) {
     std::vector<std::pair<std::string, std::string>> events;
     std::swap(events, leases.news);
     std::vector<std::pair<nb::object, bool>> begun;
-    while (PyLease* const lease = leases.eldest_untold) {
+    while (!leases.untold.empty()) {
+        PyLease* const lease = leases.untold.front();
         lease->told();
         if (leases.core->ledger.has(lease->id())) {
             begun.emplace_back(lease->verdict_object, lease->first_byte_s.has_value());

@@ -3,7 +3,7 @@
 
 NB_MODULE(_fold, module) {
     module.doc() = "The fold that a router decides by, and its readers of HTTP, in C++.";
-    module.attr("INTERFACE") = 32;
+    module.attr("INTERFACE") = 33;
     nanobind::set_leak_warnings(false);  // a process may end while verdicts are still referenced
     kv::http::bind_answers(module);
     kv::bind_core(module);

@@ -17,10 +17,30 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include "ranks.hpp"
+
+// In Python a rank is a tuple of its two fields.
+namespace nanobind::detail {
+template <>
+struct type_caster<kv::RankKey> {
+    using Pair = std::pair<std::string, kv::i64>;
+    NB_TYPE_CASTER(kv::RankKey, make_caster<Pair>::Name)
+
+    bool from_python(handle from, std::uint8_t, cleanup_list*) noexcept {
+        Pair pair;
+        const bool is_rank = try_cast(from, pair);
+        value = {std::move(pair.first), pair.second};
+        return is_rank;
+    }
+    static handle from_cpp(const kv::RankKey& key, rv_policy policy, cleanup_list* cleanup) noexcept {
+        return make_caster<Pair>::from_cpp(Pair(key.worker_id, key.dp_rank), policy, cleanup);
+    }
+};
+}  // namespace nanobind::detail
 
 namespace kv {
 
@@ -187,7 +207,6 @@ private:
             wrong();
         }
     }
-    static void read(nanobind::handle from, RankKey& key) { Row(from).take(key.worker_id, key.dp_rank); }
     static void read(nanobind::handle from, Chain& chain) {
         nanobind::bytes packed;
         read(from, packed);

@@ -1,7 +1,7 @@
 // In C++: the base class of router/decision/verdict.py. All calls keep the GIL.
 #include <cstring>
 
-#include "core_bindings.hpp"
+#include "bindings.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -61,28 +61,6 @@ std::shared_ptr<Policy> policy_of(const nb::handle& given, const std::string& mo
     return made;
 }
 
-// Empty: learnt factors were not read, or no newcomer has had its share.
-nb::bytes column(const Verdict& verdict, std::string_view name) {
-    const View& view = *verdict.view;
-    for (const auto& [each, field] : kCounts) {
-        if (each == name) {
-            return packed(column_of(view.ranks, field));
-        }
-    }
-    for (const auto& [each, field] : kFloats) {
-        if (each == name) {
-            return field == &RankNumbers::trust || view.has_rates ? packed(column_of(view.ranks, field)) : nb::bytes("");
-        }
-    }
-    std::vector<std::int32_t> tiers;
-    for (std::size_t tier = 0; tier < kTiers; ++tier) {
-        for (const RankNumbers& rank : view.ranks) {
-            tiers.push_back(rank.held[tier]);
-        }
-    }
-    return name == "overlap" ? packed(tiers) : name == "newcomer" ? packed(view.spent) : throw nb::key_error(std::string(name).c_str());
-}
-
 }  // namespace
 
 void bind_verdict(nb::module_& module) {
@@ -112,8 +90,18 @@ void bind_verdict(nb::module_& module) {
         .def_prop_ro("bound",
                      [](const Verdict& verdict) {
                          const std::optional<Held>& bound = verdict.view->bound;
-                         return bound.has_value() ? std::optional<RankTuple>({bound->key().worker_id, bound->key().dp_rank}) : std::nullopt;
+                         return bound.has_value() ? std::optional(bound->key()) : std::nullopt;
                      })
+        .def_prop_ro("request", [](const Verdict& verdict) { return verdict.named.request; })
+        .def_prop_ro("model_view", [](const Verdict& verdict) { return verdict.named.model_view; })
+        .def_prop_ro("trusts", [](const Verdict& verdict) { return verdict.named.trusts; })
+        .def_prop_ro("why", [](const Verdict& verdict) { return verdict.named.why; })
+        .def_prop_ro("epochs", [](const Verdict& verdict) { return verdict.named.epochs; })
+        .def_prop_ro("seqs", [](const Verdict& verdict) { return verdict.named.seqs; })
+        .def_prop_ro("winner", [](const Verdict& verdict) -> nb::object { return verdict.named.model_view.attr("ranks")[verdict.place()]; })
+        .def_prop_ro("registration",
+                     [](const Verdict& verdict) -> nb::object { return verdict.named.model_view.attr("registrations")[verdict.place()]; })
+        .def_prop_ro("decision_id", [](const Verdict& verdict) { return verdict.request->decision_id; })
         .def_ro("seed", &Verdict::seed)
         .def_prop_ro("policy", [](const Verdict& verdict) { return verdict.policy->name; })
         .def_prop_ro("action", [](const Verdict& verdict) { return verdict.meets_targets ? std::string("admit") : verdict.policy->unmet; })
@@ -136,7 +124,13 @@ void bind_verdict(nb::module_& module) {
         .def_prop_ro("ttft_s", [](const Verdict& verdict) { return verdict.ttft_s(verdict.winner_at); })
         .def("predicted_s",
              [](const Verdict& verdict, std::size_t at) { return std::make_pair(verdict.ttft_s(at), verdict.itl_s(at)); }, "at"_a)
-        .def("column", &column, "name"_a)
+        .def_prop_ro("packed_numbers",
+                     [](const Verdict& verdict) {
+                         const std::vector<RankNumbers>& ranks = verdict.view->ranks;
+                         return nb::bytes(ranks.data(), ranks.size() * sizeof(RankNumbers));
+                     })
+        .def_prop_ro("has_rates", [](const Verdict& verdict) { return verdict.view->has_rates; })
+        .def_prop_ro("spent", [](const Verdict& verdict) { return bytes_of({verdict.view->spent.data(), verdict.view->spent.size()}); })
         .def("held", [](const Verdict& verdict, u32 place) {
             const RankNumbers& rank = verdict.view->at(place);
             return std::make_pair(std::vector<std::int32_t>(rank.held.begin(), rank.held.end()), rank.predicted);

@@ -32,7 +32,6 @@ from statistics import stdev
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
-import numpy as np
 
 from kv_protocol.errors import LimitExceeded
 from kv_protocol.ids import WorkerRank
@@ -78,7 +77,7 @@ def compared(state: RouterState, verdict: Verdict, live: Policy, shadow: Policy)
     places = verdict.place, other.place
     ttft_s = cached_blocks = None
     if verdict.request.isl_tokens and not verdict.is_blank:
-        factors = np.frombuffer(verdict.column("prefill") or state.core.prefill_factors(verdict))
+        factors = verdict.numbers["prefill"] if verdict.has_rates else state.core.prefill_factors(verdict)
         live_s, shadow_s = (state.core.expected_s(verdict, place)[0] * float(factors[place]) for place in places)
         held, others = (min(int(verdict.expected[place]), verdict.request.reusable_blocks) for place in places)
         ttft_s, cached_blocks = (live_s, shadow_s), (held, others)

@@ -36,7 +36,7 @@ from router.decision.eligibility import NoEligibleWorker, exclusions
 from router.decision.policy import Policy
 from router.decision.state import StateSettings
 from router.fleet.breakers import Breakers
-from router.fleet.registry import Fleet, Worker
+from router.fleet.registry import Fleet, Worker, misfit
 from router.fleet.trust import trust_of
 from tests.reference.affinity import Affinity
 from tests.reference.approximate import ApproximateIndex
@@ -255,7 +255,12 @@ class ReferenceState:
             now_s=now_s,
             turn=self.turns[request.model],
             rows=tuple(rows),
-            misfits=self.fleet.misfits,
+            has_misfits=any(
+                misfit(one.registration, other.registration)
+                for one in workers
+                for other in workers
+                if (one.registration.role, other.registration.role) == ("prefill", "decode")
+            ),
             bound=None if policy.affinity == "off" else self.affinity.bound(request.session_id, now_s),
         )
         if not (mode.reads_overlap and rows):

@@ -3,7 +3,7 @@
 A rank is one row. Trust says how far the index's answer about it is believed (`router/fleet/trust.py`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from kv_protocol.fleet import WorkerRegistered
@@ -51,8 +51,8 @@ class View(NamedTuple):
     now_s: float
     turn: int
     rows: tuple[Row, ...]
-    misfits: Mapping[str, Mapping[str, str]]
-    """Prefill worker id, decode worker id: why the latter cannot take the former's KV blocks (`Fleet.misfits`)."""
+    has_misfits: bool
+    """Whether a decode worker cannot take the KV blocks of a prefill worker."""
     bound: WorkerRank | None = None
     """The rank that the request's session is bound to; None: no rank."""
     is_blank: bool = True

@@ -10,17 +10,20 @@ from collections import namedtuple
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from kv_protocol.decided import RouteRequest
 from router.decision import view
 from router.decision.policies import MODES, Mode, Rules
 from router.decision.policy import Policy
 from router.decision.state import LEASE_S, AffinityLimits, ApproximateLimits
 from router.decision.verdict import Verdict
+from router.decision.view import RANK_NUMBERS
 from router.native import built
 
-_FIELDS = (*view.View._fields, "unfit", "misfits")
+_FIELDS = (*view.View._fields, "unfit", "has_misfits")
 _named: Any = namedtuple  # noqa: PYI024 - its fields are those of another
-View: Any = _named("View", _FIELDS, defaults=(None, None, None, False, (), {}))
+View: Any = _named("View", _FIELDS, defaults=(None, None, None, False, (), False))
 """A view with why its ranks take no work: all that the core reads of them."""
 
 
@@ -35,7 +38,10 @@ def decide(moment: Any, request: RouteRequest, policy: Policy, seed: int, modes:
     """
     core = built.Core(LEASE_S, *ApproximateLimits(), *AffinityLimits())
     standing = core.standing(moment.ranks, [each.total_kv_blocks for each in moment.registrations])
-    rates, columns = moment.rates, moment._asdict()
-    learnt = {"output_tokens": 0.0, "is_learnt": False} if rates is None else rates._asdict()
-    columns = {name: found for name, found in (columns | learnt).items() if found is not None}
-    return core.decide_by(moment, columns, standing, Rules(modes).of(policy, request), request, seed)
+    given = moment._asdict() | ({} if moment.rates is None else moment.rates._asdict())
+    numbers = np.zeros(len(moment.ranks), RANK_NUMBERS)
+    for name in RANK_NUMBERS.names or ():
+        if given.get(name) is not None:
+            numbers[name] = given[name]
+    numbers["held"], numbers["capacity"] = moment.overlap.T, [each.total_kv_blocks for each in moment.registrations]
+    return core.decide_by(moment, numbers.tobytes(), standing, Rules(modes).of(policy, request), request, seed)

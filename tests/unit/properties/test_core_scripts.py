@@ -351,7 +351,7 @@ def test_chains_of_thousands_of_blocks_fork_where_they_differ() -> None:
     for cut in (0, 1, 4320, 4321, 5000):
         asked = route(16 * cut + 17, sequence_hashes=chain(*long[:cut], 7))
         verdict = folded.decide(asked, lambda _, of: answer([((0, 0, 0, 0), 0, 0, "never_heard")] * len(of)), 0.0, 1)
-        found.append((verdict.overlap_blocks, int(verdict.ints("shared_blocks")[0])))
+        found.append((verdict.overlap_blocks, int(verdict.numbers["shared_blocks"][0])))
     assert found == [(cut, cut) for cut in (0, 1, 4320, 4321, 5000)]
 
 

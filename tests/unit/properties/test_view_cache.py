@@ -97,7 +97,7 @@ def looked(folded: RouterState, now_s: float, doubt: int) -> list[Any]:
     standing, doubts = folded.model_view(MODEL, BLOCK_SIZE, HASH_SCHEME, now_s), _DOUBTS[doubt]
     known = standing.ranks, standing.registrations, standing.unfit, standing.roles
     trust = standing.trusted(doubts[: len(standing.ranks)])[0]
-    return [*known, standing.seq_len_min, dict(standing.misfits), trust, decided]
+    return [*known, standing.seq_len_min, standing.has_misfits, trust, decided]
 
 
 def differences(told: list[Step]) -> list[str]:

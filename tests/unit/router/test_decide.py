@@ -81,7 +81,7 @@ def test_of_a_running_request_that_gives_way_to_newer_ones_what_is_known_of_its_
     for lease in (SimpleNamespace(verdict=taken, ended=b""), SimpleNamespace()):
         kept.add(cast("Lease", lease))
     assert known() == before
-    assert len(taken.rank_indices) == len(taken.column("predicted")) // 8 == 1
+    assert len(taken.rank_indices) == len(taken.numbers) == 1
 
 
 KV, ROUND_ROBIN = Policy(), Policy(mode="round-robin")

@@ -2,17 +2,19 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_protocol.fleet import WorkerDraining, WorkerLeft, WorkerRegistered
+from kv_protocol.fleet import WorkerDraining, WorkerLeft
+from kv_protocol.hashing import HASH_SCHEME
+from kv_protocol.journal import FleetApplied
 from router.decision.eligibility import NoEligibleWorker
 from router.decision.policy import Policy
-from router.fleet import registry
-from router.fleet.registry import Fleet, misfit, misfits
+from router.fleet.registry import misfit
 from tests.support.decide import decide
-from tests.unit.router.samples import TEXT, rank, registered, route, row, view
+from tests.unit.router.samples import rank, registered, route, row, state, view
 
 PREFILL = {"kv_cache_dtype": "fp8", "transfer_backend": "NIXL"}
 DTYPES, BACKENDS, SIZES = ("", "auto", "fp8", "FP8", "bfloat16"), ("", "NIXL", "UCX"), (16, 32)
@@ -69,50 +71,40 @@ events = st.one_of(
 
 
 @given(st.lists(events, max_size=12))
-def test_whatever_came_and_went_the_misfits_are_those_of_the_fleet(told: list[Any]) -> None:
-    fleet = Fleet(TEXT)
+def test_whatever_came_and_went_a_model_has_misfits_if_one_of_its_pairs_does_not_work(told: list[Any]) -> None:
+    folded = state()
     for event in told:
-        fleet.apply(event)
-    known = [worker.registration for worker in fleet.workers()]
-    assert fleet.misfits == expected(known)
-    restored = Fleet(TEXT)
-    for worker in fleet.workers():
-        restored.restore(worker)
-    assert restored.misfits == expected(known)
-
-
-def test_no_more_pairs_are_remembered_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "PAIRS_MAX", 2)
-    known = [registered("p", role="prefill", kv_cache_dtype="fp8")]
-    known += [registered(name, role="decode", kv_cache_dtype="bfloat16") for name in "abc"]
-    assert misfits(known)["p"].keys() == {"a", "b"}
-
-
-def expected(known: list[WorkerRegistered]) -> dict[str, dict[str, str]]:
-    found: dict[str, dict[str, str]] = {}
-    for prefill in (each for each in known if each.role == "prefill"):
-        for decode in (each for each in known if each.role == "decode"):
-            if set(prefill.served_names) & set(decode.served_names) and (reason := misfit(prefill, decode)):
-                found.setdefault(prefill.worker_id, {})[decode.worker_id] = reason
-    return found
+        folded.apply(FleetApplied(now_s=0.0, event=event))
+        known = [worker.registration for worker in folded.fleet.serving("m")]
+        pairs = ((one, other) for one in known for other in known if (one.role, other.role) == ("prefill", "decode"))
+        view = folded.model_view("m", 16, HASH_SCHEME, 0.0)
+        assert view.has_misfits == any(misfit(*pair) for pair in pairs)
 
 
 # ------------------------------------------------------------------------------------------------- decisions
-DECODE = (row("d/0", role="decode"), row("e/0", role="decode"))
-BOTH = (row("p/0", role="prefill"), row("q/0", role="prefill"), *DECODE)
+BOTH = (row("p/0", role="prefill"), row("q/0", role="prefill"), row("d/0", role="decode"), row("e/0", role="decode"))
+
+
+def with_dtypes(**dtypes: str) -> Any:
+    """Return a view of `BOTH`, with these data types of their KV."""
+    moment = view(*BOTH)
+    registrations = tuple(
+        msgspec.structs.replace(each, kv_cache_dtype=dtypes[each.worker_id]) for each in moment.registrations
+    )
+    return moment._replace(registrations=registrations, has_misfits=True)
 
 
 def test_a_decode_worker_that_cannot_take_the_blocks_is_not_paired_and_the_reason_is_told() -> None:
-    moment = view(*DECODE)._replace(misfits={"p": {"d": REASON}})
+    moment = with_dtypes(p="fp8", q="auto", d="bfloat16", e="fp8")
     found = decide(moment, route(phase="decode", prefill_worker="p"), Policy(), 1)
-    assert (found.winner, found.exclusions) == (rank("e/0"), (REASON, ""))
-    for other in ("q", "", None):
+    assert (found.winner, found.exclusions[2:]) == (rank("e/0"), (REASON, ""))
+    for other in ("gone", "", None):
         free = decide(moment, route(phase="decode", prefill_worker=other), Policy(), 1)
-        assert free.exclusions == ("", "")
+        assert free.exclusions[2:] == ("", "")
 
 
 def test_a_prefill_worker_that_fits_no_decode_worker_computes_nothing() -> None:
-    moment = view(*BOTH)._replace(misfits={"p": {"d": REASON, "e": REASON}, "q": {"d": REASON}})
+    moment = with_dtypes(p="fp8", q="bfloat16", d="bfloat16", e="auto")
     found = decide(moment, route(phase="prefill", prefill_worker=""), Policy(), 1)
     assert found.winner == rank("q/0")
     assert found.exclusions[0] == "kv transfer: none of 2 decode workers can take its blocks"
@@ -136,5 +128,5 @@ def test_a_prompt_longer_than_a_buffer_is_not_transferred_through_it() -> None:
 
 
 def test_a_record_of_a_former_version_is_judged_as_it_was() -> None:
-    moment = view(*BOTH)._replace(misfits={"p": {"d": REASON, "e": REASON}, "q": {"d": REASON, "e": REASON}})
+    moment = with_dtypes(p="fp8", q="fp8", d="bfloat16", e="auto")
     assert decide(moment, route(phase="prefill"), Policy(), 1).exclusions[:2] == ("", "")
