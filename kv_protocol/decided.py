@@ -35,7 +35,7 @@ RANKS_MAX = 0xFFFF
 TERMS: tuple[str, ...] = CostTerms.__struct_fields__
 TIERS = 4
 WIDE = 0x80
-"""The flag of an overlap whose numbers are u32."""
+"""The flag of an overlap with u32 numbers."""
 _MASK_BITS, _MORE = 7, 0x80
 _MASK_BYTES_MAX = -(-len(TERMS) // _MASK_BITS)
 _TIMED = sum(1 << at for at, name in enumerate(TERMS) if name.endswith("_ms"))

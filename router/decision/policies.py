@@ -20,11 +20,12 @@ The core chooses by these (`router/native/choice.cpp`). A user's mode is a pure 
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from kv_protocol.decided import RouteRequest
+from kv_protocol.decided import RequestPhase, RouteRequest
 from kv_protocol.openai.endpoints import PROMPT_ENDPOINTS
 from router.decision.policy import Policy
 from router.decision.view import View
@@ -94,20 +95,16 @@ class Rules:
 
     def __init__(self, modes: Mapping[str, Mode]) -> None:
         self.modes = modes
-        self._rules: dict[tuple[Policy, str, str], Rule] = {}
+        self._known = lru_cache(_RULES_MAX)(self._rule)
 
     def of(self, policy: Policy, request: RouteRequest) -> Rule:
         """Return the rule of a request."""
-        key = policy, request.phase, request.endpoint
-        rule = self._rules.get(key)
-        if rule is None:
-            policy = policy.of(request.phase)
-            if request.endpoint not in PROMPT_ENDPOINTS and self.modes[policy.mode].reads_overlap:
-                policy = replace(policy, mode="least-loaded")
-            mode = self.modes[policy.mode]
-            name = policy.mode if mode.choose is None else "user"
-            native = built.policy(policy, name, mode.reads_overlap, mode.reads_load, mode.reads_rates)
-            if len(self._rules) >= _RULES_MAX:
-                self._rules.clear()
-            rule = self._rules[key] = Rule(policy, mode, native)
-        return rule
+        return self._known(policy, request.phase, request.endpoint)
+
+    def _rule(self, policy: Policy, phase: RequestPhase, endpoint: str) -> Rule:
+        policy = policy.of(phase)
+        if endpoint not in PROMPT_ENDPOINTS and self.modes[policy.mode].reads_overlap:
+            policy = replace(policy, mode="least-loaded")
+        mode = self.modes[policy.mode]
+        name = policy.mode if mode.choose is None else "user"
+        return Rule(policy, mode, built.policy(policy, name, mode.reads_overlap, mode.reads_load, mode.reads_rates))

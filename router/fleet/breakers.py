@@ -20,9 +20,10 @@ Attribution of a 500: a poison request fails on every rank, and three of its kin
 counts against a rank only once another rank has answered the same request (`erred_before` of the ok): it never counts
 if all ranks fail the request, or if there is no other.
 
-A failed connection counts against the worker, whose HTTP all its ranks share; everything else counts against the rank.
-So a worker whose events flow while its HTTP is dead stays excluded: its probes fail, at growing intervals. The reverse,
-HTTP that answers while the stream is in doubt, lowers trust (`trust.py`) and excludes no rank.
+A failed connection counts against the worker, since all its ranks share one HTTP server; everything else counts
+against the rank. So a worker stays excluded while its HTTP is dead, even if its events flow: its probes fail, at
+growing intervals. The reverse, HTTP that answers while the stream is in doubt, lowers trust (`trust.py`) and excludes
+no rank.
 """
 
 from collections.abc import Iterator

@@ -9,8 +9,8 @@
 //   saved          seconds(reused)
 //   baseline in s  the mean of seconds over the candidates, as for tokens
 //
-// p is the winner's prefill factor at the decision, 1 where nothing was learnt. A request whose candidates were not compared (the mode
-// reads no overlap) has its own reuse as baseline: no saving by routing is claimed.
+// p is the winner's prefill factor at the decision, 1 where nothing was learnt. Where candidates were not compared (the mode reads no
+// overlap), the baseline is the request's own reuse: no saving by routing is claimed.
 #pragma once
 
 #include "core.hpp"

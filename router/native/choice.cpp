@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 #include <stdexcept>
+#include <utility>
 
 #include "core.hpp"
 
@@ -13,24 +14,15 @@ namespace {
 constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr u64 kGamma = 0x9E37'79B9'7F4A'7C15;
 
-struct CostChoice {
-    std::size_t winner;
-    std::optional<std::size_t> runner_up;
-    std::optional<double> margin;
-};
-
-// The choice of `winner`, with the cheapest of the others, the first among equals.
-CostChoice beside(const std::vector<double>& costs, std::size_t winner) {
-    if (costs.size() == 1) {
-        return {winner, std::nullopt, std::nullopt};
-    }
-    std::size_t second = winner == 0 ? 1 : 0;
-    for (std::size_t at = second + 1; at < costs.size(); ++at) {
-        if (at != winner && costs[at] < costs[second]) {
+// The cheapest beside `winner`, the first among equals; none: there is no other.
+std::optional<std::size_t> second_to(std::size_t winner, const std::vector<double>& costs) {
+    std::optional<std::size_t> second;
+    for (std::size_t at = 0; at < costs.size(); ++at) {
+        if (at != winner && (!second.has_value() || costs[at] < costs[*second])) {
             second = at;
         }
     }
-    return {winner, second, costs[second] - costs[winner]};
+    return second;
 }
 
 std::size_t lowest(const std::vector<double>& costs, u64 seed) {
@@ -66,10 +58,6 @@ std::size_t sampled(const std::vector<double>& costs, double temperature, u64 se
     return costs.size() - 1;
 }
 
-CostChoice chosen(const std::vector<double>& costs, double temperature, u64 seed) {
-    return beside(costs, temperature <= 0 ? lowest(costs, seed) : sampled(costs, temperature, seed));
-}
-
 }  // namespace
 
 double unit_interval(u64 seed, u64 draw) { return static_cast<double>(mixed(seed + (draw + 1) * kGamma) >> 11) * 0x1p-53; }
@@ -102,7 +90,7 @@ void Verdict::decide(const std::vector<char>& excluded, std::vector<double> mult
     }
 }
 
-// A full miss passes newcomers over that had their share, unless all candidates are such.
+// A full miss passes newcomers over that had their share, unless every candidate is one.
 void Verdict::settle() {
     if (!policy->reads_overlap || !policy->bounds_newcomers || view->spent.empty() || request->reusable_blocks() == 0) {
         return;
@@ -157,10 +145,9 @@ void Verdict::choose(const std::vector<double>& multiplier) {
             for (std::size_t at = 0; at < count; ++at) {
                 requests.push_back(static_cast<double>(requests_at(at)));
             }
-            const CostChoice choice = chosen(requests, 0.0, seed);
-            winner_at = choice.winner;
-            runner_up = choice.runner_up;
-            reason = !choice.margin.has_value() ? "only" : *choice.margin != 0.0 ? "load" : "draw";
+            winner_at = lowest(requests, seed);
+            runner_up = second_to(winner_at, requests);
+            reason = !runner_up.has_value() ? "only" : requests[*runner_up] != requests[winner_at] ? "load" : "draw";
             return;
         }
         case Mode::kUser:
@@ -177,11 +164,15 @@ std::vector<double> Verdict::costs() const {
     return found;
 }
 
+void Verdict::set_margin() {
+    margin = runner_up.has_value() ? std::optional<double>(terms[*runner_up].cost - terms[winner_at].cost) : std::nullopt;
+}
+
 void Verdict::cheapest() {
-    const CostChoice choice = chosen(costs(), policy->temperature, seed);
-    winner_at = choice.winner;
-    runner_up = choice.runner_up;
-    margin = choice.margin;
+    const std::vector<double> all = costs();
+    winner_at = policy->temperature <= 0 ? lowest(all, seed) : sampled(all, policy->temperature, seed);
+    runner_up = second_to(winner_at, all);
+    set_margin();
     if (!runner_up.has_value()) {
         reason = "only";
     } else if (*margin <= 0) {
@@ -210,15 +201,12 @@ void Verdict::soonest() {
     for (std::size_t at = 0; at < terms.size() && is_any; ++at) {
         seconds[at] = allowed[at] ? every[at] : kInf;
     }
-    const CostChoice choice = chosen(seconds, 0.0, seed);
-    winner_at = choice.winner;
-    runner_up = choice.runner_up;
+    winner_at = lowest(seconds, seed);
+    runner_up = second_to(winner_at, seconds);
     if (runner_up.has_value() && std::isinf(seconds[*runner_up])) {  // no other candidate meets the targets
-        runner_up = beside(every, winner_at).runner_up;
+        runner_up = second_to(winner_at, every);
     }
-    if (runner_up.has_value()) {
-        margin = terms[*runner_up].cost - terms[winner_at].cost;
-    }
+    set_margin();
     reason = runner_up.has_value() ? "predicted_ttft" : "only";
     meets_targets = allowed[winner_at];
 }
@@ -254,17 +242,13 @@ void Verdict::bind() {
     const auto of_session = policy->affinity == Affinity::kHard ? bound() : std::nullopt;
     if (of_session.has_value()) {
         reason = "affinity";
-        if (*of_session != winner_at && runner_up.has_value()) {
-            if (terms.empty() || policy->mode == Mode::kSoonest) {
-                runner_up = winner_at;
-            } else {
-                runner_up = beside(costs(), *of_session).runner_up;
-            }
+        const std::size_t before = std::exchange(winner_at, *of_session);
+        if (before != winner_at && runner_up.has_value()) {
+            runner_up = terms.empty() || policy->mode == Mode::kSoonest ? before : second_to(winner_at, costs());
             if (!terms.empty()) {
-                margin = runner_up.has_value() ? std::optional<double>(terms[*runner_up].cost - terms[*of_session].cost) : std::nullopt;
+                set_margin();
             }
         }
-        winner_at = *of_session;
     }
     if (request->is_pinned) {
         reason = "pinned";

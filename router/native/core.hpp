@@ -122,6 +122,7 @@ public:
 
 private:
     void choose(const std::vector<double>& multiplier);
+    void set_margin();
     void cheapest();
     void soonest();
     double output_tokens() const;
@@ -163,7 +164,7 @@ public:
     void turned(std::string_view model);
     // Throws `std::invalid_argument` for what was decided by another core, since rows are of one core, and for what forgot its columns.
     void check(const View& view) const;
-    // Learns how fast the winner is from an outcome that is ok, of whichever core the decision is: for tools.
+    // Learns how fast the winner is from an outcome that is ok. The decision may be another core's: for tools.
     void learn(const Verdict& verdict, const Outcome& outcome);
     void promised(const RankKey& rank, Promise promise, double now_s, std::string_view origin);
     void first_token(std::string_view lease_id, double now_s) { ledger.renew(lease_id, now_s, true); }

@@ -42,16 +42,22 @@ void put_number(Pack& to, Number number) {
 // Adds the mask of the terms that are not their default everywhere, and their numbers for `best`.
 void pack_terms(Pack& to, const std::vector<Terms>& terms, const std::vector<std::size_t>& best) {
     const TermNumbers otherwise = numbers_of(Terms());
+    std::vector<TermNumbers> rows;
+    for (const std::size_t at : best) {
+        rows.push_back(numbers_of(terms[at]));
+    }
     std::vector<double> numbers;  // term by term
     unsigned mask = 0;
     for (std::size_t field = 0; field < otherwise.size(); ++field) {
-        bool differs = false;
-        for (const std::size_t at : best) {
-            numbers.push_back(numbers_of(terms[at])[field]);
-            differs = differs || std::memcmp(&numbers.back(), &otherwise[field], sizeof(double)) != 0;  // bits: -0.0 is not 0.0
+        const auto differs = [&](const TermNumbers& row) {  // bits: -0.0 is not 0.0
+            return std::memcmp(&row[field], &otherwise[field], sizeof(double)) != 0;
+        };
+        if (std::any_of(rows.begin(), rows.end(), differs)) {
+            mask |= 1U << field;
+            for (const TermNumbers& row : rows) {
+                numbers.push_back(row[field]);
+            }
         }
-        mask |= differs ? 1U << field : 0;
-        numbers.resize(differs ? numbers.size() : numbers.size() - best.size());
     }
     to.bytes((mask < kMore ? 1 : 2) + numbers.size() * sizeof(double));
     for (; mask >= kMore; mask >>= kMaskBits) {

@@ -50,7 +50,7 @@ struct DecisionSums {
     Histogram regret_blocks{{0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096}};
     Histogram margin_s{{0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100}};
     i64 predicted_blocks = 0;  // that winners were expected to hold, and did not yet
-    u64 approximate = 0;       // whose winner has no events
+    u64 approximate = 0;       // decisions for ranks without events
 
     void add(const Verdict& verdict);
 };

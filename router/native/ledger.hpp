@@ -49,7 +49,7 @@ private:
 
 struct RankLoad {
     i64 requests = 0, queued_tokens = 0, extra_blocks = 0;
-    i64 bringing = 0;  // requests whose blocks are on their way
+    i64 bringing = 0;  // requests that are still bringing blocks to the rank
     u64 epoch = 0;     // of the stream in which these were routed
     Reported reported;
     bool is_gone = false;  // forgotten, but for open leases
@@ -122,7 +122,7 @@ public:
 private:
     static constexpr double kSilentS = 10.0, kSeenS = 2.0;
 
-    // A lease after whose first token its blocks count for a while.
+    // A lease after its first token: its blocks count as on their way until then.
     struct Seen {
         double until_s;
         std::string lease_id;

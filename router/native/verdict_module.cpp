@@ -27,7 +27,7 @@ Choice one_of(const std::string& found, std::initializer_list<std::pair<const ch
     throw nb::value_error(("found " + found).c_str());
 }
 
-// Of a `router.decision.policy.Policy` whose mode is one of `Mode`, or a user's that reads so.
+// `mode` names one of `Mode`; the flags say what it reads.
 std::shared_ptr<Policy> policy_of(const nb::handle& given, const std::string& mode, bool reads_overlap, bool reads_load, bool reads_rates) {
     const nb::object parameters = attribute(given, "parameters");
     auto made = std::make_shared<Policy>();
