@@ -12,7 +12,7 @@ from router.decision.policy import CostParameters, Policy
 from router.decision.verdict import Verdict
 from router.decision.view import RateColumns
 from tests.support.decide import decide
-from tests.unit.router.samples import Row, route, row, state, view
+from tests.unit.router.samples import Row, joined, registered, route, row, state, view
 
 TOKENS = 1600
 TOKEN_MS, PAIR_MS = 22.8e-3, 0.830e-6
@@ -177,17 +177,11 @@ def test_measurements_are_compared_without_what_is_lost() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"overlap": np.zeros((3, 1), np.int32)}, "overlap: found 1, allowed 4 x 1 int32"),
-        ({"overlap": np.zeros((4, 1))}, "overlap: found 1, allowed 4 x 1 int32"),
-        ({"overlap": np.zeros((4, 2), np.int32)}, "overlap: found 2, allowed 4 x 1 int32"),
-    ],
+    ("overlap", "size"), [(np.zeros((3, 1), np.int32), 1), (np.zeros((4, 1)), 1), (np.zeros((4, 2), np.int32), 2)]
 )
-def test_columns_of_another_shape_are_refused(changed: dict[str, Any], message: str) -> None:
-    moment = view(row())._replace(rates=RateColumns(np.ones(1), np.ones(1), OUTPUT_TOKENS))._replace(**changed)
-    refused = next(iter(changed.values()))
-    references = sys.getrefcount(refused)
-    with pytest.raises(ValueError, match=message):
-        decided(moment)
-    assert sys.getrefcount(refused) == references
+def test_an_answer_of_the_index_of_another_shape_is_refused(overlap: Any, size: int) -> None:
+    folded, answered = joined(registered()), (overlap, (0,), (0,), ("",))
+    references = sys.getrefcount(overlap)
+    with pytest.raises(ValueError, match=f"overlap: found {size}, allowed 4 x 1 int32"):
+        folded.decide(route(), lambda *_: answered, 0.0, 1)
+    assert sys.getrefcount(overlap) == references
