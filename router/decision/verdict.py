@@ -129,19 +129,14 @@ class Verdict(built.Verdict):
         }
         columns: dict[str, Any] = {name: tuple(each[at] for at in indices) for name, each in of_ranks.items()}
         numbers = self.numbers[indices]
-        columns |= {name: np.ascontiguousarray(numbers[name]) for name in (*COUNTS, "trust_factor")}
+        columns |= {name: numbers[name] for name in (*COUNTS, "trust_factor")}
         rates = None
         if self.has_rates:
-            rates = RateColumns(
-                np.ascontiguousarray(numbers["prefill"]),
-                np.ascontiguousarray(numbers["decode"]),
-                self.output_tokens,
-                self.is_learnt,
-            )
+            rates = RateColumns(numbers["prefill"], numbers["decode"], self.output_tokens, self.is_learnt)
         return View(
             now_s=self.now_s,
             turn=self.turn,
-            overlap=np.ascontiguousarray(numbers["held"].T),
+            overlap=numbers["held"].T,
             bound=None if self.bound is None else WorkerRank(*self.bound),
             rates=rates,
             is_blank=self.is_blank,

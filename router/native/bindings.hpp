@@ -63,7 +63,6 @@ private:
     Py_ssize_t offset_;
 };
 
-void bind_verdict(nanobind::module_& module);
 void bind_decisions(nanobind::module_& module, nanobind::class_<Core>& core);
 void bind_leases(nanobind::module_& module);
 void bind_core(nanobind::module_& module);

@@ -296,7 +296,6 @@ void bind_attribution(nb::module_& module) {
 }  // namespace
 
 void bind_core(nb::module_& module) {
-    bind_verdict(module);
     bind_attribution(module);
     bind_sums(module);
     module.attr("FIRST_S") = kFirstS;
