@@ -123,16 +123,16 @@ def _apart(view: ModelView, request: RouteRequest) -> Mapping[str, str] | None:
         return None if request.transfer_domain is None else _NO_MISFITS
     if not view.has_misfits:
         return _NO_MISFITS
+    workers = {each.worker_id: each for each in view.registrations}
+    decodes = [each for each in workers.values() if each.role == "decode"]
     if request.phase == "decode":
-        known = (each for each in view.registrations if each.worker_id == request.prefill_worker)
-        prefill = next(known, None)
-        return {each.worker_id: misfit(prefill, each) for each in view.registrations} if prefill else _NO_MISFITS
-    decodes = kinds(view.registrations, "decode")
-    count = len({each.worker_id for each in view.registrations if each.role == "decode"})
+        prefill = workers.get(request.prefill_worker)
+        return {each.worker_id: misfit(prefill, each) for each in decodes} if prefill else _NO_MISFITS
+    alike = kinds(decodes, "decode")
     return {
-        each.worker_id: f"kv transfer: none of {count} decode workers can take its blocks"
-        for each in view.registrations
-        if each.role == "prefill" and decodes and all(misfit(each, decode) for decode in decodes)
+        each.worker_id: f"kv transfer: none of {len(decodes)} decode workers can take its blocks"
+        for each in workers.values()
+        if each.role == "prefill" and decodes and all(misfit(each, decode) for decode in alike)
     }
 
 
