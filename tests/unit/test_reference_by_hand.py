@@ -10,7 +10,7 @@ from tests.support.reference import COMMANDS, FOLDER, settings_of
 
 PACKAGES = ("kv_runtime", "indexer", "router", "worker_agent")
 CODE = re.compile(r"[a-z]+(_[a-z]+)*")
-POSITIONS = {"invalid": 2, "unavailable": 1, "_finish_cut": 1}
+POSITIONS = {"invalid": 2, "unavailable": 1, "Refusal": 3, "_finish_cut": 1}
 """The argument that is the code, of functions that take it by position."""
 NO_BOUNDS = {
     "engine.default_max_tokens": "what an answer may have where its request does not say",
