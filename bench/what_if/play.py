@@ -25,8 +25,9 @@ from numpy.typing import NDArray
 from bench.routing.trace import TraceRequest, at_rate
 from bench.routing.virtual_fleet import VirtualFleet, VirtualFleetShape
 from bench.side_by_side import play_side_by_side
-from bench.what_if.recorded import JournalUnfit, RankSpeed, Recorded, speeds_of
+from bench.what_if.recorded import JournalUnfit, Recorded, speeds_of
 from router.decision.policy import Policy
+from router.decision.state import RateFactors
 from worker_agent.engines.simulated.timing import EngineTiming
 
 ROUNDS = 3
@@ -49,11 +50,11 @@ class Fit(NamedTuple):
     """Of the recorded fleet; 0: the timings are the prior."""
 
 
-Play = Callable[[Sequence[EngineTiming]], list[RankSpeed]]
+Play = Callable[[Sequence[EngineTiming]], list[RateFactors]]
 """Plays the recorded policy with engines of these timings; returns the speeds that the rule learns."""
 
 
-def fitted(prior: EngineTiming, recorded: Sequence[RankSpeed], play: Play) -> Fit:
+def fitted(prior: EngineTiming, recorded: Sequence[RateFactors], play: Play) -> Fit:
     """Return timings with which `play` shows the recorded speeds."""
     measurements = sum(each.prefills + each.decodes for each in recorded)
     timings = [prior] * len(recorded)
@@ -69,7 +70,7 @@ def fitted(prior: EngineTiming, recorded: Sequence[RankSpeed], play: Play) -> Fi
     return Fit(tuple(timings), left, measurements)
 
 
-def _believed(speeds: Sequence[RankSpeed]) -> Floats:
+def _believed(speeds: Sequence[RateFactors]) -> Floats:
     """Return each rank's factors of prompts and of tokens; those with few measurements are near the mean of all."""
     factors = np.array([(each.prefill, each.decode) for each in speeds])
     counts = np.array([(each.prefills, each.decodes) for each in speeds])
@@ -132,7 +133,7 @@ def staged(recorded: Recorded, prior: EngineTiming, kv_blocks: int = 0) -> Stage
 
 def _learnt(
     requests: Sequence[TraceRequest], shape: VirtualFleetShape, policy: Policy, timings: Sequence[EngineTiming]
-) -> list[RankSpeed]:
+) -> list[RateFactors]:
     fleet = VirtualFleet(shape._replace(timings=tuple(timings)), policy, requests, seed=SEED)
     fleet.run()
     return speeds_of(fleet.state, [engine.rank for engine in fleet.engines])

@@ -27,7 +27,7 @@ from kv_protocol.ledger import Routed
 from router.decision.policies import MODES
 from router.decision.policy import Policy
 from router.decision.policy_store import swapped
-from router.decision.state import RouterState, StateSettings
+from router.decision.state import RateFactors, RouterState, StateSettings
 from router.decision.verdict import Verdict
 from router.fleet.registry import TextDigests
 from router.journal.log import JournalEntry
@@ -51,15 +51,6 @@ class RecordedFigures(NamedTuple):
 
     hit_rate: float | None
     ttft_s: tuple[float, ...]
-
-
-class RankSpeed(NamedTuple):
-    """A rank's learnt factors of the reference engine's times, and how many measurements each has."""
-
-    prefill: float
-    decode: float
-    prefills: int
-    decodes: int
 
 
 class RecordedFleet(NamedTuple):
@@ -214,10 +205,10 @@ def _fleet_of(verdict: Verdict, policy: Policy) -> RecordedFleet:
     )
 
 
-def speeds_of(learnt: RouterState, ranks: Sequence[WorkerRank]) -> list[RankSpeed]:
+def speeds_of(learnt: RouterState, ranks: Sequence[WorkerRank]) -> list[RateFactors]:
     """Return the speeds of these ranks; without measurements that of their model, or 1."""
     factors = learnt.rate_factors()
-    return [RankSpeed(*factors.get(rank, (1.0, 1.0, 0, 0))) for rank in ranks]
+    return [factors.get(rank, RateFactors(1.0, 1.0, 0, 0)) for rank in ranks]
 
 
 class JournalOfOne:

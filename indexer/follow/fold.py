@@ -288,10 +288,6 @@ class IndexFold:
         """Return all ranks that have a stream."""
         return list(self._ranks)
 
-    def stream(self, rank: WorkerRank) -> StreamFollower | None:
-        """Return a rank's stream, to look at; None if it has no slot. A forgotten rank that comes back has another."""
-        return self._ranks.get(rank)
-
     def overfull_ranks(self) -> set[WorkerRank]:
         """Return the ranks of which the index lacks blocks for want of memory."""
         return {rank for rank, stream in self._ranks.items() if stream.full_at is not None}

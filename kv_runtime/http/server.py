@@ -313,7 +313,7 @@ class HttpServer:
         self._answer: _Answer
         self._openings: set[asyncio.Task[None]] = set()
 
-    async def start(self, *, reuse_port: bool = False) -> None:
+    async def start(self) -> None:
         """Bind and serve the address.
 
         Raises:
@@ -324,7 +324,7 @@ class HttpServer:
         assert server is not None, "there is one after the set-up"
         self._answer, server.request_handler = server.request_handler, self._serve
         try:
-            await self._acceptor.bind(self._host, self._port, reuse_port=reuse_port)
+            await self._acceptor.bind(self._host, self._port, reuse_port=False)
         except PortUsed:
             await self._runner.cleanup()
             raise

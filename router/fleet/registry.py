@@ -85,13 +85,6 @@ def kinds(workers: Iterable[WorkerRegistered], role: Role) -> list[WorkerRegiste
     return [*{(each.block_size, kv_dtype(each), each.transfer_backend.lower()): each for each in own}.values()]
 
 
-class FleetTotals(NamedTuple):
-    """Row of a checkpoint: fleet state besides the workers."""
-
-    is_log_connected: bool
-    refused_total: int
-
-
 class FleetRefusal(NamedTuple):
     """Why a fleet event changes nothing."""
 
@@ -215,15 +208,6 @@ class Fleet:
                     self._workers[worker_id] = msgspec.structs.replace(worker, heard_at_s=now_s)
                     self._heard_last_s = now_s
         self.is_log_connected = connected
-        self.changes += 1
-
-    def totals_row(self) -> FleetTotals:
-        """Return the row for a checkpoint."""
-        return FleetTotals(self.is_log_connected, self.refused_total)
-
-    def restore_totals(self, row: FleetTotals) -> None:
-        """Restore the totals from the row."""
-        self.is_log_connected, self.refused_total = row
         self.changes += 1
 
     def restore(self, worker: Worker) -> None:

@@ -278,11 +278,6 @@ class ClientConnection:
     # ------------------------------------------------------------ answers
 
     @property
-    def unsent_bytes(self) -> int:
-        """What the client has not taken of its answers; without what its system and ours hold."""
-        return self._transport.get_write_buffer_size()
-
-    @property
     def receiving(self) -> bool:
         """Whether a request's head or body has begun and is not complete."""
         return self._state == _BODY or (self._state == _HEAD and bool(self.buffer))

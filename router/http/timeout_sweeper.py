@@ -35,11 +35,6 @@ class TimeoutSweeper:
     def __len__(self) -> int:
         return sum(map(len, self._slots))
 
-    @property
-    def ticking(self) -> bool:
-        """Whether a timer is set for the next check."""
-        return self._timer is not None
-
     def start(self) -> None:
         """Start checking."""
         self._loop = asyncio.get_running_loop()

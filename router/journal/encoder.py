@@ -42,7 +42,7 @@ from router.decision.policy import Policy
 from router.decision.state import RouterState, StateSettings
 from router.decision.verdict import Verdict
 from router.fleet.breakers import Breaker, BreakerStatistics
-from router.fleet.registry import FleetTotals, Worker
+from router.fleet.registry import Worker
 from router.fleet.trust import doubt_of
 from router.native import built
 
@@ -69,7 +69,8 @@ class _Fleet(msgspec.Struct, frozen=True, array_like=True):
     """The state that is not the core's."""
 
     policy: Policy
-    totals: FleetTotals
+    totals: tuple[bool, int]
+    """`is_log_connected` and `refused_total` of the fleet."""
     workers: list[Worker]
     breaker_totals: BreakerStatistics
     breakers: list[Breaker]
@@ -83,7 +84,8 @@ class JournalCheckpoint:
         self.began = began
         fleet, breakers, workers = state.fleet, state.breakers, list(state.fleet.workers())
         self.worker_ids = frozenset(worker.registration.worker_id for worker in workers)
-        row = _Fleet(state.policy, fleet.totals_row(), workers, breakers.statistics, breakers.rows())
+        totals = fleet.is_log_connected, fleet.refused_total
+        row = _Fleet(state.policy, totals, workers, breakers.statistics, breakers.rows())
         core = state.core.checkpoint()
         self._parts = chain([(_FLEET, msgspec.msgpack.encode([row]))], iter(core.next, None))
 
@@ -127,7 +129,7 @@ class Restoring:
     def _restore(self, row: _Fleet) -> None:
         state = self._state
         state.policy, state.breakers.statistics = row.policy, row.breaker_totals
-        state.fleet.restore_totals(row.totals)
+        state.fleet.is_log_connected, state.fleet.refused_total = row.totals
         for worker in row.workers:
             state.fleet.restore(worker)
             state.show_worker(worker.registration.worker_id)

@@ -16,7 +16,7 @@ from bench.placement.regimes import REGIMES, Sizing
 from bench.routing.virtual_fleet import VirtualFleet
 from bench.routing.virtual_router import TEXT, scaled
 from bench.what_if.play import Cell, Played, fitted, play_all, staged
-from bench.what_if.recorded import JournalOfOne, RankSpeed
+from bench.what_if.recorded import JournalOfOne
 from bench.what_if.report import (
     IN_FORCE,
     Result,
@@ -32,7 +32,7 @@ from kv_protocol.decided import Decided
 from kv_protocol.journal import JournalBegan, JournalRecord, decode_journal
 from router.decision.policy import Policy
 from router.decision.routing import Routing
-from router.decision.state import StateSettings
+from router.decision.state import RateFactors, StateSettings
 from router.journal.encoder import JournalEncoder
 from worker_agent.engines.simulated.timing import H200_8B, IterationWork
 
@@ -154,13 +154,13 @@ def test_prompts_share_what_their_recorded_hashes_share() -> None:
 # ------------------------------------------------------------------------------------------------- the fit
 
 
-def simulated_speeds(timings: Any) -> list[RankSpeed]:
+def simulated_speeds(timings: Any) -> list[RateFactors]:
     """Return what the rule would learn of engines with these timings, if it were exact."""
-    return [RankSpeed(each.token_s / H200_8B.token_s, each.base_s / H200_8B.base_s, 1000, 1000) for each in timings]
+    return [RateFactors(each.token_s / H200_8B.token_s, each.base_s / H200_8B.base_s, 1000, 1000) for each in timings]
 
 
 def test_each_rank_gets_its_own_speed_and_one_with_few_measurements_the_mean() -> None:
-    recorded = [RankSpeed(1.0, 2.0, 1000, 1000), RankSpeed(3.0, 2.0, 1000, 1000), RankSpeed(9.0, 9.0, 0, 0)]
+    recorded = [RateFactors(1.0, 2.0, 1000, 1000), RateFactors(3.0, 2.0, 1000, 1000), RateFactors(9.0, 9.0, 0, 0)]
     found = fitted(H200_8B, recorded, simulated_speeds)
     shown = [each.token_s / H200_8B.token_s for each in found.timings]
     assert shown == pytest.approx([1.0, 3.0, 2.0], rel=0.03)

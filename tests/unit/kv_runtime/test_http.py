@@ -255,20 +255,6 @@ async def test_an_address_that_is_not_ours_is_named(host: str) -> None:
         await HttpServer(application(), host, 0).start()
 
 
-async def test_replicas_share_a_port_when_both_want_to() -> None:
-    one, other, stop = HttpServer(application(), "127.0.0.1", 0), None, asyncio.Event()
-    await one.start(reuse_port=True)
-    other = HttpServer(application(), "127.0.0.1", one.port)
-    with pytest.raises(PortUsed):
-        await other.start()
-    other = HttpServer(application(), "127.0.0.1", one.port)
-    await other.start(reuse_port=True)
-    assert other.port == one.port
-    stop.set()
-    await one.run(stop)
-    await other.run(stop)
-
-
 # ---------------------------------------------------------------- the end
 
 

@@ -42,11 +42,11 @@ async def test_without_connections_nothing_is_checked_until_one_comes() -> None:
     sweep = TimeoutSweeper(0.001)
     sweep.start()
     await added(sweep)
-    while sweep.ticking:  # noqa: ASYNC110 - a timer has no event
+    while sweep._timer is not None:  # noqa: ASYNC110, SLF001 - a timer has no event
         await asyncio.sleep(0)
     await added(sweep)
     sweep.stop()
-    assert not sweep.ticking
+    assert sweep._timer is None  # noqa: SLF001
 
 
 async def test_a_connection_from_before_the_start_is_checked_too() -> None:
