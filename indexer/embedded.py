@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from operator import attrgetter
-from typing import NamedTuple
 
 import structlog
 from aiohttp import web
@@ -24,12 +23,12 @@ from indexer.service.metrics import index_families, snapshot_families
 from indexer.service.prefix_explorer import HeatSource, NodeUse, PrefixExplorer, UsesSource
 from indexer.service.retention import KeepingLimits
 from indexer.service.routes import BadParameter, index_routes
-from indexer.service.snapshots import Snapshots, SnapshotStatistics
+from indexer.service.snapshots import Snapshots
 from kv_protocol import subjects
 from kv_protocol.fleet_gate import FleetGate
 from kv_runtime.clock import Clock
 from kv_runtime.config.sections import IndexSection, NatsSection
-from kv_runtime.event_log import BrokerSilent, EventLog, LogStatistics, StreamSpec, bucket_spec, log_families
+from kv_runtime.event_log import BrokerSilent, EventLog, StreamSpec, bucket_spec, log_families
 from kv_runtime.supervise import Part
 from kv_runtime.telemetry import Family
 from kv_runtime.tracing.service import EventTracing
@@ -92,14 +91,6 @@ async def ensure_streams(log: EventLog, nats: NatsSection) -> None:
             await asyncio.sleep(_ASK_AGAIN_S)
 
 
-class LogHealth(NamedTuple):
-    """The connection to the log, the seq of the last applied message, and the snapshots."""
-
-    log: LogStatistics
-    applied_seq: int
-    snapshots: SnapshotStatistics
-
-
 class EmbeddedIndex:
     """A prefix index that follows the log. Its answers are those of an `IndexFold`, which documents them."""
 
@@ -130,6 +121,7 @@ class EmbeddedIndex:
             log_bytes_max=nats.events_max_bytes,
         )
         self._snapshots = Snapshots(fold, log, clock, keeping, nats.snapshots_bytes_max)
+        self.log_statistics, self.snapshot_statistics = log.statistics, self._snapshots.statistics
         self.log_seq: Callable[[], int] = partial(attrgetter("log_position.stream_seq"), self._feed)
         """Returns the seq of the last applied message of `KV_EVENTS`; asked for with every decision."""
 
@@ -158,12 +150,8 @@ class EmbeddedIndex:
         """Return the largest age that a rank's newest batch had when it was applied; None: none was applied yet."""
         return max(self._feed.freshness_s.values(), default=None)
 
-    def health(self) -> LogHealth:
-        """Return how the log is read, and the state of its snapshots."""
-        return LogHealth(self._event_log.statistics(), self.log_seq(), self._snapshots.statistics())
-
     def families(self) -> Iterator[Family]:
         """Yield the index's metrics."""
         yield from index_families(self._fold, self._feed)
-        yield from snapshot_families(self._snapshots.statistics())
-        yield from log_families(self._event_log.statistics())
+        yield from snapshot_families(self.snapshot_statistics())
+        yield from log_families(self.log_statistics())

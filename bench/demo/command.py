@@ -215,8 +215,8 @@ class Demo:
     async def _observe(self, fleet: FleetProcesses, stop: asyncio.Event) -> None:
         jobs = {"kv-router": [fleet.control_url], "kv-router-agents": list(fleet.worker_urls.values())}
         with TemporaryDirectory() as directory:
-            async with monitoring(Path(directory), jobs) as at:
-                self._console.print(f"\nPrometheus {at.prometheus_url}/alerts, Alertmanager {at.alertmanager_url}")
+            async with monitoring(Path(directory), jobs) as (prometheus_url, alertmanager_url):
+                self._console.print(f"\nPrometheus {prometheus_url}/alerts, Alertmanager {alertmanager_url}")
                 async with asyncio.TaskGroup() as group:
                     playing = group.create_task(self._play_on(fleet))
                     await self._stay(fleet, stop)

@@ -1,6 +1,6 @@
 """Prometheus and Alertmanager on loopback, with the rules of `dashboards/`: their configurations, commands, processes.
 
-async with monitoring(directory, {"kv-router": [control_url], "kv-router-agents": agent_urls}) as addresses: ...
+async with monitoring(directory, {"kv-router": [control_url]}) as (prometheus_url, alertmanager_url): ...
 """
 
 import asyncio
@@ -8,7 +8,7 @@ import shutil
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 
@@ -31,15 +31,8 @@ class ProgramMissing(Exception):
     """A program is not installed; the message names its package."""
 
 
-class Monitoring(NamedTuple):
-    """The addresses of both."""
-
-    prometheus_url: str
-    alertmanager_url: str
-
-
-def program(name: str, package: str = "") -> str:
-    """Return the path of a program of a Debian package of the same name, unless another is given.
+def program(name: str) -> str:
+    """Return the path of a program of the Debian package of the same name.
 
     Raises:
         ProgramMissing: there is none.
@@ -76,18 +69,18 @@ def alertmanager_command(directory: Path, configuration: Mapping[str, Any], port
 
 
 @asynccontextmanager
-async def monitoring(directory: Path, jobs: Jobs) -> AsyncIterator[Monitoring]:
-    """Both run while the block does, and keep their files in `directory`.
+async def monitoring(directory: Path, jobs: Jobs) -> AsyncIterator[tuple[str, str]]:
+    """Run Prometheus and Alertmanager, whose URLs these are, while the block does; both keep files in `directory`.
 
     Raises:
         ProgramMissing: one of them is not installed.
         ProcessFailed: one of them did not start.
     """
     prometheus_port, alertmanager_port = free_ports(2)
-    at = Monitoring(f"http://127.0.0.1:{prometheus_port}", f"http://127.0.0.1:{alertmanager_port}")
+    alertmanager_url = f"http://127.0.0.1:{alertmanager_port}"
     rule_file = directory / "kv-router.rules.yaml"
     rule_file.write_bytes(rules())
-    configuration = prometheus_configuration(jobs, rule_file, at.alertmanager_url)
+    configuration = prometheus_configuration(jobs, rule_file, alertmanager_url)
     alertmanager = ChildProcess("alertmanager", alertmanager_command(directory, _NO_RECEIVER, alertmanager_port))
     prometheus = ChildProcess("prometheus", prometheus_command(directory, configuration, prometheus_port))
     async with asyncio.TaskGroup() as group:
@@ -96,7 +89,7 @@ async def monitoring(directory: Path, jobs: Jobs) -> AsyncIterator[Monitoring]:
             await alertmanager.line_with(f"address=127.0.0.1:{alertmanager_port}")
             await prometheus.start(group)
             await prometheus.line_with(PROMETHEUS_READY)
-            yield at
+            yield f"http://127.0.0.1:{prometheus_port}", alertmanager_url
         finally:
             await asyncio.gather(*(each.end() for each in (prometheus, alertmanager)))
 

@@ -242,6 +242,6 @@ class SnapshotRole(LogRole):
 
     async def written(self) -> Answer:
         """Return once a snapshot is written."""
-        while not self._index.health().snapshots.written_total:
+        while not self._index.snapshot_statistics().written_total:
             await self._clock.sleep(_POLL_S)
         return {}

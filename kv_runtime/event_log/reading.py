@@ -12,7 +12,6 @@ The server sends no faster than messages are processed (flow control), and sends
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple
 
 import structlog
 from nats.aio.msg import Msg
@@ -25,31 +24,16 @@ HEARTBEAT_S = 2.0
 SILENCE_S = 2.5 * HEARTBEAT_S
 _OF_STREAM = "$JS.ACK."
 _SEQ_AT, _TOKENS = 5, 9
+"""A message's reply subject is `$JS.ACK.<stream>.<consumer>.<delivered>.<stream seq>.<consumer seq>.<ns>.<pending>`.
+
+Newer servers put two tokens before the stream: the domain and the account's hash.
+"""
 _IDLE = "100"
 
 _log = structlog.get_logger("event_log")
 
 
 OnMessage = Callable[[LogMessage], Awaitable[None]]
-
-
-class _Delivery(NamedTuple):
-    """The delivery data in a message's reply subject.
-
-    `$JS.ACK.<stream>.<consumer>.<delivered>.<stream seq>.<consumer seq>.<ns>.<pending>`; 9 tokens; newer
-    servers put two before the stream: the domain and the account's hash.
-    """
-
-    stream_seq: int
-    consumer_seq: int
-    time_ns: int
-    pending: int
-
-
-def _delivery(reply: str) -> _Delivery:
-    tokens = reply.split(".")
-    first = _SEQ_AT if len(tokens) == _TOKENS else _SEQ_AT + 2
-    return _Delivery(*map(int, tokens[first : first + 4]))
 
 
 class Reading:
@@ -142,15 +126,16 @@ class Reading:
             if not message.reply.startswith(_OF_STREAM):
                 await self._obey(message)
                 return
-            delivery = _delivery(message.reply)
-            if delivery.consumer_seq != self._received + 1:
+            tokens = message.reply.split(".")
+            first = _SEQ_AT if len(tokens) == _TOKENS else _SEQ_AT + 2
+            seq, consumer_seq, time_ns, pending = map(int, tokens[first : first + 4])
+            if consumer_seq != self._received + 1:
                 self._break()
                 return
             self._received += 1
-            seq, time_ns = delivery.stream_seq, delivery.time_ns
             read = LogMessage(message.subject, message.data, seq, time_ns=time_ns, headers=message.headers)
             await self._deliver(read)
-            self.delivered_seq, self.unread = delivery.stream_seq, delivery.pending
+            self.delivered_seq, self.unread = seq, pending
             self.delivered_total += 1
 
     async def _obey(self, message: Msg) -> None:

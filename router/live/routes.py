@@ -95,19 +95,19 @@ def event_log_route(index: EmbeddedIndex, journal: JournalWriter | None = None) 
     """Return the route of the event log's health. Without `journal` the answer's `journal` is null."""
 
     def shown() -> dict[str, object]:
-        health = index.health()
+        log, snapshots = index.log_statistics(), index.snapshot_statistics()
         return {
-            "connected": health.log.connected,
-            "reconnects": health.log.reconnects_total,
-            "read_anew": health.log.read_anew_total,
-            "applied_seq": health.applied_seq,
+            "connected": log.connected,
+            "reconnects": log.reconnects_total,
+            "read_anew": log.read_anew_total,
+            "applied_seq": index.log_seq(),
             "catching_up": index.catching_up(),
             "ranks": _columns(index),
             "snapshot": {
-                "age_s": health.snapshots.newest_age_s,
-                "stream_seq": health.snapshots.newest_seq,
-                "bytes": health.snapshots.newest_bytes,
-                "failures": health.snapshots.failures_total,
+                "age_s": snapshots.newest_age_s,
+                "stream_seq": snapshots.newest_seq,
+                "bytes": snapshots.newest_bytes,
+                "failures": snapshots.failures_total,
             },
             "journal": None if journal is None else _journal(journal),
         }

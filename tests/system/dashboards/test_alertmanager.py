@@ -103,10 +103,11 @@ async def test_what_the_demo_is_watched_with_has_the_rules_and_scrapes_each_job(
     async with AsyncExitStack() as cleanup:
         session = await cleanup.enter_async_context(aiohttp.ClientSession())
         url = await cleanup.enter_async_context(served(router.app()))
-        at = await cleanup.enter_async_context(monitoring(tmp_path, {"kv-router": [url], "kv-router-agents": [url]}))
-        prometheus = Prometheus(session, tmp_path, at.prometheus_url)
+        jobs = {"kv-router": [url], "kv-router-agents": [url]}
+        prometheus_url, alertmanager_url = await cleanup.enter_async_context(monitoring(tmp_path, jobs))
+        prometheus = Prometheus(session, tmp_path, prometheus_url)
         for job in ("kv-router", "kv-router-agents"):
             await prometheus.until(f'up{{job="{job}"}} == 1', READY_S)
         assert {each["name"] for each in await prometheus.api("rules")} == {group.name for group in GROUPS}
-        async with session.get(f"{at.alertmanager_url}/api/v2/receivers") as response:
+        async with session.get(f"{alertmanager_url}/api/v2/receivers") as response:
             assert await response.json() == [{"name": "none"}]
