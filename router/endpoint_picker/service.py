@@ -45,7 +45,6 @@ class EndpointPicker:
         credentials: Credentials,
         *,
         shares_port: bool,
-        streams_max: int = STREAMS_MAX,
     ) -> None:
         """`credentials` are the data plane's: its certificate, and the authority that signs certificates of gateways.
 
@@ -55,7 +54,7 @@ class EndpointPicker:
         self._credentials = credentials
         self._fleet_changes, self._addresses = -1, FleetAddresses({}, is_complete=True)
         self.port = 0
-        self._shares_port, self._streams_max = shares_port, streams_max
+        self._shares_port = shares_port
         self.statistics = PickerStatistics()
         self._refused = RateLimitedLog(_log, serving.routing.clock)
         self._server: grpc.aio.Server
@@ -123,8 +122,8 @@ class EndpointPicker:
     # ------------------------------------------------------------------------------------------- the services
 
     async def _process(self, _messages: object, context: Any) -> None:  # noqa: ANN401 - grpcio has no types
-        if self.statistics.streams >= self._streams_max:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{self._streams_max} streams are open; try again")
+        if self.statistics.streams >= STREAMS_MAX:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{STREAMS_MAX} streams are open; try again")
         stream = GatewayStream(self)
         self.statistics.streams += 1
         try:

@@ -72,12 +72,10 @@ class Forwarder:
         api_key: str,
         dp_ranks: tuple[int, ...],
         inflight_requests_max: int,
-        silence_s: float = SILENCE_S,
         tracer: WorkerTracer | None = None,
     ) -> None:
         """`tracer`: None: requests have no spans."""
         self._base_url, self._api_key, self._dp_ranks = base_url.rstrip("/"), api_key, dp_ranks
-        self._silence_s = silence_s
         self._session: aiohttp.ClientSession
         self.in_flight = InFlight(inflight_requests_max, tracer)
 
@@ -92,7 +90,7 @@ class Forwarder:
     async def _connected(self, _: web.Application) -> AsyncIterator[None]:
         async with aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S),  # bounded by inflight_requests_max
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=self._silence_s),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=SILENCE_S),
             auto_decompress=False,
             skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
         ) as self._session:

@@ -112,17 +112,10 @@ class EngineLoads:
     """A part of a process, `run`. `total_blocks` of a rank is used if the engine's metrics lack it."""
 
     def __init__(
-        self,
-        client: EngineClient,
-        log: EventLog,
-        clock: Clock,
-        worker: WorkerStreams,
-        *,
-        total_blocks: int,
-        poll_s: float = POLL_S,
+        self, client: EngineClient, log: EventLog, clock: Clock, worker: WorkerStreams, *, total_blocks: int
     ) -> None:
         self._client, self._event_log, self._clock, self._worker = client, log, clock, worker
-        self._server, self._total_blocks, self._poll_s = SERVERS[client.kind], total_blocks, poll_s
+        self._server, self._total_blocks = SERVERS[client.kind], total_blocks
         self._text, self._text_at_s = b"", 0.0
         self.rows = LoadRows(worker.instance, worker.dp_ranks)
         """The parser of iteration statistics, for its skipped rows."""
@@ -149,7 +142,7 @@ class EngineLoads:
         """
         if (age_s := self.text_age_s) is None:
             return []
-        if age_s > STALE_READS * self._poll_s + self._server.metrics_answer_s:
+        if age_s > STALE_READS * POLL_S + self._server.metrics_answer_s:
             return "stale"
         ours = {"worker": self._worker.id, "model": self._worker.model}
         return engine_families(self._server.metrics.prefix, self._text, ours)
@@ -172,7 +165,7 @@ class EngineLoads:
         """Read and announce until `stop` is set."""
         while not stop.is_set():
             await until(stop, self._read_and_announce())
-            await self._clock.wait(stop, self._poll_s)
+            await self._clock.wait(stop, POLL_S)
 
     async def _read_and_announce(self) -> None:
         try:

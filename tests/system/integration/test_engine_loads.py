@@ -32,6 +32,11 @@ WITH_TEXT = [kind for kind, double in DOUBLES.items() if issubclass(double, Prom
 TWO = [Rank(running=3, waiting=1, used_blocks=250), Rank(running=0, waiting=2, used_blocks=10)]
 
 
+@pytest.fixture(autouse=True)
+def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker_agent.attached.watch.POLL_S", 0.01)
+
+
 @asynccontextmanager
 async def reporting(
     log: EventLog,
@@ -57,7 +62,6 @@ async def reporting(
             clock or Clock(),
             WorkerStreams(id=WORKER, model=MODEL, instance="i", block_size=engine.block_size, dp_ranks=dp_ranks),
             total_blocks=engine.total_blocks,
-            poll_s=0.01,
         )
         group.create_task(loads.run(stop))
         yield loads, client, heard

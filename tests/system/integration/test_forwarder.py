@@ -21,11 +21,9 @@ ROUTED = b'{"kv_prompt_ids":"' + base64.b64encode(b"\x01\x00\x00\x00") + b'",' +
 
 
 @asynccontextmanager
-async def forwarding(
-    url: str, *, inflight: int = 8, silence_s: float = 20.0
-) -> AsyncIterator[tuple[Forwarder, str, aiohttp.ClientSession]]:
+async def forwarding(url: str, *, inflight: int = 8) -> AsyncIterator[tuple[Forwarder, str, aiohttp.ClientSession]]:
     """A forwarder for an engine of two ranks, its address, and a client."""
-    forwarder = Forwarder(url, api_key="key", dp_ranks=(0, 1), inflight_requests_max=inflight, silence_s=silence_s)
+    forwarder = Forwarder(url, api_key="key", dp_ranks=(0, 1), inflight_requests_max=inflight)
     async with aiohttp.ClientSession() as session:
         app = forwarder.app(token="", body_bytes_max=4096)
         server = HttpServer(app, "127.0.0.1", 0, drain_s=1.0, handler_cancellation=True)
@@ -83,14 +81,15 @@ async def test_an_engine_that_cuts_its_answer_cuts_ours() -> None:
         assert forwarder.in_flight.ended == {"cut": 1}
 
 
-async def test_an_engine_that_is_gone_is_a_502_and_one_that_is_silent_a_504() -> None:
+async def test_an_engine_that_is_gone_is_a_502_and_one_that_is_silent_a_504(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         gone_url = f"http://127.0.0.1:{taken.getsockname()[1]}"
     async with forwarding(gone_url) as (forwarder, url, session):
         status, body = await post(session, url)
         assert (status, b"engine_unreachable" in body) == (502, True)
         assert forwarder.in_flight.ended == {"failed": 1}
-    async with VllmDouble().serving() as engine, forwarding(engine.url, silence_s=0.1) as (_, url, session):
+    monkeypatch.setattr("worker_agent.api.forwarder.SILENCE_S", 0.1)
+    async with VllmDouble().serving() as engine, forwarding(engine.url) as (_, url, session):
         engine.faults[PATH] = Fault(hangs=True)
         assert (await post(session, url))[0] == 504
 

@@ -25,9 +25,7 @@ from tests.unit.router.samples import MODEL
 SERVING, NOT_SERVING = 1, 2
 
 
-def picker_of(
-    plane: Plane, credentials: Credentials | None = None, *, streams_max: int = 9, **limits: float
-) -> EndpointPicker:
+def picker_of(plane: Plane, credentials: Credentials | None = None, **limits: float) -> EndpointPicker:
     bounds: dict[str, Any] = {"body_bytes_max": 1 << 20, "bodies_bytes_max": 1 << 20, "drain_s": 0.0, **limits}
     return EndpointPicker(
         plane.serving,
@@ -36,7 +34,6 @@ def picker_of(
         HttpLimits(**bounds),
         credentials or Credentials(),
         shares_port=False,
-        streams_max=streams_max,
     )
 
 
@@ -197,8 +194,11 @@ async def test_messages_that_are_none_are_refused_with_the_reason_and_logged_wit
     assert picker.statistics.failed == 2
 
 
-async def test_a_picker_that_is_full_refuses_streams_and_answers_health_checks(plane: Plane) -> None:
-    picker = picker_of(plane, streams_max=1)
+async def test_a_picker_that_is_full_refuses_streams_and_answers_health_checks(
+    plane: Plane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.endpoint_picker.service.STREAMS_MAX", 1)
+    picker = picker_of(plane)
     plane.join("w0", "http://127.0.0.1:1")
     async with running(picker) as address, grpc.aio.insecure_channel(address) as channel:
         first = process(channel)
