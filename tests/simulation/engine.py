@@ -15,6 +15,7 @@ from kv_protocol.events import Tier
 from tests.simulation.oracle import BLOCK_SIZE, Held, Names
 from tests.simulation.setup import MODEL, AgentSetup
 from tests.simulation.timeline import Timeline
+from tests.support.held_hashes import held_hashes
 from worker_agent.engines.simulated.scheduler import Simulator, Step
 from worker_agent.engines.simulated.scheduling import namespace_of
 from worker_agent.engines.simulated.timing import EngineTiming
@@ -157,7 +158,7 @@ class TrueEngine:
                     self._names.learn(generation.request, generation.tokens)
                 generation.on_output(output)
         for dp_rank in self._setup.dp_ranks:
-            self._gpu[dp_rank] = self._names.held(self._simulator.pool(dp_rank).held_hashes(), Tier.GPU)
+            self._gpu[dp_rank] = self._names.held(held_hashes(self._simulator.pool(dp_rank)), Tier.GPU)
         self._reported(step.statistics)
         if self._random.random() >= self._setup.stall_ratio:
             self._polled()

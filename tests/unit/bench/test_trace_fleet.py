@@ -15,6 +15,7 @@ from bench.routing.virtual_router import describe
 from kv_protocol.events import Tier
 from kv_protocol.hashing import Namespace, sequence_hashes
 from router.decision.policy import Policy
+from tests.support.held_hashes import held_hashes
 from tests.unit.bench.traces import random_trace, request
 from worker_agent.engines.simulated.blocks import named_block
 from worker_agent.engines.simulated.timing import H200_8B, IterationWork
@@ -54,7 +55,7 @@ def test_in_the_end_the_index_holds_what_the_engines_hold_on_each_tier(block_siz
     for engine in fleet.engines:
         for tier in (Tier.GPU, Tier.HOST):
             held = {block.sequence_hash for block in fleet.index.held(engine.rank) if tier in block.tiers}
-            assert held == {names[each] for each in engine.simulator.pool().held_hashes(tier)}
+            assert held == {names[each] for each in held_hashes(engine.simulator.pool(), tier)}
             assert bool(held) == (tier is Tier.GPU or host_blocks > 0)
 
 

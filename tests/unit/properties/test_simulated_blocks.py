@@ -26,6 +26,7 @@ from kv_protocol.errors import LimitExceeded
 from kv_protocol.events import Tier
 from kv_protocol.hashing import Namespace
 from tests.support.amount import examples
+from tests.support.held_hashes import held_hashes
 from worker_agent.engines.simulated.blocks import Block, BlockPool, BlockTable, RankEvents, named_block
 
 TOTAL_BLOCKS = 10
@@ -161,8 +162,8 @@ class PoolMachine(RuleBasedStateMachine):
             assert event["event_id"] == self.next_id
             self.next_id += 1
             self.mirror.apply(event["data"])
-        assert self.mirror.held(Tier.GPU) == self.pool.held_hashes()
-        assert self.mirror.held(Tier.HOST) == self.pool.held_hashes(Tier.HOST)
+        assert self.mirror.held(Tier.GPU) == held_hashes(self.pool)
+        assert self.mirror.held(Tier.HOST) == held_hashes(self.pool, Tier.HOST)
 
     @invariant()
     def no_block_outlives_its_parent(self) -> None:
@@ -176,8 +177,8 @@ class PoolMachine(RuleBasedStateMachine):
         assert min(now.used_blocks, now.cached_blocks, now.free_blocks) >= 0
         assert 0 <= now.reserved_blocks <= now.cached_blocks + now.free_blocks
         assert self.running or (now.used_blocks, now.reserved_blocks) == (0, 0)
-        assert len(self.pool.held_hashes(Tier.HOST)) <= self.host_blocks
-        assert len(self.pool.held_hashes()) <= now.used_blocks + now.cached_blocks
+        assert len(held_hashes(self.pool, Tier.HOST)) <= self.host_blocks
+        assert len(held_hashes(self.pool)) <= now.used_blocks + now.cached_blocks
 
 
 def test_what_the_pool_tells_is_what_it_holds_and_reuses() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from kv_protocol.events import Tier
 from kv_protocol.hashing import Namespace
+from tests.support.held_hashes import held_hashes
 from worker_agent.engines.simulated.blocks import BlockPool, RankEvents
 
 PLAIN = Namespace()
@@ -57,6 +58,6 @@ def test_a_full_block_moves_to_the_host_and_a_partial_one_is_not_worth_the_copy(
     cache.hold(range(100, 116))
     told = cache.told()
     assert partial in {block for data in told for block in data.get("block_hashes", ())}
-    assert cache.pool.held_hashes(Tier.HOST) == {full}
+    assert held_hashes(cache.pool, Tier.HOST) == {full}
     level = {"type": "event_diff", "new_value": 1, "old_value": 0}
     assert {"type": "updated", "block_hash": full, "cache_level": level, "priority": None} in told

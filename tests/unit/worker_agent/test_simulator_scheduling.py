@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from tests.support.amount import examples
 from tests.support.engine_description import described
+from tests.support.held_hashes import held_hashes
 from tests.unit.worker_agent.test_simulator_scheduler import run_out, text
 from worker_agent.engines.simulated.scheduler import Simulator
 from worker_agent.engines.simulated.scheduling import SGLANG, TRTLLM, VLLM, Scheduling
@@ -78,7 +79,7 @@ def test_chunks_are_shared_before_their_context_ends() -> None:
     engine = Simulator(ENGINE, scheduling=VLLM)
     engine.submit(request("a", 40), 0.0)
     engine.step(0.0)
-    assert len(engine.pool().held_hashes()) == 3  # of 16 computed tokens; the last one's block is not shared
+    assert len(held_hashes(engine.pool())) == 3  # of 16 computed tokens; the last one's block is not shared
 
 
 def two(scheduling: Scheduling, blocks: int = 6) -> Simulator:

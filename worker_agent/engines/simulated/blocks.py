@@ -257,14 +257,6 @@ class BlockPool:
                 self._cached[block] = None
                 self.used_blocks -= 1
 
-    def held_hashes(self, tier: Tier = Tier.GPU) -> frozenset[int]:
-        """Return the engine hashes of all full blocks of the tree that lie on `tier`, GPU or host."""
-        return frozenset(
-            block.engine_hash
-            for block in self._tree.values()
-            if len(block.key.tokens) == self._block_size and block.on_gpu == (tier is Tier.GPU)
-        )
-
     def _key(self, path: list[Block], tokens: Sequence[int], at: int, namespace: Namespace) -> BlockKey:
         return BlockKey(path[-1] if path else None, tuple(tokens[at : at + self._block_size]), namespace)
 
