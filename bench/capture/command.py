@@ -220,7 +220,7 @@ class CapturedCaches:
         return sum(decoder.counts["refused"] for decoder in self._decoders.values())
 
     def counts(self) -> list[Counter[str]]:
-        """Return what the mirror of each rank made of its events so far."""
+        """Return the counts of each rank's mirror so far: how it applied the events."""
         return [mirror.counts[ENGINE] for mirror in self._mirrors.values()]
 
     def held(self, dp_rank: int) -> dict[int, int]:

@@ -255,7 +255,7 @@ def _regret(value: float, best: float, figure: str) -> float:
 
 
 def summed(result: PlacementResult, places: Iterable[Place]) -> list[PolicyRegret]:
-    """Return the regret of each policy over the places, which are some, the least mean first."""
+    """Return the regret of each policy over the places, of which there is at least one; the least mean comes first."""
     at_places = [(place, regrets(result[place])) for place in places]
     found = list[PolicyRegret]()
     for name in at_places[0][1]:

@@ -84,7 +84,7 @@ _CACHE_THRESHOLD, _BALANCE_ABS_THRESHOLD, _BALANCE_REL_THRESHOLD = 0.3, 64, 1.5
 
 
 class CacheAware:
-    """One life of that router: trees by worker, empty at first."""
+    """SGLang's router after a start: a tree for each worker, empty at first."""
 
     def __init__(self) -> None:
         self._trees: dict[str, PrefixTree] = {}
@@ -215,7 +215,7 @@ def metrics_of(engines: Sequence[VirtualEngine]) -> list[EngineMetrics]:
 
 
 def _foreign(mode: str, make: Callable[[Sequence[VirtualEngine]], Mode]) -> Placement:
-    """Return the placement of a rule without our newcomers and predictions; `make` makes it for a fleet's engines."""
+    """Return the placement by another router's rule, without our newcomers and predictions; `make` returns its mode."""
     policy = Policy(mode=mode, newcomers=False, predict_on_route=False)
     return Placement(policy, lambda engines: {mode: make(engines)})
 

@@ -151,7 +151,7 @@ ZERO_FOR_EVER = (
 
 
 class Healed(NamedTuple):
-    """A fault, the process that it hit, and how long the fleet took to recover after its cause was removed."""
+    """A fault, the process that it hit, and how long the fleet took to recover once the fault's cause was removed."""
 
     fault: Fault
     process: str

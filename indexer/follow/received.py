@@ -129,9 +129,9 @@ class EpochTracker:
         self._proven_at_s = now_s
 
     def on_other_batch(self, epoch: int) -> bool:
-        """A batch came of `epoch`, which is not the current one; return whether it is from now on.
+        """A batch of `epoch` came, which is not the current epoch; return whether it becomes the current one.
 
-        If not, the batch is lost, which is noted: it may have outrun the first heartbeat of its epoch.
+        If not, the batch is lost. The loss is noted: the batch may have come before its epoch's first heartbeat.
         """
         if self._proven_at_s is None and epoch not in self._retired:
             return True
@@ -170,7 +170,7 @@ class _EarlyBatch(NamedTuple):
 
 
 class ReorderBuffer:
-    """The early batches of one epoch, at most so many, with so many blocks in all."""
+    """The early batches of one epoch: at most `batches_max`, with at most `blocks_max` blocks in all."""
 
     def __init__(self, batches_max: int, blocks_max: int) -> None:
         self._batches_max, self._blocks_max = batches_max, blocks_max

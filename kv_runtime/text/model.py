@@ -82,10 +82,6 @@ class Text(ABC):
         """Return the result of `pack` as numbers."""
         return array("I", self.pack(text, add_special_tokens=add_special_tokens)).tolist()
 
-    def encode_chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> list[int]:
-        """Return the result of `pack_chat` as numbers."""
-        return array("I", self.pack_chat(messages, **options)).tolist()
-
 
 class _SpecialsShown:
     """Shows some special tokens by their names. Text after one is decoded like the beginning of a text."""

@@ -110,7 +110,7 @@ class ResponseHandler(Protocol):
         """
 
     def lost(self, quiet_s: float, begun: bool) -> str:  # noqa: FBT001 - a fact
-        """Return why the answer is not awaited any more, which fails the call; empty: it is. Asked again and again.
+        """Return why to stop waiting for the answer, which fails the call; empty: go on. Called at each timeout check.
 
         `quiet_s`: since the last byte, or since the call was sent. `begun`: the client has part of the answer.
         """

@@ -22,7 +22,7 @@ class Watched(Protocol):
 
 
 class TimeoutSweeper:
-    """All watched objects, from `start` to `stop`."""
+    """Checks the timeouts of all watched objects from `start` to `stop`."""
 
     def __init__(self, period_s: float) -> None:
         self._tick_s = period_s / SLOTS

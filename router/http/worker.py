@@ -66,7 +66,7 @@ class WorkerConnection(AnswerRelay):
             self.abandon(exchange)
 
     def dialed(self, dial: asyncio.Task[None]) -> None:  # noqa: ARG002 - how it ended does not matter
-        """The task is over that was to open the connection."""
+        """The task that opens the connection has ended, whether or not it opened one."""
         self.deadline = NONE
         if self._slot is None:
             self._upstreams.origins.closed(self.origin)

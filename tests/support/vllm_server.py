@@ -26,6 +26,7 @@ from aiohttp import web
 from xxhash import xxh3_64_intdigest
 
 from kv_runtime.text.byte_model import ByteText
+from tests.support.chat_ids import chat_ids
 from tests.system.integration.engine_doubles import VllmDouble
 
 WORDS = ("plain ", "Grüße ", "日本語 ", "😀👍 ", "stop ", "a ", "naïve ", "END ")
@@ -44,7 +45,7 @@ def next_token(ids: list[int]) -> int:
 
 def prompt_of(body: dict[str, Any]) -> list[int]:
     if "messages" in body:
-        return _TEXT.encode_chat(body["messages"])
+        return chat_ids(_TEXT, body["messages"])
     prompt = body["prompt"]
     return _TEXT.encode(prompt) if isinstance(prompt, str) else list(prompt)
 

@@ -11,6 +11,7 @@ from xxhash import xxh3_64_intdigest
 
 from kv_runtime.text.byte_model import ByteText
 from tests.contract.engine_servers import vllm_payload
+from tests.support.chat_ids import chat_ids
 from tests.system.integration.engine_doubles import EngineDouble, SglangDouble, VllmDouble
 from tests.system.integration.event_path import endpoint_of
 from worker_agent.events.engine_events import EngineStored
@@ -35,7 +36,7 @@ class Computing(EngineDouble):
             yield self
 
     async def computed(self, body: dict[str, Any]) -> dict[str, Any]:
-        ids = _TEXT.encode_chat(body["messages"]) if "messages" in body else _TEXT.encode(body["prompt"])
+        ids = chat_ids(_TEXT, body["messages"]) if "messages" in body else _TEXT.encode(body["prompt"])
         size, names = self.block_size, list[int]()
         for end in range(size, len(ids) + 1, size):
             names.append(xxh3_64_intdigest(msgspec.json.encode(ids[:end])) >> 1)

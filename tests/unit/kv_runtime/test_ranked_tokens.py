@@ -14,6 +14,7 @@ from kv_runtime.text.loading import load_text
 from kv_runtime.text.ranked_tokens import spelt_bytes
 from kv_runtime.text.tokenizer_model import TokenizerText
 from tests.support.amount import examples
+from tests.support.chat_ids import chat_ids
 from tests.unit.kv_runtime.model_files import (
     TEKKEN_PATTERN,
     drawn_text,
@@ -143,7 +144,7 @@ def test_text_may_be_cut_before_the_special_tokens_of_the_template(tmp_path: Pat
     chat = text.render_chat(HELLO)
     begin, end = text.mark_spans(chat)
     assert chat[begin[1] : end[0]] == "hello"
-    assert text.encode_chat(HELLO) == [text.bos_id, *text.encode("hello", add_special_tokens=False), *text.eos_ids]
+    assert chat_ids(text, HELLO) == [text.bos_id, *text.encode("hello", add_special_tokens=False), *text.eos_ids]
 
 
 @pytest.mark.parametrize("kind", [kimi, qwen, mistral])
@@ -151,7 +152,7 @@ def test_without_a_template_text_is_encoded_and_chats_are_not(tmp_path: Path, ki
     text = load_text(kind(tmp_path))
     assert text.decode(text.encode("hello")) == "hello"
     with pytest.raises(TextError, match="a model with a chat template"):
-        text.encode_chat(HELLO)
+        chat_ids(text, HELLO)
 
 
 @pytest.mark.parametrize("kind", [kimi, qwen, mistral])
@@ -278,7 +279,7 @@ def test_a_model_with_another_tokenizer_is_loaded_without_it(tmp_path: Path, nam
     (tmp_path / "config.json").write_text("{}")
     text = load_text(str(tmp_path))
     calls: list[Callable[[], object]] = [
-        lambda: text.encode("a"), lambda: text.encode_chat(HELLO), lambda: text.render_chat(HELLO),
+        lambda: text.encode("a"), lambda: chat_ids(text, HELLO), lambda: text.render_chat(HELLO),
         lambda: text.decode([1]), text.detokenizer, lambda: text.token_bytes(1),
     ]  # fmt: skip
     for call in calls:

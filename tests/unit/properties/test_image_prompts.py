@@ -28,6 +28,7 @@ from kv_runtime.text.tokenizer_model import TokenizerText
 from router.prompt.chains import EncodedPrompt
 from router.prompt.prompts import ModelPrompts
 from tests.support.amount import examples
+from tests.support.chat_ids import chat_ids
 from tests.support.trtllm import Fake, installed
 from tests.unit.kv_protocol.test_images import upstream
 from tests.unit.kv_runtime.model_files import QWEN_TEMPLATE, qwen_like
@@ -184,7 +185,7 @@ def computed(fake: Fake, asked: Asked) -> Computed:
     rule, block_size = asked.rule, asked.hashing.block_size
     with patch.object(parts, "PARTS_MAX", 64):
         split = split_chat(asked.messages, MediaSection(), rule.placeholder)
-    prompt = MODELS[asked.kind].encode_chat(split.messages)
+    prompt = chat_ids(MODELS[asked.kind], split.messages)
     stands_for = rule.image_token_id if rule.cached_token_id is None else rule.cached_token_id
     tokens, items, images = list[int](), list[Any](), iter(asked.images)
     for token in prompt:
@@ -265,7 +266,7 @@ def test_of_a_model_that_says_nothing_of_images_routing_looks_for_a_prefix_of_wh
         made, done = unpack_u64(routed(asked, rule=None).sequence_hashes), computed(fake, asked)
         assert made == tuple(done.hashes[: len(made)])
         first = next(at for at, each in enumerate(asked.said) if any(isinstance(part, Image) for part in each))
-        before = MODELS[asked.kind].encode_chat(asked.messages[:first], add_generation_prompt=False)
+        before = chat_ids(MODELS[asked.kind], asked.messages[:first], add_generation_prompt=False)
         assert len(made) == len(before) // asked.hashing.block_size, "the mark of the message with the image is the end"
 
     holds()

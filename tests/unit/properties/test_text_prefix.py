@@ -16,6 +16,7 @@ from kv_runtime.text.encoders import Encoder
 from kv_runtime.text.model import Text
 from kv_runtime.text.tokenizer_model import TokenizerText
 from tests.support.amount import examples
+from tests.support.chat_ids import chat_ids
 from tests.support.planting import plant
 
 CALM = settings(max_examples=examples(150))
@@ -72,7 +73,7 @@ def begins(shorter: Sequence[int], longer: Sequence[int]) -> bool:
 @CALM
 @given(chats, st.integers(0, 6))
 def test_the_first_messages_tokens_begin_the_chats(chat: list[Message], count: int) -> None:
-    assert begins(BYTE.encode_chat(chat[:count], add_generation_prompt=False), BYTE.encode_chat(chat))
+    assert begins(chat_ids(BYTE, chat[:count], add_generation_prompt=False), chat_ids(BYTE, chat))
 
 
 @CALM
@@ -80,13 +81,13 @@ def test_the_first_messages_tokens_begin_the_chats(chat: list[Message], count: i
 def test_a_turn_and_its_answer_begin_the_next_turn(chat: list[Message], answer: str, more: list[Message]) -> None:
     output = [*BYTE.encode(answer), *BYTE.eos_ids]
     answered = {"role": "assistant", "content": BYTE.decode(output)}
-    assert begins(BYTE.encode_chat(chat) + output, BYTE.encode_chat([*chat, answered, *more]))
+    assert begins(chat_ids(BYTE, chat) + output, chat_ids(BYTE, [*chat, answered, *more]))
 
 
 @CALM
 @given(chats)
 def test_only_the_template_writes_marks(chat: list[Message]) -> None:
-    marks = [token for token in BYTE.encode_chat(chat, add_generation_prompt=False) if token > 255]
+    marks = [token for token in chat_ids(BYTE, chat, add_generation_prompt=False) if token > 255]
     assert marks[1::2] == [BYTE.special_ids["<|end|>"]] * len(chat)
     assert len(marks) == 2 * len(chat)
 

@@ -18,6 +18,7 @@ from router.fleet.registry import Fleet, TextDigests
 from router.prompt.chains import EncodedPrompt
 from router.prompt.engine_parity import ASKED, OUTCOMES, EngineParity
 from router.prompt.prompts import ModelPrompts
+from tests.support.chat_ids import chat_ids
 from tests.support.manual_clock import ManualClock
 from tests.unit.router.samples import MODEL, registered
 from tests.unit.router.upstream import Exchange, Upstream
@@ -40,7 +41,7 @@ class Engine:
             await exchange.answer(404, b"{}")
             return
         options = {"tools": body["tools"]} if "tools" in body else {}
-        ids = self.changed(TEXT.encode_chat(body["messages"], **options))
+        ids = self.changed(chat_ids(TEXT, body["messages"], **options))
         await exchange.answer(200, json.dumps({"count": len(ids), "tokens": ids}).encode())
 
 

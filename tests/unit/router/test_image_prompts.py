@@ -24,6 +24,7 @@ from router.prompt.chains import EncodedPrompt
 from router.prompt.encoding_pool import EncodersBusy
 from router.prompt.image_prompts import TOKENS_MAX, SeenImage, before_images, seen_image, seen_images, with_images
 from router.prompt.prompts import ModelPrompts
+from tests.support.chat_ids import chat_ids
 from tests.unit.kv_runtime.model_files import LLAMA_TEMPLATE, QWEN_TEMPLATE, llama_like, qwen_like
 from tests.unit.router.plane import running_plane
 from tests.unit.router.upstream import Upstream, answers, completion
@@ -222,7 +223,7 @@ def test_an_engine_that_drafts_has_hashes_of_one_token_more() -> None:
     rule = rule_of(text)
     asked = chat(image_part(data_url(PNG)), TEXT_PART)
     made = worked(ModelPrompts(text), {"messages": asked}, Hashing(4, EAGLE_HASH_SCHEME), rule)
-    image, plain = rule.image_token_id, text.encode_chat(split_images(asked, "<image>").messages)
+    image, plain = rule.image_token_id, chat_ids(text, split_images(asked, "<image>").messages)
     tokens = [each for token in plain for each in ([image] * 5 if token == image else [token])]
     keys = [[mm_hash(content_digest(PNG))] if image in tokens[at : at + 4] else [] for at in range(0, len(tokens), 4)]
     assert made.sequence_hashes == pack_u64(chain(local_block_hashes(tokens, 4, mm_hashes=keys, is_eagle=True)))

@@ -40,6 +40,7 @@ from router.prompt.chains import EncodedPrompt, with_prompt_ids
 from router.prompt.encoding_pool import EncodersBusy, EncodingPool
 from router.prompt.prompts import ModelPrompts
 from router.request.reading import ReadBody
+from tests.support.chat_ids import chat_ids
 from tests.unit.kv_runtime.model_files import LLAMA_TEMPLATE, QWEN_TEMPLATE, llama_like, qwen_like, write_model
 
 TEXT = ByteText()
@@ -74,7 +75,7 @@ def as_worker(request: Request) -> list[int]:
     if request.kv_prompt_ids is not None:
         return unpack_tokens(request.kv_prompt_ids)
     if isinstance(request, ChatRequest):
-        return TEXT.encode_chat(request.messages, **request.template_options)
+        return chat_ids(TEXT, request.messages, **request.template_options)
     (prompt,) = request.read_prompts()
     return TEXT.encode(prompt) if isinstance(prompt, str) else unpack_tokens(prompt)
 
@@ -97,15 +98,15 @@ def test_tools_and_template_variables_make_the_same_prompt_in_router_and_worker(
     made = ModelPrompts(model).prompt(*read(CHAT, raw), FOURS, "")
     assert isinstance(made, EncodedPrompt)
     request = decode_chat(raw)
-    as_rendered = model.encode_chat(request.messages, **request.template_options)
+    as_rendered = chat_ids(model, request.messages, **request.template_options)
     assert unpack_tokens(made.ids) == as_rendered
-    bare = model.encode_chat(messages)
+    bare = chat_ids(model, messages)
     assert as_rendered != bare
 
 
 def test_a_chat_is_encoded_with_what_the_client_says_of_its_end() -> None:
-    assert ids_of(chat(add_generation_prompt=False)) == TEXT.encode_chat(HELLO, add_generation_prompt=False)
-    assert ids_of(chat(continue_final_message=True)) == TEXT.encode_chat(HELLO, continue_final_message=True)
+    assert ids_of(chat(add_generation_prompt=False)) == chat_ids(TEXT, HELLO, add_generation_prompt=False)
+    assert ids_of(chat(continue_final_message=True)) == chat_ids(TEXT, HELLO, continue_final_message=True)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +181,7 @@ def test_a_chat_of_every_kind_of_message_has_the_texts_own_tokens(
     message: dict[str, Any], options: dict[str, Any]
 ) -> None:
     said = [*HELLO, message, *HELLO]
-    assert ids_of(chat(messages=said, **options)) == TEXT.encode_chat(said, **options)
+    assert ids_of(chat(messages=said, **options)) == chat_ids(TEXT, said, **options)
 
 
 def test_texts_with_the_same_beginning_have_hashes_with_the_same_beginning_if_salt_and_adapter_are_the_same() -> None:

@@ -11,6 +11,7 @@ from kv_protocol.openai.requests import CompletionRequest, decode_chat, decode_c
 from kv_runtime.config.loading import ConfigurationError, load_settings
 from kv_runtime.text.loading import load_text
 from kv_runtime.text.model import Text
+from tests.support.chat_ids import chat_ids
 from tests.support.engine_description import described
 from tests.support.tool_calls import Case, golden_cases, read_of
 from tests.unit.kv_runtime.model_files import QWEN_TEMPLATE, qwen_like, write_model
@@ -47,7 +48,7 @@ def test_markers_that_are_special_tokens_are_read(case: Case, tmp_path: Path) ->
     text = model_with(tmp_path, answer_format.special_tokens)
     wanted = AnswerParsing(answer_format, text)
     request = decode_chat(json.dumps(CHAT | {"tools": case.tools}).encode())
-    parser = wanted.parser_of(request, tuple(text.encode_chat(request.messages)), "chatcmpl-1")(0)
+    parser = wanted.parser_of(request, tuple(chat_ids(text, request.messages)), "chatcmpl-1")(0)
     choice = ChoiceText(0, text, (), parser, with_logprobs=False)
     events: list[Event] = []
     ids = (*text.encode(case.text, add_special_tokens=False), *text.eos_ids)
@@ -65,7 +66,7 @@ def test_the_end_of_the_prompt_says_whether_there_is_reasoning(
 ) -> None:
     text = model_with(tmp_path, ())
     request = decode_chat(json.dumps(CHAT | {"chat_template_kwargs": {"enable_thinking": enabled}}).encode())
-    prompt = tuple(text.encode_chat(request.messages, **request.template_options))
+    prompt = tuple(chat_ids(text, request.messages, **request.template_options))
     parser = parsing(text, "", "qwen3").parser_of(request, prompt, "a")(0)
     assert read_of(parser.feed("<think>why</think>") + parser.finish()).reasoning == reasoning
 
