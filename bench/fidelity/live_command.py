@@ -168,7 +168,8 @@ def _report(
         if (placement := placement_of(policy)) is None:
             rows.append((policy, "not simulated", *[""] * (len(TITLES) - 1)))
             continue
-        simulated[policy] = LiveFigures.mean([simulate(recording, model, placement, seed) for seed in range(seeds)])
+        played = (LiveFleet(recording, model, placement, seed=seed).run() for seed in range(seeds))
+        simulated[policy] = LiveFigures.mean([LiveFigures.of(each) for each in played])
         bounds += within(real[policy], simulated[policy])
         rows.append((policy, *_cells(real[policy], simulated[policy])))
     title = f"{recording.blocks_per_worker} blocks an engine, {name}"
@@ -178,11 +179,6 @@ def _report(
     yield f"{agreeing} of {apart} pairs of policies that are over 3 % apart in req/s have the same order."
     yield f"GPU: {' > '.join(on_gpu)}"
     yield f"simulated: {' > '.join(in_simulation)}\n"
-
-
-def simulate(recording: Recording, model: VirtualFleetShape, placement: Placement, seed: int = 0) -> LiveFigures:
-    """Return the figures of the simulated engines under one placement."""
-    return LiveFigures.of(LiveFleet(recording, model, placement, seed=seed).run())
 
 
 def _cells(real: LiveFigures, simulated: LiveFigures) -> Iterator[str]:

@@ -225,11 +225,11 @@ class StreamClient:
                 low = found.stream_seq
         return low
 
-    async def answer_of(self, what: str, kind: type[_T], body: bytes = b"") -> _T | None:
+    async def answer_of(self, what: str, kind: type[_T]) -> _T | None:
         """Return JetStream's answer to an API request such as `INFO`; None if it names a stream that does not exist."""
         with self.reachable(f"JetStream {what}"):
             try:
-                return await self._answer(what, kind, body)
+                return await self._answer(what, kind)
             except NotFoundError as error:
                 if error.err_code != _NO_SUCH_STREAM:
                     raise

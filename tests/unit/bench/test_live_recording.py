@@ -7,11 +7,12 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from bench.fidelity.live_command import KINDS, LiveFigures, live, order, simulate, within
+from bench.fidelity.live_command import KINDS, LiveFigures, live, order, within
 from bench.fidelity.live_recording import (
     SESSIONS,
     TURNS,
     WORKERS,
+    LiveFleet,
     drawn_sessions,
     live_workload,
     load_runs,
@@ -117,5 +118,5 @@ def test_one_engine_that_gets_all_requests_is_simulated_within_the_bounds() -> N
     saturated = next(each for each in runs if each.policy.startswith("sglang"))
     model, sending_s = KINDS["vllm"]
     workload = live_workload(runs, 1536, sending_s)
-    simulated = simulate(workload, model, FIRST_WORKER)
+    simulated = LiveFigures.of(LiveFleet(workload, model, FIRST_WORKER, seed=0).run())
     assert within(LiveFigures.recorded(saturated), simulated) == [True] * 7
