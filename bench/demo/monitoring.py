@@ -31,8 +31,8 @@ class ProgramMissing(Exception):
     """A program is not installed; the message names its package."""
 
 
-def program(name: str) -> str:
-    """Return the path of a program of the Debian package of the same name.
+def program(name: str, package: str = "") -> str:
+    """Return the path of a program of a Debian package of the same name, unless another is given.
 
     Raises:
         ProgramMissing: there is none.
