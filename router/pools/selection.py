@@ -33,7 +33,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from router.pools.config import TOKEN_AXES, Axis, AxisName, Override, PoolGroup, PoolMapping, PoolPhase
+from router.pools.config import TOKEN_AXES, Axis, AxisName, PoolGroup, PoolPhase
 from router.pools.state import FITNESSES, Cause, Fitness, PoolStatus
 
 Place = Literal["selected", "faster", "other"]
@@ -77,52 +77,39 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
     override: int | None
 
 
-def select(group: PoolGroup, selection_input: SelectionInput, defaults: Targets) -> Selection:
+def select(group: PoolGroup, asked: SelectionInput, defaults: Targets) -> Selection:
     """Return the pool of `group` for the request."""
-    coordinates = tuple(_coordinate(axis, selection_input, defaults) for axis in group.axes)
-    grid_pool = _cell(group.mapping, coordinates)
-    override = _override(group.overrides, selection_input.priority)
-    pool = grid_pool if override is None else group.overrides[override].target_pool
+    coordinates = tuple(_coordinate(axis, asked, defaults) for axis in group.axes)
+    grid_pool: Any = group.mapping  # nested as deep as there are axes: validated
+    for each in coordinates:
+        grid_pool = grid_pool[each.index]
+    priority, override, pool = asked.priority, None, int(grid_pool)
+    if priority is not None:
+        matching = (at for at, rule in enumerate(group.overrides) if rule.min_priority <= priority <= rule.max_priority)
+        override = next(matching, None)
+    if override is not None:
+        pool = group.overrides[override].target_pool
     return Selection(
         phase=group.phase,
         pool=pool,
         namespace=group.namespaces[pool],
         coordinates=coordinates,
         grid_pool=grid_pool,
-        priority=selection_input.priority,
+        priority=priority,
         override=override,
     )
 
 
-def _coordinate(axis: Axis, selection_input: SelectionInput, defaults: Targets) -> Coordinate:
-    value, origin = _value(axis, selection_input, defaults)
+def _coordinate(axis: Axis, asked: SelectionInput, defaults: Targets) -> Coordinate:
+    if axis.name in TOKEN_AXES:
+        given, default = asked.isl_tokens, None
+    else:
+        given, default = getattr(asked.targets, axis.name), getattr(defaults, axis.name)
+    choices: tuple[tuple[float | None, Origin], ...] = (given, "request"), (default, "default")
+    value, origin = next(((each, of) for each, of in choices if each is not None), (axis.midpoint, "midpoint"))
     last = axis.resolution - 1
     raw = int((value - axis.least) / axis.step)
     return Coordinate(axis.name, value, origin, max(0, min(raw, last)), value < axis.least or raw > last)
-
-
-def _value(axis: Axis, selection_input: SelectionInput, defaults: Targets) -> tuple[float, Origin]:
-    given: float | None
-    if axis.name in TOKEN_AXES:
-        given, default = selection_input.isl_tokens, None
-    else:
-        given, default = getattr(selection_input.targets, axis.name), getattr(defaults, axis.name)
-    if given is not None:
-        return given, "request"
-    return (axis.midpoint, "midpoint") if default is None else (default, "default")
-
-
-def _cell(mapping: PoolMapping, coordinates: tuple[Coordinate, ...]) -> int:
-    at: Any = mapping  # as deep as there are axes: validated
-    for each in coordinates:
-        at = at[each.index]
-    return int(at)
-
-
-def _override(overrides: tuple[Override, ...], priority: int | None) -> int | None:
-    if priority is None:
-        return None
-    return next((i for i, rule in enumerate(overrides) if rule.min_priority <= priority <= rule.max_priority), None)
 
 
 class PoolCandidate(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,28 +131,26 @@ class PoolSequence(msgspec.Struct, frozen=True, kw_only=True):
     passed_over: tuple[PoolCandidate, ...]
 
 
-def preference(selected: int, priorities: Sequence[int]) -> tuple[int, ...]:
-    """Return all pools in the order of preference, the selected one first."""
+def preference(selected: int, priorities: Sequence[int]) -> dict[int, Place]:
+    """Return all pools in the order of preference, the selected one first, and the place of each."""
     own = priorities[selected]
-    others = [pool for pool in range(len(priorities)) if pool != selected]
-    faster = sorted((pool for pool in others if priorities[pool] < own), key=lambda pool: (-priorities[pool], pool))
-    rest = sorted((pool for pool in others if priorities[pool] >= own), key=lambda pool: (priorities[pool], pool))
-    return (selected, *faster, *rest)
+    pools: list[int] = sorted(range(len(priorities)), key=lambda pool: abs(priorities[pool] - own))
+    faster: dict[int, Place] = {pool: "faster" for pool in pools if priorities[pool] < own}
+    return {selected: "selected", **faster, **{pool: "other" for pool in pools if pool not in (selected, *faster)}}
 
 
 def plan(group: PoolGroup, selection: Selection, statuses: Sequence[PoolStatus], *, retry: bool) -> PoolSequence:
     """Return the pools in the order of trial; `statuses` are those of the group's pools, by index."""
-    selected, own = selection.pool, group.priorities[selection.pool]
     candidates = tuple(
         PoolCandidate(
             pool=pool,
             namespace=group.namespaces[pool],
-            place="selected" if pool == selected else "faster" if group.priorities[pool] < own else "other",
+            place=place,
             fitness=statuses[pool].fitness,
             causes=statuses[pool].causes,
             reasons=statuses[pool].reasons,
         )
-        for pool in preference(selected, group.priorities)
+        for pool, place in preference(selection.pool, group.priorities).items()
     )
     order = sorted(candidates, key=lambda each: FITNESSES.index(each.fitness))
     return PoolSequence(

@@ -235,7 +235,7 @@ def test_all_pools_are_in_the_order_and_the_peers_retries_are_its_beginning(
     assert sorted(found) == list(range(len(numbers)))
     faster = sorted({each for each in numbers if each < numbers[selected]}, reverse=True)
     peers = [selected] + [pool for number in faster for pool, own in enumerate(numbers) if own == number]
-    assert list(found[: len(peers)]) == peers
+    assert [*found][: len(peers)] == peers
 
 
 def standing(name: str, fitness: str) -> PoolStatus:
