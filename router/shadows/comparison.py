@@ -120,34 +120,39 @@ class SeriesMean(msgspec.Struct, frozen=True):
             msgspec.structs.force_setattr(self, "interval_95", (self.mean - half, self.mean + half))
 
 
-class Series:
-    """A growing series of values."""
+class Pairs:
+    """Values at the live choices and at the shadow's: both sums, which only grow, and the gains, one for each pair."""
 
-    def __init__(self) -> None:
-        self.count, self.total = 0, 0.0
+    def __init__(self, sign: int = 1) -> None:
+        """A gain is the live value minus the shadow's, times `sign`: -1 where more is better."""
+        self.count, self.live, self.shadow = 0, 0.0, 0.0
+        self._sign = sign
         self._batches: list[float] = []
-        self._length, self._open, self._sum = 1, 0, 0.0
+        """Sums of `_length` gains each."""
+        self._length, self._sum = 1, 0.0
 
-    def add(self, value: float) -> None:
-        """Add a value."""
+    def add(self, pair: Pair | None) -> None:
+        """Add a value of each; None: there is none."""
+        if pair is None:
+            return
         self.count += 1
-        self.total += value
-        self._open += 1
-        self._sum += value
-        if self._open == self._length:
+        self.live += pair[0]
+        self.shadow += pair[1]
+        self._sum += self._sign * (pair[0] - pair[1])
+        if self.count % self._length == 0:
             self._batches.append(self._sum)
-            self._open, self._sum = 0, 0.0
+            self._sum = 0.0
             if len(self._batches) == 2 * BATCHES:
                 pairs = zip(self._batches[::2], self._batches[1::2], strict=True)
                 self._batches = [one + other for one, other in pairs]
                 self._length *= 2
 
-    def mean(self) -> SeriesMean:
-        """Return the mean and its standard error; without values the mean is 0."""
+    def gain(self) -> SeriesMean:
+        """Return the mean gain and its standard error; without values the mean is 0."""
         error, batches = None, len(self._batches)
         if batches >= BATCHES:
             error = stdev(each / self._length for each in self._batches) / math.sqrt(batches)
-        return SeriesMean(self.count, self.total / max(1, self.count), error)
+        return SeriesMean(self.count, (sum(self._batches) + self._sum) / max(1, self.count), error)
 
 
 def pooled(means: Sequence[SeriesMean]) -> SeriesMean:
@@ -180,24 +185,13 @@ class ShadowReport(msgspec.Struct, frozen=True, kw_only=True):
         msgspec.structs.force_setattr(self, "differ_ratio", self.differ / max(1, self.decisions))
 
 
-_GAINS = tuple(name for name in ShadowReport.__struct_fields__ if "_gain" in name)
-
-
-class Pairs:
-    """Values at the live choices and at the shadow's: both sums, which only grow, and the series of gains."""
-
-    def __init__(self, sign: int = 1) -> None:
-        """`sign` is -1 where more is better."""
-        self.live = self.shadow = 0.0
-        self.gain = Series()
-        self._sign = sign
-
-    def add(self, pair: Pair | None) -> None:
-        """Add a value of each; None: there is none."""
-        if pair is not None:
-            self.live += pair[0]
-            self.shadow += pair[1]
-            self.gain.add(self._sign * (pair[0] - pair[1]))
+_GAINS = {
+    "ttft_gain_s": "ttft_s",
+    "cached_blocks_gain": "cached_blocks",
+    "own_cost_gain_ms": "own_cost_ms",
+    "live_cost_gain_ms": "live_cost_ms",
+}
+"""The values of a `Comparison` that each gain is made of."""
 
 
 class Tally:
@@ -207,7 +201,7 @@ class Tally:
         self.name, self._fields = name, fields
         self.agree = self.differ = 0
         self.skipped = Counter(dict.fromkeys(SKIPS, 0))
-        self.ttft_s, self.cached_blocks, self.live_costs_ms, self.own_costs_ms = Pairs(), Pairs(-1), Pairs(), Pairs()
+        self.pairs = {gain: Pairs(-1 if gain == "cached_blocks_gain" else 1) for gain in _GAINS}
 
     def add(self, found: Comparison | str) -> None:
         """Count a decision, or why there is none: one of `SKIPS`."""
@@ -216,23 +210,15 @@ class Tally:
             return
         self.agree += found.agrees
         self.differ += not found.agrees
-        self.ttft_s.add(found.ttft_s)
-        self.cached_blocks.add(found.cached_blocks)
-        self.live_costs_ms.add(found.live_cost_ms)
-        self.own_costs_ms.add(found.own_cost_ms)
+        for gain, value in _GAINS.items():
+            self.pairs[gain].add(getattr(found, value))
 
     def report(self) -> ShadowReport:
         """Return the figures."""
+        gains: dict[str, Any] = {gain: pairs.gain() for gain, pairs in self.pairs.items()}
+        decisions, skipped = self.agree + self.differ, dict(self.skipped)
         return ShadowReport(
-            name=self.name,
-            policy=self._fields,
-            decisions=self.agree + self.differ,
-            differ=self.differ,
-            skipped=dict(self.skipped),
-            ttft_gain_s=self.ttft_s.gain.mean(),
-            cached_blocks_gain=self.cached_blocks.gain.mean(),
-            own_cost_gain_ms=self.own_costs_ms.gain.mean(),
-            live_cost_gain_ms=self.live_costs_ms.gain.mean(),
+            name=self.name, policy=self._fields, decisions=decisions, differ=self.differ, skipped=skipped, **gains
         )
 
 
@@ -251,14 +237,12 @@ def merged(reports: Sequence[ShadowReport]) -> ShadowReport:
 def figures_table(reports: Sequence[ShadowReport]) -> list[str]:
     """Return the lines of a table for people: mean gains with their 95 % intervals, and what was skipped."""
     heads = ("policy", "differ", "TTFT gain, ms", "cached blocks gain", "own cost gain, ms", "live cost gain, ms")
+    factors = {name: 1e3 if name == "ttft_gain_s" else 1.0 for name in _GAINS}
     rows = [
         (
             each.name,
             f"{each.differ_ratio:.1%}",
-            _shown(each.ttft_gain_s, 1e3),
-            _shown(each.cached_blocks_gain),
-            _shown(each.own_cost_gain_ms),
-            _shown(each.live_cost_gain_ms),
+            *(_shown(getattr(each, name), factor) for name, factor in factors.items()),
         )
         for each in reports
     ]
@@ -271,7 +255,7 @@ def figures_table(reports: Sequence[ShadowReport]) -> list[str]:
     return [*aligned([heads, *rows], len(heads)), *skipped]
 
 
-def _shown(gain: SeriesMean, factor: float = 1.0) -> str:
+def _shown(gain: SeriesMean, factor: float) -> str:
     if not gain.count:
         return "-"
     interval = (

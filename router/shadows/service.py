@@ -250,26 +250,20 @@ class Shadows:
         """Yield the metrics of shadows; sums are of the live choices and of the shadow's for the same requests."""
         tallies = self.tallies.values()
         decisions = [
-            ((each.name, verdict), float(count))
-            for each in tallies
-            for verdict, count in (("agree", each.agree), ("differ", each.differ))
+            ((each.name, verdict), getattr(each, verdict)) for each in tallies for verdict in ("agree", "differ")
         ]
         meaning = "Decisions of a shadow policy, by whether it chose the live policy's rank"
         yield counter("shadow_decisions", meaning, ("shadow", "verdict"), decisions)
-        skipped = [((each.name, reason), float(count)) for each in tallies for reason, count in each.skipped.items()]
+        skipped = [((each.name, reason), count) for each in tallies for reason, count in each.skipped.items()]
         yield counter(
             "shadow_skipped", "Live decisions that a shadow did not take, by cause", ("shadow", "reason"), skipped
         )
         choices, of_these = ("shadow", "choice"), "at the rank of each choice, of requests with a shadow's decision"
-        ttfts = _means(((each.name,), each.ttft_s) for each in tallies)
-        yield summary("shadow_predicted_ttft_seconds", f"Predicted TTFT {of_these}", choices, ttfts)
-        cached = _means(((each.name,), each.cached_blocks) for each in tallies)
-        yield summary("shadow_cached_blocks", f"Blocks expected {of_these}", choices, cached)
-        costs = (
-            ((each.name, label), pairs)
-            for each in tallies
-            for label, pairs in (("live", each.live_costs_ms), ("own", each.own_costs_ms))
-        )
+        ttfts = [((each.name,), each.pairs["ttft_gain_s"]) for each in tallies]
+        yield summary("shadow_predicted_ttft_seconds", f"Predicted TTFT {of_these}", choices, _means(ttfts))
+        cached = [((each.name,), each.pairs["cached_blocks_gain"]) for each in tallies]
+        yield summary("shadow_cached_blocks", f"Blocks expected {of_these}", choices, _means(cached))
+        costs = [((each.name, of), each.pairs[f"{of}_cost_gain_ms"]) for each in tallies for of in ("live", "own")]
         meaning = "Cost of each choice, under the live policy's cost and the shadow's own"
         yield summary("shadow_cost_seconds", meaning, ("shadow", "cost", "choice"), _means(costs, 1e-3))
         yield counter("shadow_requests", "Decisions offered to shadows", rows=[((), self._requests)])
@@ -306,5 +300,5 @@ def _means(
     for labels, pairs in found:
         for choice, total in (("live", pairs.live), ("shadow", pairs.shadow)):
             mean = Mean()
-            mean.count, mean.total = pairs.gain.count, factor * total
+            mean.count, mean.total = pairs.count, factor * total
             yield (*labels, choice), mean

@@ -22,7 +22,7 @@ from router.decision.routing import DecisionLog
 from router.decision.state import RouterState, StateSettings
 from router.decision.verdict import Verdict
 from router.journal.encoder import JournalEncoder
-from router.shadows.comparison import BATCHES, Series, SeriesMean, ShadowReport, Tally, compared, pooled
+from router.shadows.comparison import BATCHES, Pairs, SeriesMean, ShadowReport, Tally, compared, pooled
 from router.shadows.service import KEPT_REQUESTS, WAITING_MAX, Shadows, ShadowSection, pooled_page
 from tests.support.replayed import replay
 from tests.support.watched_routing import Told, WatchedRouting, tell
@@ -296,33 +296,33 @@ def test_another_routers_report_has_only_names_that_a_terminal_may_show() -> Non
 
 
 def test_the_interval_of_a_mean_has_the_mean_of_independent_values() -> None:
-    draw, series = random.Random(1), Series()
+    draw, pairs = random.Random(1), Pairs()
     for _ in range(20_000):
-        series.add(draw.gauss(3.0, 1.0))
-    found = series.mean()
+        pairs.add((draw.gauss(3.0, 1.0), 0.0))
+    found = pairs.gain()
     assert found.standard_error is not None
     assert found.standard_error == pytest.approx(1 / 20_000**0.5, rel=0.5)
     assert abs(found.mean - 3.0) < 4 * found.standard_error
 
 
 def test_values_that_hang_together_have_a_wider_interval_than_their_number_says() -> None:
-    draw, series = random.Random(1), Series()
+    draw, pairs = random.Random(1), Pairs()
     for _ in range(200):
         level = draw.gauss(0.0, 1.0)
         for _ in range(100):
-            series.add(level)
-    found = series.mean().standard_error
+            pairs.add((level, 0.0))
+    found = pairs.gain().standard_error
     assert found is not None
     assert found > 5 / 20_000**0.5
 
 
 def test_few_values_have_no_interval() -> None:
-    series = Series()
+    pairs = Pairs()
     for _ in range(BATCHES - 1):
-        series.add(1.0)
-    assert series.mean().interval_95 is None
-    series.add(1.0)
-    assert series.mean().interval_95 == (1.0, 1.0)
+        pairs.add((1.0, 0.0))
+    assert pairs.gain().interval_95 is None
+    pairs.add((1.0, 0.0))
+    assert pairs.gain().interval_95 == (1.0, 1.0)
 
 
 def test_means_of_processes_are_pooled_by_their_counts() -> None:
