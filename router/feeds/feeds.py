@@ -11,17 +11,17 @@ is logged and ignored: the router learns everything again.
 import asyncio
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 import structlog
 
-from kv_protocol import fleet, load, subjects
+from kv_protocol import subjects
 from kv_protocol.errors import UNDECODABLE, MalformedMessage
-from kv_protocol.fleet import HEARTBEAT_PERIOD_S, WorkerRegistered
+from kv_protocol.fleet import HEARTBEAT_PERIOD_S, Heartbeat, WorkerRegistered, decode_heartbeat
 from kv_protocol.fleet_gate import FleetEventRefused, FleetGate
-from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import (
     FleetApplied,
     LearntRates,
@@ -32,6 +32,7 @@ from kv_protocol.journal import (
     WorkerHeard,
 )
 from kv_protocol.ledger import Expired
+from kv_protocol.load import LoadReport, decode_load
 from kv_runtime.clock import Clock
 from kv_runtime.event_log import EventLog, LogMessage, Reading
 from kv_runtime.files import replace_file
@@ -53,7 +54,6 @@ _EARLY_MAX = 1024
 """Unregistered instances that are remembered, at most, each with the time of its last heartbeat."""
 _LOOK_S = 0.05
 MessageKind = Literal["heartbeat", "load"]
-_T = TypeVar("_T")
 
 
 class _Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -132,8 +132,8 @@ class RouterFeeds:
 
     async def start(self) -> None:
         """Subscribe to the log."""
-        await self._event_log.listen(subjects.HEARTBEAT_ALL, self._on_heartbeat)
-        await self._event_log.listen(subjects.LOAD_ALL, self._on_load)
+        await self._event_log.listen(subjects.HEARTBEAT_ALL, partial(self._on_report, decode_heartbeat))
+        await self._event_log.listen(subjects.LOAD_ALL, partial(self._on_report, decode_load))
         self._fleet_log = await self._event_log.follow(subjects.FLEET_STREAM, subjects.FLEET_ALL, self._on_fleet_event)
 
     async def acquainted(self, stop: asyncio.Event) -> None:
@@ -203,43 +203,27 @@ class RouterFeeds:
             _log.warning("workers_do_not_go_together", of=each.of, found=each.found, why=meaning.why, fix=meaning.fix)
         self._logged_pairings = found
 
-    async def _on_heartbeat(self, message: LogMessage) -> None:
-        if (read := self._read(message, fleet.decode_heartbeat)) is None:
-            return
-        rank, heartbeat = read
-        if self._dp_ranks(rank.worker_id, heartbeat.instance) is None:
-            self.unregistered_messages["heartbeat"] += 1
-            if len(self._heard_early) >= _EARLY_MAX:
-                self._heard_early.clear()
-            self._heard_early[rank.worker_id, heartbeat.instance] = self._clock.now()
-            return
-        now_s = self._clock.now()
-        self._routing.apply(WorkerHeard(now_s=now_s, worker_id=rank.worker_id, instance=heartbeat.instance))
-
-    async def _on_load(self, message: LogMessage) -> None:
-        if (read := self._read(message, load.decode_load)) is None:
-            return
-        rank, report = read
-        if rank.dp_rank not in (self._dp_ranks(rank.worker_id, report.instance) or ()):
-            self.unregistered_messages["load"] += 1
-            return
-        self._routing.apply(
-            LoadApplied(now_s=self._clock.now(), worker_id=rank.worker_id, dp_rank=rank.dp_rank, report=report)
-        )
-
-    def _dp_ranks(self, worker_id: str, instance: str) -> tuple[int, ...] | None:
-        """Return the ranks of the worker's instance; None if that instance is not registered."""
-        worker = self._fleet.worker(worker_id)
-        if worker is None or worker.registration.instance != instance:
-            return None
-        return worker.registration.dp_ranks
-
-    def _read(self, message: LogMessage, decode: Callable[[bytes], _T]) -> tuple[WorkerRank, _T] | None:
-        """Return the rank of a message and what it says; None: it cannot be read, which is counted and logged."""
+    async def _on_report(self, decode: Callable[[bytes], Heartbeat | LoadReport], message: LogMessage) -> None:
         try:
-            return subjects.rank_of(message.subject), decode(message.data)
+            rank, report = subjects.rank_of(message.subject), decode(message.data)
         except MalformedMessage as error:
             self.refused_messages_total += 1
             reason = str(error)
             self._refusals.warning("message_refused", key=message.subject, subject=message.subject, reason=reason)
-            return None
+            return
+        now_s, worker = self._clock.now(), self._fleet.worker(rank.worker_id)
+        is_known = worker is not None and worker.registration.instance == report.instance
+        if isinstance(report, LoadReport):
+            if worker is not None and is_known and rank.dp_rank in worker.registration.dp_ranks:
+                self._routing.apply(
+                    LoadApplied(now_s=now_s, worker_id=rank.worker_id, dp_rank=rank.dp_rank, report=report)
+                )
+            else:
+                self.unregistered_messages["load"] += 1
+        elif is_known:
+            self._routing.apply(WorkerHeard(now_s=now_s, worker_id=rank.worker_id, instance=report.instance))
+        else:
+            self.unregistered_messages["heartbeat"] += 1
+            if len(self._heard_early) >= _EARLY_MAX:
+                self._heard_early.clear()
+            self._heard_early[rank.worker_id, report.instance] = now_s
