@@ -56,36 +56,29 @@ UTILISATION_MAX = 0.85
 _RANKS_MAX = 8192
 
 
-class ServiceTimes(NamedTuple):
-    """Seconds of service and how many requests need them, in order."""
+ServiceTimes = tuple[tuple[float, int], ...]
+"""Seconds of service, and how many requests need them."""
 
-    times: tuple[tuple[float, int], ...]
 
-    @property
-    def requests(self) -> int:
-        """How many requests there are."""
-        return sum(count for _, count in self.times)
-
-    @property
-    def mean_s(self) -> float:
-        """The mean; 0 without requests."""
-        return sum(seconds * count for seconds, count in self.times) / max(1, self.requests)
+def mean_s(times: ServiceTimes) -> float:
+    """Return the mean time of service; 0 without requests."""
+    return sum(seconds * count for seconds, count in times) / max(1, sum(count for _, count in times))
 
 
 def begun_and_served_within(times: ServiceTimes, servers: int, rate_per_s: float, within_s: float) -> float:
     """Return the share of requests that are served within so many seconds of their arrival; 0 if too many arrive."""
-    mean_s, requests = times.mean_s, times.requests
-    busy = rate_per_s * mean_s
+    service_s, requests = mean_s(times), sum(count for _, count in times)
+    busy = rate_per_s * service_s
     if busy >= servers:
         return 0.0
     blocked = 1.0
     for each in range(1, servers + 1):
         blocked = busy * blocked / (each + busy * blocked)
     delayed = blocked / (1.0 - busy / servers * (1.0 - blocked))  # Erlang's C
-    spread = sum(count * (seconds / mean_s - 1) ** 2 for seconds, count in times.times) / requests if mean_s else 0.0
-    mean_wait_s = mean_s * (1.0 + spread) / (2.0 * (servers - busy))
+    spread = sum(count * (seconds / service_s - 1) ** 2 for seconds, count in times) / requests if service_s else 0.0
+    mean_wait_s = service_s * (1.0 + spread) / (2.0 * (servers - busy))
     share = 0.0
-    for seconds, count in times.times:
+    for seconds, count in times:
         left_s = within_s - seconds
         if left_s >= 0.0:
             late = delayed * math.exp(-left_s / mean_wait_s) if mean_wait_s else 0.0
@@ -118,7 +111,7 @@ class OfferedLoad(NamedTuple):
     requests: int = 0
     uncached_tokens: int = 0
     context_tokens: float = 0.0
-    prompts: ServiceTimes = ServiceTimes(())
+    prompts: ServiceTimes = ()
 
     @property
     def requests_per_s(self) -> float:
@@ -136,7 +129,7 @@ def offered(core: built.Core, window_s: float, now_s: float, began_s: float) -> 
     covered_s = covered(window_s, now_s, began_s)
     return {
         Group(model, cast("Role", role)): OfferedLoad(
-            covered_s, requests, uncached_tokens, context_tokens / requests, ServiceTimes(tuple(times))
+            covered_s, requests, uncached_tokens, context_tokens / requests, tuple(times)
         )
         for (model, role), requests, uncached_tokens, context_tokens, times in core.offered(_first(window_s, now_s))
     }
@@ -229,10 +222,10 @@ class GroupPlan:
             "prefill_factor": self._prefills, "decode_factor": decodes, "output_tokens": decodes
         }  # fmt: skip
         self.unknown = tuple(name for name, is_so in needed.items() if is_so and getattr(rates, name) is None)
-        self._prompts: ServiceTimes | None = None
+        self._prompts: ServiceTimes = ()
         self._sequences: _Sequences | None = None
         if self._prefills and prefill_factor is not None:
-            self._prompts = ServiceTimes(tuple((prefill_factor * each, count) for each, count in load.prompts.times))
+            self._prompts = tuple((prefill_factor * each, count) for each, count in load.prompts)
         self.output_tokens_per_s = load.requests_per_s * tokens if decodes and tokens is not None else None
         if decodes and decode_factor is not None and tokens is not None:
             self._sequences = self._sequences_of_a_rank(decode_factor, tokens)
@@ -280,17 +273,12 @@ class GroupPlan:
         return tuple(limit for limit, is_broken in fails.items() if is_broken)
 
     def _capacity(self) -> Capacity:
-        ranks, factor, sequences, load = (
-            self.size.ranks_per_worker,
-            self.rates.prefill_factor,
-            self._sequences,
-            self.load,
-        )
-        prefill = None
+        ranks, factor, load = self.size.ranks_per_worker, self.rates.prefill_factor, self.load
+        prefill, sequences = None, self._sequences
         if self._prefills and factor is not None:
-            mean_s = factor * load.prompts.mean_s
+            prompt_s = factor * mean_s(load.prompts)
             tokens = load.uncached_tokens / load.requests if load.requests else 0.0
-            prefill = ranks * (tokens / mean_s if mean_s else 1.0 / (factor * built.PREFILL_TOKEN_S))
+            prefill = ranks * (tokens / prompt_s if prompt_s else 1.0 / (factor * built.PREFILL_TOKEN_S))
         if sequences is None:
             return Capacity(prefill, None, None)
         return Capacity(prefill, ranks * sequences.tokens_per_s, ranks * sequences.limit)
@@ -299,10 +287,10 @@ class GroupPlan:
         ranks = workers * self.size.ranks_per_worker
         utilisations = list[float]()
         ttft = itl = None
-        if (prompts := self._prompts) is not None and prompts.times and self.rates.prefill_factor is not None:
+        if (prompts := self._prompts) and self.rates.prefill_factor is not None:
             rate, first_s = self.load.requests_per_s, self.rates.prefill_factor * built.FIRST_S
             ttft = begun_and_served_within(prompts, ranks, rate, self._objectives.ttft_s - first_s)
-            utilisations.append(rate * prompts.mean_s / ranks)
+            utilisations.append(rate * mean_s(prompts) / ranks)
         if (sequences := self._sequences) is not None and self.output_tokens_per_s is not None:
             each = self.output_tokens_per_s / ranks
             itl = sequences.within(each)

@@ -28,6 +28,7 @@ from router.planner.plan import (
     Size,
     begun_and_served_within,
     covered,
+    mean_s,
     offered,
     poisson_at_most,
 )
@@ -43,7 +44,7 @@ AGGREGATED, PREFILL, DECODE = (Group(MODEL, role) for role in ("aggregated", "pr
 def load(requests_per_s: float, work_s: float = 0.05, *, uncached: int = 2000, context: float = 2000.0) -> OfferedLoad:
     """Return the load of equal requests, over 100 s."""
     count = round(100 * requests_per_s)
-    return OfferedLoad(100.0, count, count * uncached, context, ServiceTimes(((work_s, count),)))
+    return OfferedLoad(100.0, count, count * uncached, context, ((work_s, count),))
 
 
 def planned(requests_per_s: float = 40.0, group: Group = AGGREGATED, **changed: Any) -> GroupPlan:
@@ -68,7 +69,7 @@ def simulated_share(times: ServiceTimes, servers: int, rate_per_s: float, within
     """Return the share of 40,000 simulated requests that are served in time."""
     draw, now_s, in_time = random.Random(seed), 0.0, 0
     free_at = [0.0] * servers
-    seconds, weights = zip(*times.times, strict=True)
+    seconds, weights = zip(*times, strict=True)
     for service_s in draw.choices(seconds, weights, k=40_000):
         now_s += draw.expovariate(rate_per_s)
         ends_s = max(now_s, heapq.heappop(free_at)) + service_s
@@ -81,12 +82,11 @@ def simulated_share(times: ServiceTimes, servers: int, rate_per_s: float, within
 @pytest.mark.parametrize("utilisation", [0.5, 0.8, 0.9])
 @pytest.mark.parametrize("times", [((0.1, 1),), ((0.02, 9), (0.5, 1))], ids=["equal", "mixed"])
 def test_the_predicted_share_is_near_that_of_a_simulated_line(
-    servers: int, utilisation: float, times: tuple[tuple[float, int], ...]
+    servers: int, utilisation: float, times: ServiceTimes
 ) -> None:
-    service = ServiceTimes(times)
-    rate_per_s = utilisation * servers / service.mean_s
-    seen = simulated_share(service, servers, rate_per_s, 0.6, seed=7)
-    assert begun_and_served_within(service, servers, rate_per_s, 0.6) == pytest.approx(seen, abs=0.06), "seed 7"
+    rate_per_s = utilisation * servers / mean_s(times)
+    seen = simulated_share(times, servers, rate_per_s, 0.6, seed=7)
+    assert begun_and_served_within(times, servers, rate_per_s, 0.6) == pytest.approx(seen, abs=0.06), "seed 7"
 
 
 # ------------------------------------------------------------------------------------------------- the plan
@@ -212,7 +212,7 @@ def test_roles_are_counted_apart() -> None:
 def test_the_work_of_a_prompt_is_counted_to_ten_percent(uncached: int) -> None:
     core = after(joined(registered()), booked(routed(uncached), 1))
     pairs_s = 0.830e-9 * uncached * uncached / 2
-    assert offered(core, 60.0, 2.0, 0.0)[AGGREGATED].prompts.mean_s == pytest.approx(
+    assert mean_s(offered(core, 60.0, 2.0, 0.0)[AGGREGATED].prompts) == pytest.approx(
         uncached * built.PREFILL_TOKEN_S + pairs_s, rel=0.1
     )
 
