@@ -132,12 +132,21 @@ class PoolState:
         if look.reason:
             self._failed(router, look.reason, at_once=router.up is None)
         else:
-            self._ready(router)
+            router.failures = 0
+            router.successes += 1
+            if router.up is None or router.successes >= self._limits.successes_min:
+                router.up, router.reason = True, ""
         if look.queue is not None:
             router.queue, router.queue_s = look.queue, now_s
         for target, window in self._windows.items():
-            self._add(router, target, look.attained.get(target))
-            self._judge(window, now_s)
+            if (seen := look.attained.get(target)) is not None:
+                before = router.attained.get(target, seen)
+                if seen.total < before.total:
+                    before = Attained()
+                router.attained[target] = seen
+                window.within += max(0.0, seen.within - before.within)
+                window.total += seen.total - before.total
+                self._judge(window, now_s)
         self.tick(now_s)
 
     def attempt_failed(self, url: str, reason: str, now_s: float) -> None:
@@ -160,31 +169,12 @@ class PoolState:
                 window.slow, window.ratio = False, None
                 window.within = window.total = 0.0
 
-    def _ready(self, router: _PoolRouter) -> None:
-        router.failures = 0
-        router.successes += 1
-        if router.up is None or router.successes >= self._limits.successes_min:
-            router.up, router.reason = True, ""
-
     def _failed(self, router: _PoolRouter, reason: str, *, at_once: bool) -> None:
         router.successes = 0
         router.failures += 1
         router.reason = reason
         if at_once or router.failures >= self._limits.failures_max:
             router.up = False
-
-    def _add(self, router: _PoolRouter, target: Target, seen: Attained | None) -> None:
-        if seen is None:
-            return
-        before = router.attained.get(target)
-        router.attained[target] = seen
-        if before is None:
-            return
-        if seen.total < before.total:
-            before = Attained()
-        window = self._windows[target]
-        window.within += max(0.0, seen.within - before.within)
-        window.total += seen.total - before.total
 
     def _judge(self, window: _Window, now_s: float) -> None:
         limits = self._limits

@@ -26,16 +26,7 @@ from kv_runtime.telemetry import Family, by_name, counter, gauge
 from router.doctor.pages import HttpAsker, PageUnreadable, decoded, not_ready, samples
 from router.pools.config import LiveLimits, PoolGroup, PoolsConfig, PoolSettings, RouterAddress, Target
 from router.pools.selection import PoolSequence
-from router.pools.state import (
-    CAUSES,
-    FITNESSES,
-    Fitness,
-    Looked,
-    PoolState,
-    PoolStatus,
-    Queue,
-    attained,
-)
+from router.pools.state import CAUSES, FITNESSES, Fitness, Looked, PoolState, Queue, attained
 
 ATTEMPT_OUTCOMES: tuple[OutcomeName, ...] = ("ok", "refused", "failed", "cancelled")
 LOOK_OUTCOMES = ("ready", "not_ready", "unreachable")
@@ -97,21 +88,18 @@ class PoolMetrics:
             yield counter(name, meaning, labels, counts.items())
         yield counter("pools_requests", "Requests by outcome", ("outcome",), by_name((), self._requests))
         yield gauge("pools_inflight_requests", "Requests being served", rows=[((), self.inflight)])
-        yield from _status_families([each.status for each in self._pools.values()])
-
-
-def _status_families(statuses: Collection[PoolStatus]) -> Iterator[Family]:
-    states = [((each.namespace, state), each.fitness == state) for each in statuses for state in FITNESSES]
-    yield gauge("pool_state", "1 for the pool's present state: fit, strained or down", ("pool", "state"), states)
-    up = {each.namespace: len(each.routers_up) for each in statuses}
-    yield gauge("pool_routers_up", "Routers of the pool that are up", ("pool",), by_name((), up))
-    queued = {each.namespace: each.queued_requests for each in statuses if each.queued_requests is not None}
-    meaning = "Requests waiting in the pool's routers and engines, where known"
-    yield gauge("pool_queued_requests", meaning, ("pool",), by_name((), queued))
-    of_all = ((each.namespace, {"ttft": each.ttft_ratio, "itl": each.itl_ratio}) for each in statuses)
-    ratios = [((name, target), ratio) for name, of in of_all for target, ratio in of.items() if ratio is not None]
-    meaning = "Share of the answers of the last window that met the target"
-    yield gauge("pool_attainment_ratio", meaning, ("pool", "target"), ratios)
+        statuses = [each.status for each in self._pools.values()]
+        states = [((each.namespace, state), each.fitness == state) for each in statuses for state in FITNESSES]
+        yield gauge("pool_state", "1 for the pool's present state: fit, strained or down", ("pool", "state"), states)
+        up = {each.namespace: len(each.routers_up) for each in statuses}
+        yield gauge("pool_routers_up", "Routers of the pool that are up", ("pool",), by_name((), up))
+        queued = {each.namespace: each.queued_requests for each in statuses if each.queued_requests is not None}
+        meaning = "Requests waiting in the pool's routers and engines, where known"
+        yield gauge("pool_queued_requests", meaning, ("pool",), by_name((), queued))
+        of_all = ((each.namespace, {"ttft": each.ttft_ratio, "itl": each.itl_ratio}) for each in statuses)
+        ratios = [((name, target), ratio) for name, of in of_all for target, ratio in of.items() if ratio is not None]
+        meaning = "Share of the answers of the last window that met the target"
+        yield gauge("pool_attainment_ratio", meaning, ("pool", "target"), ratios)
 
 
 class _Model(msgspec.Struct):
