@@ -19,6 +19,7 @@ from collections import Counter
 from math import inf
 from typing import Literal, NamedTuple
 
+from kv_protocol.journal import LedgerApplied
 from kv_protocol.ledger import (
     BEAT_S,
     BLOCKS_MAX,
@@ -46,14 +47,8 @@ class Say(NamedTuple):
     to: str = ""
 
 
-class Apply(NamedTuple):
-    """Apply an event of another router's lease."""
-
-    event: LeaseEvent
-    origin: str
-
-
-Effect = Say | Apply
+Effect = Say | LedgerApplied
+"""A message to send, or an event of another router's lease to apply."""
 Counted = Literal["sent", "unsent", "heard", "refused", "gap", "difference", "silence", "asked", "taken", "given"]
 """What is counted: messages, by outcome; doubts, by cause; requests for all leases, and answers to them."""
 
@@ -97,23 +92,7 @@ class Replication:
         for events in split(pending) if self.peers else ():
             self._seq += 1
             says.append(Say(LedgerTold(router=self._router, life=self._life, seq=self._seq, events=events)))
-        self.counts["sent"] += len(says)
         return says
-
-    def _beat(self) -> Say:
-        own = self._own
-        self.counts["sent"] += 1
-        return Say(
-            LedgerBeat(
-                router=self._router,
-                life=self._life,
-                seq=self._seq,
-                leases=len(own),
-                digest=own.digest,
-                queued_tokens=own.queued_tokens,
-                blocks=own.blocks,
-            )
-        )
 
     def deaf(self, now_s: float) -> None:
         """No message could be received until now: restart the silence timers."""
@@ -126,13 +105,24 @@ class Replication:
         effects: list[Effect] = [*self.flush()] if self.peers or is_beat_due else []
         if is_beat_due:
             self._beat_due_s = now_s + BEAT_S
-            effects.append(self._beat())
+            own = self._own
+            beat = LedgerBeat(
+                router=self._router,
+                life=self._life,
+                seq=self._seq,
+                leases=len(own),
+                digest=own.digest,
+                queued_tokens=own.queued_tokens,
+                blocks=own.blocks,
+            )
+            effects.append(Say(beat))
         for name, peer in list(self.peers.items()):
             if now_s - peer.received_at_s >= SILENT_S:
                 self.counts["silence"] += 1
-                effects += self._parted(name)
+                effects += self._parted(name, now_s)
             elif now_s >= peer.request_due_s:
-                effects.append(self._ask(name, peer, now_s))
+                self.counts["asked"] += 1
+                effects.append(Say(LedgerAsked(router=self._router, number=peer.new_request(now_s)), name))
         return effects
 
     def due_s(self) -> float:
@@ -153,7 +143,7 @@ class Replication:
         effects: list[Effect] = []
         peer = self.peers.get(message.router)
         if peer is not None and message.life > peer.life:
-            effects, peer = self._parted(message.router), None
+            effects, peer = self._parted(message.router, now_s), None
         if peer is None:
             if len(self.peers) >= PEERS_MAX:
                 self.counts["refused"] += 1
@@ -163,9 +153,9 @@ class Replication:
             self.counts["refused"] += 1
             return effects
         peer.received_at_s = max(now_s, peer.received_at_s)
-        return effects + self._taken(message, peer)
+        return effects + self._taken(message, peer, now_s)
 
-    def _taken(self, message: LedgerTold | LedgerBeat | LedgerOpen, peer: Peer) -> list[Effect]:
+    def _taken(self, message: LedgerTold | LedgerBeat | LedgerOpen, peer: Peer, now_s: float) -> list[Effect]:
         was_behind, differed = peer.is_behind, peer.differs
         news: list[LeaseEvent] = []
         if isinstance(message, LedgerTold):
@@ -177,16 +167,12 @@ class Replication:
             news = replaced
         self.counts["gap"] += peer.is_behind and not was_behind
         self.counts["difference"] += peer.differs and not differed
-        return [Apply(event, message.router) for event in news]
+        return [LedgerApplied(now_s=now_s, event=event, router=message.router) for event in news]
 
-    def _ask(self, name: str, peer: Peer, now_s: float) -> Say:
-        self.counts["asked"] += 1
-        self.counts["sent"] += 1
-        return Say(LedgerAsked(router=self._router, number=peer.new_request(now_s)), name)
-
-    def _parted(self, name: str) -> list[Effect]:
+    def _parted(self, name: str, now_s: float) -> list[Effect]:
         """Forget a router; return the endings of its leases."""
-        return [Apply(Expired(lease_id=lease_id), name) for lease_id in self.peers.pop(name).open]
+        ended = self.peers.pop(name).open
+        return [LedgerApplied(now_s=now_s, event=Expired(lease_id=lease_id), router=name) for lease_id in ended]
 
     def _answer(self, message: LedgerAsked, now_s: float) -> list[Effect]:
         """Return all own leases as they are now, in parts, after the pending events."""
@@ -210,5 +196,4 @@ class Replication:
                 leases=leases,
             )
             effects.append(Say(part, message.router))
-        self.counts["sent"] += len(parts)
         return effects

@@ -36,7 +36,7 @@ from kv_runtime.supervise import until
 from kv_runtime.telemetry import Family, RateLimitedLog, by_name, counter, gauge
 from router.decision.routing import Routing
 from router.replicas.peer import Skew
-from router.replicas.replication import Apply, Effect, Replication
+from router.replicas.replication import Effect, Replication
 
 FLUSH_S = 0.005
 OUTGOING_MAX = 1024
@@ -116,15 +116,15 @@ class Replicas:
             subject, data = self._outgoing.popleft()
             try:
                 await self._event_log.announce(subject, data)
+                self.replication.counts["sent"] += 1
             except BrokerUnavailable as error:
                 self.replication.counts["unsent"] += 1
                 _log.debug("ledger_message_lost", subject=subject, reason=str(error))
 
     def _take(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
-            if isinstance(effect, Apply):
-                applied = LedgerApplied(now_s=self._clock.now(), event=effect.event, router=effect.origin)
-                self._routing.apply(applied)
+            if isinstance(effect, LedgerApplied):
+                self._routing.apply(effect)
                 continue
             subject = subjects.ledger_of(effect.to) if effect.to else subjects.LEDGER
             self._outgoing.append((subject, encode_replica(effect.message)))
@@ -150,9 +150,7 @@ class Replicas:
 def replica_families(replication: Replication) -> Iterator[Family]:
     """Yield the metrics of replication."""
     counts = replication.counts
-    messages = {"sent": counts["sent"] - counts["unsent"]} | {
-        outcome: counts[outcome] for outcome in ("unsent", "heard", "refused")
-    }
+    messages = {outcome: counts[outcome] for outcome in ("sent", "unsent", "heard", "refused")}
     doubts = {cause: counts[cause] for cause in ("gap", "difference", "silence")}
     dumps = {role: counts[role] for role in ("asked", "taken", "given")}
     for name, meaning, label, found in (

@@ -22,7 +22,7 @@ from kv_protocol.ledger import (
 )
 from kv_protocol.splitmix import choice_index
 from router.decision.state import RankLoad, RouterState
-from router.replicas.replication import Apply, Effect, Replication
+from router.replicas.replication import Effect, Replication
 from tests.unit.router.samples import chain, state
 
 RANKS = tuple(WorkerRank(f"w{number}", 0) for number in range(3))
@@ -44,9 +44,9 @@ class Message(NamedTuple):
     data: bytes
 
 
-def apply(to: RouterState, event: LedgerEvent, now_s: float, origin: str = "") -> None:
-    """The event happens to a lease of the router `origin`; empty: of its own."""
-    to.apply(LedgerApplied(now_s=now_s, event=event, router=origin))
+def apply(to: RouterState, event: LedgerEvent, now_s: float) -> None:
+    """The event happens to a lease of the router itself."""
+    to.apply(LedgerApplied(now_s=now_s, event=event))
 
 
 class Router:
@@ -151,8 +151,8 @@ class Network:
     def _effect(self, router: Router, effects: Sequence[Effect], at_s: float | None = None) -> None:
         at_s = self.now_s if at_s is None else at_s
         for effect in effects:
-            if isinstance(effect, Apply):
-                apply(router.state, effect.event, at_s, effect.origin)
+            if isinstance(effect, LedgerApplied):
+                router.state.apply(effect)
                 continue
             to = range(len(self.routers)) if not effect.to else [int(effect.to[1:])]
             for each in to:  # its own echo, too

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from kv_protocol.codec import pack_u64
+from kv_protocol.journal import LedgerApplied
 from kv_protocol.ledger import (
     BEAT_S,
     BLOCKS_MAX,
@@ -17,6 +18,7 @@ from kv_protocol.ledger import (
     LeaseEvent,
     LedgerAsked,
     LedgerBeat,
+    LedgerEvent,
     LedgerOpen,
     LedgerTold,
     OpenLease,
@@ -26,7 +28,7 @@ from kv_protocol.ledger import (
 )
 from router.replicas import peer
 from router.replicas.peer import ASK_AGAIN_S, BUFFERED_MAX, OpenLeases, parts_of, split
-from router.replicas.replication import ANSWER_S, PEERS_MAX, PENDING_MAX, SILENT_S, Apply, Effect, Replication, Say
+from router.replicas.replication import ANSWER_S, PEERS_MAX, PENDING_MAX, SILENT_S, Effect, Replication, Say
 
 
 def routed(lease_id: str, blocks: int = 1, uncached: int = 7) -> Routed:
@@ -51,8 +53,8 @@ def answer(seq: int, number: int, *leases: OpenLease, part: int = 0, parts: int 
     return LedgerOpen(router="other", life=1, seq=seq, number=number, part=part, parts=parts, leases=leases)
 
 
-def applied(effects: list[Effect]) -> list[LeaseEvent]:
-    return [effect.event for effect in effects if isinstance(effect, Apply)]
+def applied(effects: list[Effect]) -> list[LedgerEvent]:
+    return [effect.event for effect in effects if isinstance(effect, LedgerApplied)]
 
 
 def asked(effects: list[Effect]) -> list[int]:
