@@ -30,7 +30,6 @@ from kv_protocol.hashing import Hashing
 from kv_runtime.supervise import TaskSet, TaskSetFull
 from kv_runtime.telemetry import Family, by_name, counter, gauge
 from router.decision.state import RouterState
-from router.decision.verdict import Verdict
 from router.drain.warming import HotPrefix, PromptHolding, WarmingOutcome, compute, decided, hot_prefixes
 from router.http.upstreams import Upstreams
 from router.prompt.chains import EncodedPrompt, RecentPrompt, RecentPrompts
@@ -215,8 +214,13 @@ class Handover:
             if not len(holdings) % _LOOKED_AT:
                 await self._clock.sleep(0)
             verdict = decided(self._serving, self._route(run, recent, recent.prompt))
-            if verdict is not None:
-                holdings.append(_holding(recent, verdict, run))
+            if verdict is None:
+                continue
+            depths = zip(verdict.ranks, verdict.overlap[0].tolist(), strict=True)
+            held = max((depth for rank, depth in depths if rank in registration.ranks), default=0)
+            expected = verdict.expected[verdict.rank_indices].tolist()
+            elsewhere = max((run.warmed_blocks(recent.prompt.sequence_hashes), *expected))
+            holdings.append(PromptHolding(recent, held, elsewhere))
         found = await asyncio.to_thread(
             hot_prefixes,
             holdings,
@@ -293,11 +297,3 @@ class Handover:
 def promised_requests(state: RouterState, registration: WorkerRegistered) -> int:
     """Return how many requests were sent to a worker, by all routers, and are not over."""
     return sum(state.load_of(rank).active_requests for rank in registration.ranks)
-
-
-def _holding(recent: RecentPrompt, verdict: Verdict, run: HandoverRun) -> PromptHolding:
-    ranks = run.registration.ranks
-    own = [depth for rank, depth in zip(verdict.ranks, verdict.overlap[0].tolist(), strict=True) if rank in ranks]
-    others = verdict.expected[verdict.rank_indices].tolist()
-    elsewhere = max((run.warmed_blocks(recent.prompt.sequence_hashes), *others))
-    return PromptHolding(recent, max(own, default=0), elsewhere)

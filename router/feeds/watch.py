@@ -34,7 +34,7 @@ A request shows nothing if its rank is not EXACT, or if a rank holds all blocks 
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import structlog
@@ -251,53 +251,40 @@ class FleetWatch:
         while moves:
             move = moves.popleft()
             self._evidence[move.rank] = move
-            self._log_move(move)
+            shown = {"worker": move.rank.worker_id, "dp_rank": move.rank.dp_rank, **move.evidence()}
+            if move.is_over:
+                self._lines.info("predictions_trusted", key=(move.rank, move.doubt), **shown)
+            else:
+                self._lines.warning("predictions_doubted", key=(move.rank, move.doubt), **shown)
         before, self._seen = self._seen, self._routing.trust()
         self._logged = {rank: trust for rank, trust in self._logged.items() if rank in self._seen}
         self._evidence = {rank: move for rank, move in self._evidence.items() if rank in self._seen}
         for rank, trust in self._seen.items():
             if trust == EXACT:
                 self._logged.setdefault(rank, EXACT)
-            logged = self._logged.get(rank, EXACT)
-            if trust != logged and trust == before.get(rank):
+            was = self._logged.get(rank, EXACT)
+            if trust == was or trust != before.get(rank):
+                continue
+            if rank in self._logged:  # a rank's first state is no mark: at a start all ranks have one
                 reason = f": {trust.reason}" if trust.reason else ""
-                if rank in self._logged:  # a rank's first state is no mark: at a start all ranks have one
-                    self._mark("trust", f"{rank} {logged.state} -> {trust.state}{reason}", *rank)
-                self._logged[rank] = trust
-                self._routing.apply(self._moved(rank, trust, logged))
-                say = self._lines.info if trust == EXACT else self._lines.warning
-                say(
-                    "rank_trust_changed",
-                    key=(rank, trust),
-                    worker=rank.worker_id,
-                    dp_rank=rank.dp_rank,
-                    trust=trust.state,
-                    reason=trust.reason,
-                    was=logged.state,
-                )
+                self._mark("trust", f"{rank} {was.state} -> {trust.state}{reason}", *rank)
+            self._logged[rank] = trust
+            told: dict[str, Any] = {"dp_rank": rank.dp_rank, "trust": trust.state, "reason": trust.reason}
+            told["was"] = was.state
+            evidence = self._evidence_of(rank, trust, was)
+            record = TrustMoved(
+                now_s=self._clock.now(), worker_id=rank.worker_id, was_reason=was.reason, **told, **evidence
+            )
+            self._routing.apply(record)
+            say = self._lines.info if trust == EXACT else self._lines.warning
+            say("rank_trust_changed", key=(rank, trust), worker=rank.worker_id, **told)
 
-    def _moved(self, rank: WorkerRank, trust: Trust, was: Trust) -> TrustMoved:
-        """Return the journal's record, with the evidence if requests made the change."""
-        move, doubt = self._evidence.get(rank), _doubt_of(trust) or _doubt_of(was)
-        shown = move.evidence() if move is not None and move.doubt == doubt else {}
-        shown.pop("doubt", None)
-        return TrustMoved(
-            now_s=self._clock.now(),
-            worker_id=rank.worker_id,
-            dp_rank=rank.dp_rank,
-            trust=trust.state,
-            reason=trust.reason,
-            was=was.state,
-            was_reason=was.reason,
-            **shown,
-        )
-
-    def _log_move(self, move: Move) -> None:
-        shown = {"worker": move.rank.worker_id, "dp_rank": move.rank.dp_rank, **move.evidence()}
-        if move.is_over:
-            self._lines.info("predictions_trusted", key=(move.rank, move.doubt), **shown)
-        else:
-            self._lines.warning("predictions_doubted", key=(move.rank, move.doubt), **shown)
+    def _evidence_of(self, rank: WorkerRank, trust: Trust, was: Trust) -> dict[str, Any]:
+        """Return what requests showed of the rank, if that changed the trust in it; else nothing."""
+        move = self._evidence.get(rank)
+        if move is None or move.doubt != (_doubt_of(trust) or _doubt_of(was)):
+            return {}
+        return {name: value for name, value in move.evidence().items() if name != "doubt"}
 
 
 def _doubt_of(trust: Trust) -> CompareDoubt | None:
