@@ -41,8 +41,7 @@ _FIELDS = ("handover_tokens", "handover_s")
 
 Publish = Callable[[str, FleetEvent], Awaitable[web.Response | None]]
 """Publishes an event of a model's worker; returns an error response if that fails."""
-
-
+DrainState = Literal["serving", "draining", "drained", "left"]
 _log = structlog.get_logger("router")
 
 
@@ -50,7 +49,7 @@ class DrainStatus(msgspec.Struct, frozen=True, kw_only=True):
     """How far a worker is drained. `running_requests` were sent to it by all routers, and are not over."""
 
     worker_id: str
-    state: Literal["serving", "draining", "drained", "left"]
+    state: DrainState
     running_requests: int
     handover: HandoverStatus | None
 
@@ -116,22 +115,21 @@ class DrainRoutes:
 
     def _status(self, worker_id: str) -> DrainStatus | None:
         """Return the status; None for a worker that is not registered and was never drained here."""
-        known = self._routing.state
-        worker = known.fleet.worker(worker_id)
-        instance = None if worker is None else worker.registration.instance
+        worker = self._routing.state.fleet.worker(worker_id)
+        instance, running = None, 0
+        if worker is not None:
+            instance = worker.registration.instance
+            running = promised_requests(self._routing.state, worker.registration)
         handover = self._handover.status(worker_id, instance)
-        if worker is None:
-            left = DrainStatus(worker_id=worker_id, state="left", running_requests=0, handover=handover)
-            return None if handover is None else left
-        running = promised_requests(known, worker.registration)
         is_busy = running or (handover is not None and handover.state != "over")
-        state: Literal["draining", "drained"] = "draining" if is_busy else "drained"
-        return DrainStatus(
-            worker_id=worker_id,
-            state=state if worker.draining else "serving",
-            running_requests=running,
-            handover=handover,
-        )
+        state: DrainState = "draining" if is_busy else "drained"
+        if worker is None:
+            if handover is None:
+                return None
+            state = "left"
+        elif not worker.draining:
+            state = "serving"
+        return DrainStatus(worker_id=worker_id, state=state, running_requests=running, handover=handover)
 
 
 def wish_of(body: bytes, tokens: int, within_s: float) -> tuple[int, float]:

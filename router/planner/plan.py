@@ -38,6 +38,7 @@ prefix makes some requests wait longer: the shares are upper bounds.
 """
 
 import math
+from collections import defaultdict
 from typing import Literal, NamedTuple, cast
 
 from kv_protocol.fleet import Role
@@ -124,25 +125,17 @@ class OfferedLoad(NamedTuple):
         return self.uncached_tokens / self.covered_s
 
 
-def offered(core: built.Core, window_s: float, now_s: float, began_s: float) -> dict[Group, OfferedLoad]:
-    """Return what came in the window to a core that began to count at `began_s`, by group."""
-    covered_s = covered(window_s, now_s, began_s)
-    return {
-        Group(model, cast("Role", role)): OfferedLoad(
-            covered_s, requests, uncached_tokens, context_tokens / requests, tuple(times)
+def offered(core: built.Core, window_s: float, now_s: float, began_s: float) -> defaultdict[Group, OfferedLoad]:
+    """Return what came in the window to a core that began to count at `began_s`, by group; others have an idle load."""
+    first_slot = int(now_s / SLOT_S) - max(1, round(window_s / SLOT_S)) + 1
+    covered_s = max(SLOT_S, now_s - max(first_slot * SLOT_S, began_s))
+    loads = defaultdict[Group, OfferedLoad](lambda: OfferedLoad(covered_s))
+    for (model, role), requests, uncached_tokens, context_tokens, times in core.offered(first_slot):
+        context = context_tokens / requests
+        loads[Group(model, cast("Role", role))] = OfferedLoad(
+            covered_s, requests, uncached_tokens, context, tuple(times)
         )
-        for (model, role), requests, uncached_tokens, context_tokens, times in core.offered(_first(window_s, now_s))
-    }
-
-
-def covered(window_s: float, now_s: float, began_s: float) -> float:
-    """Return for how many seconds of the window the load is known: at least one slot."""
-    return max(SLOT_S, now_s - max(_first(window_s, now_s) * SLOT_S, began_s))
-
-
-def _first(window_s: float, now_s: float) -> int:
-    """Return the number of the window's first slot."""
-    return int(now_s / SLOT_S) - max(1, round(window_s / SLOT_S)) + 1
+    return loads
 
 
 class Objectives(NamedTuple):

@@ -19,13 +19,13 @@ from kv_runtime.telemetry import Family, gauge
 from router.decision.policy_config import field_of, refused
 from router.decision.routing import Routing
 from router.fleet.registry import Worker
-from router.planner.plan import Group, GroupPlan, Objectives, OfferedLoad, Rates, Size, covered, offered
+from router.planner.plan import Group, GroupPlan, Objectives, Rates, Size, offered
 
 METHOD = "prompts: M/G/k by Lee and Longton's approximation; sequences: M/G/infinity with a limit by rank"
 WINDOW_S = 60.0
 """Over which the offered load is measured: an autoscaler asks every 15 to 60 s, and smooths by itself."""
 _ANSWERS_MAX = 1000
-"""The mean length of answers is that of so many of the newest decisions; `journal.decisions_max` may allow fewer."""
+"""The mean length of answers is taken over this many of the newest decisions, or `journal.decisions_max`."""
 
 
 class PlannerSection(Section):
@@ -59,9 +59,8 @@ class Planner:
                 known = workers.setdefault(Group(registration.model, registration.role), [])
                 if not state.fleet.unfit(worker, now_s):
                     known.append(worker)
-        idle = OfferedLoad(covered(WINDOW_S, now_s, self._began_s))
         return [
-            GroupPlan(group, _size(each), loads.get(group, idle), self._rates(group), settings.objectives())
+            GroupPlan(group, _size(each), loads[group], self._rates(group), settings.objectives())
             for group, each in sorted(workers.items())
         ]
 

@@ -12,14 +12,14 @@ A pool is
 |---|---|---|
 | a router is not up | `failures_max` probes or attempts in a row fail | `successes_min` probes in a row find it ready |
 | queue | above the bound, routers and engines together | at half of it; `hold_s` without a figure |
-| ttft, itl | a window has too few answers in time | one has half as many that are late; `hold_s` without a window |
+| ttft, itl | too few answers of a window in time | at most half of the allowed share is late; `hold_s` without one |
 
 A window is `window_requests_min` answers, or more. The first probe of a router decides at once. A pool that is passed
 over gives no answers to judge: after `hold_s` it is tried again. Counts are those of routers since their start; a
 falling count means that the router restarted.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -205,27 +205,25 @@ class PoolState:
     @property
     def status(self) -> PoolStatus:
         """The present status."""
-        up = tuple(url for url, each in self._routers.items() if each.up is not False)
-        why_down = "; ".join(f"{url}: {each.reason}" for url, each in self._routers.items())
-        found = dict(self._strains()) if up else {"unhealthy": why_down}
+        up, limits = tuple(url for url, each in self._routers.items() if each.up is not False), self._limits
+        found: dict[Cause, str] = {}
+        if not up:
+            found["unhealthy"] = "; ".join(f"{url}: {each.reason}" for url, each in self._routers.items())
+        elif self._queue_long:
+            allowed = f"{limits.queue_requests_max} at most, then half of that"
+            found["queue"] = f"queue: {self._queued_requests} requests wait, allowed {allowed}"
+        for target, window in self._windows.items():
+            if up and window.slow and window.ratio is not None:
+                within = f"{window.ratio:.0%} within {limits.bounds_ms[target]:g} ms"
+                found[target] = f"{target}: {within}, allowed {limits.attainment_min_ratio:.0%}"
         ratios = {target: window.ratio for target, window in self._windows.items()}
         return PoolStatus(
             namespace=self._namespace,
             fitness="down" if not up else "strained" if found else "fit",
-            causes=tuple(cause for cause in CAUSES if cause in found),
-            reasons=tuple(found[cause] for cause in CAUSES if cause in found),
+            causes=tuple(found),
+            reasons=tuple(found.values()),
             routers_up=up,
             queued_requests=self._queued_requests,
             ttft_ratio=ratios.get("ttft"),
             itl_ratio=ratios.get("itl"),
         )
-
-    def _strains(self) -> Iterable[tuple[Cause, str]]:
-        limits = self._limits
-        if self._queue_long:
-            allowed = f"{limits.queue_requests_max} at most, then half of that"
-            yield "queue", f"queue: {self._queued_requests} requests wait, allowed {allowed}"
-        for target, window in self._windows.items():
-            if window.slow and window.ratio is not None:
-                bound = f"{limits.bounds_ms[target]:g} ms"
-                yield target, f"{target}: {window.ratio:.0%} within {bound}, allowed {limits.attainment_min_ratio:.0%}"

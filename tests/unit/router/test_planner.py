@@ -27,7 +27,6 @@ from router.planner.plan import (
     ServiceTimes,
     Size,
     begun_and_served_within,
-    covered,
     mean_s,
     offered,
     poisson_at_most,
@@ -199,7 +198,7 @@ def test_the_load_is_what_came_in_the_window() -> None:
 def test_a_young_router_divides_by_its_age() -> None:
     core = after(joined(registered()), *(booked(routed(), second) for second in range(100, 120)))
     assert offered(core, 60.0, 120.0, 100.0)[AGGREGATED].requests_per_s == 1.0
-    assert covered(60.0, 100.5, 100.0) == SLOT_S
+    assert offered(core, 60.0, 100.5, 100.0)[PREFILL].covered_s == SLOT_S
 
 
 def test_roles_are_counted_apart() -> None:
