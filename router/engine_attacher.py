@@ -140,7 +140,7 @@ class EngineAttacher:
         return address.worker_id
 
     def remove(self, worker_id: str) -> bool:
-        """Let the engine leave the fleet; return False if it is none of these."""
+        """Let the engine leave the fleet; return False if no engine has this id."""
         engine = self._engines.get(worker_id)
         if engine is not None:
             engine.stop.set()

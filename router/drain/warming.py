@@ -71,8 +71,8 @@ class PromptHolding(NamedTuple):
 class HotPrefix(msgspec.Struct, kw_only=True):
     """The first `blocks` blocks of a prompt, to be handed over, and its outcome, empty until it is known.
 
-    `new_blocks` of them are held only by the worker, and in no prefix listed before; `heat` is theirs. `worker` is the
-    chosen one; `reason` says why the prefix was not warmed.
+    `new_blocks` counts those that only the leaving worker holds and that no prefix listed before has; `heat` is their
+    sum. `worker` is chosen to compute the prefix; `reason` says why it did not.
     """
 
     model: str

@@ -51,7 +51,7 @@ _log = structlog.get_logger("router")
 TICK_S = 1.0
 ACQUAINTED_S = 2 * HEARTBEAT_PERIOD_S
 _EARLY_MAX = 1024
-"""Unregistered instances that are remembered, at most, each with the time of its last heartbeat."""
+"""Unregistered instances whose last heartbeat is remembered; beyond it all are forgotten."""
 _LOOK_S = 0.05
 MessageKind = Literal["heartbeat", "load"]
 
@@ -128,7 +128,7 @@ class RouterFeeds:
         self.unregistered_messages: dict[MessageKind, int] = {"heartbeat": 0, "load": 0}
         """Heartbeats of instances, and load reports of ranks, that are not registered; they are not recorded."""
         self._heard_early: dict[tuple[str, str], float] = {}
-        """When those instances sent their last heartbeat. Registrations come by another stream, perhaps later."""
+        """When unregistered instances sent their last heartbeat; a registration may come later, by another stream."""
 
     async def start(self) -> None:
         """Subscribe to the log."""

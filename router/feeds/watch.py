@@ -52,9 +52,9 @@ from router.prompt.chains import BLOCK_BYTES
 VOTES = 4
 _WATCHED_MAX = 64
 _LOOKED_AT_MAX = 256
-"""Decisions of a busy second that are looked at: the newest."""
+"""How many decisions since the last look are read: the newest."""
 _AFTER_S, _GIVEN_UP_S = 2.0, 30.0
-"""Between a decision and the first look for its blocks, and the last."""
+"""Seconds between a decision and the first look for its blocks, and the last look."""
 _log = structlog.get_logger("router")
 MARKS_MAX = 1000
 MARKS_OF_A_LOOK = 50
@@ -71,7 +71,7 @@ class _Sent(NamedTuple):
 
 
 class EventOrigins:
-    """Looks at the newest decisions of a router."""
+    """Finds workers that publish another worker's events, by the newest decisions of a router."""
 
     def __init__(self, routing: Routing, index: OverlapIndex) -> None:
         self._routing, self._index = routing, index
@@ -82,7 +82,7 @@ class EventOrigins:
         self._votes: dict[WorkerRank, Counter[WorkerRank]] = {}
 
     def differs(self, worker_id: str) -> tuple[Disparity, ...]:
-        """Return that the worker's events are another worker's; empty: that was not seen."""
+        """Return whose events the worker publishes instead of its own; empty: none such were seen."""
         for rank, votes in self._votes.items():
             ((other, count),) = votes.most_common(1)
             if rank.worker_id == worker_id and count >= VOTES:

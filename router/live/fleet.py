@@ -4,8 +4,8 @@ A thousand ranks are some tens of kilobytes of JSON.
 
 workers    columns with an entry for each worker; `first_rank` is the index of its first rank in the columns of `ranks`
 ranks      columns with an entry for each rank, worker by worker
-texts      a column has their numbers: `trust_reason` and `unfit` (why a worker or rank gets no new work) are indexes
-           into `reasons`, `model` into `models`, `role` into `roles`
+texts      columns have indexes: `trust_reason` and `unfit` (why a worker or rank gets no new work) into `reasons`,
+           `model` into `models`, `role` into `roles`
 
     row of a decision    the chosen rank and the outcome, without the other candidates
     heat of a request    2 ** -(its age / `HALF_LIFE_S`), at the last block of its prompt
@@ -48,23 +48,23 @@ _LOAD = (
 REQUESTS_MAX = 8192
 HALF_LIFE_S = 60.0
 USED_MAX = 1000
-"""Newest decisions that uses are of."""
+"""How many of the newest decisions `uses` is given."""
 NAMES_MAX = 8
 EXCERPT_TOKENS = 64
 _HASH_BYTES = 8
 SCANNED_MAX = 10_000
-"""Decisions that are looked at for one question, the newest."""
+"""How many of the newest decisions one list is searched in."""
 OPEN = "open"
 """In place of an outcome: the request has none yet."""
 _OF_DECISION = (
     "decision_id", "request_id", "model", "phase", "policy", "reason", "isl_tokens", "margin", "cost_unit"
 )  # fmt: skip
 _OF_CHOSEN = ("worker_id", "dp_rank", "overlap_source", "predicted_blocks", "trust")
-"""The fields of a row that the decision has, and its chosen rank."""
+"""The fields of a row that come from the decision, and those from its chosen rank."""
 
 
 class Observed(NamedTuple):
-    """What a rank's newest decisions showed: the share of prompt tokens reused, median latencies. None: unknown."""
+    """What a rank's newest decisions showed: the share of prompt tokens reused, and median latencies; None: unknown."""
 
     hit_ratio: float | None = None
     ttft_s: float | None = None

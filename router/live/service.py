@@ -32,7 +32,7 @@ SAVED = ("prompt_tokens", "reused_tokens", "baseline_tokens", "saved_s", "baseli
 RECENT_S = 1800.0
 OLD_STEP_S, OLD_S = 60.0, 43_200.0
 RING_BYTES_MAX = 32 << 20
-"""Kept moments: 12 hours of some hundred ranks."""
+"""Enough for 12 hours of some hundred ranks."""
 _COMPRESSION = 1
 
 

@@ -4,8 +4,8 @@
 |---|---|---|
 | `GET /ready` | data | `ready`, `reasons` |
 | `GET /v1/models` | data | whether it serves one of our models |
-| `GET /metrics` | control | `kvrouter_queued_requests`; `kvrouter_ledger_reported_waiting`, of all ranks; and of |
-| | | `kvrouter_time_to_first_token_seconds`, `kvrouter_inter_token_latency_seconds` the buckets, of all modes |
+| `GET /metrics` | control | `kvrouter_queued_requests`; `kvrouter_ledger_reported_waiting`, of all ranks |
+| | | buckets of `kvrouter_time_to_first_token_seconds`, `kvrouter_inter_token_latency_seconds`, of all modes |
 
 All three are answered within `look_timeout_s` together, each answer of 16 MiB at most. A missing answer of the control
 plane does not count against a router: its queue and latencies are unknown then. Source: `docs/reference/metrics.md`.

@@ -131,9 +131,9 @@ class Front:
     def _of_all(
         self, together: Callable[[list[Any]], object], kind: type[Any] = _Body, *, more_s: float = 0.0
     ) -> Handler:
-        """Return a handler that answers with what `together` makes of the processes' answers, or the first refusal.
+        """Return a handler that answers with what `together` makes of all answers, or with the first refusal.
 
-        The answers are of this kind; a process may take `more_s` longer than usual.
+        Answers are decoded as `kind`. A process may take `more_s` longer than usual.
         """
 
         async def handle(request: web.Request) -> web.Response:
@@ -147,9 +147,9 @@ class Front:
     # ---------------------------------------------------------------------------------------------- changes
 
     def _changed(self, kept: Literal["policy", "shadows"], whole: Callable[[bytes], bytes]) -> Handler:
-        """Return a handler that changes the first process, and then sets the same in the others, and in later ones.
+        """Return a handler that changes the first process, and then sets the same in the others.
 
-        `whole` returns the body that sets what the first one answered.
+        `whole` makes the body of their `PUT` from the first one's answer. Processes that start later get it, too.
         """
 
         async def handle(request: web.Request) -> web.Response:

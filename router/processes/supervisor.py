@@ -28,7 +28,7 @@ from kv_runtime.supervise import RESTARTS, Failures, PartGaveUp, Restarts, until
 from kv_runtime.telemetry import Family, RateLimitedLog, by_name, counter, gauge
 
 CALL_S = 5.0
-"""For a process that answers at once: beyond it, it counts as silent."""
+"""A process that takes longer for an answer counts as silent."""
 _log = structlog.get_logger("router")
 LOOK_S = 1.0
 SILENT_CALLS = 2
@@ -81,7 +81,7 @@ class Links:
     async def one(self, name: str, method: str, path: str, body: bytes = b"", more_s: float = 0.0) -> Answer | None:
         """Return the process's answer. None: it does not serve, or did not answer within `CALL_S` and `more_s`.
 
-        The second is counted and logged.
+        A missing answer of a process that serves is counted and logged.
         """
         if name not in self.urls:
             return None

@@ -12,7 +12,7 @@ Each value is that at the rank of the live choice, then that at the rank of the 
     cached     leading blocks that the rank is expected to hold of those that can be reused
     costs      in ms under the live policy's cost, and under the shadow's own; None if a policy has none there
 
-Gains are of the shadow's choice against the live one, so that above 0 speaks for the shadow:
+A gain compares the shadow's choice with the live one; above 0 the shadow's is better:
 
     ttft_gain_s            predicted TTFT of the live choice minus that of the shadow's
     cached_blocks_gain     cached blocks of the shadow's choice minus those of the live one
@@ -46,8 +46,8 @@ BATCHES = 32
 T_95 = 2.04
 """The 97.5 % quantile of Student's t with 31 degrees of freedom; with more batches it would be smaller."""
 SKIPS = ("budget", "full", "unreadable", "no_choice", "failed")
-"""The budget was spent; too many decisions waited; the live view lacks what the shadow reads; it found no rank; its
-mode raised an error."""
+"""Why a shadow takes no decision: the budget was spent; too many decisions waited; the live view lacks what the shadow
+reads; it found no rank; its mode raised an error."""
 SHADOW_NAME = r"^[a-z0-9][a-z0-9._-]{0,31}$"
 """A shadow's name: a label of metrics, and a word on a terminal."""
 
