@@ -76,7 +76,7 @@ class EventOrigins:
     def __init__(self, routing: Routing, index: OverlapIndex) -> None:
         self._routing, self._index = routing, index
         self._seen = routing.decisions.added_total
-        self._sent: deque[_Sent] = deque(maxlen=_WATCHED_MAX)
+        self._sent: list[_Sent] = []
         self._own: dict[WorkerRank, int] = {}
         """The epoch of each stream that is the rank's own."""
         self._votes: dict[WorkerRank, Counter[WorkerRank]] = {}
@@ -95,14 +95,13 @@ class EventOrigins:
         ranks = tuple(rank for worker in workers for rank in worker.registration.ranks)
         self._own = {rank: epoch for rank, epoch in self._own.items() if rank in ranks}
         self._votes = {rank: votes for rank, votes in self._votes.items() if rank in ranks}
-        self._sent += reversed(list(islice(self._new(), _WATCHED_MAX)))
-        waiting = list(self._sent)
-        self._sent.clear()
-        for sent in waiting:
-            if sent.rank not in ranks or now_s - sent.at_s >= _GIVEN_UP_S:
-                continue
-            if now_s - sent.at_s < _AFTER_S or not self._is_judged(sent, ranks):
-                self._sent.append(sent)
+        new = reversed(list(islice(self._new(), _WATCHED_MAX)))
+        watched = [
+            sent
+            for sent in [*self._sent, *new][-_WATCHED_MAX:]
+            if sent.rank in ranks and now_s - sent.at_s < _GIVEN_UP_S
+        ]
+        self._sent = [sent for sent in watched if now_s - sent.at_s < _AFTER_S or not self._is_judged(sent, ranks)]
 
     def _new(self) -> Iterator[_Sent]:
         """Yield the decisions since the last look that bring new blocks to a watched rank, newest first."""

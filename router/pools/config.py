@@ -184,11 +184,6 @@ class PoolGroup(msgspec.Struct, frozen=True, kw_only=True):
     mapping: PoolMapping
     overrides: tuple[Override, ...] = ()
 
-    @property
-    def reads_isl(self) -> bool:
-        """Whether the prompt's length is used."""
-        return any(axis.name in TOKEN_AXES for axis in self.axes)
-
 
 class _Strategy(Section):
     """A selection strategy; unknown keys are kept, to be warned of."""

@@ -57,7 +57,7 @@ from router.http.exchange import CallLimits, Exchange, OutboundCall
 from router.http.heads import HOP_BY_HOP
 from router.http.limits import CONNECT_S
 from router.http.refusals import Refusal, RequestRejected
-from router.pools.config import PoolGroup, PoolPhase, PoolsConfig
+from router.pools.config import TOKEN_AXES, PoolGroup, PoolPhase, PoolsConfig
 from router.pools.selection import PoolSequence, SelectionInput, Targets, plan, select
 from router.pools.state import PoolStatus
 from router.pools.watch import PoolWatch
@@ -114,7 +114,7 @@ class PoolService:
         self.streamed = CallLimits(CONNECT_S, limits.first_byte_s, limits.between_bytes_s, limits.total_s)
         self.buffered = CallLimits(CONNECT_S, limits.whole_s, limits.between_bytes_s, limits.total_s)
         """The time limits for a router's answer."""
-        self.reads_isl = any(group.reads_isl for group in config.groups)
+        self.reads_isl = any(axis.name in TOKEN_AXES for group in config.groups for axis in group.axes)
         """Whether any grid reads the prompt's length."""
         self._requests: Counter[str] = Counter()
 

@@ -137,10 +137,7 @@ class Front:
         """
 
         async def handle(request: web.Request) -> web.Response:
-            answers = await self._links.all(request.rel_url.raw_path_qs, more_s=more_s)
-            if (refusal := _refusal(answers)) or not answers:
-                return _passed_on(refusal)
-            return json_response(together([msgspec.json.decode(each.body, type=kind) for each in answers.values()]))
+            return _merged(await self._links.all(request.rel_url.raw_path_qs, more_s=more_s), together, kind)
 
         return handle
 
@@ -177,14 +174,7 @@ class Front:
         path, names = request.rel_url.raw_path_qs, self._links.names
         body = _shared(await request.read(), len(names))
         found = {name: await self._links.one(name, request.method, path, body) for name in names}
-        answers = {name: answer for name, answer in found.items() if answer is not None}
-        if (refusal := _refusal(answers)) or not answers:
-            return _passed_on(refusal)
-        bodies = [_decode(answer.body) for answer in answers.values()]
-        published = next((body["published"] for body in bodies if body["published"] is not None), None)
-        drain = _drain_of([body["drain"] for body in bodies])
-        status = max(answer.status for answer in answers.values())
-        return json_response({"published": published, "drain": drain}, status=status)
+        return _merged({name: answer for name, answer in found.items() if answer is not None}, _changed_drain_of)
 
     # ---------------------------------------------------------------------------------------------- health
 
@@ -266,6 +256,11 @@ def predictions_of(bodies: list[_Body]) -> _Body:
     return {**bodies[0], "ranks": list(ranks.values())}
 
 
+def _changed_drain_of(bodies: list[_Body]) -> _Body:
+    published = next((body["published"] for body in bodies if body["published"] is not None), None)
+    return {"published": published, "drain": _drain_of([body["drain"] for body in bodies])}
+
+
 def _drain_of(statuses: list[_Body]) -> _Body:
     """Merge the statuses of a worker's draining: `draining` if one process says so; the hand-overs are summed."""
     known = {status["state"] for status in statuses}
@@ -322,6 +317,16 @@ def _reasons(answer: Answer | None) -> list[str]:
 
 def _refusal(answers: dict[str, Answer]) -> Answer | None:
     return next((answer for answer in answers.values() if not answer.is_ok), None)
+
+
+def _merged(
+    answers: dict[str, Answer], together: Callable[[list[Any]], object], kind: type[Any] = _Body
+) -> web.Response:
+    """Return what `together` makes of the answers, or the first refusal."""
+    if (refusal := _refusal(answers)) or not answers:
+        return _passed_on(refusal)
+    bodies = [msgspec.json.decode(each.body, type=kind) for each in answers.values()]
+    return json_response(together(bodies), status=max(each.status for each in answers.values()))
 
 
 def _passed_on(answer: Answer | None) -> web.Response:

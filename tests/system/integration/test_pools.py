@@ -259,7 +259,9 @@ async def test_a_priority_and_targets_reach_the_grid_and_the_processs_own_stand_
                 assert named["x-pool"] == pool
             assert (await running.post(request(), headers={"x-request-priority": "9"}))[1]["x-pool"] == "p0"
             _, _, body = await running.post(request(nvext={"agent_hints": {"priority": 7}}), "/v1/pools/select")
-            (plan,) = msgspec.json.decode(body)["phases"]
+            found = msgspec.json.decode(body)
+            assert (found["question"]["isl_origin"], found["question"]["asked"]["isl_tokens"]) == ("unread", None)
+            (plan,) = found["phases"]
             told = [plan["selection"][name] for name in ("override", "grid_pool", "pool")]
             assert (*told, plan["selection"]["coordinates"][0]["origin"]) == (0, 1, 0, "default")
             selections = 'kvrouter_pool_selections_total{by="override",phase="agg",pool="p0"}'

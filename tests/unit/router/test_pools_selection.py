@@ -168,10 +168,3 @@ def test_the_first_override_that_matches_wins_after_the_grid_and_none_without_a_
     assert [p for p, found in by_priority.items() if found.override == 1] == list(range(11, 21))
     assert {found.grid_pool for found in by_priority.values()} == {1}
     assert (by_priority[7].pool, by_priority[4].pool) == (0, 1)
-
-
-def test_the_length_matters_where_an_axis_reads_it() -> None:
-    assert PREFILL.reads_isl
-    assert not PoolGroup(
-        phase="agg", namespaces=("a",), priorities=(0,), axes=(Axis("ttft_ms", 0, 1, 1),), mapping=(0,)
-    ).reads_isl
