@@ -161,13 +161,20 @@ class Handover:
     # ------------------------------------------------------------------------------------------- on its way
 
     async def _hand_over(self, run: HandoverRun) -> None:
+        def running() -> int:
+            return promised_requests(self._serving.routing.state, run.registration)
+
         try:
             run.status.reason = self._why_not(run)
             if not run.status.reason:
-                is_at_work = promised_requests(self._serving.routing.state, run.registration) > 0
+                is_at_work = running() > 0
                 await self._warm(run)
-                if is_at_work and await self._ran_dry(run):
-                    await self._warm(run)
+                if is_at_work:
+                    run.status.state = "waiting"
+                    while running() and run.left_s(self._clock.now()) > 0:
+                        await self._clock.sleep(_LOOK_S)
+                    if not running():
+                        await self._warm(run)
         except Exception as error:  # noqa: BLE001 - the edge: whatever it was, requests are served on
             _log.exception("handover_failed", worker=run.registration.worker_id)
             run.status.reason = f"our fault: {type(error).__name__}; see the log"
@@ -186,15 +193,6 @@ class Handover:
             return f"role {role}: prompts are computed elsewhere"
         mode = state.policy.of(_PHASES[role]).mode
         return "" if state.modes[mode].reads_overlap else f"policy.mode {mode} reads no overlap"
-
-    async def _ran_dry(self, run: HandoverRun) -> bool:
-        """Return whether the worker's requests ended in time."""
-        run.status.state = "waiting"
-        while promised_requests(self._serving.routing.state, run.registration):
-            if run.left_s(self._clock.now()) <= 0:
-                return False
-            await self._clock.sleep(_LOOK_S)
-        return True
 
     async def _warm(self, run: HandoverRun) -> None:
         run.status.state = "looking"

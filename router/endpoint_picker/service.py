@@ -12,6 +12,7 @@ import grpc
 import structlog
 
 from kv_runtime.http.acceptor import PortUsed
+from kv_runtime.http.hosts import url_of
 from kv_runtime.telemetry import RateLimitedLog
 from router.config import PickerSection
 from router.endpoint_picker import wire
@@ -80,13 +81,7 @@ class EndpointPicker:
         self._server.add_generic_rpc_handlers(
             [grpc.method_handlers_generic_handler(name, methods) for name, methods in handlers.items()]
         )
-        self._bind()
-        await self._server.start()
-
-    def _bind(self) -> None:
-        settings = self.settings
-        host = f"[{settings.host}]" if ":" in settings.host else settings.host
-        address = f"{host}:{settings.port}"
+        address = url_of(self.settings.host, self.settings.port).removeprefix("http://")
         try:
             if self._credentials.tls is None:
                 self.port = self._server.add_insecure_port(address)
@@ -94,6 +89,7 @@ class EndpointPicker:
                 self.port = self._server.add_secure_port(address, _server_credentials(self._credentials))
         except RuntimeError as error:
             raise PortUsed(f"picker: {address} cannot be bound: {error}") from error
+        await self._server.start()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set; then requests on their way may take `data.drain_s`."""
