@@ -191,14 +191,12 @@ class PoolWatch:
                 if router.control_url:
                     url = f"{router.control_url}/metrics"
                     look = busyness(await asker.get(url), pool)._replace(reason=reason)
-        except TimeoutError:
-            if not look.answered:
-                look = look._replace(reason=f"no answer within {timeout_s:g} s")
-        except PageUnreadable as error:
+        except (TimeoutError, PageUnreadable) as error:
+            why = str(error) or f"no answer within {timeout_s:g} s"
             if look.answered:
-                _log.debug("pool_metrics_unknown", url=url, reason=str(error))
+                _log.debug("pool_metrics_unknown", url=url, reason=why)
             else:
-                look = look._replace(reason=f"{url}: {error}")
+                look = look._replace(reason=why if isinstance(error, TimeoutError) else f"{url}: {why}")
         outcome = "unreachable" if not look.answered else "not_ready" if look.reason else "ready"
         self.metrics.probes[namespace, outcome] += 1
         self.pools[namespace].looked(router.url, look, self._clock.now())

@@ -38,7 +38,7 @@ from router.attribution.report import SavingsReport
 from router.attribution.report import merged as merged_reports
 from router.control_plane import control_app
 from router.drain.routes import WAIT_S_MAX
-from router.live.routes import list_limit
+from router.live.routes import json_route, list_limit
 from router.live.service import TrendsPage, merged_trends
 from router.processes.supervisor import Answer, Links, ProcessState, process_families
 from router.shadows.service import pooled_page
@@ -96,9 +96,8 @@ class Front:
             web.get("/v1/report", self._of_all(merged_reports, SavingsReport)),
             web.get("/v1/predictions", self._of_all(predictions_of)),
             web.get("/v1/trends", self._of_all(merged_trends, TrendsPage)),
-            web.get("/v1/processes", self._processes),
-            web.get("/health", _health),
-            web.get("/live", _health),
+            json_route("/v1/processes", lambda: {"processes": [state._asdict() for state in self._states()]}),
+            *(json_route(path, lambda: {"status": "ok"}) for path in ("/health", "/live")),
             web.get("/ready", self._ready),
             web.get("/metrics", self._metrics),
         ]
@@ -178,9 +177,6 @@ class Front:
 
     # ---------------------------------------------------------------------------------------------- health
 
-    async def _processes(self, _: web.Request) -> web.Response:
-        return json_response({"processes": [state._asdict() for state in self._states()]})
-
     async def _ready(self, _: web.Request) -> web.Response:
         answers = await self._links.all("/ready")
         unready = {name: reasons for name in self._links.names if (reasons := _reasons(answers.get(name)))}
@@ -238,10 +234,6 @@ def _newest_decisions(limit: int, bodies: list[_Body]) -> _Body:
     newest = sorted(found, key=lambda each: float(each["age_s"]))[:limit]
     from_s = max((body["from_s"] for body in bodies if body["from_s"] is not None), default=None)
     return {"decisions": newest, "from_s": from_s}
-
-
-async def _health(_: web.Request) -> web.Response:
-    return json_response({"status": "ok"})
 
 
 def predictions_of(bodies: list[_Body]) -> _Body:
