@@ -18,7 +18,7 @@ from worker_agent.commands.print_engine_args import print_engine_args
 
 OF_ALL = frozenset({"file", "assignments", "print_config", "explain", "version"})
 """Options of every process, which have tests of their own."""
-CHECKS = frozenset({"gpu_count", "allow_unknown_engine_args", "as_json"})
+CHECKS = frozenset({"gpu_count", "allows_unknown", "as_json"})
 """Of `print-engine-args`: they decide what is refused, and the form of what is printed."""
 ENGINE_ARGUMENTS = frozenset(str(each.name) for each in print_engine_args.params)
 SAMPLES = {
@@ -35,7 +35,7 @@ SAMPLES = {
     "free_gpu_memory_fraction": "0.5",
     "nats__url": "nats://127.0.0.1:1",
     "nats_url": "nats://127.0.0.1:1",
-    "override_engine_args": '{"max_batch_size": 7}',
+    "override": '{"max_batch_size": 7}',
     "policy__mode": "random",
     "role": "prefill",
     "tokens__text": "byte",

@@ -7,70 +7,52 @@ from typing import Any
 
 import click
 import msgspec
+from click.core import ParameterSource
 
 from kv_protocol.fleet import Role
 from kv_runtime.config.command import errors_printed
 from kv_runtime.telemetry import configure_logs
-from worker_agent.engine_args.arguments import EngineArgs, EngineOptions
+from worker_agent.engine_args.arguments import FLAGS, EngineArgs, EngineOptions
 from worker_agent.engine_args.layers import EngineArgsInvalid, dotted
 from worker_agent.engine_args.sources import load_engine_args
 
 _ENGINE_DEFAULT = "engine default"
 INVALID = 2
 """The exit code of a process with invalid engine arguments."""
-_COUNT = click.IntRange(1)
-_NAMED: dict[str, Any] = {
-    "backend": {"type": click.Choice(["pytorch", "_autodeploy"]), "help": "the engine's backend"},
-    "tensor-parallel-size": {"type": _COUNT, "help": "GPUs that share a layer"},
-    "pipeline-parallel-size": {"type": _COUNT, "help": "stages that the layers are cut into"},
-    "expert-parallel-size": {"type": _COUNT, "help": "GPUs that a layer's experts are spread over"},
-    "enable-attention-dp": {"is_flag": True, "default": None, "help": "one KV cache a tensor-parallel rank"},
-    "kv-block-size": {"type": _COUNT, "help": "tokens in a KV block"},
-    "gpus-per-node": {"type": _COUNT, "help": "absent: the engine counts them"},
-    "max-batch-size": {"type": _COUNT, "help": "requests computed together"},
-    "max-num-tokens": {"type": _COUNT, "help": "tokens computed in one iteration"},
-    "max-seq-len": {"type": _COUNT, "help": "prompt and answer together, in tokens; absent: the model says it"},
-    "max-beam-width": {"type": _COUNT, "help": "beams of a request"},
-    "free-gpu-memory-fraction": {
-        "type": click.FloatRange(0, 1),
-        "help": "of the memory that the weights leave, for KV",
-    },
-    "load-format": {
-        "type": click.Choice(["auto", "dummy", "vision_only", "gms"], case_sensitive=False),
-        "help": "how weights are loaded",
-    },
-    "guided-decoding-backend": {"type": click.Choice(["xgrammar", "llguidance"]), "help": "absent: no guided decoding"},
-    "publish-metrics": {
-        "is_flag": True,
-        "default": None,
-        "help": "statistics of every iteration and request, and the engine's own metrics; costs some time each",
-    },
-}
 DYNAMIC_FLAGS = {"ignore_unknown_options": True}
 """The context settings that a command with `engine_args_options` needs for `--trtllm.a.b.c`."""
 
-_OPTIONS: dict[str, Any] = {
-    "extra-engine-args": {"type": click.Path(), "help": "YAML file of engine arguments"},
-    "override-engine-args": {"help": "JSON object of engine arguments; or --trtllm.a.b.c VALUE flags"},
-    "publish-kv-events": {"is_flag": True, "help": "publish what the KV cache holds to the fleet"},
-    "connector": {
-        "type": click.Choice(["none", "kvbm"]),
-        "default": "none",
-        "show_default": True,
-        "help": "what keeps KV blocks beyond the engine's own cache",
-    },
-    "modality": {
-        "type": click.Choice(["text", "multimodal"]),
-        "default": "text",
-        "show_default": True,
-        "help": "what prompts are made of",
-    },
-    "gpu-count": {"type": click.IntRange(0), "help": "GPUs for the engine, on all nodes; absent: not checked"},
-    "allow-unknown-engine-args": {
-        "is_flag": True,
-        "help": "use an engine of an unsupported version, with a warning",
-    },
-}
+_ENGINE_FLAGS = {name.replace("-", "_"): (f"--{name}", how) for name, (_, how) in FLAGS.items() if name != "model"}
+_CONNECTOR, _MODALITY = click.Choice(["none", "kvbm"]), click.Choice(["text", "multimodal"])
+
+
+def _is_multimodal(_context: click.Context, _option: click.Parameter, modality: str) -> bool:
+    return modality == "multimodal"
+
+
+_OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "extra": ("--extra-engine-args", {"type": click.Path(), "help": "YAML file of engine arguments"}),
+    "override": ("--override-engine-args", {"help": "JSON object of engine arguments; or --trtllm.a.b.c VALUE flags"}),
+    "publishes_kv_events": (
+        "--publish-kv-events", {"is_flag": True, "help": "publish what the KV cache holds to the fleet"},
+    ),
+    "connector": (
+        "--connector",
+        {"type": _CONNECTOR, "default": "none", "help": "what keeps KV blocks beyond the engine's own cache"},
+    ),
+    "is_multimodal": (
+        "--modality",
+        {"type": _MODALITY, "default": "text", "help": "what prompts are made of", "callback": _is_multimodal},
+    ),
+    "gpu_count": (
+        "--gpu-count", {"type": click.IntRange(0), "help": "GPUs for the engine, on all nodes; absent: not checked"},
+    ),
+    "allows_unknown": (
+        "--allow-unknown-engine-args",
+        {"is_flag": True, "help": "use an engine of an unsupported version, with a warning"},
+    ),
+}  # fmt: skip
+"""The options that set no engine argument themselves, by their fields in `EngineOptions`."""
 
 
 def engine_args_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -78,33 +60,22 @@ def engine_args_options(command: Callable[..., None]) -> Callable[..., None]:
 
     Model and role are not among them: a worker uses both for more, so each command has flags of its own for them.
     """
+    every = _ENGINE_FLAGS | _OPTIONS
 
     @wraps(command)
     def wrapped(**values: Any) -> None:  # noqa: ANN401 - click has checked them
-        dynamic, given = values.pop("dynamic"), list[str]()
-        for name, how in (_NAMED | _OPTIONS).items():
-            default = how.get("default", False if "is_flag" in how else None)
-            given += [] if values[name.replace("-", "_")] == default else [f"--{name}"]
+        dynamic, source = values.pop("dynamic"), click.get_current_context().get_parameter_source
+        given = [flag for name, (flag, _) in every.items() if source(name) is ParameterSource.COMMANDLINE]
         given += [each.partition("=")[0] for each in dynamic if each.startswith("--")] or dynamic
-        options = EngineOptions(
-            flags={name: values.pop(name.replace("-", "_")) for name in _NAMED},
-            extra=values.pop("extra_engine_args"),
-            override=values.pop("override_engine_args"),
-            dynamic=dynamic,
-            given=tuple(given),
-            publishes_kv_events=values.pop("publish_kv_events"),
-            connector=values.pop("connector"),
-            is_multimodal=values.pop("modality") == "multimodal",
-            gpu_count=values.pop("gpu_count"),
-            allows_unknown=values.pop("allow_unknown_engine_args"),
-        )
-        command(options=options, **values)
+        flags = {flag.removeprefix("--"): values.pop(name) for name, (flag, _) in _ENGINE_FLAGS.items()}
+        others = {name: values.pop(name) for name in _OPTIONS}
+        command(options=EngineOptions(flags=flags, dynamic=dynamic, given=tuple(given), **others), **values)
 
     decorated = click.argument("dynamic", nargs=-1, type=click.UNPROCESSED, metavar="[--trtllm.a.b.c VALUE]...")(
         wrapped
     )
-    for name, how in reversed((_NAMED | _OPTIONS).items()):
-        decorated = click.option(f"--{name}", **how)(decorated)
+    for name, (flag, how) in reversed(every.items()):
+        decorated = click.option(flag, name, show_default="default" in how, **how)(decorated)
     return decorated
 
 

@@ -9,8 +9,8 @@ The engine gets only the arguments that a user set and the engine takes, and for
 engine's own default, which a model's defaults may replace only while the argument is unset. An encode worker, which has
 neither a KV cache nor our tokenizer, gets no forced arguments.
 
-All other names and values are checked by the engine's own pydantic model, which differs between versions: it refuses
-them before the model is loaded, and `worker_agent/engines/trtllm/bindings.py` names layer and place.
+All other names and values are checked by the pydantic model of the engine's backend, which differs between versions: it
+refuses them before the model is loaded, and `worker_agent/engines/trtllm/bindings.py` names layer and place.
 
 Source: `docs/SOURCES.md` D4.2 (buffer), D6.2 and D6.3 (flags, forced values, reuse, the encoder's list), E1.1, E2.1
 (100000). NVIDIA/TensorRT-LLM: `tensorrt_llm/llmapi/llm.py`, `_build_model` (guided decoding takes the engine's own
@@ -30,10 +30,11 @@ Versions of TensorRT-LLM (the full table: `docs/TENSORRT_LLM.md`; the extra `trt
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import Annotated, Any, Literal, get_args, get_origin
 
+import click
 import msgspec
 from msgspec import Meta
 
@@ -67,25 +68,11 @@ _NO_TOKENIZER: Path = ("skip_tokenizer_init",)
 _BUFFER: Path = ("cache_transceiver_config", "max_tokens_in_buffer")
 _TRANSCEIVER: Path = ("cache_transceiver_config", "backend")
 _WORLD: tuple[Path, ...] = (("tensor_parallel_size",), ("pipeline_parallel_size",), ("context_parallel_size",))
-_ONLY_AUTODEPLOY = """
-    compile_backend device draft_checkpoint_loader mode model_factory runtime skip_loading_weights
-    speculative_model_kwargs tokenizer_kwargs transforms world_size yaml_extra
-"""
-_SHARDS = """
-    context_parallel_size cp_config enable_attention_dp moe_cluster_parallel_size moe_expert_parallel_size
-    moe_tensor_parallel_size pipeline_parallel_size tensor_parallel_size
-"""
-_OURS = {"num_postprocess_workers": "because the agent processes what the engine generates itself"}
-LACKS: dict[Backend, dict[str, str]] = {
-    "pytorch": _OURS | dict.fromkeys(_ONLY_AUTODEPLOY.split(), "under backend pytorch: only `_autodeploy` knows it"),
-    "_autodeploy": {
-        **_OURS,
-        **dict.fromkeys(_SHARDS.split(), "under backend _autodeploy: it shards by `world_size` alone"),
-        "gpus_per_node": "under backend _autodeploy: it counts the GPUs itself",
-    },
-}
-"""The arguments that a backend does not get, and why."""
+_POSTPROCESS = "num_postprocess_workers"
+_OURS = ("default", "forced")
+"""The layers that are not a user's."""
 ENCODE = frozenset({"model", "max_batch_size", "trust_remote_code", "tensor_parallel_size", "model_kwargs"})
+"""All arguments that an encode worker's engine takes."""
 
 KVBM: Mapping[str, str] = {
     "connector_module": "kvbm.trtllm_integration.connector",
@@ -99,25 +86,56 @@ DEFAULTS = layer(
 )
 """The agent's defaults that differ from the engine's: a model, and no tokenizer, because the agent tokenizes."""
 
-FLAGS: Mapping[str, Path] = {
-    "model": ("model",),
-    "backend": ("backend",),
-    "tensor-parallel-size": ("tensor_parallel_size",),
-    "pipeline-parallel-size": ("pipeline_parallel_size",),
-    "expert-parallel-size": ("moe_expert_parallel_size",),
-    "enable-attention-dp": ("enable_attention_dp",),
-    "kv-block-size": ("kv_cache_config", "tokens_per_block"),
-    "gpus-per-node": ("gpus_per_node",),
-    "max-batch-size": ("max_batch_size",),
-    "max-num-tokens": ("max_num_tokens",),
-    "max-seq-len": ("max_seq_len",),
-    "max-beam-width": ("max_beam_width",),
-    "free-gpu-memory-fraction": ("kv_cache_config", "free_gpu_memory_fraction"),
-    "load-format": ("load_format",),
-    "guided-decoding-backend": ("guided_decoding_backend",),
-    "publish-metrics": ("enable_iter_perf_stats",),
-}
-"""The agent's named flags, and the argument that each sets; `publish-metrics` sets `return_perf_metrics`, too."""
+_SIZE = click.IntRange(1)
+FLAGS: Mapping[str, tuple[Path, Mapping[str, Any]]] = {
+    "model": (("model",), {}),
+    "backend": (("backend",), {"type": click.Choice(get_args(Backend)), "help": "the engine's backend"}),
+    "tensor-parallel-size": (("tensor_parallel_size",), {"type": _SIZE, "help": "GPUs that share a layer"}),
+    "pipeline-parallel-size": (
+        ("pipeline_parallel_size",), {"type": _SIZE, "help": "stages that the layers are cut into"},
+    ),
+    "expert-parallel-size": (
+        ("moe_expert_parallel_size",), {"type": _SIZE, "help": "GPUs that a layer's experts are spread over"},
+    ),
+    "enable-attention-dp": (
+        ("enable_attention_dp",), {"is_flag": True, "default": None, "help": "one KV cache a tensor-parallel rank"},
+    ),
+    "kv-block-size": (("kv_cache_config", "tokens_per_block"), {"type": _SIZE, "help": "tokens in a KV block"}),
+    "gpus-per-node": (("gpus_per_node",), {"type": _SIZE, "help": "absent: the engine counts them"}),
+    "max-batch-size": (("max_batch_size",), {"type": _SIZE, "help": "requests computed together"}),
+    "max-num-tokens": (("max_num_tokens",), {"type": _SIZE, "help": "tokens computed in one iteration"}),
+    "max-seq-len": (
+        ("max_seq_len",), {"type": _SIZE, "help": "prompt and answer together, in tokens; absent: the model says it"},
+    ),
+    "max-beam-width": (("max_beam_width",), {"type": _SIZE, "help": "beams of a request"}),
+    "free-gpu-memory-fraction": (
+        ("kv_cache_config", "free_gpu_memory_fraction"),
+        {"type": click.FloatRange(0, 1), "help": "of the memory that the weights leave, for KV"},
+    ),
+    "load-format": (
+        ("load_format",),
+        {
+            "type": click.Choice(["auto", "dummy", "vision_only", "gms"], case_sensitive=False),
+            "help": "how weights are loaded",
+        },
+    ),
+    "guided-decoding-backend": (
+        ("guided_decoding_backend",),
+        {"type": click.Choice(["xgrammar", "llguidance"]), "help": "absent: no guided decoding"},
+    ),
+    "publish-metrics": (
+        ("enable_iter_perf_stats",),
+        {
+            "is_flag": True,
+            "default": None,
+            "help": "statistics of every iteration and request, and the engine's own metrics; costs some time each",
+        },
+    ),
+}  # fmt: skip
+"""The agent's named flags: the argument that each sets, and its click option (`model`: each command has its own).
+
+`publish-metrics` sets `return_perf_metrics`, too.
+"""
 _Count = Annotated[int, Meta(ge=1)]
 _READ: dict[str, Any] = {
     "backend": Backend,
@@ -198,7 +216,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 def flag_layer(options: EngineOptions) -> Values:
     """Return the layer of the named flags."""
-    entries = [(FLAGS[name], value, f"--{name}") for name, value in options.flags.items() if value is not None]
+    entries = [(FLAGS[name][0], value, f"--{name}") for name, value in options.flags.items() if value is not None]
     if options.flags.get("publish-metrics"):
         entries.append((("return_perf_metrics",), True, "--publish-metrics"))
     if options.connector == "kvbm":
@@ -209,16 +227,14 @@ def flag_layer(options: EngineOptions) -> Values:
 def forced_layer(values: Values, options: EngineOptions) -> Values:
     """Return the values of this table that differ from the merged ones; of several rows for a path the last counts.
 
-    The runtime `demollm` has no KV events. They are polled, because a polled engine says more than one that streams
-    (salts, adapters, media). Guides, logits processors and media need the engine's own tokenizer.
+    KV events are polled, because a polled engine says more than one that streams (salts, adapters, media). Guides,
+    logits processors and media need the engine's own tokenizer.
     """
     events, role, version = options.publishes_kv_events, options.role, options.engine_version
-    has_no_events = (at(values, "backend"), at(values, "runtime")) == ("_autodeploy", "demollm")
     refuses_overlap = role == "prefill" and is_before(version, CONTEXT_WITH_OVERLAP)
     overlap = f"TensorRT-LLM {version} refuses context-only requests while the overlap scheduler is on"
     guided = at(values, "guided_decoding_backend") is not None
     rows: tuple[tuple[bool, Path, Any, str], ...] = (
-        (events and has_no_events, ("backend",), "pytorch", "KV events are published"),
         (events and not at(values, *_EVENT_BUFFER), _EVENT_BUFFER, EVENT_BUFFER_SIZE, "KV events are published"),
         (events and at(values, *_STREAMING) is True, _STREAMING, False, "KV events are polled"),
         (options.connector == "kvbm", _PARTIAL_REUSE, False, "the connector is kvbm"),
@@ -231,31 +247,25 @@ def forced_layer(values: Values, options: EngineOptions) -> Values:
     return layer("forced", [(path, value, why) for path, value, why in forced if at(values, *path) != value])
 
 
-def backend_of(values: Values) -> Backend:
-    """Return the engine's backend: `pytorch` if none is named."""
-    return "_autodeploy" if at(values, "backend") == "_autodeploy" else "pytorch"
-
-
-def left_out(role: Role, backend: Backend, names: Iterable[str]) -> dict[str, str]:
-    """Return which of the arguments the engine does not get, and why."""
+def left_out(role: Role, name: str) -> str:
+    """Return why the engine does not get an argument; empty: it gets it."""
     if role == "encode":
-        why = f"of an encode worker, which takes only {', '.join(sorted(ENCODE))}"
-        return {name: why for name in names if name not in ENCODE}
-    return {name: LACKS[backend][name] for name in names if name in LACKS[backend]}
+        return "" if name in ENCODE else f"of an encode worker, which takes only {', '.join(sorted(ENCODE))}"
+    return "because the agent processes what the engine generates itself" if name == _POSTPROCESS else ""
 
 
 def pruned(values: Values, role: Role) -> tuple[Values, list[ArgumentFinding]]:
     """Return the values without arguments that the engine does not get, and a warning for each that a user gave."""
-    lacks, warnings = left_out(role, backend_of(values), sorted({path[0] for path in values})), []
-    for name, why in lacks.items():
-        given = [each for path, each in values.items() if path[0] == name]
-        places = [each.place for each in given if each.layer not in ("default", "forced")]
-        if places:
+    warnings = []
+    for name in sorted({path[0] for path in values}):
+        why = left_out(role, name)
+        places = [each.place for path, each in values.items() if path[0] == name and each.layer not in _OURS]
+        if why and places:
             what, expected = f"{found(shown((name,), at(values, name)))}; left out", f"nothing {why}"
             warnings.append(
                 ArgumentFinding(severity="warning", place=places[0], path=(name,), expected=expected, found=what)
             )
-    return {path: each for path, each in values.items() if path[0] not in lacks}, warnings
+    return {path: each for path, each in values.items() if not left_out(role, path[0])}, warnings
 
 
 class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
@@ -286,8 +296,7 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def left_to_engine(self) -> tuple[Path, ...]:
         """The paths of arguments with an agent's flag that no layer sets: the engine's or the model's default holds."""
-        lacks = left_out(self.role, backend_of(self.values), {path[0] for path in FLAGS.values()})
-        known = (path for path in FLAGS.values() if path[0] not in lacks)
+        known = (path for path, _ in FLAGS.values() if not left_out(self.role, path[0]))
         return tuple(sorted(path for path in known if self.first(*path) is None))
 
     @property
@@ -298,7 +307,7 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def world_size(self) -> int:
         """How many GPUs the engine takes, on all nodes."""
-        if backend_of(self.values) == "_autodeploy":
+        if self.value("backend") == "_autodeploy":
             return int(self.value("world_size") or 1)
         return int(prod(self.value(*path) or 1 for path in _WORLD))
 
@@ -317,11 +326,15 @@ def conflicts(args: EngineArgs, options: EngineOptions) -> list[ArgumentFinding]
     ranks, gpus = args.attention_dp_size, args.world_size
     sizes = " x ".join(f"{path[0]} {size}" for path in _WORLD if (size := args.value(*path)) is not None)
     too_large, most = count is not None and gpus > count, DP_RANK_MAX + 1
-    counted_by_world = backend_of(args.values) == "_autodeploy"
+    counted_by_world = args.value("backend") == "_autodeploy"
     rows: tuple[tuple[bool, Severity, Path, str, str], ...] = (
         (
             options.publishes_kv_events and args.value(*_REUSE) is False, "warning", _REUSE, "false",
             "true where KV events are published (without reuse there are none: the router only balances load)",
+        ),
+        (
+            options.publishes_kv_events and args.value("runtime") == "demollm", "error", ("runtime",), "'demollm'",
+            "another runtime where KV events are published: this one has none",
         ),
         (
             transfers and args.value(*_TRANSCEIVER) is None, "warning", _TRANSCEIVER, "nothing",

@@ -103,6 +103,10 @@ REFUSED_VALUES: list[tuple[dict[str, Any], str]] = [
         "scheduler_config.dynamic_batch_config.dynamic_batch_moving_average_window: ",
     ),
     (
+        {"backend": "_autodeploy", "tensor_parallel_size": 4},
+        "tensor_parallel_size: found 4 (an integer), AutoDeploy only supports parallelization via",
+    ),
+    (
         {"backend": "_autodeploy", "max_beam_width": 2},
         "max_beam_width: found 2 (an integer), AutoDeploy does not support beam",
     ),
@@ -190,12 +194,11 @@ async def test_nested_sections_become_new_objects_of_the_library_s_classes(trtll
 
 
 async def test_the_backend_autodeploy_has_its_own_class(trtllm: Fake) -> None:
-    ours = trtllm_args({"backend": "_autodeploy", "world_size": 2, "tensor_parallel_size": 4})
+    ours = trtllm_args({"backend": "_autodeploy", "world_size": 2})
     async with running(TensorRTLLMEngine(ours, Clock(), model="m")) as engine:
         (llm,) = trtllm.control.llms
         assert isinstance(llm, trtllm.submodule("_torch.auto_deploy").LLM)
         assert len(tokens_of(await outputs(engine, request()))) == 4
-    assert [str(each.path) for each in ours.warnings if each.path == ("tensor_parallel_size",)]
 
 
 async def test_each_attention_dp_rank_is_a_rank_of_ours_and_can_be_asked_for(trtllm: Fake) -> None:

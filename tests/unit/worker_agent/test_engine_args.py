@@ -31,7 +31,6 @@ def test_what_is_left_to_the_engine_is_named_by_its_flags_arguments() -> None:
     assert ("scheduler_config", "capacity_scheduler_policy") not in left
     assert {("max_batch_size",), ("model",), ("kv_cache_config", "dtype")} & {*left} == set()
     assert effective(role="encode").left_to_engine == (("max_batch_size",), ("tensor_parallel_size",))
-    assert ("tensor_parallel_size",) not in effective({"backend": "_autodeploy"}).left_to_engine
 
 
 def test_a_named_flag_sets_its_argument_over_the_default() -> None:
@@ -73,17 +72,6 @@ def test_published_events_are_polled_also_of_an_engine_that_would_stream_them() 
     assert (args.value(*BUFFER), args.value(*streams)) == (100_000, False)
     assert origin(args, *streams) == "forced (KV events are polled)"
     assert effective(streaming).value(*streams) is True
-
-
-def test_published_events_force_pytorch_over_a_runtime_without_them() -> None:
-    args = effective({"backend": "_autodeploy", "runtime": "demollm"}, **EVENTS)
-    assert (args.value("backend"), origin(args, "backend")) == ("pytorch", "forced (KV events are published)")
-    assert [str(warning) for warning in args.warnings] == [
-        (
-            "engine.yaml: runtime: expected nothing under backend pytorch: only `_autodeploy` knows it, "
-            "found 'demollm' (a text); left out"
-        )
-    ]
 
 
 def test_kvbm_switches_partial_reuse_off_over_any_layer() -> None:
@@ -136,15 +124,6 @@ def test_every_feature_that_needs_a_tokenizer_gets_one(
 
 
 # ---------------------------------------------------------------- left out
-@pytest.mark.parametrize("name", ["tensor_parallel_size", "enable_attention_dp", "gpus_per_node", "cp_config"])
-def test_autodeploy_does_not_get_what_it_refuses_and_each_is_told(name: str) -> None:
-    value: Any = {"enable_attention_dp": True, "cp_config": {"cp_type": "HELIX"}}.get(name, 4)
-    args = effective({"backend": "_autodeploy", name: value})
-    assert name not in args.as_dict()
-    (warning,) = args.warnings
-    assert f"engine.yaml: {name}: expected nothing under backend _autodeploy: it " in str(warning)
-
-
 def test_the_agent_processes_the_output_itself() -> None:
     args = effective({"num_postprocess_workers": 4})
     assert args.value("num_postprocess_workers") is None

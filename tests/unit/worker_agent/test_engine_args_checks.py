@@ -84,6 +84,13 @@ def test_autodeploy_counts_gpus_by_its_world_size() -> None:
     assert effective(args, gpu_count=4).world_size == 4
 
 
+def test_events_of_a_runtime_that_has_none_are_refused() -> None:
+    args = {"backend": "_autodeploy", "runtime": "demollm"}
+    (told,) = refused(args, publishes_kv_events=True)
+    assert told.startswith("engine.yaml: runtime: expected another runtime where KV events are published")
+    assert warned(args) == []
+
+
 def test_an_encoder_s_gpus_are_counted_too() -> None:
     assert len(refused({"tensor_parallel_size": 2}, role="encode", gpu_count=1)) == 1
 
