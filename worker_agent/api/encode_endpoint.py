@@ -8,8 +8,7 @@
     503    there are too many requests (`Retry-After`), or the engine has stopped
 
 The endpoint caches embeddings by the digest of their image, and does not encode an image again while its embeddings
-are cached. It does not cache handles, because each can be used only once. An item that comes as embeddings, a
-`.safetensors` file, is checked and returned unchanged; a request for handles is refused if it has such an item.
+are cached. It does not cache handles, because each can be used only once.
 """
 
 from collections import OrderedDict
@@ -25,9 +24,8 @@ from worker_agent.api.bodies import engine_refusal, no_such_model
 from worker_agent.api.in_flight import HandledRequest, InFlight
 from worker_agent.media.encode_client import PATH, EncodeAnswer, EncodeRequest
 from worker_agent.media.image_models import ImageFacts
-from worker_agent.media.inputs import of_kind
 from worker_agent.media.loader import MediaLoader
-from worker_agent.media.parts import media_part
+from worker_agent.media.parts import MediaPart
 from worker_agent.media.refusals import MediaRefused
 from worker_agent.port.handoff import Handoff, handoff_json
 from worker_agent.port.types import EngineError, Media
@@ -117,7 +115,7 @@ class EncodeApi:
         return web.Response(body=msgspec.json.encode(answer), content_type="application/json"), "ok"
 
     async def _encoded(self, request: EncodeRequest) -> EncodeAnswer:
-        parts = [media_part(each.field, each.url, self._loader.rules) for each in request.media]
+        parts = [MediaPart(field=each.field, url=each.url) for each in request.media]
         places = request.prompt.count(self._facts.placeholder)
         if places != len(parts):
             raise MediaRefused("placeholder", "prompt", f"{places} placeholders", f"{len(parts)}, one an item")
@@ -125,18 +123,14 @@ class EncodeApi:
         digests = tuple(each.digest for each in media)
         if request.form == "embeddings":
             return EncodeAnswer(digests=digests, embeddings=await self._embeddings(media))
-        files = of_kind(media, "embeddings")
-        if files:
-            raise MediaRefused("part_kind", files[0].field, "embeddings", "images, where handles are asked for")
         handoff = await self._encoder.encode(request.prompt, media)
         return EncodeAnswer(digests=digests, disaggregated_params=msgspec.Raw(handoff_json(handoff)))
 
     async def _embeddings(self, media: Sequence[Media]) -> tuple[bytes, ...]:
         """Return a file for each item, in their order; a repeated image is encoded once."""
-        known = {each.digest: each.data for each in of_kind(media, "embeddings")}
-        images = {each.digest: each for each in of_kind(media, "image")}
+        images = {each.digest: each for each in media}
         cached = {digest: self.cache.get(digest) for digest in images}
-        known |= {digest: data for digest, data in cached.items() if data is not None}
+        known = {digest: data for digest, data in cached.items() if data is not None}
         missing = [each for digest, each in images.items() if digest not in known]
         if missing:
             files = await self._encoder.embeddings(self._facts.placeholder * len(missing), missing)

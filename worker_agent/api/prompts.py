@@ -73,7 +73,7 @@ class EnginePrompts:
                 if self._facts is None:
                     allowed = "text: the model takes no media"
                     raise MediaRefused("text_only", "messages", "parts that are not text", allowed)
-                split = split_chat(request.messages, self._loader.rules, self._facts.placeholder)
+                split = split_chat(request.messages, self._facts.placeholder)
                 return [await self._with_media(request, wishes, split, body)]
         prompts = await worked(is_long, lambda: [_tokens(each) for each in self._packed(request)])
         for tokens in prompts:

@@ -27,11 +27,8 @@ def parsed_networks(texts: Iterable[str]) -> tuple[Network, ...]:
 
 
 class MediaSection(Section):
-    """Images and embeddings of requests: accepted types, sizes and sources; by default only `data:` URLs."""
+    """Images of requests: accepted sizes and sources; by default only `data:` URLs."""
 
-    kinds: tuple[Literal["image", "embeddings"], ...] = Field(
-        ("image",), description="what requests may bring; embeddings only as .safetensors"
-    )
     part_bytes_max: int = Field(
         50 << 20,
         ge=1,

@@ -12,7 +12,7 @@ complete prompt, because some models' handles depend on it; it has one placehold
 
     answer                        result
     200, handles                  a handoff, whose hashes are the media's digests
-    200, embeddings               media, checked like embeddings that a client brings
+    200, embeddings               media, checked by `parts.embeddings_media`
     400 with a reason             `MediaRefused` with that reason: the encode worker refuses the client's media
     503, none, or too late        another worker is asked; after `ATTEMPTS_MAX`, or all, `EncoderUnavailable`
     any other                     likewise: the error is not the client's

@@ -49,13 +49,12 @@ def has_media(request: EngineRequest) -> bool:
 
 def media_rules(request: EngineRequest, *, takes_transfer: bool) -> Iterator[Rule]:
     """Yield the rules for a request's media."""
-    kinds = sorted({each.kind for each in request.media})
+    count = len(request.media)
     handles = has_handles(request.handoff) and not takes_transfer
-    yield "media", " and ".join(kinds), "one kind: the engine takes images or embeddings", len(kinds) <= 1
     allowed = "none beside an encode worker's handles"
-    yield "media", f"{len(kinds)} kinds", allowed, not (kinds and handles)
+    yield "media", f"{count} items", allowed, not (count and handles)
     allowed = "none: the prefill worker has computed the prompt with them"
-    yield "media", f"{len(request.media)} items", allowed, not (kinds and takes_transfer)
+    yield "media", f"{count} items", allowed, not (count and takes_transfer)
     allowed = "the prompt as text, beside an encode worker's handles"
     yield "text", request.text, allowed, bool(request.text) or not handles
 

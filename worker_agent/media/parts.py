@@ -3,26 +3,20 @@
     part                                   becomes
     {"type": "text", "text": ...}          itself
     {"type": "image_url", "image_url":
-        {"url": ..., "detail": ...}}       a text part, the placeholder, and media:
-                                             `.safetensors` at the end of the path: embeddings
-                                             `.pt` `.pth` `.bin` `.pkl` ... there:  refused, they are programs
-                                             anything else:                         an image
+        {"url": ..., "detail": ...}}       a text part, the placeholder, and an image
     any other type, any other key          refused: video and audio are passed to attached engines alone
 
 `detail` is read and has no effect: an engine's processor chooses the resolution. A text with the placeholder is
 refused: it would be counted as an image, and the next image's features would replace it.
 
-    bytes     of an image: an allowed type, whatever type was declared (`kv_protocol/image_headers.py`), not too many
-              pixels
-              of embeddings: a header of `safetensors.py`
+The bytes are an image's of an allowed type, whatever type was declared (`kv_protocol/image_headers.py`), with not too
+many pixels. Embeddings come from encode workers alone, and are checked by `safetensors.py`.
 
 Source of the part's shape: OpenAI API reference, "Create chat completion", image input.
 """
 
 from collections.abc import Mapping, Sequence
-from posixpath import splitext
 from typing import Any, NamedTuple
-from urllib.parse import unquote
 
 import msgspec
 from blake3 import blake3
@@ -32,13 +26,9 @@ from kv_runtime.text.chat_messages import TEXT_KEYS
 from worker_agent.media.config import MediaSection
 from worker_agent.media.refusals import MediaReason, MediaRefused, shown_url
 from worker_agent.media.safetensors import read_tensor
-from worker_agent.media.urls import scheme_of
-from worker_agent.port.types import Media, MediaKind
+from worker_agent.port.types import Media
 
-EMBEDDINGS_SUFFIX = ".safetensors"
 EMBEDDINGS_TYPE = "application/octet-stream"
-PROGRAM_SUFFIXES = frozenset({".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt", ".npy", ".npz", ".joblib"})
-"""Formats whose usual readers unpickle, and so execute the file's code."""
 _UNKNOWN_TYPES = frozenset({"", "application/octet-stream", "binary/octet-stream"})
 """Content types of servers that do not know the type."""
 _TYPE_OF_ALIAS = {"image/jpg": "image/jpeg"}
@@ -52,13 +42,12 @@ _PIXELS_MAX = 1 << 26
 
 
 class MediaPart(msgspec.Struct, frozen=True, kw_only=True):
-    """Media that a request names: `field` is the path of its URL, which is not shown.
+    """An image that a request names: `field` is the path of its URL, which is not shown.
 
     `base64` is that of a `data:` URL, if it was cut out of the URL (`kv_protocol/body_limits.py`).
     """
 
     field: str
-    kind: MediaKind
     url: str
     base64: memoryview | None = None
 
@@ -68,7 +57,7 @@ class MediaPart(msgspec.Struct, frozen=True, kw_only=True):
         return self.url if self.base64 is None else self.url[: self.url.rfind(",") + 1] + str(self.base64, "ascii")
 
     def __repr__(self) -> str:
-        return f"MediaPart({self.field}, {self.kind}, {shown_url(self.url)})"
+        return f"MediaPart({self.field}, {shown_url(self.url)})"
 
 
 class MediaChat(NamedTuple):
@@ -93,7 +82,7 @@ def names_media(messages: Sequence[Mapping[str, Any]]) -> bool:
     )
 
 
-def split_chat(messages: Sequence[Mapping[str, Any]], rules: MediaSection, placeholder: str) -> MediaChat:
+def split_chat(messages: Sequence[Mapping[str, Any]], placeholder: str) -> MediaChat:
     """Return the chat as text, and its media; raise `MediaRefused`, which names the field.
 
     Only content that is a list of parts is read here: rendering checks the rest of a message.
@@ -103,33 +92,35 @@ def split_chat(messages: Sequence[Mapping[str, Any]], rules: MediaSection, place
     for at, message in enumerate(messages):
         where, content = f"messages[{at}].content", message.get("content")
         if isinstance(content, list):
-            content = [_split_part(f"{where}[{i}]", part, parts, rules, placeholder) for i, part in enumerate(content)]
+            content = [_split_part(f"{where}[{i}]", part, parts, placeholder) for i, part in enumerate(content)]
         elif isinstance(content, str):
             _check_text(where, content, placeholder)
         split.append({**message, "content": content} if "content" in message else dict(message))
     return MediaChat(split, tuple(parts))
 
 
-def media_part(field: str, url: str, rules: MediaSection) -> MediaPart:
-    """Return the media part of a URL, which is not empty, by the URL's path; raise `MediaRefused`."""
-    kind = _kind_of(field, url)
-    if kind not in rules.kinds:
-        raise MediaRefused("part_kind", field, kind, f"{', '.join(rules.kinds)} (media.kinds)")
-    return MediaPart(field=field, kind=kind, url=url)
-
-
 def checked_media(part: MediaPart, data: bytes, declared_type: str | None) -> Media:
-    """Check the bytes and return the media; raise `MediaRefused`.
+    """Check the bytes and return the image; raise `MediaRefused`.
 
     `declared_type` is the content type from the server or URL; None: none was declared.
     """
     declared = (declared_type or "").partition(";")[0].strip().lower()
     declared = _TYPE_OF_ALIAS.get(declared, declared)
-    if part.kind == "embeddings":
-        if declared not in _UNKNOWN_TYPES:
-            raise _refused("content_type", part, declared, "application/octet-stream, of embeddings")
-        return embeddings_media(part.field, data)
-    return _checked_image(part, data, declared)
+    allowed = f"one of {', '.join(IMAGE_TYPES)}"
+    if declared not in _UNKNOWN_TYPES and declared not in IMAGE_TYPES:
+        raise _refused("content_type", part, declared, allowed)
+    found = image_type(data)
+    if found is None or found not in IMAGE_TYPES:
+        raise _refused("content", part, f"bytes that begin as {found or 'no image'}", allowed)
+    if declared not in _UNKNOWN_TYPES and declared != found:
+        raise _refused("content", part, f"bytes of {found}, said to be {declared}", "the type that the bytes are of")
+    pixels = image_pixels(data, found)
+    if pixels is None:
+        raise _refused("content", part, f"{found} without a size", "a whole header")
+    if pixels.width * pixels.height > _PIXELS_MAX:
+        raise _refused("pixels", part, f"{pixels.width} x {pixels.height}", f"at most {_PIXELS_MAX} pixels")
+    digest = content_digest(data)
+    return Media(field=part.field, kind="image", media_type=found, data=data, digest=digest, pixels=pixels)
 
 
 def embeddings_media(field: str, data: bytes) -> Media:
@@ -145,25 +136,7 @@ def check_total(media_bytes: int, field: str, rules: MediaSection) -> None:
         raise MediaRefused("too_large", field, f"{media_bytes} bytes together", f"at most {bytes_max}")
 
 
-def _checked_image(part: MediaPart, data: bytes, declared: str) -> Media:
-    allowed = f"one of {', '.join(IMAGE_TYPES)}"
-    if declared not in _UNKNOWN_TYPES and declared not in IMAGE_TYPES:
-        raise _refused("content_type", part, declared, allowed)
-    found = image_type(data)
-    if found is None or found not in IMAGE_TYPES:
-        raise _refused("content", part, f"bytes that begin as {found or 'no image'}", allowed)
-    if declared not in _UNKNOWN_TYPES and declared != found:
-        raise _refused("content", part, f"bytes of {found}, said to be {declared}", "the type that the bytes are of")
-    pixels = image_pixels(data, found)
-    if pixels is None:
-        raise _refused("content", part, f"{found} without a size", "a whole header")
-    if pixels.width * pixels.height > _PIXELS_MAX:
-        raise _refused("pixels", part, f"{pixels.width} x {pixels.height}", f"at most {_PIXELS_MAX} pixels")
-    digest = content_digest(data)
-    return Media(field=part.field, kind=part.kind, media_type=found, data=data, digest=digest, pixels=pixels)
-
-
-def _split_part(where: str, part: object, parts: list[MediaPart], rules: MediaSection, placeholder: str) -> Any:  # noqa: ANN401
+def _split_part(where: str, part: object, parts: list[MediaPart], placeholder: str) -> Any:  # noqa: ANN401
     kind = part.get("type") if isinstance(part, Mapping) else None
     if not isinstance(part, Mapping) or not isinstance(kind, str):
         raise MediaRefused("part_form", where, type(part).__name__, "an object with a type")
@@ -185,19 +158,8 @@ def _split_part(where: str, part: object, parts: list[MediaPart], rules: MediaSe
     url = image.get("url")
     if not isinstance(url, str) or not url:
         raise MediaRefused("part_form", field, type(url).__name__, "a URL")
-    parts.append(media_part(field, url, rules))
+    parts.append(MediaPart(field=field, url=url))
     return {"type": "text", "text": placeholder}
-
-
-def _kind_of(field: str, url: str) -> MediaKind:
-    if scheme_of(url) == "data":
-        return "image"
-    path = unquote(url.partition("?")[0].partition("#")[0]).rstrip("/. \x00")
-    suffix = splitext(path)[1].lower()
-    if suffix in PROGRAM_SUFFIXES:
-        allowed = f"embeddings as {EMBEDDINGS_SUFFIX}: reading {suffix} may run what the file says"
-        raise MediaRefused("embeddings_format", field, shown_url(url), allowed)
-    return "embeddings" if suffix == EMBEDDINGS_SUFFIX else "image"
 
 
 def _check_text(field: str, text: str, placeholder: str) -> None:

@@ -46,7 +46,6 @@ MediaReason = Literal[
     "content_type",
     "content",
     "pixels",
-    "embeddings_format",
     "embeddings_header",
 ]
 _SHOWN_CHARACTERS_MAX = 120

@@ -32,7 +32,7 @@ from tests.system.integration.test_media_fetch import ENDLESS, OK
 from tests.system.integration.test_trtllm_engine import running
 from tests.unit.router.samples import MODEL
 from tests.unit.router.upstream import Script, Upstream, says
-from tests.unit.worker_agent.media_samples import GIF, PNG, SAFETENSORS, data_url, image_part, refused
+from tests.unit.worker_agent.media_samples import GIF, PNG, data_url, image_part, refused
 from tests.unit.worker_agent.test_encode_workers import encoder, followed
 from worker_agent.api.bodies import engine_refusal
 from worker_agent.api.encode_endpoint import EncodeApi
@@ -52,7 +52,7 @@ __all__ = ["model"]
 
 TOKEN = "secret"
 NO_EMBEDDINGS = msgspec.msgpack.encode({"digests": ["0" * 64], "embeddings": [b"no file of embeddings"]})
-PARTS = (MediaPart(field="messages[0].content[0].image_url.url", kind="image", url=data_url(PNG)),)
+PARTS = (MediaPart(field="messages[0].content[0].image_url.url", url=data_url(PNG)),)
 
 
 class EncodeWorker:
@@ -61,7 +61,7 @@ class EncodeWorker:
     def __init__(self, model: Model, engine: TensorRTLLMEngine, served: str = MODEL, **rules: Any) -> None:
         self.model, self.engine = model, engine
         self.facts = ImageFacts(placeholder="<image>", image_token_id=model.token)
-        self.loader = MediaLoader(MediaSection(kinds=("image", "embeddings"), **rules))
+        self.loader = MediaLoader(MediaSection(**rules))
         self.api = EncodeApi(
             engine, self.loader, self.facts, cache_bytes_max=1 << 20, served_names=(served,), inflight_requests_max=2
         )
@@ -75,9 +75,7 @@ class EncodeWorker:
 
     def prompts(self, client: EncodeClient) -> EnginePrompts:
         """The prompts of a worker that asks this one."""
-        return EnginePrompts(
-            self.model.text, MediaLoader(MediaSection(kinds=("image", "embeddings"))), self.facts, client
-        )
+        return EnginePrompts(self.model.text, MediaLoader(MediaSection()), self.facts, client)
 
 
 @asynccontextmanager
@@ -128,19 +126,6 @@ async def test_embeddings_are_computed_once_and_sent_each_time(model: Model) -> 
         assert told["kvrouter_media_loaded_total", "w", "image"] == 5
         documented = (ROOT / "docs" / "TENSORRT_LLM.md").read_text()
         assert [name for name, *_ in told if name not in documented and "media" not in name] == []
-
-
-async def test_a_file_of_embeddings_is_checked_and_handed_on(model: Model, tmp_path: Any) -> None:
-    (tmp_path / "a.safetensors").write_bytes(SAFETENSORS)
-    url = f"{tmp_path}/a.safetensors"
-    async with encoding(model, directories=(str(tmp_path),)) as made:
-        async with asking(made, "embeddings") as prompts:
-            (media,) = (await prompt_of(prompts, image_part(url))).media
-            assert media.data == SAFETENSORS
-        async with asking(made) as prompts:
-            with pytest.raises(MediaRefused) as caught:
-                await prompt_of(prompts, image_part(url))
-            assert refused(caught) == "part_kind"
 
 
 # ---------------------------------------------------------------------------------------------- refused

@@ -52,7 +52,7 @@ def model(trtllm: Fake, tmp_path: Any) -> Model:
     text = load_text(path)
     trtllm.control.model = replace(trtllm.control.model, vocab_size=text.vocab_size, image_token_id=token)
     facts = image_facts(path, text, ImageModelSection())
-    loader = MediaLoader(MediaSection(kinds=("image", "embeddings")))
+    loader = MediaLoader(MediaSection())
     return Model(path, token, text, EnginePrompts(text, loader, facts))
 
 

@@ -13,7 +13,7 @@ import pytest_asyncio
 from aiohttp import web
 
 from tests.unit.router.upstream import Exchange, Script, Upstream, pours, says, says_and_waits
-from tests.unit.worker_agent.media_samples import GIF, PNG, SAFETENSORS, data_url, refused
+from tests.unit.worker_agent.media_samples import GIF, JPEG, PNG, data_url, refused
 from worker_agent.media.config import MediaSection
 from worker_agent.media.fetch import REDIRECTS_MAX
 from worker_agent.media.loader import FETCHES_MAX, MediaLoader
@@ -104,13 +104,12 @@ async def server() -> AsyncIterator[Server]:
 
 
 def section(port: int, **fields: Any) -> MediaSection:
-    given = {"schemes": ("http",), "ports": (port,), "networks": ("127.0.0.1",), "kinds": ("image", "embeddings")}
+    given = {"schemes": ("http",), "ports": (port,), "networks": ("127.0.0.1",)}
     return MediaSection.model_validate({**given, **fields})
 
 
 def part(url: str) -> MediaPart:
-    kind = "embeddings" if url.partition("?")[0].endswith(".safetensors") else "image"
-    return MediaPart(field="messages[0].content[0].image_url.url", kind=kind, url=url)  # type: ignore[arg-type]
+    return MediaPart(field="messages[0].content[0].image_url.url", url=url)
 
 
 async def load(port: int, *urls: str, names: Names | None = None, **fields: Any) -> tuple[Media, ...]:
@@ -128,13 +127,13 @@ async def reason_of(port: int, url: str, *, names: Names | None = None, fetch_s:
 
 # -------------------------------------------------------------------------------------------------- what is read
 async def test_media_come_from_everywhere_that_is_allowed_in_their_order(server: Server, tmp_path: Path) -> None:
-    (tmp_path / "b.safetensors").write_bytes(SAFETENSORS)
-    urls = (server.url("/a.png?x=1"), data_url(GIF, "image/gif"), f"file://{tmp_path}/b.safetensors")
+    (tmp_path / "b.jpg").write_bytes(JPEG)
+    urls = (server.url("/a.png?x=1"), data_url(GIF, "image/gif"), f"file://{tmp_path}/b.jpg")
     loader = MediaLoader(section(server.port, directories=(str(tmp_path),)), resolve=Names())
     media = await loader.load([part(url) for url in urls])
-    assert [each.data for each in media] == [PNG, GIF, SAFETENSORS]
-    assert loader.loaded_total == {"image": 2, "embeddings": 1}
-    assert loader.loaded_bytes_total == len(PNG) + len(GIF) + len(SAFETENSORS)
+    assert [each.data for each in media] == [PNG, GIF, JPEG]
+    assert loader.loaded_total == {"image": 3}
+    assert loader.loaded_bytes_total == len(PNG) + len(GIF) + len(JPEG)
 
 
 async def test_the_server_is_told_nothing_but_what_it_must(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,6 @@ from tests.unit.worker_agent.media_samples import data_url, image_part
 from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.mirror import RankMirror
 from worker_agent.media import parts
-from worker_agent.media.config import MediaSection
 from worker_agent.media.parts import content_digest, split_chat
 
 CALM = settings(max_examples=examples(80))
@@ -184,7 +183,7 @@ def computed(fake: Fake, asked: Asked) -> Computed:
     media, cache, events = (fake.submodule(f"_fake.{name}") for name in ("media", "cache", "events"))
     rule, block_size = asked.rule, asked.hashing.block_size
     with patch.object(parts, "PARTS_MAX", 64):
-        split = split_chat(asked.messages, MediaSection(), rule.placeholder)
+        split = split_chat(asked.messages, rule.placeholder)
     prompt = chat_ids(MODELS[asked.kind], split.messages)
     stands_for = rule.image_token_id if rule.cached_token_id is None else rule.cached_token_id
     tokens, items, images = list[int](), list[Any](), iter(asked.images)

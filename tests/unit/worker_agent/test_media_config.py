@@ -8,7 +8,7 @@ from worker_agent.media.config import MediaSection, TransferSection
 
 def test_by_default_nothing_is_fetched_no_file_is_read_and_transfers_stay_on_the_machine() -> None:
     media, transfer = MediaSection(), TransferSection()
-    assert (media.kinds, media.schemes, media.directories) == (("image",), (), ())
+    assert (media.schemes, media.directories) == ((), ())
     assert (transfer.host, transfer.networks) == ("127.0.0.1", ("127.0.0.0/8", "::1/128"))
 
 

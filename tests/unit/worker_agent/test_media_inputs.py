@@ -1,4 +1,4 @@
-"""Media as engines take them: digests in their own words, files of one tensor, and the simulated encoder's files."""
+"""Media as engines take them: digests in their own words, and files of one tensor."""
 
 import struct
 
@@ -6,13 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.worker_agent.media_samples import PNG, SAFETENSORS
-from worker_agent.engines.simulated.engine import embedding_files, encoded
 from worker_agent.media.inputs import digest_words, with_digests
 from worker_agent.media.parts import content_digest
 from worker_agent.media.safetensors import read_tensor, written_tensor
 from worker_agent.port.handoff import Handoff
-from worker_agent.port.types import Media, MediaKind, RequestRefused
 
 HANDLES = Handoff(multimodal_embedding_handles=({"k": 1}, {"k": 2}), multimodal_hashes=((0,) * 8, (0,) * 8))
 
@@ -39,24 +36,3 @@ def test_a_file_that_is_written_is_read_back(dtype: str, size: int, shape: tuple
     assert (tensor.dtype, tensor.shape) == (dtype, shape)
     assert file[tensor.begin :] == data
     assert tensor.begin % 8 == 0
-
-
-def media(kind: MediaKind, data: bytes) -> Media:
-    return Media(field="f", kind=kind, media_type="image/png", data=data, digest=content_digest(data))
-
-
-def test_a_file_is_one_tensor_that_its_image_s_digest_fills() -> None:
-    one, other = media("image", PNG), media("image", PNG[:-1])
-    files = embedding_files([one, other])
-    tensors = [read_tensor(data, "f") for data in files]
-    assert [(tensor.dtype, tensor.shape) for tensor in tensors] == [("F16", (2, 16))] * 2
-    assert files[0] != files[1]
-    assert files == embedding_files([one, other])
-
-
-@pytest.mark.parametrize(
-    "items", [[], [media("embeddings", SAFETENSORS)], [media("image", PNG)] * 2 + [media("embeddings", b"")]]
-)
-def test_what_is_no_image_is_not_encoded(items: list[Media]) -> None:
-    with pytest.raises(RequestRefused, match=r"^media: found .*, allowed one or more images"):
-        encoded(items)

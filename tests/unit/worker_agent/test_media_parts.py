@@ -13,7 +13,6 @@ from tests.unit.worker_agent.media_samples import (
     GIF,
     JPEG,
     PNG,
-    SAFETENSORS,
     WEBP_EXTENDED,
     WEBP_LOSSLESS,
     WEBP_LOSSY,
@@ -35,9 +34,9 @@ from worker_agent.media.parts import (
     split_chat,
 )
 from worker_agent.media.refusals import MediaRefused, shown_url
-from worker_agent.port.types import MediaKind, RequestRefused
+from worker_agent.port.types import RequestRefused
 
-RULES = MediaSection(kinds=("image", "embeddings"))
+RULES = MediaSection()
 PLACEHOLDER = "<|image|>"
 URL = "https://example.org/a.png"
 HUGE_FRAME = bytes.fromhex("ffc0000b084e204e2001011100")
@@ -45,18 +44,18 @@ HUGE_FRAME = bytes.fromhex("ffc0000b084e204e2001011100")
 HUGE_SIDES = (20_000).to_bytes(4) * 2
 
 
-def part(kind: MediaKind = "image", url: str = URL) -> MediaPart:
-    return MediaPart(field="messages[0].content[0].image_url.url", kind=kind, url=url)
+def part(url: str = URL) -> MediaPart:
+    return MediaPart(field="messages[0].content[0].image_url.url", url=url)
 
 
 def test_parts_become_text_with_a_placeholder_and_media_in_their_order() -> None:
     text = {"type": "text", "text": "and"}
-    split = split_chat(chat(image_part(URL), text, image_part("/d/b.SafeTensors", detail="low")), RULES, PLACEHOLDER)
+    split = split_chat(chat(image_part(URL), text, image_part("/d/b.png", detail="low")), PLACEHOLDER)
     stands = {"type": "text", "text": PLACEHOLDER}
     assert split.messages == chat(stands, text, stands)
     assert split.parts == (
-        MediaPart(field="messages[0].content[0].image_url.url", kind="image", url=URL),
-        MediaPart(field="messages[0].content[2].image_url.url", kind="embeddings", url="/d/b.SafeTensors"),
+        MediaPart(field="messages[0].content[0].image_url.url", url=URL),
+        MediaPart(field="messages[0].content[2].image_url.url", url="/d/b.png"),
     )
 
 
@@ -79,44 +78,27 @@ def test_parts_become_text_with_a_placeholder_and_media_in_their_order() -> None
 )
 def test_another_part_is_refused_at_its_place(found: Any, reason: str, field: str) -> None:
     with pytest.raises(MediaRefused) as caught:
-        split_chat(chat(found), RULES, PLACEHOLDER)
+        split_chat(chat(found), PLACEHOLDER)
     assert (refused(caught), caught.value.field) == (reason, field)
 
 
 @pytest.mark.parametrize("text", [{"type": "input_text", "text": "a"}, {"type": "refusal", "refusal": "no"}])
 def test_text_of_every_type_is_no_media(text: Any) -> None:
     assert not names_media(chat(text))
-    assert split_chat(chat(image_part(URL), text), RULES, PLACEHOLDER).messages[0]["content"][1] == text
+    assert split_chat(chat(image_part(URL), text), PLACEHOLDER).messages[0]["content"][1] == text
 
 
 def test_a_placeholder_in_plain_content_is_refused() -> None:
     with pytest.raises(MediaRefused) as caught:
-        split_chat([{"role": "user", "content": PLACEHOLDER}], RULES, PLACEHOLDER)
+        split_chat([{"role": "user", "content": PLACEHOLDER}], PLACEHOLDER)
     assert caught.value.field == "messages[0].content"
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "/d/a.pt", "file:///d/a.PTH", "https://h/a.bin?x=a.safetensors", "https://h/a.pkl#a.safetensors",
-        "https://h/a.%70%74", "/d/a.ckpt.", "/d/a.npy ", "https://h/a.pickle/", "/d/a.pt\0",
-    ],
-)  # fmt: skip
-def test_programs_are_no_embeddings(url: str) -> None:
-    with pytest.raises(MediaRefused, match=r"\.safetensors: reading \.\w+ may run") as caught:
-        split_chat(chat(image_part(url)), RULES, PLACEHOLDER)
-    assert refused(caught) == "embeddings_format"
-
-
-def test_a_kind_that_is_not_allowed_is_refused() -> None:
-    assert reason_of(split_chat, chat(image_part("/d/a.safetensors")), MediaSection(), PLACEHOLDER) == "part_kind"
 
 
 def test_one_more_than_is_allowed_is_refused_in_all_messages_together() -> None:
     messages = chat(image_part(URL)) * PARTS_MAX
-    assert len(split_chat(messages, RULES, PLACEHOLDER).parts) == PARTS_MAX
+    assert len(split_chat(messages, PLACEHOLDER).parts) == PARTS_MAX
     with pytest.raises(MediaRefused) as caught:
-        split_chat(messages + chat(image_part(URL)), RULES, PLACEHOLDER)
+        split_chat(messages + chat(image_part(URL)), PLACEHOLDER)
     assert (refused(caught), caught.value.field) == ("parts_count", f"messages[{PARTS_MAX}].content[0]")
 
 
@@ -179,17 +161,6 @@ def test_an_image_that_decodes_to_more_pixels_than_were_checked_is_refused(
     media = msgspec.structs.replace(checked_media(part(), PNG, None), data=PNG[:16] + HUGE_SIDES + PNG[24:])
     with pytest.raises(RequestRefused, match="an image that can be decoded"):
         image_of(media)
-
-
-def test_embeddings_are_their_tensor() -> None:
-    media = checked_media(part("embeddings"), SAFETENSORS, None)
-    assert media.tensor is not None
-    assert media.tensor.shape == (2, 3)
-    assert len(media.data[media.tensor.begin :]) == 24
-
-
-def test_embeddings_that_are_said_to_be_something_else_are_refused() -> None:
-    assert reason_of(checked_media, part("embeddings"), SAFETENSORS, "text/html") == "content_type"
 
 
 def test_bytes_are_bounded_together() -> None:

@@ -115,9 +115,8 @@ def test_each_role_asks_for_its_part(role: Role, fields: dict[str, Any], request
     ("role", "fields", "says"),
     [
         ("prefill", {"handoff": MEDIA}, "text: found null, allowed the prompt as text"),
-        ("prefill", {"handoff": MEDIA, "text": "a", "media": (IMAGE,)}, 'media: found "1 kinds", allowed none beside'),
+        ("prefill", {"handoff": MEDIA, "text": "a", "media": (IMAGE,)}, 'media: found "1 items", allowed none beside'),
         ("decode", {"handoff": STATE, "media": (IMAGE,)}, 'media: found "1 items", allowed none: the prefill worker'),
-        ("aggregated", {"media": (IMAGE, FILE)}, 'media: found "embeddings and image", allowed one kind'),
         ("aggregated", {"logit_bias": ((3, 1.0),)}, 'logit_bias: found "some", allowed none: the size of'),
         ("decode", {"handoff": MEDIA}, "disaggregated_params.first_gen_tokens: found null"),
         ("aggregated", {"sampling": Sampling(guide=Guide(kind="json_object"))}, 'guided_decoding: found "a guide"'),

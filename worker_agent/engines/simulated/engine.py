@@ -27,7 +27,7 @@ from worker_agent.engines.simulated.handovers import OUTCOMES
 from worker_agent.engines.simulated.live_transfer import LiveTransfers, TransferFailed
 from worker_agent.engines.simulated.scheduler import Simulator
 from worker_agent.media.config import TransferSection
-from worker_agent.media.inputs import digest_words, of_kind
+from worker_agent.media.inputs import digest_words
 from worker_agent.media.safetensors import written_tensor
 from worker_agent.port.handoff import Handoff
 from worker_agent.port.types import (
@@ -148,10 +148,10 @@ class SimulatedEngine:
             self._work.set()
 
     async def encode(self, text: str, media: Sequence[Media]) -> Handoff:
-        """Return handles and hashes of a prompt's images; the handles cannot be opened.
+        """Return handles and hashes of a prompt's images, in order; the handles cannot be opened.
 
         Raises:
-            RequestRefused: the engine is not an encoder, or an item is not an image.
+            RequestRefused: the engine is not an encoder.
             EngineStopped: the engine takes no requests.
         """
         del text
@@ -159,14 +159,17 @@ class SimulatedEngine:
             raise RequestRefused("role", self._simulator.role, "encode")
         if not self._accepting:
             raise EngineStopped("encode: the engine takes no requests")
-        handoff = encoded(media)
         await self._clock.sleep(len(media) * IMAGE_S / self.speed)
-        return handoff
+        return Handoff(
+            multimodal_embedding_handles=tuple(_handle(each.digest) for each in media),
+            multimodal_hashes=tuple(digest_words(each.digest) for each in media),
+        )
 
     async def embeddings(self, text: str, media: Sequence[Media]) -> tuple[bytes, ...]:
-        """Return a `.safetensors` file for each image; otherwise as `encode`."""
+        """Return a `.safetensors` file for each image, of its digest; otherwise as `encode`."""
         await self.encode(text, media)
-        return embedding_files(media)
+        digests = [bytes.fromhex(each.digest) for each in media]
+        return tuple(written_tensor("F16", (2, len(digest) // 2), digest * 2) for digest in digests)
 
     @property
     def fetching(self) -> int:
@@ -284,30 +287,11 @@ IMAGE_S = 0.02
 _TOKENS, _WIDTH, _ELEMENT_BYTES = 256, 4096, 2
 
 
-def encoded(media: Sequence[Media]) -> Handoff:
-    """Return a handle and the hash of each image, in order; raise `RequestRefused` unless there are only images.
-
-    A handle has the fields of a shared tensor's handle, but its `storage_handle` is the image's digest: it cannot be
-    opened. The hash is the digest as eight ints (`digest_words`). Source of the shapes: NVIDIA/TensorRT-LLM,
-    `tensorrt_llm/disaggregated_params.py`.
-    """
-    if not media or len(of_kind(media, "image")) < len(media):
-        found = [each.kind for each in media]
-        raise RequestRefused("media", found, "one or more images, and nothing else")
-    return Handoff(
-        multimodal_embedding_handles=tuple(_handle(each.digest) for each in media),
-        multimodal_hashes=tuple(digest_words(each.digest) for each in media),
-    )
-
-
-def embedding_files(media: Sequence[Media]) -> tuple[bytes, ...]:
-    """Return a `.safetensors` file for each image, in order; raise `RequestRefused` as `encoded` does."""
-    encoded(media)
-    digests = [bytes.fromhex(each.digest) for each in media]
-    return tuple(written_tensor("F16", (2, len(digest) // 2), digest * 2) for digest in digests)
-
-
 def _handle(digest: str) -> dict[str, Any]:
+    """Return a shared tensor's handle, except that its `storage_handle` is the image's digest.
+
+    Source of the shape: NVIDIA/TensorRT-LLM, `tensorrt_llm/disaggregated_params.py`.
+    """
     return {
         "method_key": 1,
         "tensor_size": [_TOKENS, _WIDTH],
