@@ -20,7 +20,7 @@ from worker_agent.engines.trtllm.settings import TrtllmSection
 from worker_agent.events.mirror import ENGINE
 from worker_agent.events.outbox import RING_BYTES_MAX
 from worker_agent.events.publishers import PublisherSection
-from worker_agent.media.config import EncodeSection, ImageModelSection, MediaSection, TransferSection
+from worker_agent.media.config import EncodeSection, ImageModelSection, MediaSection
 
 SIMULATED = "sim-8b"
 """The simulated engine's default model."""
@@ -239,7 +239,6 @@ class AgentSettings(Settings):
     media: MediaSection = MediaSection()
     images: ImageModelSection = ImageModelSection()
     encode: EncodeSection = EncodeSection()
-    transfer: TransferSection = TransferSection()
     nats: NatsClientSection = NatsClientSection()
     telemetry: TelemetrySection = TelemetrySection()
     tracing: TracingSection = TracingSection()

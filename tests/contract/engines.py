@@ -27,7 +27,6 @@ from worker_agent.engines.simulated.handovers import TransferRules
 from worker_agent.engines.simulated.scheduler import Simulator
 from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
 from worker_agent.engines.trtllm.settings import TrtllmSettings
-from worker_agent.media.config import TransferSection
 from worker_agent.port.types import Engine, EngineError, EngineOutput, EngineRequest
 
 BLOCK_SIZE = 4
@@ -72,7 +71,7 @@ def simulated(_: Fake, make: Callable[[Role], Simulator] = simulator) -> RunEngi
 
 def simulated_engine(made: Simulator) -> AbstractAsyncContextManager[Running]:
     """Return what is to be entered for an engine whose contexts others can fetch."""
-    engine = SimulatedEngine(made, Clock(), speed=SPEED, transfer=TransferSection())
+    engine = SimulatedEngine(made, Clock(), speed=SPEED)
     return driven(engine, lambda: None)
 
 

@@ -158,8 +158,7 @@ def _simulated(settings: AgentSettings, name: str, text: Text, clock: Clock) -> 
         host_blocks=engine.host_blocks,
         role=settings.worker.role,
     )
-    transfer = settings.transfer if settings.worker.role in ("prefill", "decode") else None
-    return SimulatedEngine(simulator, clock, speed=engine.speed, transfer=transfer)
+    return SimulatedEngine(simulator, clock, speed=engine.speed)
 
 
 def _check_together(settings: AgentSettings, args: EngineArgs) -> None:

@@ -1,7 +1,7 @@
-"""The configuration sections of media, of encode workers, and of transfers between simulated engines."""
+"""The configuration sections of media and of encode workers."""
 
 from collections.abc import Iterable
-from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, field_validator
@@ -83,23 +83,3 @@ class EncodeSection(Section):
         description="none: this worker encodes its images. handles: of memory that the engine opens, so only from "
         "encode workers at this worker's address. embeddings: from any encode worker",
     )
-
-
-class TransferSection(Section):
-    """Transfers of KV between simulated engines, unencrypted."""
-
-    host: str = Field(
-        "127.0.0.1", description="address to bind, and to be fetched from; beyond loopback a closed network"
-    )
-    port: int = Field(0, ge=0, le=65535, description="0: any free one")
-    networks: tuple[_NETWORK, ...] = Field(
-        ("127.0.0.0/8", "::1/128"), max_length=64, description="networks of the workers that KV is fetched from"
-    )
-
-    @field_validator("host")
-    @classmethod
-    def _address(cls, host: str) -> str:
-        ip_address(host)  # the very address that others connect to: a name could lead them elsewhere
-        if host in ("0.0.0.0", "::"):  # noqa: S104 - it is refused
-            raise ValueError(f"found {host!r}, allowed one address of this machine")
-        return host

@@ -114,14 +114,23 @@ def test_a_handoff_names_the_context_its_place_and_its_rank() -> None:
         ({"ctx_request_id": None}, "ctx_request_id: found null"),
         ({"ctx_request_id": 6}, 'encoded_opaque_state: found "another"'),
         ({"ctx_info_endpoint": None}, "ctx_info_endpoint: found null"),
+        *(
+            ({"ctx_info_endpoint": each}, "ctx_info_endpoint: found ")
+            for each in (
+                "http://localhost:1", "http://10.0.0.1:1", "https://127.0.0.1:1", "http://127.0.0.1:1/elsewhere",
+                "http://user@127.0.0.1:1", "http://127.0.0.1:1?to=1", "tcp://127.0.0.1:1", "",
+            )
+        ),
     ],
-)
-def test_a_handoff_that_does_not_say_all_is_refused(changes: dict[str, Any], refusal: str) -> None:
+)  # fmt: skip
+def test_a_handoff_that_lacks_something_or_names_another_machine_is_refused(
+    changes: dict[str, Any], refusal: str
+) -> None:
     whole = Handoff(
         first_gen_tokens=(1,),
         ctx_request_id=5,
         opaque_state=state_of(request().prompt, 5),
-        ctx_info_endpoint="prefill-0",
+        ctx_info_endpoint="http://127.0.0.1:1",
     )
     simulator = Simulator(ENGINE, role="decode")
     handoff = msgspec.structs.replace(whole, **changes)

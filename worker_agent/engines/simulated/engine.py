@@ -26,7 +26,6 @@ from kv_runtime.supervise import TaskSet, until
 from worker_agent.engines.simulated.handovers import OUTCOMES
 from worker_agent.engines.simulated.live_transfer import LiveTransfers, TransferFailed
 from worker_agent.engines.simulated.scheduler import Simulator
-from worker_agent.media.config import TransferSection
 from worker_agent.media.inputs import digest_words
 from worker_agent.media.safetensors import written_tensor
 from worker_agent.port.handoff import Handoff
@@ -48,17 +47,10 @@ class SimulatedEngine:
     """An `Engine` made of a simulator and a clock. It owns the simulator, and steps it on the event loop only.
 
     The event buffer is the simulator's; the newest `STATISTICS_MAX` rows of statistics are kept. A stream's queue holds
-    at most its request's `max_tokens` for each choice. Prefill and decode engines need a `transfer` section.
+    at most its request's `max_tokens` for each choice.
     """
 
-    def __init__(
-        self,
-        simulator: Simulator,
-        clock: Clock,
-        *,
-        speed: float = 1.0,
-        transfer: TransferSection | None = None,
-    ) -> None:
+    def __init__(self, simulator: Simulator, clock: Clock, *, speed: float = 1.0) -> None:
         self._simulator, self._clock = simulator, clock
         self.contexts = simulator.contexts
         self.speed = speed
@@ -66,9 +58,9 @@ class SimulatedEngine:
         self._work, self._ended = asyncio.Event(), asyncio.Event()
         self.fetches = KvFetches(*OUTCOMES)
         self.transfers: LiveTransfers | None = None
-        """None without a `transfer` section."""
-        if transfer is not None:
-            self.transfers = LiveTransfers(transfer, simulator, clock, speed, self.fetches, self._work.set)
+        """Of a prefill or decode engine."""
+        if simulator.role in ("prefill", "decode"):
+            self.transfers = LiveTransfers(simulator, clock, speed, self.fetches, self._work.set)
         self._streams: dict[str, asyncio.Queue[EngineOutput | None]] = {}
         self._fetching = set[asyncio.Task[bool | None]]()
         self._fetch_slots = asyncio.Semaphore(len(simulator.description.dp_ranks) * simulator.description.max_num_seqs)
@@ -195,13 +187,8 @@ class SimulatedEngine:
             raise EngineStopped(f"{request.request_id}: the engine takes no requests")
         if any(name in self._streams for name in names):
             raise RequestRefused("request_id", request.request_id, "an id that is not in use")
-        role, fetches = self._simulator.role, takes_transfer(request, self._simulator.role)
-        if self.transfers is None and (fetches or role == "prefill"):
-            raise RequestRefused("role", role, "a role without KV transfer: it transfers no KV")
-        if fetches:
-            self._simulator.check(request)
-            if self.transfers is not None and request.handoff is not None:
-                self.transfers.check(request.handoff.ctx_info_endpoint or "")
+        if takes_transfer(request, self._simulator.role):
+            self._simulator.check(request)  # before its KV is fetched
 
     @property
     def _is_overdue(self) -> bool:

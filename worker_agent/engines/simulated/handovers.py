@@ -14,7 +14,8 @@ the KV of the tokens that it has not cached, then begins to decode.
 Source: `docs/SOURCES.md` D4.2; 60 s: `kv_transfer_timeout_ms` (`SURFACE.md` of the fake).
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -24,10 +25,14 @@ from worker_agent.engines.simulated.blocks import BlockTable
 from worker_agent.engines.simulated.scheduling import Generation
 from worker_agent.port.handoff import Handoff
 from worker_agent.port.sampling import TokenLogprobs
+from worker_agent.port.types import EngineRequest, Rule
 
 TransferOutcome = Literal["done", "timeout", "gone", "lost"]
 OUTCOMES: tuple[TransferOutcome, ...] = ("done", "timeout", "gone", "lost")
 _STATE = b"simulated-kv:"
+HOST = "127.0.0.1"
+ENDPOINT = re.compile(rf"http://{re.escape(HOST)}:[0-9]{{1,5}}")
+"""Where an engine fetches contexts: at another one of the same machine."""
 KV_TOKEN_BYTES = 144 * 1024
 """K/V of one token in all layers: 36 layers, 8 heads of 128, keys and values, bf16. The model of `timing.H200_8B`."""
 
@@ -153,3 +158,18 @@ def first_logprobs(running: Generation) -> tuple[TokenLogprobs | None, ...]:
     alternatives = reported[0] if reported and isinstance(reported[0], tuple) else ()
     chosen = next((each for each in alternatives if each.token_id == token), None)
     return (None if chosen is None else TokenLogprobs(chosen=chosen, top=alternatives[:top]),)
+
+
+def handoff_rules(request: EngineRequest) -> Iterator[Rule]:
+    """Yield the rules for a handoff: only a simulated prefill engine can have made it, and only for this prompt."""
+    handoff, field = request.handoff, "disaggregated_params"
+    assert handoff is not None
+    tokens, name, endpoint = handoff.first_gen_tokens or (), handoff.ctx_request_id, handoff.ctx_info_endpoint
+    n = request.sampling.choices
+    yield "n", n, "1 beside a handoff: a context is fetched once", n == 1
+    yield f"{field}.first_gen_tokens", tokens, "one token: prefill engines of this kind make one", len(tokens) == 1
+    yield f"{field}.ctx_request_id", name, "the prefill engine's name of the context", name is not None
+    is_here = endpoint is not None and ENDPOINT.fullmatch(endpoint) is not None
+    yield f"{field}.ctx_info_endpoint", endpoint, f"a prefill engine's: http://{HOST}:port", is_here
+    is_ours = name is not None and handoff.opaque_state == state_of(request.prompt, name)
+    yield f"{field}.encoded_opaque_state", "another", "a simulated prefill engine's state of this prompt", is_ours

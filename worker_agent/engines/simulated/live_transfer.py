@@ -6,14 +6,12 @@
     POST /v1/kv_transfers/ID    the body is the handoff's state; the answer is 200, or 404 if the prefill engine holds
                                 no context with this id and state
 
-The state is the only secret of a fetch, and there is no TLS: the network between workers must be closed. An engine
-fetches only from IP addresses (no host names) within `transfer.networks`, by default loopback, so that a forged handoff
-cannot name another target.
+The state is the only secret of a fetch, and there is no TLS: all engines of a fleet are on one machine, and use its
+loopback address (`handovers.ENDPOINT`), so that a forged handoff cannot name another machine.
 """
 
 import asyncio
 from collections.abc import Callable
-from ipaddress import ip_address
 
 import aiohttp
 from aiohttp import web
@@ -23,17 +21,15 @@ from kv_runtime.clock import Clock
 from kv_runtime.http.access import require_token
 from kv_runtime.http.answers import error_response, openai_errors
 from kv_runtime.http.server import HttpServer
-from worker_agent.engines.simulated.handovers import TransferOutcome
+from worker_agent.engines.simulated.handovers import HOST, TransferOutcome
 from worker_agent.engines.simulated.scheduler import Simulator
-from worker_agent.media.config import TransferSection, parsed_networks
 from worker_agent.port.handoff import Handoff
-from worker_agent.port.types import EngineError, KvFetches, RequestRefused
+from worker_agent.port.types import EngineError, KvFetches
 
 PATH = "/v1/kv_transfers/"
 _BODY_BYTES_MAX = 4096
 _DRAIN_S = 0.5
 """How long the stopping server waits for running requests: an engine that stops normally holds no context by then."""
-_FIELD = "disaggregated_params.ctx_info_endpoint"
 _OUTCOMES: dict[int, TransferOutcome] = {200: "done", 404: "gone"}
 
 
@@ -49,43 +45,24 @@ class LiveTransfers:
 
     def __init__(
         self,
-        section: TransferSection,
         simulator: Simulator,
         clock: Clock,
         speed: float,
         fetches: KvFetches,
         changed: Callable[[], None],
     ) -> None:
-        self._section, self._networks = section, parsed_networks(section.networks)
         self._simulator, self._clock, self._speed = simulator, clock, speed
         self._fetches, self._changed = fetches, changed
         app = web.Application(middlewares=[openai_errors, require_token("")], client_max_size=_BODY_BYTES_MAX)
         app.add_routes([web.post(PATH + "{name:[0-9]{1,19}}", self._answer)])
-        self._server = HttpServer(app, section.host, section.port, drain_s=_DRAIN_S, handler_cancellation=True)
+        self._server = HttpServer(app, HOST, 0, drain_s=_DRAIN_S, handler_cancellation=True)
         self.run = self._server.run
         """Serve until a stop, after which the address is free."""
 
     async def start(self) -> None:
-        """Bind the address, which handoffs name from now on; raise `PortUsed` if it cannot be bound."""
+        """Bind a free port, which handoffs name from now on."""
         await self._server.start()
-        self._simulator.contexts.endpoint = self.endpoint
-
-    @property
-    def endpoint(self) -> str:
-        """The address for other engines to fetch this engine's contexts from."""
-        return str(URL.build(scheme="http", host=self._section.host, port=self._server.port))
-
-    def check(self, endpoint: str) -> None:
-        """Raise `RequestRefused` unless `endpoint` is http://address[:port] with an address of an allowed network."""
-        try:
-            url = URL(endpoint)
-            address, port = ip_address(url.host or ""), url.explicit_port
-        except ValueError as error:
-            raise RequestRefused(_FIELD, endpoint, "http://address[:port]") from error
-        if url != URL.build(scheme="http", host=str(address), port=port):
-            raise RequestRefused(_FIELD, endpoint, "http://address[:port]")
-        if not any(address in network for network in self._networks):
-            raise RequestRefused(_FIELD, endpoint, f"addresses of transfer.networks: {self._section.networks}")
+        self._simulator.contexts.endpoint = f"http://{HOST}:{self._server.port}"
 
     async def fetch(self, handoff: Handoff, tokens: int) -> bool:
         """Wait for the transfer time of `tokens` tokens, then tell the prefill engine that they have come.

@@ -12,14 +12,13 @@ A decode engine's request is submitted once its KV has come. A prefill engine ho
 """
 
 from collections import deque
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import msgspec
 
 from kv_protocol.fleet import Role
 from worker_agent.engines.simulated.blocks import BlockPool, EngineEvent
-from worker_agent.engines.simulated.handovers import NETWORK, HeldContext, HeldContexts, TransferRules, state_of
+from worker_agent.engines.simulated.handovers import NETWORK, HeldContext, HeldContexts, TransferRules, handoff_rules
 from worker_agent.engines.simulated.rank import Rank
 from worker_agent.engines.simulated.scheduling import TRTLLM, Scheduling, namespace_of
 from worker_agent.engines.simulated.timing import H200_8B, EngineTiming
@@ -28,7 +27,6 @@ from worker_agent.port.types import (
     EngineDescription,
     EngineOutput,
     EngineRequest,
-    Rule,
     limits,
     plain_rules,
     refuse_unmet,
@@ -126,7 +124,7 @@ class Simulator:
         limited = limits(request, self.description, id_in_use=is_in_use)
         refuse_unmet(plain_rules(request), role_rules(request, self.role), limited)
         if takes_transfer(request, self.role):
-            refuse_unmet(_handoff_rules(request))
+            refuse_unmet(handoff_rules(request))
 
     def uncached_tokens(self, request: EngineRequest) -> int:
         """Return how many of a prompt's tokens its rank would have to compute, or fetch, if the request began now."""
@@ -199,17 +197,3 @@ class Simulator:
     def pool(self, dp_rank: int = 0) -> BlockPool:
         """Return a rank's blocks, to be read."""
         return self._ranks[dp_rank].pool
-
-
-def _handoff_rules(request: EngineRequest) -> Iterator[Rule]:
-    """Yield the rules for a handoff: only a simulated prefill engine can have made it, and only for this prompt."""
-    handoff, field = request.handoff, "disaggregated_params"
-    assert handoff is not None
-    tokens, name, endpoint = handoff.first_gen_tokens or (), handoff.ctx_request_id, handoff.ctx_info_endpoint
-    n = request.sampling.choices
-    yield "n", n, "1 beside a handoff: a context is fetched once", n == 1
-    yield f"{field}.first_gen_tokens", tokens, "one token: prefill engines of this kind make one", len(tokens) == 1
-    yield f"{field}.ctx_request_id", name, "the prefill engine's name of the context", name is not None
-    yield f"{field}.ctx_info_endpoint", endpoint, "the prefill engine's address for fetching it", endpoint is not None
-    is_ours = name is not None and handoff.opaque_state == state_of(request.prompt, name)
-    yield f"{field}.encoded_opaque_state", "another", "a simulated prefill engine's state of this prompt", is_ours
