@@ -26,8 +26,7 @@ from router.metrics import http_families, prompt_families
 from router.pools.watch import PoolMetrics
 from worker_agent.attached.watch import EngineLoads
 from worker_agent.attached.worker import AttachedWorker
-from worker_agent.commands.serve import served_families
-from worker_agent.commands.served_media import media_families
+from worker_agent.commands.serve import media_families, served_families
 from worker_agent.events.metrics import consolidator_families
 from worker_agent.fleet.membership import Membership
 from worker_agent.metrics import (
@@ -103,7 +102,7 @@ def _indexer() -> Iterator[Metric]:
 
 def _serve() -> Iterator[Metric]:
     yield from (*_of(Connections.families, 2), *_loop_lag(), *_of(log_families), *consolidator_families(()))
-    yield from (*_of(agent_families, 5), *_of(served_families, 3), *media_families("", NOTHING, {}, NOTHING))
+    yield from (*_of(agent_families, 5), *_of(served_families, 3), *media_families("", NOTHING, NOTHING, NOTHING))
     yield from (*Membership(NOTHING, NOTHING, NOTHING).families(), *span_families(None))
 
 

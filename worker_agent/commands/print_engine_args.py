@@ -12,17 +12,45 @@ from click.core import ParameterSource
 from kv_protocol.fleet import Role
 from kv_runtime.config.command import errors_printed
 from kv_runtime.telemetry import configure_logs
-from worker_agent.engine_args.arguments import FLAGS, EngineArgs, EngineOptions
-from worker_agent.engine_args.layers import EngineArgsInvalid, dotted
+from worker_agent.engine_args.arguments import EngineArgs, EngineOptions, flag_path, left_out
+from worker_agent.engine_args.layers import EngineArgsInvalid, Path, dotted
 from worker_agent.engine_args.sources import load_engine_args
 
 _ENGINE_DEFAULT = "engine default"
 INVALID = 2
 """The exit code of a process with invalid engine arguments."""
+_COUNT = click.IntRange(1)
+_ENGINE_FLAGS: dict[str, Any] = {
+    "backend": {"type": click.Choice(["pytorch", "_autodeploy"]), "help": "the engine's backend"},
+    "tensor-parallel-size": {"type": _COUNT, "help": "GPUs that share a layer"},
+    "pipeline-parallel-size": {"type": _COUNT, "help": "stages that the layers are cut into"},
+    "expert-parallel-size": {"type": _COUNT, "help": "GPUs that a layer's experts are spread over"},
+    "enable-attention-dp": {"is_flag": True, "default": None, "help": "one KV cache a tensor-parallel rank"},
+    "kv-block-size": {"type": _COUNT, "help": "tokens in a KV block"},
+    "gpus-per-node": {"type": _COUNT, "help": "absent: the engine counts them"},
+    "max-batch-size": {"type": _COUNT, "help": "requests computed together"},
+    "max-num-tokens": {"type": _COUNT, "help": "tokens computed in one iteration"},
+    "max-seq-len": {"type": _COUNT, "help": "prompt and answer together, in tokens; absent: the model says it"},
+    "max-beam-width": {"type": _COUNT, "help": "beams of a request"},
+    "free-gpu-memory-fraction": {
+        "type": click.FloatRange(0, 1),
+        "help": "of the memory that the weights leave, for KV",
+    },
+    "load-format": {
+        "type": click.Choice(["auto", "dummy", "vision_only", "gms"], case_sensitive=False),
+        "help": "how weights are loaded",
+    },
+    "guided-decoding-backend": {"type": click.Choice(["xgrammar", "llguidance"]), "help": "absent: no guided decoding"},
+    "publish-metrics": {
+        "is_flag": True,
+        "default": None,
+        "help": "statistics of every iteration and request, and the engine's own metrics; costs some time each",
+    },
+}
+"""The flags that each set one engine argument (`flag_path`)."""
 DYNAMIC_FLAGS = {"ignore_unknown_options": True}
 """The context settings that a command with `engine_args_options` needs for `--trtllm.a.b.c`."""
 
-_ENGINE_FLAGS = {name.replace("-", "_"): (f"--{name}", how) for name, (_, how) in FLAGS.items() if name != "model"}
 _CONNECTOR, _MODALITY = click.Choice(["none", "kvbm"]), click.Choice(["text", "multimodal"])
 
 
@@ -60,14 +88,15 @@ def engine_args_options(command: Callable[..., None]) -> Callable[..., None]:
 
     Model and role are not among them: a worker uses both for more, so each command has flags of its own for them.
     """
-    every = _ENGINE_FLAGS | _OPTIONS
+    named = {flag.replace("-", "_"): (f"--{flag}", how) for flag, how in _ENGINE_FLAGS.items()}
+    every = named | _OPTIONS
 
     @wraps(command)
     def wrapped(**values: Any) -> None:  # noqa: ANN401 - click has checked them
         dynamic, source = values.pop("dynamic"), click.get_current_context().get_parameter_source
         given = [flag for name, (flag, _) in every.items() if source(name) is ParameterSource.COMMANDLINE]
         given += [each.partition("=")[0] for each in dynamic if each.startswith("--")] or dynamic
-        flags = {flag.removeprefix("--"): values.pop(name) for name, (flag, _) in _ENGINE_FLAGS.items()}
+        flags = {flag: values.pop(name) for flag, name in zip(_ENGINE_FLAGS, named, strict=True)}
         others = {name: values.pop(name) for name in _OPTIONS}
         command(options=EngineOptions(flags=flags, dynamic=dynamic, given=tuple(given), **others), **values)
 
@@ -115,9 +144,15 @@ def print_engine_args(*, options: EngineOptions, model: str | None, role: Role, 
         click.echo("\n".join(_lines(args)))
 
 
+def left_to_engine(args: EngineArgs) -> list[Path]:
+    """Return the paths of arguments with a flag that no layer sets: the engine's or the model's default holds."""
+    paths = map(flag_path, ("model", *_ENGINE_FLAGS))
+    return [path for path in paths if not left_out(args.role, path[0]) and args.first(*path) is None]
+
+
 def _lines(args: EngineArgs) -> Iterator[str]:
     rows = [(setting.name, json.dumps(setting.shown), setting.origin) for setting in args.settings]
-    rows += [(dotted(path), _ENGINE_DEFAULT, "not sent") for path in args.left_to_engine]
+    rows += [(dotted(path), _ENGINE_DEFAULT, "not sent") for path in left_to_engine(args)]
     rows.sort()
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     for name, value, origin in rows:
@@ -134,7 +169,7 @@ def _as_json(args: EngineArgs) -> dict[str, Any]:
             setting.name: {"value": setting.shown, "layer": setting.layer, "place": setting.place}
             for setting in args.settings
         },
-        "engine_defaults": [dotted(path) for path in args.left_to_engine],
+        "engine_defaults": sorted(map(dotted, left_to_engine(args))),
         "replaced": [
             {"path": old.name, "old": old.shown, "new": new.shown, "old_layer": old.origin, "new_layer": new.origin}
             for old, new in args.replaced

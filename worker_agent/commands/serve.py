@@ -35,13 +35,15 @@ from kv_runtime.http.server import HttpServer
 from kv_runtime.main_thread import ThreadCall
 from kv_runtime.supervise import Part, PartGaveUp, run_parts, until
 from kv_runtime.telemetry import Family, LoopLag, Projection, by_name, counter, gauge, new_registry
+from kv_runtime.text.chat_messages import TextError
 from kv_runtime.tracing.service import events_of, opened_tracing, span_families
 from worker_agent.api.app import AgentApi, streams_status
 from worker_agent.api.completions import Completions
+from worker_agent.api.encode_endpoint import EncodeApi
 from worker_agent.api.in_flight import SERVICE, worker_tracer
+from worker_agent.api.prompts import EnginePrompts
 from worker_agent.attached.watch import labelled
 from worker_agent.commands.engine_choice import EngineChoice, build_engine, engine_text
-from worker_agent.commands.served_media import ServedMedia
 from worker_agent.config import AgentSettings
 from worker_agent.engines.simulated.engine import SimulatedEngine
 from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
@@ -52,6 +54,9 @@ from worker_agent.fleet.canary import CanaryWatch
 from worker_agent.fleet.membership import Membership
 from worker_agent.fleet.worker_id import WorkerId
 from worker_agent.load.reports import LoadReports
+from worker_agent.media.encode_client import EncodeClient
+from worker_agent.media.image_models import ImageFacts, image_facts, image_rule
+from worker_agent.media.loader import MediaLoader
 from worker_agent.metrics import agent_families
 from worker_agent.port.types import Engine, EngineStopped
 
@@ -75,10 +80,41 @@ class ServedWorker:
         self._settings, self._section, self._chosen = settings, section, chosen
         self._clock, self._text = Clock(), engine_text(settings, chosen)
         self._engine = build_engine(settings, chosen, self._text, self._clock, call)
-        self._media = ServedMedia(settings, chosen, self._text, self._clock, self._engine)
+        self._loader = MediaLoader(settings.media)
+        path = chosen.text if chosen.takes_media else ""
+        facts = image_facts(path, self._text, settings.images)
+        self._image_rule = image_rule(path, facts, settings.images)
+        self._encoders, self._encode_api = self._encode_client(), self._encode_endpoint(facts)
+        self._prompts = EnginePrompts(self._text, self._loader, facts, self._encoders)
         self._instance = uuid.uuid4().hex[:16]
         name = f"{section.id}/{self._instance}"
         self._tracing = opened_tracing(settings.tracing, os.environ, name, service=SERVICE)
+
+    def _encode_client(self) -> EncodeClient | None:
+        """Return the client of encode workers; None if the engine encodes images itself, or none."""
+        section, form = self._section, self._settings.encode.form
+        if form == "none":
+            return None
+        if section.role not in ("aggregated", "prefill"):
+            raise TextError("encode.form", form, f"none on a worker of role {section.role}: it computes no prompt")
+        host, token = section.advertised_host if form == "handles" else "", section.token.get_secret_value()
+        return EncodeClient(self._clock, model=self._chosen.names[0], form=form, host=host, token=token)
+
+    def _encode_endpoint(self, facts: ImageFacts | None) -> EncodeApi | None:
+        """Return the endpoint of an encode worker; None for another worker."""
+        if self._section.role != "encode":
+            return None
+        if facts is None:
+            allowed = "a model that takes images, or images.placeholder and images.token_id"
+            raise TextError("role", self._section.role, allowed)
+        return EncodeApi(
+            self._engine,
+            self._loader,
+            facts,
+            cache_bytes_max=self._settings.media.cache_bytes_max,
+            served_names=self._chosen.names,
+            inflight_requests_max=self._section.inflight_requests_max,
+        )
 
     async def run(self, stop: asyncio.Event, report: Callable[[str], None]) -> None:
         """Serve until `stop` is set or the engine dies; `report` receives the address once the engine is loaded.
@@ -142,7 +178,8 @@ class ServedWorker:
             watch = CanaryWatch(engine, clock, wait_s=wait_s, begin_id=begin_id, is_decode=is_decode)
         api = self._api(events, watch)
         app = api.app(registry, token=section.token.get_secret_value(), body_bytes_max=section.body_bytes_max)
-        app.add_routes(self._media.routes)
+        if self._encode_api is not None:
+            app.add_routes(self._encode_api.routes())
         http = HttpServer(
             app,
             section.host,
@@ -164,10 +201,10 @@ class ServedWorker:
             dp_ranks=registration.dp_ranks,
             in_flight=lambda: api.in_flight.running,
         )
-        exporter = None if self._tracing is None else self._tracing.exporter
+        exporter, encoders = None if self._tracing is None else self._tracing.exporter, self._encoders
         Projection(registry, partial(agent_families, section.id, rules, events, loads, api))
         Projection(registry, partial(served_families, section.id, engine, watch))
-        Projection(registry, partial(self._media.families, section.id))
+        Projection(registry, partial(media_families, section.id, self._loader, self._encoders, self._encode_api))
         Projection(registry, lambda: log_families(log.statistics()))
         Projection(registry, membership.families)
         Projection(registry, partial(span_families, exporter))
@@ -178,7 +215,7 @@ class ServedWorker:
             Part("membership", membership.run, 0),
             *([] if watch is None else [Part("canary", partial(watch.run, membership), 0)]),
             Part("http", http.run, 1, lambda: {"requests": api.in_flight.running}),
-            *self._media.parts(2, log, FleetGate(self._settings.nats.fleet_secrets)),
+            *([] if encoders is None else [encoders.part(2, log, FleetGate(self._settings.nats.fleet_secrets))]),
             *([loads.work.part(stage=2)] if self._chosen.has_statistics else []),
             Part("loop-lag", LoopLag(registry, clock).run, 2),
             *events.parts(first_stage=2),
@@ -192,7 +229,7 @@ class ServedWorker:
         completions = Completions(
             engine,
             self._text,
-            self._media.prompts,
+            self._prompts,
             served_names=names,
             default_max_tokens=settings.engine.default_max_tokens,
             clock=self._clock,
@@ -239,7 +276,7 @@ class ServedWorker:
             version=engine.version,
             endpoint=section.endpoint_name,
             api_endpoints=api.api_endpoints,
-            images=self._media.rule,
+            images=self._image_rule,
             kv_cache_dtype=engine.kv_cache_dtype,
             block_reuse=chosen.block_reuse,
             transfer_buffer_tokens=chosen.transfer_buffer_tokens,
@@ -309,3 +346,26 @@ def _context_families(worker: str, engine: SimulatedEngine) -> Iterator[Family]:
         yield gauge(name, meaning, ("worker",), [(at, value)])
     ended = by_name(at, {"handed_over": contexts.handed_over_total, "expired": contexts.expired_total})
     yield counter("kv_contexts", "Held prompts that were released: fetched, or expired", ("worker", "outcome"), ended)
+
+
+def media_families(
+    worker: str, loader: MediaLoader, encoders: EncodeClient | None, api: EncodeApi | None
+) -> Iterator[Family]:
+    """Yield the counts of requests' media, of what `encoders` are asked, and of an encode worker's `api`."""
+    at, by_outcome = (worker,), ("worker", "outcome")
+    kinds, refused = by_name(at, loader.loaded_total), by_name(at, loader.refused_total)
+    yield counter("media_loaded", "Media loaded for requests, by kind", ("worker", "kind"), kinds)
+    meaning = "Bytes of media loaded for requests"
+    yield counter("media_loaded_bytes", meaning, ("worker",), [(at, loader.loaded_bytes_total)])
+    yield counter("media_refused", "Requests refused because of their media, by reason", ("worker", "reason"), refused)
+    if encoders is not None:
+        attempts = by_name(at, encoders.attempts_total)
+        yield counter("encode_attempts", "Requests to encode workers, by outcome", by_outcome, attempts)
+    if api is not None:
+        requests, lookups = api.in_flight.requests_total, {"hit": api.cache.hits_total, "miss": api.cache.misses_total}
+        yield counter("encode_requests", "Encoding requests, by outcome", by_outcome, by_name(at, requests))
+        meaning = "Lookups in the cache of embeddings, by outcome"
+        yield counter("embedding_lookups", meaning, by_outcome, by_name(at, lookups))
+        running, size = [(at, api.in_flight.running)], [(at, api.cache.size_bytes)]
+        yield gauge("encode_inflight_requests", "Prompts being encoded", ("worker",), running)
+        yield gauge("embedding_cache_bytes", "Memory of cached embeddings", ("worker",), size)

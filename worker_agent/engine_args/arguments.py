@@ -34,7 +34,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-import click
 import msgspec
 from msgspec import Meta
 
@@ -86,56 +85,13 @@ DEFAULTS = layer(
 )
 """The agent's defaults that differ from the engine's: a model, and no tokenizer, because the agent tokenizes."""
 
-_SIZE = click.IntRange(1)
-FLAGS: Mapping[str, tuple[Path, Mapping[str, Any]]] = {
-    "model": (("model",), {}),
-    "backend": (("backend",), {"type": click.Choice(get_args(Backend)), "help": "the engine's backend"}),
-    "tensor-parallel-size": (("tensor_parallel_size",), {"type": _SIZE, "help": "GPUs that share a layer"}),
-    "pipeline-parallel-size": (
-        ("pipeline_parallel_size",), {"type": _SIZE, "help": "stages that the layers are cut into"},
-    ),
-    "expert-parallel-size": (
-        ("moe_expert_parallel_size",), {"type": _SIZE, "help": "GPUs that a layer's experts are spread over"},
-    ),
-    "enable-attention-dp": (
-        ("enable_attention_dp",), {"is_flag": True, "default": None, "help": "one KV cache a tensor-parallel rank"},
-    ),
-    "kv-block-size": (("kv_cache_config", "tokens_per_block"), {"type": _SIZE, "help": "tokens in a KV block"}),
-    "gpus-per-node": (("gpus_per_node",), {"type": _SIZE, "help": "absent: the engine counts them"}),
-    "max-batch-size": (("max_batch_size",), {"type": _SIZE, "help": "requests computed together"}),
-    "max-num-tokens": (("max_num_tokens",), {"type": _SIZE, "help": "tokens computed in one iteration"}),
-    "max-seq-len": (
-        ("max_seq_len",), {"type": _SIZE, "help": "prompt and answer together, in tokens; absent: the model says it"},
-    ),
-    "max-beam-width": (("max_beam_width",), {"type": _SIZE, "help": "beams of a request"}),
-    "free-gpu-memory-fraction": (
-        ("kv_cache_config", "free_gpu_memory_fraction"),
-        {"type": click.FloatRange(0, 1), "help": "of the memory that the weights leave, for KV"},
-    ),
-    "load-format": (
-        ("load_format",),
-        {
-            "type": click.Choice(["auto", "dummy", "vision_only", "gms"], case_sensitive=False),
-            "help": "how weights are loaded",
-        },
-    ),
-    "guided-decoding-backend": (
-        ("guided_decoding_backend",),
-        {"type": click.Choice(["xgrammar", "llguidance"]), "help": "absent: no guided decoding"},
-    ),
-    "publish-metrics": (
-        ("enable_iter_perf_stats",),
-        {
-            "is_flag": True,
-            "default": None,
-            "help": "statistics of every iteration and request, and the engine's own metrics; costs some time each",
-        },
-    ),
-}  # fmt: skip
-"""The agent's named flags: the argument that each sets, and its click option (`model`: each command has its own).
-
-`publish-metrics` sets `return_perf_metrics`, too.
-"""
+_PATHS: Mapping[str, Path] = {
+    "expert-parallel-size": ("moe_expert_parallel_size",),
+    "free-gpu-memory-fraction": ("kv_cache_config", "free_gpu_memory_fraction"),
+    "kv-block-size": ("kv_cache_config", "tokens_per_block"),
+    "publish-metrics": ("enable_iter_perf_stats",),
+}
+"""The arguments of flags with other names than theirs; `publish-metrics` sets `return_perf_metrics`, too."""
 _Count = Annotated[int, Meta(ge=1)]
 _READ: dict[str, Any] = {
     "backend": Backend,
@@ -192,7 +148,7 @@ def is_before(text: str, other: tuple[int, ...]) -> bool:
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The agent's options that engine arguments are read from, or depend on.
 
-    `flags` are by their names in `FLAGS`, None: not given; `extra` is a YAML file, `override` a JSON object, `dynamic`
+    `flags` are by their names, None: not given; `extra` is a YAML file, `override` a JSON object, `dynamic`
     are the words that no option of the command took. `given` names the options that are not at their defaults.
 
     `gpu_count` counts the GPUs that the engine may use, on all nodes; None: unknown. `allows_unknown`: an engine of an
@@ -214,9 +170,14 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     engine_version: str = ""
 
 
+def flag_path(name: str) -> Path:
+    """Return the argument that the flag `--name` sets."""
+    return _PATHS.get(name, (name.replace("-", "_"),))
+
+
 def flag_layer(options: EngineOptions) -> Values:
     """Return the layer of the named flags."""
-    entries = [(FLAGS[name][0], value, f"--{name}") for name, value in options.flags.items() if value is not None]
+    entries = [(flag_path(name), value, f"--{name}") for name, value in options.flags.items() if value is not None]
     if options.flags.get("publish-metrics"):
         entries.append((("return_perf_metrics",), True, "--publish-metrics"))
     if options.connector == "kvbm":
@@ -292,12 +253,6 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
     def settings(self) -> tuple[EffectiveValue, ...]:
         """Every value with its path and origin, by path."""
         return tuple(each for _, each in sorted(self.values.items()))
-
-    @property
-    def left_to_engine(self) -> tuple[Path, ...]:
-        """The paths of arguments with an agent's flag that no layer sets: the engine's or the model's default holds."""
-        known = (path for path, _ in FLAGS.values() if not left_out(self.role, path[0]))
-        return tuple(sorted(path for path in known if self.first(*path) is None))
 
     @property
     def attention_dp_size(self) -> int:

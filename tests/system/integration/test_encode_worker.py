@@ -37,7 +37,7 @@ from tests.unit.worker_agent.test_encode_workers import encoder, followed
 from worker_agent.api.bodies import engine_refusal
 from worker_agent.api.encode_endpoint import EncodeApi
 from worker_agent.api.prompts import EnginePrompts
-from worker_agent.commands.served_media import media_families
+from worker_agent.commands.serve import media_families
 from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
 from worker_agent.media.config import MediaSection
 from worker_agent.media.encode_client import ANSWER_BYTES_MAX, PATH, EncodeClient, Form
