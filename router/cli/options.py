@@ -36,7 +36,7 @@ _T = TypeVar("_T")
 
 
 class NothingRead(Exception):
-    """There is nothing to tell: no journal, none from which a replay can start, or no answer of a router."""
+    """A command has nothing to print: no journal was found, no replay can start, or a router does not answer."""
 
 
 _EXPECTED = (BrokerUnavailable, CannotLook, ConfigurationError, NothingRead, Stopped)

@@ -42,14 +42,11 @@ _MILLISECONDS = click.FloatRange(0, 3.6e6)
 _log = structlog.get_logger("pools")
 
 
-def _target_options(target: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add the flag of a default target, and its deprecated alias."""
+def _target_option(target: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return the option of a default target, which has Dynamo's older name as well."""
     flag, variable = f"--default-{target}-target", f"{_ENVIRONMENT}DEFAULT_{target.upper()}_TARGET"
-    present = click.option(
-        f"{flag}-ms", type=_MILLISECONDS, envvar=f"{variable}_MS", help="for requests without a target"
-    )
-    deprecated = click.option(flag, hidden=True, type=_MILLISECONDS, envvar=variable)
-    return lambda command: present(deprecated(command))
+    names, variables = (f"{flag}-ms", flag, f"{target}_ms"), [f"{variable}_MS", variable]
+    return click.option(*names, type=_MILLISECONDS, envvar=variables, help="for requests without a target")
 
 
 @click.command("pools")
@@ -72,8 +69,8 @@ def _target_options(target: str) -> Callable[[Callable[..., None]], Callable[...
 @click.option(
     "--component-name", default="global_router", envvar=f"{_ENVIRONMENT}COMPONENT_NAME", help="shown in /v1/pools"
 )
-@_target_options("ttft")
-@_target_options("itl")
+@_target_option("ttft")
+@_target_option("itl")
 @click.option(
     "--pool",
     "places",
@@ -109,21 +106,8 @@ def _identity(flags: dict[str, Any]) -> Identity:
         models=flags["model_name"],
         namespace=flags["namespace"],
         component_name=flags["component_name"],
-        defaults=Targets(_default_ms(flags, "ttft"), _default_ms(flags, "itl")),
+        defaults=Targets(flags["ttft_ms"], flags["itl_ms"]),
     )
-
-
-def _default_ms(flags: dict[str, Any], target: str) -> float | None:
-    value: float | None = flags[f"default_{target}_target_ms"]
-    old: float | None = flags[f"default_{target}_target"]
-    if old is not None:
-        name = f"default-{target}-target"
-        _warn(f"--{name} and its variable are deprecated: use --{name}-ms")
-    return old if value is None else value
-
-
-def _warn(warning: str) -> None:
-    _log.warning("pools_configuration", warning=warning)
 
 
 def _configuration(file: Path, given_pools: tuple[str, ...]) -> PoolsConfig:
@@ -134,7 +118,7 @@ def _configuration(file: Path, given_pools: tuple[str, ...]) -> PoolsConfig:
         raise ConfigurationError([f"{file}: {error}"]) from error
     config = read_config(data, dict(_pool(each) for each in given_pools))
     for warning in config.warnings:
-        _warn(warning)
+        _log.warning("pools_configuration", warning=warning)
     unplaced = [name for name, pool in config.pools.items() if not pool.routers and not pool.config]
     if unplaced:
         allowed = "routers or config, or a flag --pool"

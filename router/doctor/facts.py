@@ -1,7 +1,7 @@
 """Findings with their severity, consequence and remedy, and the facts of a fleet that the checks read.
 
-error      requests fail, or are placed by what is not true
-warning    it serves, worse than it could, or something is about to go wrong
+error      requests fail, or are routed by wrong facts
+warning    the fleet serves worse than it could, or something is about to fail
 
 `docs/reference/doctor.md` is the table `CATALOGUE`. An id never changes its meaning: alerts and scripts go by it.
 
@@ -247,7 +247,7 @@ class FleetFacts(msgspec.Struct, frozen=True, kw_only=True):
     used_blocks: Mapping[WorkerRank, int] = {}
     """The most that each rank's engine reported."""
     refused: str = ""
-    """Why the newest refused fleet event was."""
+    """The subject of the newest refused fleet event, and why it was refused; empty: none was."""
     routers: tuple[RouterSeen, ...] = ()
     planes: tuple[AddressAnswer, ...] = ()
     """Data planes."""

@@ -33,7 +33,7 @@ class MediaSection(Section):
         50 << 20,
         ge=1,
         le=1 << 32,
-        description="bytes of one; of all of a request as many, or 128 MiB; more costs memory",
+        description="bytes of one image; all images of a request together: as many, at least 128 MiB",
     )
     directories: tuple[str, ...] = Field(
         (), max_length=64, description="absolute paths whose files requests may name; empty: no files"
@@ -65,10 +65,16 @@ class ImageModelSection(Section):
         "", max_length=256, description="what stands for an image in a chat's text; empty: by the model's configuration"
     )
     token_id: int | None = Field(
-        None, ge=0, le=(1 << 32) - 1, description="the one token of the placeholder that is the image; none: likewise"
+        None,
+        ge=0,
+        le=(1 << 32) - 1,
+        description="the token of an image in the placeholder; none: by the model's configuration",
     )
     tokens_per_image: int | None = Field(
-        None, ge=1, le=IMAGE_TOKENS_MAX, description="of every image, where all have as many; none: as the model says"
+        None,
+        ge=1,
+        le=IMAGE_TOKENS_MAX,
+        description="tokens of an image, if all images have as many; none: by the model's configuration",
     )
     cached_token_id: int | None = Field(
         None, ge=0, le=(1 << 32) - 1, description="token id by which the engine caches images; none: the image token"
@@ -80,6 +86,6 @@ class EncodeSection(Section):
 
     form: Literal["none", "handles", "embeddings"] = Field(
         "none",
-        description="none: this worker encodes its images. handles: of memory that the engine opens, so only from "
-        "encode workers at this worker's address. embeddings: from any encode worker",
+        description="none: this worker's engine encodes images. handles: references to memory, which only an encode "
+        "worker at this worker's address can share. embeddings: from any encode worker",
     )

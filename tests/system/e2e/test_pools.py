@@ -162,11 +162,15 @@ async def test_routers_may_run_in_the_same_process(tmp_path: Path) -> None:
                 assert (one.status, one.pool, one.done) == (200, "fast", True)
 
 
-def test_flags_are_read_from_the_peers_variables_and_old_names_are_warned_of() -> None:
+def test_flags_are_read_from_the_peers_variables_by_their_old_names_too() -> None:
     file = ROOT / "configs" / "pools" / "live-agg.json"
-    ended = run(
-        "router", "pools", "--check", DYN_GLOBAL_ROUTER_DEFAULT_TTFT_TARGET="90",
-        DYN_GLOBAL_ROUTER_CONFIG=str(file), DYN_GLOBAL_ROUTER_MODEL_NAME="m",
-    )  # fmt: skip
-    assert (ended.code, ended.out) == (0, f"{file}: agg, fast, slow\n")
-    assert "--default-ttft-target and its variable are deprecated: use --default-ttft-target-ms" in ended.err
+    for target, code, out, err in (
+        ("90", 0, f"{file}: agg, fast, slow\n", ""),
+        ("-1", 2, "", "-1.0 is not in the range"),
+    ):
+        ended = run(
+            "router", "pools", "--check", DYN_GLOBAL_ROUTER_DEFAULT_TTFT_TARGET=target,
+            DYN_GLOBAL_ROUTER_CONFIG=str(file), DYN_GLOBAL_ROUTER_MODEL_NAME="m",
+        )  # fmt: skip
+        assert (ended.code, ended.out) == (code, out)
+        assert err in ended.err
