@@ -1,29 +1,13 @@
 """The configuration sections of media and of encode workers."""
 
-from collections.abc import Iterable
-from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, field_validator
+from pydantic import Field, IPvAnyNetwork, field_validator
 
 from kv_protocol.images import IMAGE_TOKENS_MAX
 from kv_runtime.config.sections import Section
 
-Network = IPv4Network | IPv6Network
-
-
-def _checked(network: str) -> str:
-    ip_network(network)
-    return network
-
-
-_NETWORK = Annotated[str, AfterValidator(_checked)]
 _PORT = Annotated[int, Field(ge=1, le=65535)]
-
-
-def parsed_networks(texts: Iterable[str]) -> tuple[Network, ...]:
-    """Return the networks that `texts` name (`10.0.0.0/8`, an address); raise ValueError for the first invalid one."""
-    return tuple(ip_network(text) for text in texts)
 
 
 class MediaSection(Section):
@@ -42,7 +26,7 @@ class MediaSection(Section):
         (), description="URL schemes that are fetched for requests; empty: none"
     )
     ports: tuple[_PORT, ...] = Field((80, 443), max_length=64, description="ports that media are fetched from")
-    networks: tuple[_NETWORK, ...] = Field(
+    networks: tuple[IPvAnyNetwork, ...] = Field(
         (),
         max_length=64,
         description="networks, besides public ones, to fetch from (10.1.0.0/16): clients can read there",

@@ -32,15 +32,16 @@ Cloud (100.100.100.200), Oracle Cloud (192.0.0.192); Google, Azure and others us
 import binascii
 import re
 from collections.abc import Mapping, Sequence
-from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from urllib.parse import unquote, urljoin
 
 from yarl import URL
 
-from worker_agent.media.config import MediaSection, Network, parsed_networks
+from worker_agent.media.config import MediaSection
 from worker_agent.media.refusals import MediaReason, MediaRefused, shown_url
 
 Address = IPv4Address | IPv6Address
+Network = IPv4Network | IPv6Network
 
 URL_CHARACTERS_MAX = 8192
 """Most characters of a fetched URL, or of a path; for a `data:` URL the number of bytes is bounded instead."""
@@ -103,9 +104,8 @@ def checked_addresses(
 
     One forbidden address is enough for a refusal: the owner of the name chooses its addresses.
     """
-    networks = parsed_networks(rules.networks)
     for address in addresses:
-        if reason := address_refusal(address, networks):
+        if reason := address_refusal(address, rules.networks):
             shown = f"{shown_url(str(target))} at {address}"
             raise MediaRefused(reason, field, shown, "addresses of the public internet, and of media.networks")
     if not addresses:

@@ -1,6 +1,6 @@
 """URLs, addresses, data and paths: what two readers could understand differently is refused, and what is not public."""
 
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
 import pytest
 from aiohttp.helpers import is_ip_address
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.worker_agent.media_samples import PNG, data_url, reason_of, refused
-from worker_agent.media.config import MediaSection, parsed_networks
+from worker_agent.media.config import MediaSection
 from worker_agent.media.refusals import MediaRefused
 from worker_agent.media.urls import (
     URL_CHARACTERS_MAX,
@@ -150,7 +150,7 @@ def test_the_disguises_of_an_address_are_judged_as_it_is(address: IPv4Address) -
 
 
 def test_a_network_that_is_named_may_be_asked_but_never_for_metadata() -> None:
-    networks = parsed_networks(["127.0.0.0/8", "100.64.0.0/10", "169.254.0.0/16", "fd00::/8"])
+    networks = [*map(ip_network, ("127.0.0.0/8", "100.64.0.0/10", "169.254.0.0/16", "fd00::/8"))]
     assert address_refusal(ip_address("127.0.0.1"), networks) is None
     assert address_refusal(ip_address("::ffff:127.0.0.1"), networks) is None
     assert address_refusal(ip_address("10.0.0.1"), networks) == "address_private"
