@@ -82,16 +82,6 @@ class Expired(_OfLease, frozen=True, tag="expired", kw_only=True):
     cause: ExpiryCause = "silence"
 
 
-class Reconciled(msgspec.Struct, frozen=True, tag="reconciled", kw_only=True):
-    """The load that the rank's engine reports."""
-
-    worker_id: str
-    dp_rank: int
-    running_requests: int
-    waiting_requests: int
-    used_blocks: int
-
-
 class Unreported(msgspec.Struct, frozen=True, tag="unreported", kw_only=True):
     """The rank's engine has not reported its load for a while: its last report no longer counts."""
 
@@ -101,7 +91,7 @@ class Unreported(msgspec.Struct, frozen=True, tag="unreported", kw_only=True):
 
 LeaseEvent = Routed | FirstToken | Renewed | Finished | Cancelled | Expired
 """What replicas exchange; each replica receives load reports itself."""
-LedgerEvent = LeaseEvent | Reconciled | Unreported
+LedgerEvent = LeaseEvent | Unreported
 
 
 BEAT_S = 1.0

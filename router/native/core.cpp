@@ -215,12 +215,10 @@ void Core::ended(std::string_view decision_id, const Outcome& outcome) {
     }
 }
 
-void Core::reported(const RankKey& rank, i64 running, i64 waiting, i64 used_blocks, double now_s, bool is_of_worker) {
+void Core::reported(const RankKey& rank, i64 running, i64 waiting, i64 used_blocks, double now_s) {
     const Held held(ranks, rank);
     ledger.reconcile(held.row(), running, waiting, used_blocks, now_s);
-    if (is_of_worker) {
-        newcomers.used(held.row(), used_blocks);
-    }
+    newcomers.used(held.row(), used_blocks);
 }
 
 void Core::registered(const std::string& worker_id, Group group, i64 block_size, u64 total_blocks) {

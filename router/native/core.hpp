@@ -174,7 +174,7 @@ public:
     std::optional<Ledger::Lease> end(std::string_view lease_id, double now_s);
     void expired(std::string_view lease_id, bool by_engine, double now_s);
     void ended(std::string_view decision_id, const Outcome& outcome);
-    void reported(const RankKey& rank, i64 running, i64 waiting, i64 used_blocks, double now_s, bool is_of_worker);
+    void reported(const RankKey& rank, i64 running, i64 waiting, i64 used_blocks, double now_s);
     void unreported(const RankKey& rank) { ledger.unreport(ranks.find(rank)); }
     void registered(const std::string& worker_id, Group group, i64 block_size, u64 total_blocks);
     void joined(const std::string& worker_id, const std::vector<i64>& dp_ranks, const std::string& model, u64 total_blocks, double now_s);

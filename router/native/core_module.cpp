@@ -180,8 +180,6 @@ void follow(Core& core, const nb::handle& event, double now_s, const std::string
         Promise promise{lease_id, kNoRow, Chain(nb::cast<nb::bytes>(event.attr("blocks"))), number("uncached_tokens"),
                         number("extra_blocks"), nb::cast<u64>(event.attr("epoch")), session_id};
         core.promised(rank(), std::move(promise), now_s, origin);
-    } else if (kind == "Reconciled") {
-        core.reported(rank(), number("running_requests"), number("waiting_requests"), number("used_blocks"), now_s, false);
     } else if (kind == "Unreported") {
         core.unreported(rank());
     }
@@ -204,11 +202,7 @@ void bind_core_events(nb::class_<Core>& of) {
         .def("follow", &follow, "event"_a, "now_s"_a, "origin"_a)
         .def("ended", &ended, nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg().none(),
              nb::arg().none(), nb::arg())
-        .def("reported",
-             [](Core& core, const RankKey& rank, i64 running, i64 waiting, i64 used_blocks, double now_s) {
-                 core.reported(rank, running, waiting, used_blocks, now_s, true);
-             },
-             "rank"_a, "running"_a, "waiting"_a, "used_blocks"_a, "now_s"_a)
+        .def("reported", &Core::reported, "rank"_a, "running"_a, "waiting"_a, "used_blocks"_a, "now_s"_a)
         .def("registered", &Core::registered, "worker_id"_a, "group"_a, "block_size"_a, "total_blocks"_a)
         .def("joined", &Core::joined, "worker_id"_a, "dp_ranks"_a, "model"_a, "total_blocks"_a, "now_s"_a)
         .def("left", &Core::left, "worker_id"_a)

@@ -4,7 +4,6 @@
     FirstToken    the uncached tokens are computed
     Renewed       the lease is extended (bytes still flow)
     Finished, Cancelled, Expired    the promise ends
-    Reconciled    the engine's report corrects the promises
     Unreported    the engine's reports are dropped
 
 Blocks are counted once per rank, however many requests share them. When nothing is in flight, and no engine reports
@@ -29,7 +28,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from kv_protocol.ids import WorkerRank
-from kv_protocol.ledger import Expired, FirstToken, LedgerEvent, Reconciled, Renewed, Routed, Unreported
+from kv_protocol.ledger import Expired, FirstToken, LedgerEvent, Renewed, Routed, Unreported
 from kv_protocol.load import LoadReport
 from tests.reference.chains import blocks_of, depth
 
@@ -101,8 +100,6 @@ class Ledger:
                 self._book(event, now_s, origin)
             case FirstToken() | Renewed():
                 self._renew(event, now_s)
-            case Reconciled():
-                self.reconcile(WorkerRank(event.worker_id, event.dp_rank), event, now_s)
             case Unreported():
                 at = self.ranks.get(WorkerRank(event.worker_id, event.dp_rank))
                 if at is not None:
@@ -179,7 +176,7 @@ class Ledger:
         if self.ranks[rank].is_gone and not self.of_rank(rank):
             del self.ranks[rank]
 
-    def reconcile(self, rank: WorkerRank, report: LoadReport | Reconciled, now_s: float) -> None:
+    def reconcile(self, rank: WorkerRank, report: LoadReport, now_s: float) -> None:
         """The rank's engine reported its load."""
         at, leases = self._known(rank), self.of_rank(rank)
         at.newest = (report.running_requests, report.waiting_requests, report.used_blocks)

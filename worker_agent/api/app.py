@@ -127,7 +127,7 @@ class AgentApi:
 
 # ---------------------------------------------------------------- streams
 def streams_status(consolidators: Sequence[Consolidator]) -> dict[str, Any]:
-    """Return the streams' positions; `log` is `away` while it is disconnected, and batches wait."""
+    """Return positions of the streams, and sources of events; `log` is `away` while it is disconnected and batches wait."""
     is_away = any(each.is_log_away for each in consolidators)
     return {
         "log": "away" if is_away else "connected",
@@ -147,6 +147,7 @@ def streams_status(consolidators: Sequence[Consolidator]) -> dict[str, Any]:
             for dp_rank in each.core.dp_ranks
             for outbox in [each.core.outboxes[dp_rank]]
         ],
+        "sources": [source for each in consolidators for source in each.status()],
     }
 
 
@@ -157,11 +158,10 @@ def status_server(
     consolidators: Callable[[], Sequence[Consolidator]],
     *,
     families: Callable[[], Iterable[Family]],
-    sources: Callable[[], list[dict[str, Any]]],
 ) -> HttpServer:
     """Return the server, not started. The process is healthy while it answers; stale ranks do not make it unhealthy.
 
-    `families` are further metrics; `sources` returns the status of the sources that this process polls.
+    `families` are further metrics.
     """
     registry = new_registry()
     Projection(registry, lambda: consolidator_families(consolidators()))
@@ -170,7 +170,7 @@ def status_server(
     Projection(registry, lambda: span_families(None if tracing is None else tracing.exporter))
 
     async def health(_: web.Request) -> web.Response:
-        return json_response({"status": "ok", **streams_status(consolidators()), "sources": sources()})
+        return json_response({"status": "ok", **streams_status(consolidators())})
 
     async def shown_version(_: web.Request) -> web.Response:
         return json_response({"version": version("kv-router")})

@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import structlog
 import zmq.asyncio
@@ -135,10 +135,6 @@ class AttachedWorker:
     def consolidators(self) -> tuple[Consolidator, ...]:
         """The consolidator of its streams, once the engine is known."""
         return () if self._streams is None else (self._streams,)
-
-    def polled_status(self) -> list[dict[str, Any]]:
-        """Return the status of the sources of its events."""
-        return [] if self._streams is None else self._streams.status()
 
     def families(self) -> Iterator[Family]:
         """Yield the metrics of the parts that exist, without those of the event streams (`consolidators`)."""

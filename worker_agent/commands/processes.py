@@ -117,14 +117,7 @@ async def run_attached(settings: AttachSettings, stop: asyncio.Event, report: Ca
         tracing = opened_tracing(settings.tracing, os.environ, instance, service=SERVICE, has_requests=has_requests)
         host = Host(log, context, Clock(), FleetGate(settings.nats.fleet_secrets), load_text, tracing)
         worker = AttachedWorker(settings, host, lambda line, _: report(f"streams of {line}; status on {at}"))
-        http = status_server(
-            settings.control,
-            log,
-            tracing,
-            lambda: worker.consolidators,
-            families=worker.families,
-            sources=worker.polled_status,
-        )
+        http = status_server(settings.control, log, tracing, lambda: worker.consolidators, families=worker.families)
         await http.start()
         at = url_of(settings.control.host, http.port)
         spans = [] if tracing is None else [tracing.exporter.part(1)]

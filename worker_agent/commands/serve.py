@@ -243,7 +243,7 @@ class ServedWorker:
             completions,
             inflight_requests_max=section.inflight_requests_max,
             position=events.position,
-            status=lambda: {**streams_status([events]), "sources": events.status()},
+            status=lambda: streams_status([events]),
             fault=lambda: engine.fault if isinstance(engine, TensorRTLLMEngine) else None,
             tracer=worker_tracer(self._tracing, section.id, section.role, names[0]),
         )

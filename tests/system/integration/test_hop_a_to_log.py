@@ -1,5 +1,7 @@
 """Engine to log on real sockets: what the engine said is what readers hold, whatever hop A and the log did to it."""
 
+from typing import Any
+
 import pytest
 
 from kv_protocol import codec, recovery, subjects
@@ -24,6 +26,7 @@ from tests.system.integration.event_path import (
 )
 from tests.system.integration.scripted_engine import ScriptedEngine
 from worker_agent.api.app import streams_status
+from worker_agent.events.consolidator import Consolidator
 from worker_agent.events.dialects.batches import encode_sequence
 from worker_agent.events.recoveries import CHUNK_BLOCKS
 
@@ -85,6 +88,12 @@ async def test_frames_that_are_no_message_are_counted_and_cost_nothing(broker: B
 # ---------------------------------------------------------------- the log is away
 
 
+def streams_of(consolidator: Consolidator) -> dict[str, Any]:
+    status = streams_status([consolidator])
+    assert status.pop("sources") == consolidator.status()
+    return status
+
+
 async def test_while_the_log_is_away_the_status_says_so_and_what_waits(broker: Broker, log: EventLog) -> None:
     async with polled_agent(log, ScriptedEngine()) as agent:
         agent.engine.store(1)
@@ -101,7 +110,7 @@ async def test_while_the_log_is_away_the_status_says_so_and_what_waits(broker: B
             "is_refused": False,
             "stale": "",
         }
-        assert streams_status([agent.consolidator]) == {"log": "connected", "ranks": [rank]}
+        assert streams_of(agent.consolidator) == {"log": "connected", "ranks": [rank]}
         await broker.kill()
         await eventually(lambda: not log.is_connected)
         agent.engine.store(2)
@@ -110,11 +119,11 @@ async def test_while_the_log_is_away_the_status_says_so_and_what_waits(broker: B
         waiting = agent.consolidator.core.outboxes[0].unacked_bytes
         assert waiting > 0
         away = rank | {"seq": 2, "waiting_bytes": waiting, "is_refused": True}
-        assert streams_status([agent.consolidator]) == {"log": "away", "ranks": [away]}
+        assert streams_of(agent.consolidator) == {"log": "away", "ranks": [away]}
         await broker.start()
         await agent.until_published()
         there = rank | {"seq": 2, "published_seq": 2}
-        assert streams_status([agent.consolidator]) == {"log": "connected", "ranks": [there]}
+        assert streams_of(agent.consolidator) == {"log": "connected", "ranks": [there]}
 
 
 async def test_a_full_outbox_drops_its_oldest_and_readers_converge_by_a_dump(broker: Broker, log: EventLog) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from kv_protocol.codec import pack_u64
 from kv_protocol.ids import WorkerRank
-from kv_protocol.ledger import Cancelled, Finished, FirstToken, LeaseEvent, Reconciled, Routed
+from kv_protocol.ledger import Cancelled, Finished, FirstToken, LeaseEvent, Routed
 from kv_runtime.clock import Clock
 from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import Part
@@ -37,11 +37,10 @@ class Router:
         self.routing = Routing(self.state, index, Clock(), Policy(), seed=1, lease_s=LEASE_S, decisions_max=9)
         self.replicas = Replicas(self.routing, log, name)
 
-    def does(self, *events: LeaseEvent | Reconciled) -> None:
+    def does(self, *events: LeaseEvent) -> None:
         for event in events:
             apply(self.state, event, Clock().now())
-            if not isinstance(event, Reconciled):
-                self.replicas.replication.on_lease_event(event)
+            self.replicas.replication.on_lease_event(event)
 
     def takes(self, decision_id: str) -> Lease:
         return self.routing.take(self.state.decide(route(10, decision_id=decision_id, pinned_worker="w0"), ask, 0.0, 0))

@@ -49,7 +49,7 @@ from kv_protocol.journal import (
     in_parts,
     pack_journal,
 )
-from kv_protocol.ledger import Finished, FirstToken, LedgerEvent, Reconciled, Routed
+from kv_protocol.ledger import Finished, FirstToken, LedgerEvent, Routed, Unreported
 from kv_protocol.load import LoadReport
 from tests.unit.kv_protocol.test_fleet import EVENTS
 
@@ -60,7 +60,7 @@ LEDGER: list[LedgerEvent] = [
     Routed(lease_id="l", blocks=b"", uncached_tokens=0, extra_blocks=1, **RANK),
     FirstToken(lease_id="l"),
     Finished(lease_id="l"),
-    Reconciled(running_requests=1, waiting_requests=2, used_blocks=3, **RANK),
+    Unreported(**RANK),
 ]
 REQUEST = RouteRequest(
     decision_id="d",

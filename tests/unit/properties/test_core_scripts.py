@@ -18,7 +18,6 @@ from kv_protocol.journal import (
     FleetApplied,
     JournalRecord,
     LedgerApplied,
-    LoadApplied,
     TimePassed,
     WorkerHeard,
 )
@@ -28,12 +27,10 @@ from kv_protocol.ledger import (
     Finished,
     FirstToken,
     LedgerEvent,
-    Reconciled,
     Renewed,
     Routed,
     Unreported,
 )
-from kv_protocol.load import LoadReport
 from kv_protocol.splitmix import choice_index
 from router.decision.policy import CostParameters, Policy
 from router.decision.state import AffinityLimits, ApproximateLimits, RankLoad, RouterState, StateSettings
@@ -43,7 +40,7 @@ from tests.reference.ledger import REPORTS
 from tests.reference.state import ReferenceState
 from tests.support.amount import examples
 from tests.unit.properties.test_core_differential import tables_of
-from tests.unit.router.samples import TEXT, answer, chain, chain_of, joined, rank, registered, route, tell
+from tests.unit.router.samples import TEXT, answer, chain, chain_of, joined, load, rank, registered, route, tell
 
 LEASE_S = 25.0
 BLOCKS_MAX, SESSIONS_MAX = 12, 2
@@ -68,12 +65,11 @@ class Told(NamedTuple):
 
 
 class Reports(NamedTuple):
-    """An engine reports so often, as many requests each time; or a replica tells of it."""
+    """An engine reports so often, as many requests each time."""
 
     rank: WorkerRank
     requests: int
     times: int
-    is_told: bool
 
 
 class Tick(NamedTuple):
@@ -131,7 +127,7 @@ endings = st.one_of(
     st.builds(lambda at: Unreported(worker_id=at.worker_id, dp_rank=at.dp_rank), ranks),
 )
 counts, times = st.sampled_from([0, 0, 1, 2, 5]), st.sampled_from([1, REPORTS, REPORTS + 1])
-reported = st.builds(Reports, ranks, counts, times, st.booleans())
+reported = st.builds(Reports, ranks, counts, times)
 asked = st.builds(
     Ask, paths, sessions, st.sampled_from(["", "never_heard"]), st.sampled_from(EPOCHS), is_taken=st.booleans()
 )
@@ -208,8 +204,8 @@ class Both:
         match step:
             case Told():
                 self.tell(*step)
-            case Reports(at, requests, times, is_told):
-                self.apply(*[self._report(at, requests, is_told)] * times)
+            case Reports(at, requests, times):
+                self.apply(*[self._report(at, requests)] * times)
             case Tick():
                 return self.tick()
             case Begins():
@@ -221,13 +217,8 @@ class Both:
                 self.decide(step)
         return []
 
-    def _report(self, at: WorkerRank, requests: int, is_told: bool) -> JournalRecord:
-        counts: dict[str, Any] = {"running_requests": requests, "waiting_requests": 0, "used_blocks": 3 * requests}
-        if is_told:
-            event = Reconciled(worker_id=at.worker_id, dp_rank=at.dp_rank, **counts)
-            return LedgerApplied(now_s=self.now_s, event=event)
-        report = LoadReport(instance=f"{at.worker_id}-1", iteration=1, total_blocks=100, **counts)
-        return LoadApplied(now_s=self.now_s, worker_id=at.worker_id, dp_rank=at.dp_rank, report=report)
+    def _report(self, at: WorkerRank, requests: int) -> JournalRecord:
+        return load(at, requests, 0, 3 * requests, self.now_s)
 
     def compare(self) -> None:
         """Nothing that a checkpoint has differs."""
@@ -259,7 +250,7 @@ def booked(lease_id: str) -> Told:
 
 
 def reports(requests: int, times: int) -> Reports:
-    return Reports(RANKS[0], requests, times, is_told=False)
+    return Reports(RANKS[0], requests, times)
 
 
 A_REUSED_ID: Script = [

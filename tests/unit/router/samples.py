@@ -12,8 +12,9 @@ from kv_protocol.decision import Candidate, CostTerms, Decision, TrustState
 from kv_protocol.fleet import Role, WorkerRegistered
 from kv_protocol.hashing import HASH_SCHEME, canary
 from kv_protocol.ids import WorkerRank
-from kv_protocol.journal import FleetApplied, LedgerApplied, WorkerHeard
+from kv_protocol.journal import FleetApplied, LedgerApplied, LoadApplied, WorkerHeard
 from kv_protocol.ledger import LedgerEvent
+from kv_protocol.load import LoadReport
 from router.decision.state import ApproximateLimits, RouterState, StateSettings
 from router.decision.view import TRUST_FACTOR, RateColumns
 from router.fleet.registry import TextDigests
@@ -69,6 +70,19 @@ def tell(folded: RouterState, *events: LedgerEvent, now_s: float = 0.0, router: 
     """Apply events of leases; of those of another `router`, if there is one."""
     for event in events:
         folded.apply(LedgerApplied(now_s=now_s, event=event, router=router))
+
+
+def load(at: WorkerRank, running: int, waiting: int, used: int, now_s: float = 0.0) -> LoadApplied:
+    """Return what the engine of a rank's first instance reports."""
+    report = LoadReport(
+        instance=f"{at.worker_id}-1",
+        iteration=1,
+        running_requests=running,
+        waiting_requests=waiting,
+        used_blocks=used,
+        total_blocks=1000,
+    )
+    return LoadApplied(now_s=now_s, worker_id=at.worker_id, dp_rank=at.dp_rank, report=report)
 
 
 def chain(*hashes: int) -> bytes:

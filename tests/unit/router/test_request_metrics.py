@@ -20,7 +20,7 @@ from kv_protocol.fleet_gate import FleetGate
 from kv_protocol.hashing import TEXT_SCHEME
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import FleetApplied, LedgerApplied, OutcomeName, WorkerHeard
-from kv_protocol.ledger import Reconciled, Routed
+from kv_protocol.ledger import Routed
 from kv_runtime.telemetry import Projection
 from router.decision.policies import MODES
 from router.decision.policy import Policy
@@ -44,7 +44,7 @@ from router.native import built
 from router.prompt.chains import block_count
 from router.queue.config import QueueSection
 from router.queue.waiting import RequestQueue
-from tests.unit.router.samples import MODEL, FakeIndex, answer, registered, route
+from tests.unit.router.samples import MODEL, FakeIndex, answer, load, registered, route
 from tests.unit.router.test_routing import Bench
 
 
@@ -361,8 +361,7 @@ def test_the_ledgers_difference_is_of_ranks_that_report() -> None:
     told = counted(registered(), registered("w1"))
     feeds = RouterFeeds(told.bench.routing, cast("Any", None), told.bench.clock, FleetGate())
     Projection(told.registry, lambda: state_families(told.bench.state, feeds, RequestQueue(QueueSection())))
-    reconciled = Reconciled(worker_id="w0", dp_rank=0, running_requests=2, waiting_requests=1, used_blocks=9)
-    told.bench.state.apply(LedgerApplied(now_s=100.0, event=reconciled))
+    told.bench.state.apply(load(WorkerRank("w0", 0), 2, 1, 9, 100.0))
     assert told.series("ledger_difference_requests") == {("w0", "0"): 3}
     assert told("ledger_reported_running", worker="w0", dp_rank="0") == 2
     assert (told("queued_requests"), told("queued_tokens")) == (0, 0)
