@@ -139,7 +139,8 @@ async def _run_part(part: Part, stop: asyncio.Event, stop_all: asyncio.Event, gi
     try:
         await part.run(stop)
     except asyncio.CancelledError:
-        if _is_cancelled():
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():  # else the error comes from what the part awaits
             raise
     except PartGaveUp as error:
         error.add_note(f"in part {part.name!r}")
@@ -150,12 +151,6 @@ async def _run_part(part: Part, stop: asyncio.Event, stop_all: asyncio.Event, gi
         raise
     if not stop_all.is_set():
         raise PartEnded(f"part {part.name!r} ended before it was asked to stop")
-
-
-def _is_cancelled() -> bool:
-    """Return whether the current task was cancelled; else its CancelledError comes from an awaited object."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 async def _ended(tasks: set[asyncio.Task[None]], budget: asyncio.Task[None]) -> None:

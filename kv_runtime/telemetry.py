@@ -47,7 +47,8 @@ def configure_logs(level: str) -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.format_exc_info,
     ]
-    renderers = _renderers()
+    is_terminal = sys.stderr.isatty()
+    renderers = [_escape, structlog.dev.ConsoleRenderer()] if is_terminal else [structlog.processors.JSONRenderer()]
     structlog.configure(
         processors=[*enrich, *renderers],
         wrapper_class=structlog.make_filtering_bound_logger(number),
@@ -64,12 +65,6 @@ def configure_logs(level: str) -> None:
     root = logging.getLogger()
     root.handlers = [libraries]
     root.setLevel(number)
-
-
-def _renderers() -> list[Processor]:
-    if sys.stderr.isatty():
-        return [_escape, structlog.dev.ConsoleRenderer()]
-    return [structlog.processors.JSONRenderer()]
 
 
 def _escape(_: WrappedLogger, __: str, line: EventDict) -> EventDict:

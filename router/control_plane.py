@@ -49,8 +49,7 @@ from router.web import PATHS, page_routes
 
 _log = structlog.get_logger("router")
 _BODY_BYTES_MAX = 1 << 20
-"""Largest size of a registration."""
-_POLICY_BYTES_MAX = 1 << 16
+"""Largest body: a registration, a policy, shadows."""
 _OF_A_REQUEST_MAX = 16
 """Decisions of one request that are shown: its phases and retries."""
 _ROWS_AT_ONCE = 256
@@ -177,7 +176,7 @@ class ControlPlane:
                     **_trusted(rank, trust[rank]),
                     "evidence": None if (move := evidence.get(rank)) is None else move.evidence(),
                     "unfit": breakers.unfit(rank, now_s),
-                    "event_flag": _event_flag(registration, trust[rank]),
+                    "event_flag": (registration.event_flag or "") if trust[rank].reason.startswith(NO_EVENTS) else "",
                 }
                 for rank in registration.ranks
             ]
@@ -291,8 +290,6 @@ class ControlPlane:
         """Put the named fields in force; PUT: and the configured values of all others."""
         routing, replaces = self._routing, request.method == "PUT"
         body = await request.read()
-        if len(body) > _POLICY_BYTES_MAX:
-            raise web.HTTPRequestEntityTooLarge(max_size=_POLICY_BYTES_MAX, actual_size=len(body))
         async with self._policies.writing:
             try:
                 named = msgspec.json.decode(body, type=dict[str, Any])
@@ -357,8 +354,3 @@ def _trace_url(link: str, ids: Mapping[str, str]) -> str | None:
 def _trusted(rank: WorkerRank, trust: Trust) -> dict[str, object]:
     """Return the rank with the trust in it."""
     return {**rank._asdict(), "trust": trust.state, "trust_reason": trust.reason}
-
-
-def _event_flag(registration: WorkerRegistered, trust: Trust) -> str:
-    """Return the flag with which the engine of this rank publishes events; empty where it does, or none is known."""
-    return (registration.event_flag or "") if trust.reason.startswith(NO_EVENTS) else ""

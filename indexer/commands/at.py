@@ -22,14 +22,10 @@ _CHILDREN_MAX = 20
 _MEDIA = [tier.name.lower() for tier in TIERS]
 
 
-def _read_time(word: str) -> int:
-    return read_time(word, Clock().wall_ns())
-
-
 @click.command()
 @with_settings
 @click.option("--seq", type=click.IntRange(1), help="after this message of the log")
-@click.option("--time", "time_ns", type=_read_time, metavar="AGO|ISO",
+@click.option("--time", "time_ns", type=lambda word: read_time(word, Clock().wall_ns()), metavar="AGO|ISO",
               help="after the last message of that time: seconds ago, or as 2026-11-21T22:10:00Z")  # fmt: skip
 @ranks_option
 @click.option(

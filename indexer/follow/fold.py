@@ -228,8 +228,12 @@ class IndexFold:
 
     def checkpoint(self, stream_created: str, stream_seq: int, wall_ns: int) -> Checkpoint:
         """Return the state after message `stream_seq` of the stream that was created at `stream_created`."""
-        ranks = tuple(_checkpoint_of(stream) for stream in self._ranks.values())
-        return Checkpoint(stream_created, stream_seq, wall_ns, ranks, self._index.snapshot())
+        ranks = [
+            RankCheckpoint(*rank, each.slot, now.epoch, now.cursor, now.logged_seq, now.stale, each.instance)
+            for rank, each in self._ranks.items()
+            for now in [each.statistics()]
+        ]
+        return Checkpoint(stream_created, stream_seq, wall_ns, tuple(ranks), self._index.snapshot())
 
     def restore(self, checkpoint: Checkpoint, now_s: float) -> None:
         """Replace the state by the checkpoint's. Streams continue at the checkpoint's places, and are unconfirmed.
@@ -344,11 +348,6 @@ class IndexFold:
     def _stream_statistics(self, stream: StreamFollower) -> FollowerStatistics:
         found = stream.statistics()
         return found if self._is_log_connected else replace(found, stale=without_log(found.stale))
-
-
-def _checkpoint_of(stream: StreamFollower) -> RankCheckpoint:
-    now = stream.statistics()
-    return RankCheckpoint(*stream.rank, stream.slot, now.epoch, now.cursor, now.logged_seq, now.stale, stream.instance)
 
 
 def _take_message(follower: StreamFollower, message: Message, now_s: float) -> bool:

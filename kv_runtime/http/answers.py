@@ -101,7 +101,8 @@ async def openai_errors(request: web.Request, handler: Handler) -> web.StreamRes
             raise
         return error_response(error.status, f"{request.method} {_shown(request.path)}: {error.reason}")
     except Exception as error:  # noqa: BLE001 - the outermost handler: the client gets a response
-        if isinstance(error, ConnectionError) and _is_disconnected(request):
+        transport = request.transport
+        if isinstance(error, ConnectionError) and (transport is None or transport.is_closing()):
             return _cut(request)
         _log.exception("request_failed", path=request.path)
         if request.writer.output_size:
@@ -122,10 +123,6 @@ def last_response(response: web.Response) -> web.Response:
 def first_line(text: str) -> str:
     """Return the first line of an error of the framework, shortened."""
     return text.strip().split("\n", 1)[0][:_MESSAGE_CHARACTERS_MAX]
-
-
-def _is_disconnected(request: web.Request) -> bool:
-    return request.transport is None or request.transport.is_closing()
 
 
 def _cut(request: web.Request) -> web.Response:

@@ -149,7 +149,8 @@ def read_template(
     separate = Path(instead or directory / "chat_template.jinja")
     tokens = {**special_tokens, **_special_tokens(config)}
     if instead or separate.is_file():
-        return ChatTemplate({"default": _text(separate), **_named_templates(directory)}, tokens)
+        named = {path.stem: _text(path) for path in sorted(directory.glob("additional_chat_templates/*.jinja"))}
+        return ChatTemplate({"default": _text(separate), **named}, tokens)
     for name, fields in (("tokenizer_config.json", config), ("chat_template.json", None)):
         path = directory / name
         if (found := (json_object(path) if fields is None else fields).get("chat_template")) is not None:
@@ -175,10 +176,6 @@ def _text(path: Path) -> str:
         return file_content(path).decode()
     except UnicodeDecodeError as error:
         raise TextError(str(path), str(error), "UTF-8") from error
-
-
-def _named_templates(directory: Path) -> dict[str, str]:
-    return {path.stem: _text(path) for path in sorted(directory.glob("additional_chat_templates/*.jinja"))}
 
 
 def file_content(path: Path) -> bytes:

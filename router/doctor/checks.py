@@ -41,7 +41,6 @@ from router.doctor.facts import (
     SEVERITIES,
     Finding,
     FleetFacts,
-    RankStatus,
     Severity,
     StreamHead,
     names,
@@ -228,14 +227,11 @@ def trust(facts: FleetFacts) -> Iterator[Finding]:
         was = {(each.rank, each.trust) for each in router.before.ranks()}
         reasons: dict[str, list[str]] = {}
         for each in router.after.ranks() if router.reads_overlap else ():
-            if (each.rank, each.trust) in was and each.rank.worker_id in eventful and _is_untrusted(each):
+            is_untrusted = each.trust in _UNTRUSTED and not each.trust_reason.startswith(PARITY_FIELDS)
+            if is_untrusted and (each.rank, each.trust) in was and each.rank.worker_id in eventful:
                 reasons.setdefault(f"{each.trust}: {each.trust_reason}", []).append(str(each.rank))
         for reason, ranks in reasons.items():
             yield Finding("rank.untrusted", names(ranks), f"{reason} (router {router.control.url})")
-
-
-def _is_untrusted(rank: RankStatus) -> bool:
-    return rank.trust in _UNTRUSTED and not rank.trust_reason.startswith(PARITY_FIELDS)
 
 
 def parity(facts: FleetFacts) -> Iterator[Finding]:

@@ -26,7 +26,6 @@ growing intervals. The reverse, HTTP that answers while the stream is in doubt, 
 no rank.
 """
 
-from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -177,13 +176,8 @@ class Breakers:
 
     def valid_until_s(self, now_s: float) -> float:
         """Return the next time at which the answer of `unfit` changes without an event; inf: never."""
-        return min((time_s for time_s in self._turning_points() if time_s > now_s), default=_NEVER_S)
-
-    def _turning_points(self) -> Iterator[float]:
-        for breaker in self.by_key.values():
-            yield breaker.busy_until_s
-            if breaker.open_until_s is not None:
-                yield breaker.open_until_s
+        times = (time_s for each in self.by_key.values() for time_s in (each.busy_until_s, each.open_until_s))
+        return min((time_s for time_s in times if time_s is not None and time_s > now_s), default=_NEVER_S)
 
     def state(self, rank: WorkerRank, now_s: float) -> BreakerState:
         """Return the worse of the rank's own breaker and its worker's."""

@@ -47,7 +47,6 @@ WAITING_MAX = 512
 PERIOD_S = 0.01
 SLICE_S = 0.0005
 """The longest that evaluations hold up the event loop at a stretch, but for one decision more."""
-_BODY_BYTES_MAX = 1 << 16
 
 _log = structlog.get_logger("router")
 
@@ -214,8 +213,6 @@ class Shadows:
 
     async def _put(self, request: web.Request) -> web.Response:
         body = await request.read()
-        if len(body) > _BODY_BYTES_MAX:
-            raise web.HTTPRequestEntityTooLarge(max_size=_BODY_BYTES_MAX, actual_size=len(body))
         try:
             given = msgspec.json.decode(body, type=dict[str, Any])
             self.change(self._section.replaced(given))

@@ -127,7 +127,7 @@ class AgentApi:
 
 # ---------------------------------------------------------------- streams
 def streams_status(consolidators: Sequence[Consolidator]) -> dict[str, Any]:
-    """Return positions of the streams, and sources of events; `log` is `away` while it is disconnected and batches wait."""
+    """Return the streams' positions and the sources of events; `log` is `away` while it is disconnected."""
     is_away = any(each.is_log_away for each in consolidators)
     return {
         "log": "away" if is_away else "connected",

@@ -54,10 +54,6 @@ DYNAMIC_FLAGS = {"ignore_unknown_options": True}
 _CONNECTOR, _MODALITY = click.Choice(["none", "kvbm"]), click.Choice(["text", "multimodal"])
 
 
-def _is_multimodal(_context: click.Context, _option: click.Parameter, modality: str) -> bool:
-    return modality == "multimodal"
-
-
 _OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "extra": ("--extra-engine-args", {"type": click.Path(), "help": "YAML file of engine arguments"}),
     "override": ("--override-engine-args", {"help": "JSON object of engine arguments; or --trtllm.a.b.c VALUE flags"}),
@@ -70,7 +66,10 @@ _OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "is_multimodal": (
         "--modality",
-        {"type": _MODALITY, "default": "text", "help": "what prompts are made of", "callback": _is_multimodal},
+        {
+            "type": _MODALITY, "default": "text", "help": "what prompts are made of",
+            "callback": lambda _context, _option, modality: modality == "multimodal",
+        },
     ),
     "gpu_count": (
         "--gpu-count", {"type": click.IntRange(0), "help": "GPUs for the engine, on all nodes; absent: not checked"},

@@ -76,15 +76,12 @@ def layer(name: LayerName, entries: Iterable[tuple[Path, Any, str]]) -> Values:
     """Return the layer of these paths, values and places; sections become values with paths of their own."""
     values: Values = {}
     for path, value, place in entries:
-        if path and not _is_section(value):
+        is_section = isinstance(value, Mapping) and value and all(isinstance(inner, str) for inner in value)
+        if path and not is_section:
             values[path] = EffectiveValue(path, value, name, place)
         else:
             values |= layer(name, [((*path, inner), each, place) for inner, each in value.items()])
     return values
-
-
-def _is_section(value: object) -> bool:
-    return isinstance(value, Mapping) and bool(value) and all(isinstance(name, str) for name in value)
 
 
 def merge(lower: Values, upper: Values) -> tuple[Values, list[Replacement]]:

@@ -337,10 +337,10 @@ async def test_a_put_is_the_whole_policy(control: Control) -> None:
 
 
 @pytest.mark.parametrize("method", ["PATCH", "PUT"])
-async def test_a_policy_of_more_than_64_kib_is_not_read(control: Control, method: str) -> None:
+async def test_a_policy_of_more_than_a_mebibyte_is_not_read(control: Control, method: str) -> None:
     policy = b'{"mode": "random"}'
-    assert (await control.send(method, "/v1/policy", policy.ljust(1 << 16))).status == 200
-    answered = await control.send(method, "/v1/policy", policy.ljust((1 << 16) + 1))
+    assert (await control.send(method, "/v1/policy", policy.ljust((1 << 20) - 1))).status == 200
+    answered = await control.send(method, "/v1/policy", policy.ljust((1 << 20) + 1))
     assert (answered.status, answered.error["code"]) == (413, "body_too_large")
 
 

@@ -271,7 +271,8 @@ def _with_media(llm: Any, request: EngineRequest) -> dict[str, Any]:  # noqa: AN
     Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/llmapi/llm.py` @ 4c05a748, `generate_async`.
     """
     text, prompt, tokenizer = request.text, list(request.prompt), getattr(llm, "tokenizer", None)
-    if text is None and tokenizer is not None and not _takes_tokens(llm):
+    takes_tokens = getattr(getattr(llm, "input_processor", None), "supports_token_id_mm_expansion", False)
+    if text is None and tokenizer is not None and not takes_tokens:
         text = tokenizer.decode(prompt)
     inputs: dict[str, Any] = {"prompt_token_ids": prompt} if text is None else {"prompt": text}
     inputs["mm_processor_kwargs"] = {}
@@ -281,10 +282,6 @@ def _with_media(llm: Any, request: EngineRequest) -> dict[str, Any]:  # noqa: AN
     if embeddings := of_kind(request.media, "embeddings"):
         inputs["multi_modal_embeddings"] = {"image": [tensor_of(each) for each in embeddings]}
     return inputs
-
-
-def _takes_tokens(llm: Any) -> bool:  # noqa: ANN401 - as above
-    return bool(getattr(getattr(llm, "input_processor", None), "supports_token_id_mm_expansion", False))
 
 
 _WORD = re.compile(r"\w+")

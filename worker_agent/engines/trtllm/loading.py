@@ -177,16 +177,12 @@ def kv_cache_dtype(
     algorithm = quantized.get("kv_cache_quant_algo") if isinstance(quantized, Mapping) else None
     if algorithm:
         return str(algorithm).lower()
-    if any(_quantizes_kv(section.get("quantization_config")) for section in sections(config)):
+    quantizations = [section.get("quantization_config") for section in sections(config)]
+    names = [name for each in quantizations if isinstance(each, Mapping) for name, value in each.items() if value]
+    if any(name.startswith("kv_cache") for name in names):
         return ""
     own = [model_dtype, *(section.get(key) for section in sections(config) for key in ("torch_dtype", "dtype"))]
     return next((str(each).lower().removeprefix("torch.") for each in own if each not in _NAMED_BY_CHECKPOINT), "")
-
-
-def _quantizes_kv(quantization: object) -> bool:
-    return isinstance(quantization, Mapping) and any(
-        key.startswith("kv_cache") and quantization[key] for key in quantization
-    )
 
 
 def model_seq_len(config: Mapping[str, Any]) -> int | None:

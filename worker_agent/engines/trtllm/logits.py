@@ -53,7 +53,7 @@ class LogitsAdapter:
         before = None
         try:
             with stream_of(stream_ptr):
-                before = _copy(logits)
+                before = logits.clone() if hasattr(logits, "clone") else logits.copy()  # torch's name, and numpy's
                 self._apply(logits, token_ids)
         except Exception as error:  # noqa: BLE001  the engine would die of it, and all requests with it
             self._undo(logits, before, stream_ptr, error)
@@ -97,7 +97,3 @@ def stream_of(stream_ptr: int | None) -> AbstractContextManager[Any]:
     cuda = importlib.import_module("torch").cuda
     stream: AbstractContextManager[Any] = cuda.stream(cuda.ExternalStream(stream_ptr))
     return stream
-
-
-def _copy(logits: Any) -> Any:  # noqa: ANN401 - torch calls it clone, numpy copy
-    return logits.clone() if hasattr(logits, "clone") else logits.copy()
