@@ -1,6 +1,7 @@
 """The control plane: what may not be asked is a 400 that names it, and how far each rank is trusted is told."""
 
 import asyncio
+import io
 import json
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -96,7 +97,7 @@ class Control:
         """Get a path."""
         return await self.send("GET", path, b"")
 
-    async def send(self, method: str, path: str, body: bytes) -> Answered:
+    async def send(self, method: str, path: str, body: bytes | io.BytesIO) -> Answered:
         """Send a body to a path."""
         async with self.plane.session.request(method, self.url + path, data=body) as response:
             return Answered(response.status, response.headers.copy(), await response.read())
@@ -339,8 +340,8 @@ async def test_a_put_is_the_whole_policy(control: Control) -> None:
 @pytest.mark.parametrize("method", ["PATCH", "PUT"])
 async def test_a_policy_of_more_than_a_mebibyte_is_not_read(control: Control, method: str) -> None:
     policy = b'{"mode": "random"}'
-    assert (await control.send(method, "/v1/policy", policy.ljust((1 << 20) - 1))).status == 200
-    answered = await control.send(method, "/v1/policy", policy.ljust((1 << 20) + 1))
+    assert (await control.send(method, "/v1/policy", io.BytesIO(policy.ljust((1 << 20) - 1)))).status == 200
+    answered = await control.send(method, "/v1/policy", io.BytesIO(policy.ljust((1 << 20) + 1)))
     assert (answered.status, answered.error["code"]) == (413, "body_too_large")
 
 
