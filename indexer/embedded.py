@@ -105,7 +105,7 @@ class EmbeddedIndex:
         logs_announced: bool = True,
         tracing: EventTracing | None = None,
     ) -> None:
-        """Nothing is read yet. `nats` has the limits of snapshots; `IndexFeed` explains the last two."""
+        """Nothing is read yet. `nats` has the limits of snapshots; `logs_announced` and `tracing` are `IndexFeed`'s."""
         self._fold = fold = IndexFold(make_index(settings), limits)
         self.columns, self.overlap = fold.columns, fold.overlap
         """Each rank's overlap with a prefix and its stream's status: as columns, or rank by rank."""
@@ -115,7 +115,7 @@ class EmbeddedIndex:
         gate = FleetGate(nats.fleet_secrets)
         self._feed = IndexFeed(fold, log, clock, gate, logs_announced=logs_announced, tracing=tracing)
         self.catching_up, self.wait_for = self._feed.catching_up, self._feed.wait_for
-        """How much was read of what the log had at the start; and a wait until a rank was applied up to a seq."""
+        """Return how much of the log as of the start was read; wait until a rank was applied up to a seq."""
         keeping = KeepingLimits(
             period_s=min(nats.snapshot_period_s, nats.events_max_age_s / _SNAPSHOTS_IN_LOG),
             log_bytes_max=nats.events_max_bytes,

@@ -213,8 +213,9 @@ class SupervisedWork:
         *,
         restarts: Restarts = RESTARTS,
         clock: Clock | None = None,
+        join_s: float = JOIN_S,
     ) -> None:
-        self.name, self._work, self._clock = name, work, clock or Clock()
+        self.name, self._work, self._clock, self._join_s = name, work, clock or Clock(), join_s
         self._failures = Failures(restarts, self._clock)
         self._thread = ThreadPoolExecutor(1, name)
         self.failures_total = 0
@@ -240,13 +241,13 @@ class SupervisedWork:
     async def call(self, function: Callable[[], T], /) -> T:
         """Return what the function returns, which the work's own thread calls; only while `run` runs.
 
-        A cancelled call is awaited; `ThreadStuck` is raised if it has not returned after `JOIN_S`.
+        A cancelled call is awaited; `ThreadStuck` is raised if it has not returned after `join_s`.
         """
         outcome = self._thread.submit(function)
         try:
             return await asyncio.wrap_future(outcome)
         except asyncio.CancelledError:
-            await _joined(self.name, outcome, JOIN_S)
+            await _joined(self.name, outcome, self._join_s)
             raise
 
     async def _run(self, stop: asyncio.Event) -> None:

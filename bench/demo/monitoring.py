@@ -70,7 +70,7 @@ def alertmanager_command(directory: Path, configuration: Mapping[str, Any], port
 
 @asynccontextmanager
 async def monitoring(directory: Path, jobs: Jobs) -> AsyncIterator[tuple[str, str]]:
-    """Run Prometheus and Alertmanager, whose URLs these are, while the block does; both keep files in `directory`.
+    """Run Prometheus and Alertmanager during the block, with their files in `directory`; yield the URLs of both.
 
     Raises:
         ProgramMissing: one of them is not installed.

@@ -1,7 +1,7 @@
 """`NativeIndex`: the prefix index in C++. Frequent calls go directly to the extension; this module adapts the others.
 
-Thread-safe: each call holds the interpreter's lock; `outline` releases it between its slices. A prompt's blocks are
-hashed by the C++ core if it was built with xxhash's header, 0.8.1 or newer.
+Thread-safe: each call holds the interpreter's lock while it uses the tree; `outline` releases it between slices.
+A prompt's blocks are hashed by the C++ core if it was built with xxhash's header, 0.8.1 or newer.
 """
 
 import secrets

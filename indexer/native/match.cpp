@@ -1,7 +1,7 @@
 // How many blocks of a prefix each rank holds: walk the runs, and drop the ranks that are not among a run's holders.
 //
-// Depths on the tiers 0..t are equal for all t as long as all holders lie on tier 0. So a row is kept apart only once a set
-// with as many planes was met: `rows_` counts these rows, and the last of them is also the result for the tiers behind it.
+// Depths on the tiers 0..t are equal for all t as long as all holders lie on tier 0. So a tier gets
+// a row of its own only once a set with so many planes was met: `rows_` counts the rows, and the last one is of all further tiers, too.
 #include <algorithm>
 #include <cstring>
 

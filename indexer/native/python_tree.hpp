@@ -1,5 +1,5 @@
-// A tree for Python. Several threads may use it: each call holds the interpreter's lock, and an outline releases that lock only
-// between two slices.
+// A tree for Python. Several threads may use it: each call holds the interpreter's lock while it reads or changes the tree. An
+// outline releases that lock between two slices, and for work on its own copies.
 #pragma once
 
 #include <chrono>

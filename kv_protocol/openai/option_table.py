@@ -16,7 +16,7 @@ What is done with an option stands at its field, as marks (`marks_of` reads them
     KEPT               a stream that resumes on another attached engine keeps the option
     LEFT_OUT           such a stream does not need it: the prompt's ids contain its effect, the router sets it anew, or
                        it does not change the answer's text
-    neither            such a stream does not resume if the option is set (neither null nor false)
+    neither            such a stream does not resume, unless the option is null or false
 
 `nvext` is the extension of NVIDIA Dynamo's clients; `NvExt.ineffective` names those of its keys that have no effect
 here. Source: `docs/SOURCES.md` D7.

@@ -1,9 +1,9 @@
 """Sends spans to the collector with OpenTelemetry's SDK, from a thread of its own: the one module that imports the SDK.
 
 put      takes the spans of one request; when `REQUESTS_MAX` wait already, they are dropped
-run      a thread sends the waiting spans in batches; a batch is dropped that the collector has not taken after all
-         retries of the SDK's exporter
-stop     sending goes on for `LAST_S`, and the spans that wait then are dropped
+run      a thread sends the waiting spans in batches; the SDK's exporter retries, and then a batch that the collector
+         has not taken is dropped
+stop     sending goes on for `LAST_S`, also where the drain is cut off; the spans that wait then are dropped
 
 A collector that is away, slow or refuses costs requests nothing: spans are dropped and counted. The SDK's own batch
 processor does not count what it drops, and wants the SDK's spans, which cost the event loop 27 us each to make.
@@ -39,6 +39,8 @@ LAST_S = 2.0
 """How long a process that stops goes on sending."""
 PERIOD_S = 0.2
 """How long spans wait for others of their batch."""
+_JOIN_S = 15.0
+"""How long a sender that is cut off waits for the collector: longer than the SDK's timeout of 10 s."""
 _SCOPE = "kv_router"
 
 _log = structlog.get_logger("tracing")
@@ -60,7 +62,7 @@ class SpanSender:
     def __init__(self, exporter: SpanExporter, service: Mapping[str, str]) -> None:
         """`service` describes this process where the environment does not."""
         self._exporter, self._clock = exporter, Clock()
-        self._work = SupervisedWork("span-exporter", self._run)
+        self._work = SupervisedWork("span-exporter", self._run, join_s=_JOIN_S)
         stated = OTELResourceDetector().detect().attributes
         self._resource = Resource.create({name: value for name, value in service.items() if name not in stated})
         self._scope = InstrumentationScope(_SCOPE, service.get("service.version"))
@@ -86,17 +88,26 @@ class SpanSender:
         return self._work.part(stage=stage)
 
     async def _run(self, stop: asyncio.Event) -> None:
-        while not stop.is_set():
-            await self._clock.wait(stop, PERIOD_S)
-            while self._waiting and not stop.is_set():
-                await self._send_batch()
+        try:
+            while not stop.is_set():
+                await self._clock.wait(stop, PERIOD_S)
+                while self._waiting and not stop.is_set():
+                    await self._send_batch()
+        except asyncio.CancelledError:  # the drain was cut off: its requests' spans are sent, too
+            await self._send_last()
+            raise
+        await self._send_last()
+
+    async def _send_last(self) -> None:
         ends_s = self._clock.now() + LAST_S
-        while self._waiting and self._clock.now() < ends_s:
-            await self._send_batch()
-        self._has_ended = True
-        self.dropped["stopped"] += sum(len(trace.spans) for trace in self._waiting)
-        self._waiting.clear()
-        self._exporter.shutdown()
+        try:
+            while self._waiting and self._clock.now() < ends_s:
+                await self._send_batch()
+        finally:
+            self._has_ended = True
+            self.dropped["stopped"] += sum(len(trace.spans) for trace in self._waiting)
+            self._waiting.clear()
+            self._exporter.shutdown()
 
     async def _send_batch(self) -> None:
         traces = [self._waiting.popleft() for _ in range(min(BATCH_REQUESTS, len(self._waiting)))]

@@ -4,7 +4,6 @@
       the image is in a `data:` URL, and counted    seen: BLAKE3 of its bytes, and its size, which is in the first ones
       anything else (https, file, no size)          unseen: only workers fetch images
     they state none                               known up to the last special token before the first image's message
-    embeddings among the images (`.safetensors`)  nothing is known: workers salt the whole prompt with them
 
 Known tokens are those that the worker computes on, so that routing uses a correct prefix; block hashes end with the
 last completely known block. Plain functions of their arguments, for a thread: an image may be megabytes.
@@ -13,7 +12,6 @@ last completely known block. Plain functions of their arguments, for a thread: a
 import binascii
 from collections.abc import Sequence
 from typing import Any, NamedTuple
-from urllib.parse import unquote
 
 from blake3 import blake3
 
@@ -33,7 +31,7 @@ TOKENS_MAX = 1 << 18
 _HEAD_CHARACTERS_MAX = 128
 PIECE_DIGITS = 1 << 20
 """Base64 characters that are decoded at first; an image's size must be in them."""
-_DATA, _EMBEDDINGS = "data:", ".safetensors"
+_DATA = "data:"
 _UNKNOWN_BYTE_IDS = pack_tokens(UNKNOWN_FROM_HERE.encode())
 
 
@@ -83,11 +81,6 @@ def seen_image(url: str, rule: ImageRule, body: Body | None = None) -> SeenImage
     pixels = None if kind is None else image_pixels(first, kind)
     tokens = None if pixels is None else rule.tokens.count(*pixels)
     return None if tokens is None else SeenImage(digest.hexdigest(), tokens)
-
-
-def names_embeddings(url: str) -> bool:
-    """Return whether a worker may take the URL's content for embeddings; true of some that are none, too."""
-    return url[: len(_DATA)].lower() != _DATA and _EMBEDDINGS in unquote(url).lower()
 
 
 def seen_images(urls: Sequence[str], rule: ImageRule, body: Body | None = None) -> list[SeenImage]:

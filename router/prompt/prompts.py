@@ -43,7 +43,7 @@ from kv_runtime.text.model import Text
 from kv_runtime.text.tokenizer_model import TokenizerText
 from router.prompt.chains import TOKEN_BYTES, EncodedPrompt
 from router.prompt.encoding_pool import EncodingPool
-from router.prompt.image_prompts import KnownPrompt, before_images, names_embeddings, with_images
+from router.prompt.image_prompts import before_images, with_images
 
 if TYPE_CHECKING:
     import asyncio
@@ -226,8 +226,6 @@ class ModelPrompts:
         else:
             ids = text.pack_chat(chat.messages, **options)
             known = with_images(unpack_tokens(ids), chat.urls, rule, body)
-        if any(map(names_embeddings, chat.urls)):
-            known = KnownPrompt([], [], known.token_count, 0)
         with self._lock:
             self.images_seen += known.images_seen
             self.images_unseen += len(chat.urls) - known.images_seen

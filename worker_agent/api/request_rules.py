@@ -4,7 +4,7 @@
     a phase that the role does not serve                 refused (`phase_of`)
     an option with the mark `PASSED`                     the engine gets it (`Sampling.passed`)
     an option with the mark `Unsupported`                refused, unless it has its neutral value
-    guides, logits_processors, prompt_logprobs           the engine refuses what it has not
+    guides, logits_processors, prompt_logprobs           refused by an engine that lacks it
     prompt_logprobs in a stream                          refused: only unstreamed answers have them
     best_of other than n                                 refused: streamed choices cannot be ranked afterwards
     tool_choice required, or a function                  guided, if engine and format can be (`parsers/forced_calls.py`)

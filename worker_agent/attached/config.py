@@ -190,8 +190,8 @@ class AttachedEventsSection(EventsSection):
         0,
         ge=0,
         le=1 << 30,
-        description="tokens of the widest attention window of a polled engine that was started before the agent, which"
-        " then misses the events that say it; 0: the widest window of the events that come",
+        description="tokens of the widest attention window; needed if a polled engine is started before the agent,"
+        " which then misses the engine's first events; 0: the widest window of the events that come",
     )
 
 

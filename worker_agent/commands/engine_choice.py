@@ -51,7 +51,7 @@ class EngineChoice(NamedTuple):
     takes_media: bool = False
     """Whether prompts may have images, where the model does."""
     block_reuse: bool | None = True
-    """This field and the next two are of the same names in the registration (`WorkerRegistered`)."""
+    """This field and the next two go into the fields of the same names of `WorkerRegistered`."""
     transfer_buffer_tokens: int = 0
     transfer_backend: str = ""
 

@@ -93,7 +93,13 @@ def engine_args_options(command: Callable[..., None]) -> Callable[..., None]:
     @wraps(command)
     def wrapped(**values: Any) -> None:  # noqa: ANN401 - click has checked them
         dynamic, source = values.pop("dynamic"), click.get_current_context().get_parameter_source
-        given = [flag for name, (flag, _) in every.items() if source(name) is ParameterSource.COMMANDLINE]
+        given = [
+            flag
+            for name, (flag, how) in every.items()
+            if source(name) is ParameterSource.COMMANDLINE
+            and values[name] is not False
+            and values[name] != how.get("default")
+        ]
         given += [each.partition("=")[0] for each in dynamic if each.startswith("--")] or dynamic
         flags = {flag: values.pop(name) for flag, name in zip(_ENGINE_FLAGS, named, strict=True)}
         others = {name: values.pop(name) for name in _OPTIONS}

@@ -257,7 +257,8 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def attention_dp_size(self) -> int:
         """How many ranks with a KV cache of their own the engine has: with attention DP each tensor-parallel one."""
-        return int(self.value("tensor_parallel_size") or 1) if self.value("enable_attention_dp") else 1
+        has_several = self.value("enable_attention_dp") and self.value("backend") != "_autodeploy"
+        return int(self.value("tensor_parallel_size") or 1) if has_several else 1
 
     @property
     def world_size(self) -> int:

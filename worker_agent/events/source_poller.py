@@ -7,8 +7,8 @@ engine of this process: neither waits behind requests' work.
     pace      begins                                                            polls             ends
     -------   ---------------------------------------------------------------   ---------------   ----------------------
     normal                                                                      wait for events
-    pressed   a poll returned more than half of the buffer's capacity, or its   do not wait       a poll returned none
-              events show that others were lost
+    pressed   a poll returned more than half of the buffer's capacity, or its   do not wait       a poll returned none,
+              events show that others were lost                                                   and none were lost
 
     the engine                      the poller
     -----------------------------   ------------------------------------------------------------------------------------
@@ -36,7 +36,7 @@ from worker_agent.events.engine_events import EngineBatch
 from worker_agent.events.mirror import ENGINE
 from worker_agent.port.types import POLL_S, EngineError
 
-_EVENTS_AT_ONCE = 16
+_EVENTS_AT_ONCE = 256
 """Events that are applied before other tasks have their turn."""
 _FAILED_S = 0.1
 """Pause after a failed poll."""

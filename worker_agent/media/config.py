@@ -1,13 +1,23 @@
 """The configuration sections of media and of encode workers."""
 
-from typing import Annotated, Literal
+from ipaddress import ip_network
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, IPvAnyNetwork, field_validator
+from pydantic import BeforeValidator, Field, IPvAnyNetwork, field_validator
 
 from kv_protocol.images import IMAGE_TOKENS_MAX
 from kv_runtime.config.sections import Section
 
+
+def _network(given: Any) -> Any:  # noqa: ANN401 - what a configuration has
+    """Return the network of a text; numbers are networks for the library, too, and would open others than was meant."""
+    if not isinstance(given, str):
+        raise ValueError(f"found {given!r}, allowed a network as text, like 10.1.0.0/16")  # noqa: TRY004 - as pydantic wants
+    return ip_network(given)
+
+
 _PORT = Annotated[int, Field(ge=1, le=65535)]
+_NETWORK = Annotated[IPvAnyNetwork, BeforeValidator(_network)]
 
 
 class MediaSection(Section):
@@ -26,7 +36,7 @@ class MediaSection(Section):
         (), description="URL schemes that are fetched for requests; empty: none"
     )
     ports: tuple[_PORT, ...] = Field((80, 443), max_length=64, description="ports that media are fetched from")
-    networks: tuple[IPvAnyNetwork, ...] = Field(
+    networks: tuple[_NETWORK, ...] = Field(
         (),
         max_length=64,
         description="networks, besides public ones, to fetch from (10.1.0.0/16): clients can read there",

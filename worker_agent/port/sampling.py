@@ -28,10 +28,11 @@ class Guide(msgspec.Struct, frozen=True, kw_only=True):
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """One request's sampling parameters.
 
-    `passed` are options that the engine gets as the client wrote them (`PASSED` of `option_table.py`), without those
-    that are None. `choices` sequences are generated in parallel. `logprobs` is how many of the likeliest tokens are
-    reported at each position, besides the chosen one: 0 only that one, None nothing; `prompt_logprobs` likewise for the
-    prompt. With `ignore_eos` the model's end tokens do not stop a sequence; the client's own stop tokens still do.
+    `passed` are options that the engine gets under the client's names (`PASSED` of `option_table.py`), without those
+    that are None; `top_k` and `min_tokens` as the engine counts them. `choices` sequences are generated in parallel.
+    `logprobs` is how many of the likeliest tokens are reported at each position, besides the chosen one: 0 only that
+    one, None nothing; `prompt_logprobs` likewise for the prompt. With `ignore_eos` the model's end tokens do not stop a
+    sequence; the client's own stop tokens still do.
     """
 
     passed: Mapping[str, Any] = {}

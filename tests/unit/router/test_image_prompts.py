@@ -246,21 +246,6 @@ def test_the_next_turn_of_a_chat_with_images_is_not_encoded_anew() -> None:
     assert second.sequence_hashes[: 8 * 80] == first.sequence_hashes[: 8 * 80]
 
 
-@pytest.mark.parametrize(
-    "url",
-    [f"{AWAY}.safetensors", "/srv/cat.SafeTensors", "https://h/cat%2esafetensors?v=1", "https://h/a.safetensors/"],
-)
-@pytest.mark.parametrize("states_rule", [True, False])
-def test_of_a_prompt_with_embeddings_nothing_is_looked_for(url: str, states_rule: bool) -> None:
-    text = tokenizer_text(QWEN_TEMPLATE)
-    asked = [*HELLO * 9, *chat(image_part(data_url(PNG)), image_part(url))]
-    prompts = ModelPrompts(text)
-    made = worked(prompts, {"messages": asked}, Hashing(4), rule_of(text) if states_rule else None)
-    assert made.sequence_hashes == b""
-    assert made.token_count > 9 * 4
-    assert prompts.images_unseen == 2
-
-
 @pytest.mark.parametrize("padding", [0, 300_000])
 @pytest.mark.parametrize(
     ("parts", "field"),

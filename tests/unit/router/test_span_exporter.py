@@ -89,6 +89,19 @@ async def test_what_cannot_be_sent_in_the_time_of_a_stop_is_dropped(monkeypatch:
     assert (sink.spans, exporter.dropped["stopped"]) == ([], 1)
 
 
+async def test_the_spans_of_a_drain_that_is_cut_off_are_sent() -> None:
+    with OtlpSink() as sink:
+        exporter = exporter_to(sink.url)
+        sending = asyncio.ensure_future(exporter.part(0).run(asyncio.Event()))
+        await asyncio.sleep(0)  # it waits for spans
+        exporter.put(TRACE)
+        sending.cancel()
+        await asyncio.wait([sending])
+        exporter.put(TRACE)  # of a request that ends later
+    assert (sending.cancelled(), exporter.sent, exporter.dropped["stopped"]) == (True, len(sink.spans), 1)
+    assert len(sink.spans) == 1
+
+
 # ---------------------------------------------------------------- how it is opened
 
 AT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}

@@ -99,6 +99,8 @@ def test_an_encoder_s_gpus_are_counted_too() -> None:
 def test_attention_dp_has_a_cache_for_each_tensor_parallel_rank() -> None:
     assert effective({"tensor_parallel_size": 4, "enable_attention_dp": True}).attention_dp_size == 4
     assert effective({"tensor_parallel_size": 4}).attention_dp_size == 1
+    of_autodeploy = {"tensor_parallel_size": 4, "enable_attention_dp": True, "backend": "_autodeploy"}
+    assert effective(of_autodeploy).attention_dp_size == 1
 
 
 def test_attention_dp_with_one_rank_is_told() -> None:

@@ -16,6 +16,8 @@ def test_by_default_nothing_is_fetched_and_no_file_is_read() -> None:
     [
         ("networks", ["10.0.0.1/8"]),
         ("networks", ["10.0.0.0/33"]),
+        ("networks", [True]),
+        ("networks", [10]),
         ("directories", ["media"]),
         ("directories", ["/"]),
         ("directories", ["/media/../etc"]),

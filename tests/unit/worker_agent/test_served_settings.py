@@ -89,7 +89,7 @@ def test_the_simulated_engine_is_the_default_and_takes_no_engine_arguments() -> 
 
     command = click.command(context_settings=DYNAMIC_FLAGS)(engine_args_options(noted))
     for words, places in (
-        ("--gpu-count 0 --publish-kv-events", ["--publish-kv-events", "--gpu-count"]),
+        ("--gpu-count 0 --modality text --connector none --publish-kv-events", ["--publish-kv-events", "--gpu-count"]),
         ("--tensor-parallel-size 2 --override-engine-args {}", ["--tensor-parallel-size", "--override-engine-args"]),
         ("--trtllm.a=1 --workerid -1", ["--trtllm.a", "--workerid"]),
         ("stray", ["stray"]),

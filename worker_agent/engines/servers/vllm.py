@@ -57,10 +57,10 @@ def facts_of_metrics(body: bytes) -> EngineFacts:
 
 
 class Vllm(EngineServer):
-    """Start it with `--enable-prefix-caching`. `"replay_endpoint": "tcp://*:5558"` in the event flag fills gaps.
+    """vLLM. Start it with `--enable-prefix-caching`. `"replay_endpoint": "tcp://*:5558"` in the event flag fills gaps.
 
     Its streams carry token ids, so that another worker can continue them; before 0.10.2 it ignores the request for ids.
-    Since 0.33 it states its event addresses (any ports).
+    Since 0.33 it states its event addresses, whatever ports they have.
     """
 
     name: ClassVar = "vllm"

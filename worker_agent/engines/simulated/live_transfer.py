@@ -93,12 +93,12 @@ class LiveTransfers:
 
 async def _told(handoff: Handoff) -> TransferOutcome:
     """Tell the prefill engine that its context has been fetched; return the outcome that its answer means."""
-    url = URL(handoff.ctx_info_endpoint or "").with_path(f"{PATH}{handoff.ctx_request_id}")
     try:
+        url = URL(handoff.ctx_info_endpoint or "").with_path(f"{PATH}{handoff.ctx_request_id}")
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session,
             session.post(url, data=handoff.opaque_state, allow_redirects=False) as response,
         ):
             return _OUTCOMES.get(response.status, "lost")
-    except (aiohttp.ClientError, OSError):
+    except (aiohttp.ClientError, OSError, ValueError):  # of a made-up handoff the port may be none
         return "lost"

@@ -199,7 +199,7 @@ MmHashes = tuple[tuple[int, ...], ...]
 def block_keys(wire: WireStored, blocks: int) -> tuple[MmHashes, Namespace, int]:
     """Return the multimodal hashes of the first `blocks` blocks, their namespace, and how many keys are unexplained.
 
-    The hashes are a tuple for each block, or () if all are text.
+    The hashes are one tuple a block; all together are () if every block is text.
     """
     namespace = Namespace(*[getattr(wire, field) for field in Namespace._fields])
     if not namespace.cache_salt:
