@@ -142,12 +142,11 @@ class RouterFeeds:
         A router that takes requests sooner after a restart finds no worker, though the fleet is complete.
         """
         end_s = self._clock.now() + ACQUAINTED_S
-        while self._has_strangers() and self._clock.now() < end_s and not stop.is_set():
+        while self._clock.now() < end_s and not stop.is_set():
+            is_read = self._fleet_log is not None and not self._fleet_log.unread
+            if is_read and all(worker.heard_at_s is not None for worker in self._fleet.workers()):
+                return
             await self._clock.sleep(_LOOK_S)
-
-    def _has_strangers(self) -> bool:
-        is_read = self._fleet_log is not None and not self._fleet_log.unread
-        return not is_read or any(worker.heard_at_s is None for worker in self._fleet.workers())
 
     async def run(self, stop: asyncio.Event) -> None:
         """Apply the passing of time, and look, until `stop` is set."""

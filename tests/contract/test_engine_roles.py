@@ -22,7 +22,7 @@ __all__ = ["run_engine", "trtllm"]
 LOGPROBS = 3
 STEPS = 6
 PICTURES = [
-    Media(field="f", kind="image", media_type=kind, data=data, digest=content_digest(data))
+    Media(field="f", media_type=kind, data=data, digest=content_digest(data))
     for kind, data in (("image/png", PNG), ("image/gif", GIF))
 ]
 

@@ -61,17 +61,12 @@ class Quarantine:
 
         `dp_rank` is its rank; None: it has no readable one.
         """
-        reason, problem = _reason(engine_event, error, dp_rank), problem_of(error)
+        reason, problem = _reason(engine_event, error, dp_rank), str(error)[:PROBLEM_CHARACTERS_MAX]
         self.counts[reason] += 1
         number = sum(self.counts.values())
         entry = QuarantinedEvent(number, reason, problem, dp_rank, _shown(engine_event))
         self.kept = (*self.kept, entry)[-NEWEST_MAX:]  # replaced, not changed: other threads read it
         return problem
-
-
-def problem_of(error: Exception) -> str:
-    """Return an error's text, cut short: it may quote the value that was found."""
-    return str(error)[:PROBLEM_CHARACTERS_MAX]
 
 
 def _reason(engine_event: object, error: Exception, dp_rank: int | None) -> str:

@@ -27,14 +27,9 @@ import msgspec
 from blake3 import blake3
 
 from worker_agent.port.handoff import Handoff
-from worker_agent.port.types import EngineRequest, Media, MediaKind, Rule
+from worker_agent.port.types import EngineRequest, Rule
 
 _WORDS = ">8i"
-
-
-def of_kind(media: Sequence[Media], kind: MediaKind) -> tuple[Media, ...]:
-    """Return the media of this kind, in their order."""
-    return tuple(each for each in media if each.kind == kind)
 
 
 def has_handles(handoff: Handoff | None) -> bool:
@@ -61,7 +56,7 @@ def media_rules(request: EngineRequest, *, takes_transfer: bool) -> Iterator[Rul
 
 def cache_salt_of(request: EngineRequest) -> str | None:
     """Return the salt of the request's blocks: the client's salt, and its embeddings."""
-    embeddings = of_kind(request.media, "embeddings")
+    embeddings = [each for each in request.media if each.tensor is not None]
     if not embeddings:
         return request.cache_salt or None
     hasher = blake3()

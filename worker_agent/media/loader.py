@@ -73,7 +73,7 @@ class MediaLoader:
         except ExceptionGroup as failed:
             raise failed.exceptions[0] from None
         media = tuple(task.result() for task in tasks)
-        self.loaded_total.update(each.kind for each in media)
+        self.loaded_total.update("image" if each.tensor is None else "embeddings" for each in media)
         self.loaded_bytes_total += sum(sizes)
         return media
 

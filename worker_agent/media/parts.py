@@ -120,13 +120,13 @@ def checked_media(part: MediaPart, data: bytes, declared_type: str | None) -> Me
     if pixels.width * pixels.height > _PIXELS_MAX:
         raise _refused("pixels", part, f"{pixels.width} x {pixels.height}", f"at most {_PIXELS_MAX} pixels")
     digest = content_digest(data)
-    return Media(field=part.field, kind="image", media_type=found, data=data, digest=digest, pixels=pixels)
+    return Media(field=part.field, media_type=found, data=data, digest=digest, pixels=pixels)
 
 
 def embeddings_media(field: str, data: bytes) -> Media:
     """Return the embeddings of a `.safetensors` file; raise `MediaRefused` if it is not one."""
     tensor, digest = read_tensor(data, field), content_digest(data)
-    return Media(field=field, kind="embeddings", media_type=EMBEDDINGS_TYPE, data=data, digest=digest, tensor=tensor)
+    return Media(field=field, media_type=EMBEDDINGS_TYPE, data=data, digest=digest, tensor=tensor)
 
 
 def check_total(media_bytes: int, field: str, rules: MediaSection) -> None:

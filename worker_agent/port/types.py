@@ -25,7 +25,6 @@ from kv_protocol.openai.errors import as_json
 from worker_agent.port.handoff import Handoff
 from worker_agent.port.sampling import Sampling, TokenLogprobs
 
-MediaKind = Literal["image", "embeddings"]
 FinishReason = Literal["length", "stop", "error"]
 Rule = tuple[str, object, str, bool]
 POLL_S = 0.05
@@ -47,7 +46,6 @@ class Media(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     field: str
-    kind: MediaKind
     media_type: str
     data: bytes
     digest: str

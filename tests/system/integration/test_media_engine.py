@@ -149,7 +149,7 @@ async def test_without_the_fast_path_token_ids_become_the_same_prompt(trtllm: Fa
 async def test_an_image_that_cannot_be_decoded_fails_its_request_alone(model: Model) -> None:
     prompt = await prompt_of(model.prompts, picture())
     (media,) = prompt.media
-    cut = Media(field=media.field, kind="image", media_type="image/png", data=PNG[:20], digest=media.digest)
+    cut = Media(field=media.field, media_type="image/png", data=PNG[:20], digest=media.digest)
     async with running(worker(model)) as engine:
         with pytest.raises(RequestRefused, match=r"image_url.url: found \"image/png \(OSError\)\""):
             await outputs(engine, asked(prompt, media=(cut,)))

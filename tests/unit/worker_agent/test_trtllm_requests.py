@@ -33,7 +33,7 @@ __all__ = ["trtllm"]
 ENGINE = described(event_source="trtllm", total_kv_blocks=0, max_seq_len=100)
 STATE = Handoff(opaque_state=b"\xff", first_gen_tokens=(5,), multimodal_hashes=((1, 2, 3, 4, 5, 6, 7, 8),))
 MEDIA = Handoff(multimodal_embedding_handles=({"k": 1},), multimodal_hashes=((1, 2, 3, 4, 5, 6, 7, 8),))
-IMAGE = Media(field="f", kind="image", media_type="image/png", data=b"\x89", digest="0" * 64)
+IMAGE = Media(field="f", media_type="image/png", data=b"\x89", digest="0" * 64)
 FILE = embeddings_media("f", written_tensor("F16", (2, 3), bytes(12)))
 TOKENS = st.lists(st.integers(0, 5), max_size=4)
 

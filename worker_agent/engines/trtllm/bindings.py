@@ -36,7 +36,7 @@ from worker_agent.engines.trtllm.requests import (
 )
 from worker_agent.engines.trtllm.settings import TrtllmSettings
 from worker_agent.engines.trtllm.tensors import bias_of, file_of, image_of, tensor_of
-from worker_agent.media.inputs import cache_salt_of, has_media, of_kind, with_digests
+from worker_agent.media.inputs import cache_salt_of, has_media, with_digests
 from worker_agent.port.handoff import Handoff, HandoffInvalid, handoff_of
 from worker_agent.port.types import EngineError, EngineRequest, Media, RequestRefused
 
@@ -276,10 +276,10 @@ def _with_media(llm: Any, request: EngineRequest) -> dict[str, Any]:  # noqa: AN
         text = tokenizer.decode(prompt)
     inputs: dict[str, Any] = {"prompt_token_ids": prompt} if text is None else {"prompt": text}
     inputs["mm_processor_kwargs"] = {}
-    if images := of_kind(request.media, "image"):
+    if images := [each for each in request.media if each.tensor is None]:
         inputs["multi_modal_data"] = {"image": [image_of(each) for each in images]}
         inputs["multi_modal_uuids"] = {"image": [each.digest for each in images]}
-    if embeddings := of_kind(request.media, "embeddings"):
+    if embeddings := [each for each in request.media if each.tensor is not None]:
         inputs["multi_modal_embeddings"] = {"image": [tensor_of(each) for each in embeddings]}
     return inputs
 
