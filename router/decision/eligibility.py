@@ -7,7 +7,7 @@ The first of these reasons excludes a rank:
     role           it serves other phases than the request's (`ROLES`)
     domain         the prompt's KV lies in another transfer domain, from which it cannot fetch
     transfer       the prompt's KV cannot be transferred: it is longer than the worker's buffer, a decode worker cannot
-                   take blocks of the prefill worker that has it (`misfits`), or no decode worker can take this one's
+                   take blocks of the prefill worker that has it (`misfit`), or no decode worker can take this one's
     lora           the request names an adapter that the worker has not loaded; every worker serves the base model
     taint          the request requires a taint that the worker does not carry: `required_taints` must be a subset of
                    its `taints`. A taint does not exclude requests that require none
@@ -123,15 +123,27 @@ def _apart(view: ModelView, request: RouteRequest) -> Mapping[str, str] | None:
         return None if request.transfer_domain is None else _NO_MISFITS
     if not view.has_misfits:
         return _NO_MISFITS
-    workers = {each.worker_id: each for each in view.registrations}
-    decodes = [each for each in workers.values() if each.role == "decode"]
-    if request.phase == "decode":
-        prefill = workers.get(request.prefill_worker)
-        return {each.worker_id: misfit(prefill, each) for each in decodes} if prefill else _NO_MISFITS
-    alike = kinds(decodes, "decode")
+    key = request.prefill_worker if request.phase == "decode" else None
+    apart = view.apart.get(key)
+    if apart is None:
+        apart = view.apart[key] = _without_partner(view) if key is None else _misfits_of(view, key)
+    return apart
+
+
+def _misfits_of(view: ModelView, prefill_worker: str) -> dict[str, str]:
+    """Return by decode worker why it cannot take the blocks of the prefill worker."""
+    prefills = [each for each in view.registrations if each.worker_id == prefill_worker]
+    decodes = [each for each in view.registrations if each.role == "decode"]
+    return {each.worker_id: misfit(prefill, each) for prefill in prefills[:1] for each in decodes}
+
+
+def _without_partner(view: ModelView) -> dict[str, str]:
+    """Return the prefill workers that no decode worker can take blocks of, each with the reason."""
+    decodes = {each.worker_id: each for each in view.registrations if each.role == "decode"}
+    alike = kinds(decodes.values(), "decode")
     return {
         each.worker_id: f"kv transfer: none of {len(decodes)} decode workers can take its blocks"
-        for each in workers.values()
+        for each in view.registrations
         if each.role == "prefill" and decodes and all(misfit(each, decode) for decode in alike)
     }
 

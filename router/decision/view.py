@@ -112,6 +112,9 @@ class ModelView:
         prefills, decodes = kinds(self.registrations, "prefill"), kinds(self.registrations, "decode")
         self.has_misfits = any(misfit(prefill, decode) for prefill in prefills for decode in decodes)
         """Whether a decode worker cannot take the KV blocks of a prefill worker."""
+        self.apart: dict[str | None, dict[str, str]] = {}
+        """By prefill worker, then by decode worker, why it cannot take the blocks, filled as requests need it; at None,
+        by prefill worker, why no decode worker can (`eligibility.py`)."""
         domains = {registration.transfer_domain for registration in self.registrations}
         is_bounded = any(registration.transfer_buffer_tokens for registration in self.registrations)
         self.transfer_domain = None if self.has_misfits or is_bounded or len(domains) != 1 else domains.pop()

@@ -261,6 +261,7 @@ class ReferenceState:
                 for other in workers
                 if (one.registration.role, other.registration.role) == ("prefill", "decode")
             ),
+            apart={},
             bound=None if policy.affinity == "off" else self.affinity.bound(request.session_id, now_s),
         )
         if not (mode.reads_overlap and rows):

@@ -53,6 +53,7 @@ class View(NamedTuple):
     rows: tuple[Row, ...]
     has_misfits: bool
     """Whether a decode worker cannot take the KV blocks of a prefill worker."""
+    apart: dict[str | None, dict[str, str]]
     bound: WorkerRank | None = None
     """The rank that the request's session is bound to; None: no rank."""
     is_blank: bool = True

@@ -21,9 +21,9 @@ from router.decision.verdict import Verdict
 from router.decision.view import RANK_NUMBERS
 from router.native import built
 
-_FIELDS = (*view.View._fields, "unfit", "has_misfits")
+_FIELDS = (*view.View._fields, "unfit", "has_misfits", "apart")
 _named: Any = namedtuple  # noqa: PYI024 - its fields are those of another
-View: Any = _named("View", _FIELDS, defaults=(None, None, None, False, (), False))
+View: Any = _named("View", _FIELDS, defaults=(None, None, None, False, (), False, None))
 """A view with why its ranks take no work: all that the core reads of them."""
 
 

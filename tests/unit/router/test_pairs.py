@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from kv_protocol.fleet import WorkerDraining, WorkerLeft
 from kv_protocol.hashing import HASH_SCHEME
 from kv_protocol.journal import FleetApplied
-from router.decision.eligibility import NoEligibleWorker
+from router.decision.eligibility import NoEligibleWorker, exclusions
 from router.decision.policy import Policy
 from router.fleet.registry import misfit
 from tests.support.decide import decide
-from tests.unit.router.samples import rank, registered, route, row, state, view
+from tests.unit.router.samples import joined, rank, registered, route, row, state, view
 
 PREFILL = {"kv_cache_dtype": "fp8", "transfer_backend": "NIXL"}
 DTYPES, BACKENDS, SIZES = ("", "auto", "fp8", "FP8", "bfloat16"), ("", "NIXL", "UCX"), (16, 32)
@@ -81,6 +81,19 @@ def test_whatever_came_and_went_a_model_has_misfits_if_one_of_its_pairs_does_not
         assert view.has_misfits == any(misfit(*pair) for pair in pairs)
 
 
+def test_reasons_are_made_once_for_a_view_and_anew_when_the_fleet_changes() -> None:
+    pair = registered("p", role="prefill", **PREFILL), registered("d", role="decode", kv_cache_dtype="bfloat16")
+    folded = joined(*pair, registered("e", role="decode", **PREFILL))
+    decode, prefill = route(phase="decode", prefill_worker="p"), route(phase="prefill", prefill_worker="")
+    view = folded.model_view("m", 16, HASH_SCHEME, 0.0)
+    first = exclusions(view, decode)
+    assert (REASON in first, any("none of" in each for each in exclusions(view, prefill))) == (True, False)
+    assert exclusions(view, decode)[first.index(REASON)] is first[first.index(REASON)]
+    folded.apply(FleetApplied(now_s=0.0, event=WorkerLeft(worker_id="e", instance="e-1")))
+    view = folded.model_view("m", 16, HASH_SCHEME, 0.0)
+    assert "kv transfer: none of 1 decode workers can take its blocks" in exclusions(view, prefill)
+
+
 # ------------------------------------------------------------------------------------------------- decisions
 BOTH = (row("p/0", role="prefill"), row("q/0", role="prefill"), row("d/0", role="decode"), row("e/0", role="decode"))
 
@@ -91,7 +104,7 @@ def with_dtypes(**dtypes: str) -> Any:
     registrations = tuple(
         msgspec.structs.replace(each, kv_cache_dtype=dtypes[each.worker_id]) for each in moment.registrations
     )
-    return moment._replace(registrations=registrations, has_misfits=True)
+    return moment._replace(registrations=registrations, has_misfits=True, apart={})
 
 
 def test_a_decode_worker_that_cannot_take_the_blocks_is_not_paired_and_the_reason_is_told() -> None:
