@@ -163,7 +163,7 @@ def replay(
     named = [f"mode={policy__mode}"] if policy__mode else []
     named += [each for each in assignments if each.startswith("policy.")]
     policies = _policies(settings.policy.policy(), ", ".join(named), sweep, modes)
-    found = _Replays(policies, modes, inf if show_all else _SHOWN_MAX, (lambda _: None) if as_json else print_lines)
+    found = Replays(policies, modes, inf if show_all else _SHOWN_MAX, (lambda _: None) if as_json else print_lines)
 
     after_seq = (from_seq or 1) - 1
     run_on_log(
@@ -197,7 +197,7 @@ def _nothing_found(router_name: str, from_seq: int | None, from_ns: int | None) 
     return f"--router: found no journal of {router} on the log"
 
 
-class _Replays:
+class Replays:
     """Folds each journal separately; `say` gets a line for each start, loss and difference."""
 
     def __init__(
@@ -246,7 +246,7 @@ class _Replays:
         self._equal += found.equal
         if not found.equal:
             self._differ(entry, f"{found.decision_id}: {found.difference}")
-        if found.verdict is not None:
+        if found.otherwise:
             for tally, other in zip(self._tallies, found.otherwise, strict=True):
                 tally.add(other)
 

@@ -7,7 +7,7 @@
                    bytes of both records; apply it with its promise
     Refused        the same, for a request without an eligible rank
     Lost           records are missing, and any decision may depend on them: no result is possible until the next
-                   beginning or checkpoint. A journal of which the oldest records are gone begins in this way, too
+                   beginning or checkpoint. A journal that has lost its oldest records begins with `Lost`, too
     RankStanding   the index's status of a rank from here on
     any other      applied
     an error       the record cannot be folded: `NotFolded` has its kind and the reason. What follows is as after `Lost`
@@ -205,7 +205,7 @@ class Replay:
             state.apply(record)
             words = f"{record.rank} was chosen; now {error}"
             return Redecided(request.decision_id, words, record.rank, ("no_choice",) * len(self._others))
-        otherwise = tuple([compared(state, verdict, state.policy, other) for other in self._others])
+        otherwise = tuple([compared(state, verdict, state.policy, other, is_folded=True) for other in self._others])
         difference = ""
         if (found := verdict.journal_record(record.kv_seq)) != encode_record(record):
             difference = difference_of(record, found, verdict.ranks)

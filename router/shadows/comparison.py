@@ -63,12 +63,15 @@ class Comparison(NamedTuple):
     own_cost_ms: Pair | None
 
 
-def compared(state: RouterState, verdict: Verdict, live: Policy, shadow: Policy) -> Comparison | str:
+def compared(
+    state: RouterState, verdict: Verdict, live: Policy, shadow: Policy, *, is_folded: bool = False
+) -> Comparison | str:
     """Return the shadow's choice for the request of `verdict`, which the policy `live` decided.
 
-    It is one of `SKIPS` where the decision lacks what the shadow reads, or the shadow finds no rank.
+    It is one of `SKIPS` where the decision lacks what the shadow reads, or the shadow finds no rank. `is_folded`: a
+    replay has just decided, so that `state` is that of the decision; only the index's answer may be missing.
     """
-    if not _is_readable(state, verdict, live, shadow):
+    if not _is_readable(state, verdict, live, shadow, is_folded=is_folded):
         return "unreadable"
     try:
         other = state.decide_instead(verdict, shadow)
@@ -85,11 +88,13 @@ def compared(state: RouterState, verdict: Verdict, live: Policy, shadow: Policy)
     return Comparison(other.winner, places[0] == places[1], ttft_s, cached_blocks, live_cost_ms, own_cost_ms)
 
 
-def _is_readable(state: RouterState, verdict: Verdict, live: Policy, shadow: Policy) -> bool:
-    """Return whether the live decision read all that the shadow reads."""
+def _is_readable(state: RouterState, verdict: Verdict, live: Policy, shadow: Policy, *, is_folded: bool) -> bool:
+    """Return whether the live decision read all that the shadow reads and `state` does not have."""
     policy, mode, _ = state.rules.of(shadow, verdict.request)
     live_mode = state.modes[verdict.policy]
     lacks_overlap = mode.reads_overlap and verdict.is_blank
+    if is_folded:
+        return not lacks_overlap
     lacks_load = mode.reads_load and not (live_mode.reads_load or live_mode.reads_overlap)
     lacks_session = policy.affinity != "off" and live.affinity == "off" and bool(verdict.request.session_id)
     lacks_predictions = mode.reads_overlap and shadow.predict_on_route and not live.predict_on_route
@@ -121,7 +126,10 @@ class SeriesMean(msgspec.Struct, frozen=True):
 
 
 class Pairs:
-    """Values at the live choices and at the shadow's: both sums, which only grow, and the gains, one for each pair."""
+    """The sum of the values at the live choices, that of the values at the shadow's, and the mean gain of the pairs.
+
+    The sums never fall.
+    """
 
     def __init__(self, sign: int = 1) -> None:
         """A gain is the live value minus the shadow's, times `sign`: -1 where more is better."""

@@ -6,7 +6,7 @@ what was routed, what is on its way, which ranks are fit and what is trusted is 
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from kv_protocol.decided import TERMS, Decided, RouteRequest, best_terms, overlap_depths
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import (
+    VERSION,
     AttemptEnded,
     FleetApplied,
     JournalBegan,
@@ -31,13 +32,15 @@ from kv_protocol.journal import (
     TimePassed,
     WorkerHeard,
 )
+from router.cli.journals import Replays
 from router.decision.eligibility import NoEligibleWorker
 from router.decision.policies import MODES
 from router.decision.policy import CostParameters, Policy
 from router.decision.state import RouterState
 from router.journal.encoder import JournalEncoder
+from router.journal.log import JournalEntry
 from router.journal.replay import Redecided, Replay
-from router.shadows.comparison import Comparison
+from router.shadows.comparison import Comparison, ShadowReport
 from tests.support.amount import examples
 from tests.support.replayed import continuous, replay
 from tests.support.watched_routing import Told, tell
@@ -345,11 +348,25 @@ def test_another_policy_would_have_chosen_others_and_the_fold_stays_as_it_was() 
     assert any(rank not in (None, recorded) for recorded, rank in chosen)
 
 
-def test_without_recorded_overlap_a_policy_that_reads_it_has_no_choice() -> None:
-    records = lived(1, "round-robin")[1]
-    first = next(each for each in replay(records, policies=[Policy()]) if each.recorded is not None)
-    (other,) = first.otherwise
-    assert other == "unreadable"
+def test_only_the_overlap_has_to_be_recorded_for_another_policy() -> None:
+    _, records = lived(1, "round-robin")
+    changed = [at for at, record in enumerate(records) if isinstance(record, PolicyChanged)]
+    others = [Policy(), Policy(mode="least-loaded"), Policy(mode="round-robin", affinity="soft")]
+    found = [each.otherwise for each in replay(records[: changed[1]], policies=others) if each.recorded is not None]
+    assert len(found) > 1
+    for overlap, *known in found:
+        assert (overlap, [each for each in known if isinstance(each, str)]) == ("unreadable", [])
+
+
+def test_a_decision_that_cannot_be_repeated_is_skipped_in_a_comparison() -> None:
+    _, records = lived(1)
+    at = next(at for at, record in enumerate(records) if isinstance(record, Decided))
+    decided = msgspec.structs.replace(cast("Decided", records[at]), ranks=99)
+    told = Replays({"other": Policy(mode="random")}, MODES, 0, print)
+    message = JournalMessage(version=VERSION, life=1, first=1, records=(*records[:at], decided))
+    told.take(JournalEntry("router-1", 1, 0, message))
+    (report,) = cast("list[ShadowReport]", told.as_object()["policies"])
+    assert (told.different, report.decisions, report.skipped["no_choice"]) == (1, 0, 1)
 
 
 def test_a_decision_in_a_mode_that_is_not_known_here_is_not_said_to_be_equal() -> None:
