@@ -5,8 +5,8 @@
     exclusive             the worker's ranks hold the block on the GPU, and no other eligible rank does
     bought                the hottest blocks that the budget pays for: each costs `block_size` tokens
     selected              the newest prompts, as long as they have `BLOCKS_MAX` exclusive blocks, counted per prompt
-    listed                the longest prefixes of bought blocks, by the mean heat of their blocks; blocks of a prefix
-                          listed before do not count again
+    listed                the longest prefixes of bought blocks: next is always the one with the highest mean heat of
+                          the blocks that are not listed yet
 
 Every prompt with a block has all blocks before it, so heat never grows along a prefix: the hottest blocks (of equal
 heat, the newest prompt's first) form complete prefixes, and no other choice of blocks has more heat for its tokens.
@@ -25,6 +25,7 @@ plane's connections.
 
 import asyncio
 from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
 from itertools import takewhile
 from statistics import fmean
 from typing import Literal, NamedTuple
@@ -104,11 +105,16 @@ def hot_prefixes(
     bought = set(sorted(heat, key=heat.__getitem__, reverse=True)[: budget_tokens // block_size])
     runs = [list(takewhile(bought.__contains__, chain)) for _, chain in selected]
     inner = {block for run in runs for block in run[:-1]}  # a run that ends there is part of a longer one
-    longest = [(fmean(map(heat.__getitem__, run)), at) for at, run in enumerate(runs) if run and run[-1] not in inner]
+    waiting = [(-fmean(map(heat.__getitem__, run)), at) for at, run in enumerate(runs) if run and run[-1] not in inner]
+    heapify(waiting)
     found, listed = list[tuple[RecentPrompt, HotPrefix]](), set[int]()
-    for _, at in sorted(longest, key=lambda each: -each[0]):
+    while waiting:
+        believed, at = heappop(waiting)
         new = [block for block in runs[at] if block not in listed]
         if not new:
+            continue
+        if (value := -fmean(map(heat.__getitem__, new))) > believed:  # listed blocks were its hottest: it is worth less
+            heappush(waiting, (value, at))
             continue
         listed.update(new)
         prompt, _ = selected[at]

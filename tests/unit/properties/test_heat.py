@@ -101,8 +101,7 @@ def faults(world: World, found: list[HotPrefix]) -> list[str]:
             broken.append("a block counts that is held elsewhere, or was listed before")
         if sum(heat.get(part, 0.0) for part in new) != pytest.approx(prefix.heat):
             broken.append("the heat is not the sum of its new blocks'")
-        own = [heat.get(part, 0.0) for part in _prefixes(path) if part not in world.elsewhere]
-        values.append(sum(own) / max(1, len(own)))
+        values.append(prefix.heat / max(1, prefix.new_blocks))
         seen.update(new)
     paths = [_path(world, prefix) for prefix in found]
     if any(path[: len(other)] == other for path in paths for other in paths if path is not other):
@@ -127,6 +126,13 @@ def test_the_list_keeps_every_rule(world: World) -> None:
 def test_with_enough_tokens_every_exclusive_block_is_listed(world: World) -> None:
     found = listed(world, budget_tokens=ENOUGH_TOKENS)
     assert sum(prefix.new_blocks for prefix in found) == len(world.heat())
+
+
+def test_the_cold_tail_of_a_hot_prefix_comes_after_what_is_hotter() -> None:
+    asked = [((*[0] * 9, tail), NOW_S - tail) for tail in range(5)] + [((1, 1), NOW_S - 0.5)] * 3
+    held = frozenset(part for path, _ in asked for part in _prefixes(path))
+    found = listed(World(asked, held, frozenset(), ENOUGH_TOKENS))
+    assert [prefix.new_blocks for prefix in found] == [10, 2, 1, 1, 1, 1]
 
 
 def _asked(number: int, tokens: int) -> RecentPrompt:
