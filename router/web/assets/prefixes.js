@@ -6,6 +6,7 @@ import { Table } from "./table.js";
 
 const PAGE = 100;
 const HOLDERS = 64;
+const OFFSET_MAX = 10000; // the largest that the endpoint allows
 const ORDERS = { subtree: "size with all behind", heat: "heat", recent: "last use", blocks: "length" };
 
 export class PrefixesView extends Poll {
@@ -55,15 +56,15 @@ export class PrefixesView extends Poll {
       h("div", { key: "tools", class: "tools" },
         select("order", "Order by", ORDERS, this.order, (order) => this.turn({ order, offset: 0 })),
         h("span", { class: "muted" }, `${count(found.total)} ${behind === null ? "roots" : "prefixes behind this one"}`),
-        found.total > PAGE && this.pages(found.total)),
+        (found.total > PAGE || this.offset > 0) && this.pages(found.total)),
       behind !== null && crumbs(found.path, behind),
       h("div", { key: "split", class: "split" }, this.table.with(found.nodes.map((node) => ({ ...node, largest: found.outline.blocks }))), this.detail(found.nodes.find((node) => node.last === this.selected))),
     ];
   }
 
   pages(total) {
-    const { offset } = this, button = (text, to) => h("button", { type: "button", disabled: to < 0 || to >= total ? true : undefined, onclick: () => this.turn({ offset: to }) }, text);
-    return [button("Previous", offset - PAGE), h("span", { class: "muted" }, `${count(offset + 1)} to ${count(Math.min(total, offset + PAGE))}`), button("Next", offset + PAGE)];
+    const { offset } = this, next = offset + PAGE, button = (text, to, isEnd) => h("button", { type: "button", disabled: isEnd ? true : undefined, onclick: () => this.turn({ offset: to }) }, text);
+    return [button("Previous", offset - PAGE, offset === 0), h("span", { class: "muted" }, `${count(offset + 1)} to ${count(Math.min(total, next))}`), button("Next", next, next >= total || next > OFFSET_MAX)];
   }
 
   detail(node) {
