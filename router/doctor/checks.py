@@ -242,15 +242,16 @@ def parity(facts: FleetFacts) -> Iterator[Finding]:
         for each in registrations
         if each.role != "encode" and (facts.is_by_prefix or {other.role for other in registrations} >= _SPLIT)
     }
-    for router in facts.routers:
-        workers = [each for each in router.after.workers if each.worker_id in judged]
-        differing = [
-            (each.worker_id, differs) for each in workers for differs in each.differs if differs.field in PARITY
-        ]
-        for differs, found in _by(differing, lambda pair: pair[1]).items():
-            words = f"{differs.field}: found {_shown(differs.found)}, allowed {_shown(differs.allowed)}"
-            at = names([worker_id for worker_id, _ in found])
-            yield Finding(PARITY[differs.field], at, f"{words} (router {router.control.url})")
+    differing = [
+        (worker.worker_id, differs, router.control.url)
+        for router in facts.routers
+        for worker in router.after.workers
+        for differs in worker.differs
+        if worker.worker_id in judged and differs.field in PARITY
+    ]
+    for (worker_id, differs), found in _by(differing, lambda each: each[:2]).items():
+        words = f"{differs.field}: found {_shown(differs.found)}, allowed {_shown(differs.allowed)}"
+        yield Finding(PARITY[differs.field], worker_id, f"{words} (router {names([url for *_, url in found])})")
 
 
 def _shown(value: object) -> str:
