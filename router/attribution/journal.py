@@ -6,8 +6,8 @@ If the removals of the period are given, blocks that were evicted are charged as
 
     new blocks     full blocks of a request's prompt and answer that it did not reuse: its rank needed room for them
     removal        k blocks on the rank's GPU tier, as its event stream says, at a second of the log's time
-    charged        to the rank's requests, in the order of their ends, each up to its new blocks, if its decision came
-                   into the journal at most `AFTER_S` before or `BEFORE_S` after the removal
+    charged        to the rank's requests, one after another as they ended, each at most its new blocks. Only requests
+                   count that were decided at most `AFTER_S` before or `BEFORE_S` after the removal, by the log's time
 
 So a request is charged at most its new blocks, and all requests together at most what was removed. Their order is an
 assumption: engines do not say for which request they evict. A removal without requests near it is charged to none.

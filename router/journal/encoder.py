@@ -195,7 +195,7 @@ class JournalEncoder:
         """Records of the checkpoint that are in no batch yet."""
         self._checkpoint_from = 0
         self.dropped = 0
-        """Records that were dropped, and of which no message says so yet."""
+        """Dropped records that no message has reported yet, as `Lost`."""
         self._next = 1
         self.records_total = self.bytes_total = 0
         """Records and their bytes in the messages that were cut."""

@@ -74,7 +74,7 @@ async def read_journal(
     from_ns: int | None = None,
     follow: bool = False,
 ) -> None:
-    """Pass the readable messages of a router's journal, of all routers' if it is empty, to `take`.
+    """Pass the readable messages of the router's journal to `take`; an empty `router` stands for all routers.
 
     The rest as for `read_stream`. Of unreadable messages the text log names the first, and says at the end how many.
     """

@@ -48,7 +48,7 @@ _LOAD = (
 REQUESTS_MAX = 8192
 HALF_LIFE_S = 60.0
 USED_MAX = 1000
-"""How many of the newest decisions `uses` is given."""
+"""`uses` gets this many of the newest decisions."""
 NAMES_MAX = 8
 EXCERPT_TOKENS = 64
 _HASH_BYTES = 8

@@ -122,7 +122,7 @@ public:
                 break;
             }
             const Node& node = nodes_[child];
-            if (node.counts.size() < nodes_[at].counts.size()) {  // its keys are among its parent's: as many are the same
+            if (node.counts.size() < nodes_[at].counts.size()) {  // a parent has all keys of its child: equal sizes, equal keys
                 spread(nodes_[at], static_cast<i64>(depth));
             }
             if (node.marked_keys < nodes_[at].marked_keys) {

@@ -90,7 +90,7 @@ void Verdict::decide(const std::vector<char>& excluded, std::vector<double> mult
     }
 }
 
-// A full miss passes newcomers over that had their share, unless every candidate is one.
+// If no candidate has a block of the prompt, newcomers that had their share are not candidates, unless all are such newcomers.
 void Verdict::settle() {
     if (!policy->reads_overlap || !policy->bounds_newcomers || view->spent.empty() || request->reusable_blocks() == 0) {
         return;

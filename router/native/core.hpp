@@ -169,8 +169,7 @@ public:
     void promised(const RankKey& rank, Promise promise, double now_s, std::string_view origin);
     void first_token(std::string_view lease_id, double now_s) { ledger.renew(lease_id, now_s, true); }
     void renewed(std::string_view lease_id, double now_s) { ledger.renew(lease_id, now_s, false); }
-    // Every lease ends here: one of a replica directly, one of this router by `ended`, any by `expired` if it is silent or its engine
-    // does not report it. Returns the lease; none: it is unknown, or has ended.
+    // Ends a lease and returns it; none: it is unknown, or has ended. `ended` and `expired` call it, and the fold for a replica's lease.
     std::optional<Ledger::Lease> end(std::string_view lease_id, double now_s);
     void expired(std::string_view lease_id, bool by_engine, double now_s);
     void ended(std::string_view decision_id, const Outcome& outcome);

@@ -122,7 +122,7 @@ public:
 private:
     static constexpr double kSilentS = 10.0, kSeenS = 2.0;
 
-    // A lease after its first token: its blocks count as on their way until then.
+    // A lease after its first token. Until `until_s` its blocks still count as on their way.
     struct Seen {
         double until_s;
         std::string lease_id;

@@ -25,7 +25,7 @@ METHOD = "prompts: M/G/k by Lee and Longton's approximation; sequences: M/G/infi
 WINDOW_S = 60.0
 """Over which the offered load is measured: an autoscaler asks every 15 to 60 s, and smooths by itself."""
 _ANSWERS_MAX = 1000
-"""The mean length of answers is taken over this many of the newest decisions, or `journal.decisions_max`."""
+"""The mean length of answers is over this many of the newest decisions, or `journal.decisions_max` if that is less."""
 
 
 class PlannerSection(Section):

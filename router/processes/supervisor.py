@@ -141,9 +141,9 @@ class Supervisor:
         on_started: Callable[[], None],
         restarts: Restarts = RESTARTS,
     ) -> None:
-        """`work_of` returns the work of a process that starts now, which is pickled. `links` gets their addresses.
+        """`work_of` returns the work of a process that starts now, which is pickled.
 
-        `on_started` is called when all serve for the first time.
+        `links` learns the addresses of the processes. `on_started` is called when all serve for the first time.
         """
         self._processes = [_Process(name, work_of, links) for name in names]
         self._links, self._clock, self._stop_s, self._restarts = links, clock, stop_s, restarts
