@@ -114,7 +114,7 @@ class Account:
                 self._limits[name] = Allowance(amount, LIMITS[name], now_s)
 
     def refusal(self, now_s: float) -> Refusal | None:
-        """Count a request, which is to be `ended`, and return None; or return why it is refused, and count nothing."""
+        """Return why a request is refused; None: it is counted, and `ended` must be called at its end."""
         for name, allowance in self._limits.items():
             if wait_s := allowance.wait_s(now_s):
                 return Refusal(429, f"account {self.name}: its {name} are used up", name, "rate_limit_exceeded", wait_s)

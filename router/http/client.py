@@ -75,8 +75,8 @@ class ClientConnection:
         self._transport = cast("asyncio.Transport", transport)
         self.write = self._transport.write
         self._began_s = self._since_s = self.due_s = 0.0
-        """`_since_s`: when a check first found the present state without a further byte. `due_s`: no check is needed
-        before this time; 0: the state has changed, or a byte came, since the last check."""
+        """`_since_s`: time of the first check since the state last changed or a byte last came. `due_s`: no check is
+        needed before this time; 0: the state has changed, or a byte came, since the last check."""
         self._transport.set_write_buffer_limits(high=self._plane.limits.write_bytes_max)
         self._slot, full = self._plane.opened(self)
         if full:

@@ -7,7 +7,7 @@
                                on_cut -> b"", then forward          the event stream goes on with events of that call
                                on_failed(begun=True)                over: the client has an error, or was cut off
                                on_end                               over
-                       ->  exchange.when_gone = callback            the client left: the watcher hears nothing more
+                       ->  exchange.when_gone = callback            the client left: no call of the watcher follows
 
 All of it happens in callbacks of one event loop, and none of them may block.
 """
@@ -84,8 +84,9 @@ class OutboundCall(msgspec.Struct, frozen=True):
 class ResponseHandler(Protocol):
     """The handler of a forwarded call.
 
-    Its last event is one of `on_dropped`, `on_end`, `on_failed`, and `on_cut` if that returns bytes. No event follows
-    it, or the exchange's `when_gone`. `on_failed` may come before `forward` returns.
+    The last call is of `on_dropped`, `on_end`, `on_failed`, or an `on_cut` that returns bytes. If the client leaves or
+    the router fails before, the exchange's `when_gone` is the last call instead. `on_failed` may be called before
+    `forward` returns.
     """
 
     def on_head(self, status: int, headers: Headers, is_stream: bool) -> bytes | None:  # noqa: FBT001 - a fact
@@ -203,7 +204,8 @@ class Exchange(msgspec.Struct, eq=False):
     is_mid_event: bool = False
     """Whether the client has only the beginning of an event."""
     when_gone: Callable[[int], None] | None = None
-    """Called when the client left, or the plane ends the answer, with the `later_events` (`on_end`) that had come."""
+    """Called if the client leaves, the plane stops or the router fails before the answer ends. It gets the number of
+    `later_events` so far, as `on_end` does."""
 
     @property
     def outward(self) -> "Upstreams":
@@ -229,7 +231,7 @@ class Exchange(msgspec.Struct, eq=False):
     def answer(self, status: int, body: bytes, *, content_type: bytes = JSON, headers: HeaderLines = ()) -> None:
         """Send a complete answer. Do nothing if the client left or was answered.
 
-        Where an event stream has begun, it ends with `body`: with these events, or with another body as its last event.
+        If an event stream has begun, `body` ends it. A `body` that is no events becomes an event before the end mark.
         """
         client = self.client
         if client is not None:
@@ -325,8 +327,12 @@ class BufferedResponse:
         self._size = 0
 
     def ask(self, call: OutboundCall, watcher: ResponseHandler) -> None:
-        """Send the call to its worker. `watcher` gets its events, and may read `body` when the answer has ended."""
+        """Send the call to its worker. `watcher` gets its events, and may read `body` when the answer has ended.
+
+        If the router fails, `watcher.on_failed` is called.
+        """
         exchange = self._exchange = Exchange(self, "POST", call.path, "", {}, b"", 0.0)
+        exchange.when_gone = lambda _: watcher.on_failed("body", "our fault; see the log", exchange.has_begun)
         self._written.clear()
         self._size = 0
         exchange.forward(call, watcher)
@@ -335,6 +341,7 @@ class BufferedResponse:
         """Close the worker's connection, if there is one: the answer is not wanted any more."""
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
+            exchange.when_gone = None
             exchange.leave()
 
     @property
@@ -350,6 +357,7 @@ class BufferedResponse:
         if self._size <= ASIDE_BYTES_MAX:
             self._written.append(data)
         elif self._exchange is not None and self._exchange.relay is not None:
+            self._exchange.is_mid_event = True  # what is kept is not complete, though the worker may have sent `[DONE]`
             self._exchange.relay.fail("body", f"an answer of more than {ASIDE_BYTES_MAX} bytes")
 
     def finish(self) -> None:

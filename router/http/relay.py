@@ -325,7 +325,7 @@ class AnswerRelay(built.AnswerReceiver):
         exchange, call, body, tail = self.exchange, self.call, self.body, self.tail
         assert exchange is not None, "there is a call"
         marked = body if self.form == _EVENTS and exchange.has_begun and not call.token_mark else None
-        if marked is not None and marked.has_end_mark and not marked.size:
+        if marked is not None and marked.has_end_mark and not (marked.size or exchange.is_mid_event):
             self.end(exchange, marked, extra=True)
             return
         is_deserted, watcher = self.form == DESERTED, self._over(exchange)

@@ -101,7 +101,7 @@ class StreamReplayBuffer(msgspec.Struct, kw_only=True, eq=False):
     is_engines: bool = False
     """The worker is an attached engine that tells ids: an error event (`failure_in`) is its death."""
     rewriter: Callable[[bytes], bytes] | None = None
-    """Makes the client's events of an attached engine's; None: the client gets them as they are."""
+    """Translates an attached engine's events for the client; None: the client gets them unchanged."""
     before: Progress | None = None
     """How far the stream had come when an attached engine continued it."""
     has_begun: bool = False

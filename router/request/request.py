@@ -89,7 +89,7 @@ class Request(CallbackCoroutine, Generic[A]):
     """Who computed the prompt, if not the worker that answers."""
     _failed: A | None = None
     _unmovable: A | None = None
-    """The attempt, if its answer has begun at a worker that seems lost, and no other worker can continue it."""
+    """An attempt that stays at its worker, though that seems lost: no other worker can take it over."""
     _is_resumed = False
     """Whether the client has the beginning of a stream that another worker is to continue."""
     _aside: BufferedResponse | None = None

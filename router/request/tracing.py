@@ -19,7 +19,7 @@ Source: OpenTelemetry semantic conventions, "Generative AI client spans", "HTTP 
 
 from collections.abc import Callable
 from random import getrandbits
-from time import perf_counter, time_ns
+from time import perf_counter_ns, time_ns
 from typing import TYPE_CHECKING, Literal, NamedTuple
 from urllib.parse import urlsplit
 
@@ -81,7 +81,9 @@ class RequestTrace:
 
     def __init__(self, tracer: Tracer, headers: Headers, began_s: float) -> None:
         """`headers` are the client's; `began_s` is when the request began, by `perf_counter`."""
-        self._tracer, self._began_ns = tracer, time_ns() - round((perf_counter() - began_s) * _NS_PER_S)
+        self._tracer, self._epoch_ns = tracer, time_ns() - perf_counter_ns()
+        """When `perf_counter_ns` was 0. The system's clock is read only here: it may be set while the request runs."""
+        self._began_ns = self._epoch_ns + round(began_s * _NS_PER_S)
         given = headers.get(TRACEPARENT)
         parent = self._parent = None if given is None else parsed_trace_parent(given)
         """The caller's span; None: the trace begins here."""
@@ -102,19 +104,19 @@ class RequestTrace:
     # ------------------------------------------------------------------------------------------- in a request's order
 
     def was_in(self, step: StepName, seconds: float) -> None:
-        """The request was in a step for so long, until now, perhaps by another clock; 0: it did not need the step."""
+        """The request leaves a step after so long, which another clock may have measured; 0: it skipped the step."""
         if seconds > 0:
-            now_ns = time_ns()
+            now_ns = perf_counter_ns() + self._epoch_ns
             self._steps[step] = max(self._began_ns, now_ns - round(seconds * _NS_PER_S)), now_ns
 
     def deciding(self) -> None:
         """A decision begins."""
-        self._turns.append(Turn(time_ns()))
+        self._turns.append(Turn(perf_counter_ns() + self._epoch_ns))
 
     def decided(self, verdict: Verdict | None, refused: str = "") -> None:
         """The decision was made; None: no worker was chosen, `refused` says why."""
         turn = self._turns[-1]
-        turn.decided_ns, turn.verdict, turn.refused = time_ns(), verdict, refused
+        turn.decided_ns, turn.verdict, turn.refused = perf_counter_ns() + self._epoch_ns, verdict, refused
 
     def calling(self, request: "FleetRequest") -> Headers:
         """A worker is called; return the client's headers with the `traceparent` of the call's span.
@@ -126,7 +128,7 @@ class RequestTrace:
         else:
             turn = self._turns[-1]
             span_id = turn.span_id = _new_span_id()
-            turn.sent_ns = time_ns()
+            turn.sent_ns = perf_counter_ns() + self._epoch_ns
         headers = {**request.exchange.headers, TRACEPARENT: trace_parent(self._trace_id, span_id, self._is_sampled)}
         if self._parent is None:  # there was no `traceparent`, or no valid one
             headers.pop(TRACESTATE, None)
@@ -135,14 +137,14 @@ class RequestTrace:
     def began(self) -> None:
         """The first bytes of the worker's answer came."""
         turn = self._turns[-1]
-        turn.first_token_ns = turn.first_token_ns or time_ns()
+        turn.first_token_ns = turn.first_token_ns or perf_counter_ns() + self._epoch_ns
 
     def attempt_over(self, attempt: RankAttempt, outcome: str) -> None:
         """The worker's part is over, and its lease has ended. Cancelled at the stage `local`: it was not called."""
         turn = self._turns[-1]
         if outcome == "cancelled" and attempt.stage == "local":
             turn.span_id = 0
-        turn.ended_ns, turn.attempt, turn.outcome = time_ns(), attempt, outcome
+        turn.ended_ns, turn.attempt, turn.outcome = perf_counter_ns() + self._epoch_ns, attempt, outcome
         if not attempt.is_streamed and turn.span_id:  # its first bytes say nothing of its first token
             ttft_s = attempt.lease.ttft_s
             turn.first_token_ns = 0 if ttft_s is None else min(turn.sent_ns + round(ttft_s * _NS_PER_S), turn.ended_ns)
@@ -169,7 +171,7 @@ class RequestTrace:
                 kind="server",
                 span_id=self._span_id or _new_span_id(),
                 start_ns=self._began_ns,
-                end_ns=time_ns(),
+                end_ns=perf_counter_ns() + self._epoch_ns,
                 attributes=attributes,
                 error=error if has_failed else "",
             )

@@ -11,6 +11,7 @@ import pytest
 
 from kv_protocol.ids import WorkerRank
 from router.http.limits import HttpLimits
+from router.request.request import Request
 from tests.unit.router.plane import CHAT, PROMPT, Plane, reset, running_plane, until
 from tests.unit.router.role_workers import RoleWorker, streamed_text, text_of
 from tests.unit.router.upstream import Exchange, Script, Upstream, answers, says, says_and_waits
@@ -104,6 +105,25 @@ async def test_a_prefill_worker_that_fails_is_replaced_by_another_and_then_by_th
         assert await found.ask() == text_of(PROMPT, 6)
         assert len(first.bodies) == len(second.bodies) == 1
         assert found.reroutes() == {"prefill_failed": 1}
+
+
+@pytest.mark.parametrize("at", ["on_head", "on_first_byte", "on_end"])
+async def test_a_fault_of_the_router_in_a_prefill_call_is_a_failure_of_the_call(
+    at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fault(exchange: Exchange) -> None:
+        monkeypatch.setattr(Request, at, fails)
+        body = b"{" if at == "on_first_byte" else b"{}"
+        await exchange.send(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n" + body)
+
+    def fails(*_: object) -> None:
+        monkeypatch.undo()
+        raise ValueError("planted")
+
+    async with fleet("prefill", "decode") as found:
+        found.workers["p0"].fault = fault
+        assert await found.ask() == text_of(PROMPT, 6)
+        assert found.plane.outcomes() == {"ok": 1}
 
 
 async def test_without_an_eligible_prefill_worker_a_decode_worker_computes_the_prompt() -> None:

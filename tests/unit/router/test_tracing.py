@@ -9,6 +9,7 @@ import pytest
 from kv_protocol.trace_context import parsed_trace_parent, trace_parent
 from kv_runtime.tracing.spans import Sampling, TraceData
 from router.http.exchange import Exchange
+from router.request import tracing
 from router.request.request import Request
 from router.request.tracing import RequestTrace, Tracer
 from tests.support.otlp_sink import OtlpSink, Span
@@ -126,6 +127,19 @@ def test_the_wait_in_the_queue_is_a_span(waited_s: float, shown_s: list[float]) 
     expected = pytest.approx(shown_s, abs=0.5)
     assert [(span.end_ns - span.start_ns) / 10**9 for span in rest] == expected
     assert [server.attributes[name] for name in server.attributes if name == "kvrouter.queue_wait_s"] == expected
+
+
+def test_spans_have_their_length_though_the_systems_clock_is_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent, began_s = list[TraceData](), perf_counter()
+    trace = RequestTrace(Tracer(ALL, sent.append), {}, began_s)
+    monkeypatch.setattr(tracing, "time_ns", lambda: 0)
+    trace.was_in("queue", 1.0)
+    trace.deciding()
+    trace.decided(None, "no_worker")
+    exchange = Exchange(None, "GET", "/v1/completions", "", {}, b"", began_s)
+    assert trace.ended(Request(exchange, cast("Any", None)), "refused", None)
+    server, queue, decision = sent[0].spans
+    assert server.start_ns == queue.start_ns < queue.end_ns <= decision.start_ns <= decision.end_ns <= server.end_ns
 
 
 async def test_a_chat_is_named_so_and_its_stream_has_both_tokens_as_events() -> None:

@@ -455,12 +455,18 @@ async def test_workers_that_are_gone_are_forgotten() -> None:
         assert not http.plane.upstreams.origins
 
 
-async def test_an_answer_aside_whose_end_is_too_much_fails_and_has_no_other_end() -> None:
-    async with with_worker(answers(200, b"x" * ASIDE_BYTES_MAX)) as (http, _):
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_an_answer_aside_whose_end_is_too_much_fails_and_has_no_other_end(is_stream: bool) -> None:
+    part, more = event("x" * 10_000), asyncio.Event()
+    most = part * (ASIDE_BYTES_MAX // len(part) - 1)
+    stream = in_two(more, STREAM_HEAD + chunked(most), chunked(part + part + DONE))
+    async with with_worker(stream if is_stream else answers(200, b"x" * ASIDE_BYTES_MAX)) as (http, _):
         aside = BufferedResponse(http.plane.upstreams)
         watcher = Recorded(http, ClientExchange(aside, "POST", "/", "", {}, b"", 0.0), 0)
         await until(lambda: http.plane.upstreams.dials is not None)
         aside.ask(OutboundCall(http.worker, "/", b"", b"{}", CallLimits(*http.timeouts)), watcher)
+        await until(lambda: not is_stream or len(aside.body) == len(most))
+        more.set()
         failed = f"failed body begun: an answer of more than {ASIDE_BYTES_MAX} bytes"
         await until(lambda: failed in watcher.heard)
         await until(lambda: not http.plane.upstreams.connections)
