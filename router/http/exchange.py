@@ -84,9 +84,9 @@ class OutboundCall(msgspec.Struct, frozen=True):
 class ResponseHandler(Protocol):
     """The handler of a forwarded call.
 
-    The last call is of `on_dropped`, `on_end`, `on_failed`, or an `on_cut` that returns bytes. If the client leaves or
-    the router fails before, the exchange's `when_gone` is the last call instead. `on_failed` may be called before
-    `forward` returns.
+    The last call is of `on_dropped`, `on_end`, `on_failed`, or an `on_cut` that returns bytes. If the client leaves,
+    the plane stops or the router fails before, the exchange's `when_gone` is called instead, and no method after it.
+    `on_failed` may be called before `forward` returns.
     """
 
     def on_head(self, status: int, headers: Headers, is_stream: bool) -> bytes | None:  # noqa: FBT001 - a fact
@@ -231,7 +231,8 @@ class Exchange(msgspec.Struct, eq=False):
     def answer(self, status: int, body: bytes, *, content_type: bytes = JSON, headers: HeaderLines = ()) -> None:
         """Send a complete answer. Do nothing if the client left or was answered.
 
-        If an event stream has begun, `body` ends it. A `body` that is no events becomes an event before the end mark.
+        If an event stream has begun, `body` ends it. Unless its type is `EVENT_STREAM`, it is sent as one event, and
+        the end mark follows.
         """
         client = self.client
         if client is not None:

@@ -94,8 +94,9 @@ RequestReader = built.RequestReader
 answers, and the most bytes of a body.
 
     read(data, client, began_s, posts)   reads the request with which `data` begins, behind empty lines; returns
-        an exchange with this client, and the value of its path in `posts`: the request is a
-                                         complete POST to one of these paths, no byte follows, nothing is left to check
+        an exchange with this client, and the value of its path in `posts`
+                                         for a complete POST to one of these paths, if no byte follows it and nothing
+                                         is left to check
         its `RequestHead`, and None      any other request with a complete head
         None, and None                   the head is not complete
                                          It raises `Malformed`
