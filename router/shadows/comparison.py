@@ -82,8 +82,9 @@ def compared(
     if verdict.request.isl_tokens and not verdict.is_blank:
         factors = verdict.numbers["prefill"] if verdict.has_rates else state.core.prefill_factors(verdict)
         live_s, shadow_s = (state.core.expected_s(verdict, place)[0] * float(factors[place]) for place in places)
-        held, others = (min(int(verdict.expected[place]), verdict.request.reusable_blocks) for place in places)
-        ttft_s, cached_blocks = (live_s, shadow_s), (held, others)
+        expected, most = verdict.expected, verdict.request.reusable_blocks
+        ttft_s = live_s, shadow_s
+        cached_blocks = min(int(expected[places[0]]), most), min(int(expected[places[1]]), most)
     live_cost_ms, own_cost_ms = _costs_ms(verdict, places), _costs_ms(other, places)
     return Comparison(other.winner, places[0] == places[1], ttft_s, cached_blocks, live_cost_ms, own_cost_ms)
 
@@ -102,12 +103,11 @@ def _is_readable(state: RouterState, verdict: Verdict, live: Policy, shadow: Pol
 
 
 def _costs_ms(verdict: Verdict, places: tuple[int, int]) -> Pair | None:
-    indices = verdict.rank_indices
-    if not verdict.is_timed or not all(place in indices for place in places):
+    indices, (live, shadow) = verdict.rank_indices, places
+    if not verdict.is_timed or live not in indices or shadow not in indices:
         return None
     costs = verdict.cost_list()
-    live, shadow = (costs[indices.index(place)] for place in places)
-    return live, shadow
+    return costs[indices.index(live)], costs[indices.index(shadow)]
 
 
 class SeriesMean(msgspec.Struct, frozen=True):
