@@ -51,7 +51,7 @@ _log = structlog.get_logger("router")
 TICK_S = 1.0
 ACQUAINTED_S = 2 * HEARTBEAT_PERIOD_S
 _EARLY_MAX = 1024
-"""Unregistered instances whose last heartbeat is remembered; beyond it all are forgotten."""
+"""Unregistered instances of which the last heartbeat is remembered; one more, and all are forgotten."""
 _LOOK_S = 0.05
 MessageKind = Literal["heartbeat", "load"]
 

@@ -82,7 +82,7 @@ class EventOrigins:
         self._votes: dict[WorkerRank, Counter[WorkerRank]] = {}
 
     def differs(self, worker_id: str) -> tuple[Disparity, ...]:
-        """Return whose events the worker publishes instead of its own; empty: none such were seen."""
+        """Return the field `kv_events` if the worker publishes events of another one; empty: none were seen."""
         for rank, votes in self._votes.items():
             ((other, count),) = votes.most_common(1)
             if rank.worker_id == worker_id and count >= VOTES:
