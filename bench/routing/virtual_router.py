@@ -119,7 +119,7 @@ def instance_of(worker_id: str) -> str:
 
 
 def describe(kv_tokens: int, block_size: int = TRACE_BLOCK_TOKENS) -> EngineDescription:
-    """Return an engine whose KV cache holds `kv_tokens` in blocks of `block_size`; a request may be as long as the cache."""
+    """Return an engine with a KV cache of `kv_tokens` in blocks of `block_size`; a request may fill the cache."""
     return EngineDescription(
         model=MODEL,
         version="virtual",
