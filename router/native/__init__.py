@@ -4,8 +4,10 @@ The router does not run without it: importing this module fails if it is missing
 built from sources with another interface.
 """
 
-INTERFACE = 33
-"""Changes with the interface of the extension, here and in `module.cpp`."""
+from kv_protocol.decided import TERMS
+
+INTERFACE = (34, len(TERMS))
+"""A number that changes with the interface of the extension, here and in `module.cpp`; how many terms a cost has."""
 
 try:
     from router.native import _fold as built

@@ -89,11 +89,6 @@ void bind_core_queries(nb::class_<Core>& of) {
                  const Approximate& of_core = core.approximate;
                  return std::make_tuple(of_core.expired_blocks, of_core.evicted_blocks, of_core.left_blocks);
              })
-        .def("session_figures",
-             [](const Core& core) {
-                 const Sessions& sessions = core.sessions;
-                 return std::make_tuple(sessions.size(), sessions.in_flight(), sessions.evicted_total, sessions.moved_total);
-             })
         .def("rate_factors",
              [](const Core& core) {
                  return of_ranks(core.rates.ranks(), [&core](u32 row) {

@@ -78,7 +78,6 @@ public:
     }
 
     std::size_t size() const { return busy_.size() + idle_.size(); }
-    std::size_t in_flight() const { return busy_.size(); }
     i64 evicted_total = 0, moved_total = 0;
 
     MoreRows bound_rows() const {
