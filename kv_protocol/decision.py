@@ -40,7 +40,6 @@ class CostTerms(msgspec.Struct, frozen=True, kw_only=True):
     decode_ms: Annotated[float, Addend("to compute the answer")] = 0.0
     slowdown_ms: Annotated[float, Addend("that running requests lose to this answer")] = 0.0
     overlap_lost_blocks: float = 0.0
-    evict_ms: Annotated[float, Addend("to compute again what this prompt evicts")] = 0.0
 
 
 ADDENDS: dict[str, Addend] = {

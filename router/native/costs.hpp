@@ -56,7 +56,7 @@ struct Weights {
 struct Terms {
     double credit = 0, multiplier = 1, cost = 0;
     double wait_ms = 0, prefill_ms = 0, lateness_ms = 0, stall_ms = 0, decode_ms = 0, slowdown_ms = 0;
-    double lost = 0, evict_ms = 0;
+    double lost = 0;
 };
 using TermNumbers = std::array<double, sizeof(Terms) / sizeof(double)>;
 
@@ -116,10 +116,6 @@ inline std::vector<Terms> terms_of(const std::vector<RankNumbers>& ranks, const 
             of.slowdown_ms = active * own_ms * output_tokens * rank.decode;
         }
         of.cost = (of.wait_ms + of.prefill_ms + of.lateness_ms) * weights.ttft_weight + of.stall_ms + of.decode_ms + of.slowdown_ms;
-        if (request.is_prefilled) {
-            of.evict_ms = of.lost * block_size * kToken * rank.prefill;
-            of.cost += of.evict_ms;
-        }
         of.multiplier = multiplier.empty() ? 1.0 : multiplier[places[at]];
         of.cost *= of.multiplier;
     }

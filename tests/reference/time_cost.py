@@ -9,8 +9,7 @@
     stall    = prefill * active requests                            they get no token meanwhile
     decode   = d * O * (STEP + (active requests + 1) * STEP_SEQUENCE + (blocks in use with it) * B * STEP_KV_TOKEN)
     slowdown = d * O * active requests * (STEP_SEQUENCE + N * B * STEP_KV_TOKEN)   of their steps, by its decoding
-    evict    = p * lost * B * PREFILL_TOKEN                        for the sessions that come back
-    cost     = (ttft_weight * (wait + prefill + lateness) + stall + decode + slowdown + evict) * constraint_multiplier
+    cost     = (ttft_weight * (wait + prefill + lateness) + stall + decode + slowdown) * constraint_multiplier
 
 B = block size, N = ceil(ISL / B). p and d are the rank's learnt factors, and capitals the reference engine's constants
 (`rates.py`). O: expected tokens of the answer, as learnt for the model, at most the request's limit; the client's own
@@ -108,7 +107,7 @@ def _terms(
     credit = 0.0 if request.phase == "decode" else credited_blocks(row, parameters, lost)
     (p, d), tokens, block_size = row.factors, float(request.isl_tokens), float(request.block_size)
     own_blocks, active = float(-(-request.isl_tokens // request.block_size)), float(row.active_requests)
-    wait = prefill = lateness = stall = decode = slowdown = evict = 0.0
+    wait = prefill = lateness = stall = decode = slowdown = 0.0
     if request.phase != "decode":
         uncached = max(0.0, tokens - credit * block_size)
         pairs = uncached * (tokens - uncached * 0.5)
@@ -124,9 +123,6 @@ def _terms(
         decode = step * output_tokens * d
         slowdown = active * own_ms * output_tokens * d
     cost = (wait + prefill + lateness) * parameters.ttft_weight + stall + decode + slowdown
-    if request.phase != "decode":
-        evict = float(lost) * block_size * TOKEN_MS * p
-        cost += evict
     return CostTerms(
         overlap_credit_blocks=credit,
         constraint_multiplier=multiplier,
@@ -138,7 +134,6 @@ def _terms(
         decode_ms=decode,
         slowdown_ms=slowdown,
         overlap_lost_blocks=float(lost),
-        evict_ms=evict,
     )
 
 

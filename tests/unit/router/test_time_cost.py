@@ -158,13 +158,6 @@ def test_as_many_blocks_as_are_missing_are_lost_of_those_that_nothing_uses(activ
     assert found.prefill_ms == pytest.approx(prefill_ms(TOKENS - 16 * credited))
 
 
-def test_what_a_prompt_evicts_is_computed_again() -> None:
-    found = terms(crowded(active_blocks=525))
-    assert found.evict_ms == pytest.approx(15 * 16 * TOKEN_MS)
-    rest = found.stall_ms + found.decode_ms + found.slowdown_ms + found.evict_ms
-    assert found.cost == pytest.approx(4 * (found.wait_ms + found.prefill_ms + found.lateness_ms) + rest)
-
-
 def test_what_is_lost_is_still_worth_a_copy_where_it_falls_to_the_host() -> None:
     found = terms(crowded(active_blocks=525, overlap_blocks=(40, 44, 44, 44)))
     assert found.overlap_credit_blocks == 25 + 0.75 * (4 + 15)
