@@ -131,7 +131,7 @@ nb::object prompt_in(const nb::handle& body) {
             is_object = key.empty();
             key = name;
             begin = value_at;
-            end = walk.at;
+            end = json.find_last_not_of(kSpace, walk.at - 1) + 1;  // a word ends before its spaces
         }
     } while (is_object && walk.skip(','));
     if (!is_object || key.empty() || !walk.skip('}')) {

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import msgspec
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kv_protocol.openai.parts import LONG_BYTES
@@ -49,6 +49,9 @@ def outcome(decode: Any, path: str, body: bytes) -> Any:
     st.booleans(),
     st.none() | EDITS,
     st.integers(0, 6),
+)
+@example(
+    path="/v1/chat/completions", fields=[("messages", None), ("stream", None)], is_ascii=True, edit=None, padding_at=0
 )
 def test_a_long_body_is_read_as_a_whole_one(
     path: str, fields: list[tuple[str, Any]], is_ascii: bool, edit: tuple[int, int, bytes] | None, padding_at: int
