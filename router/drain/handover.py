@@ -1,7 +1,8 @@
 """Draining with hand-over: prefixes that only the leaving worker holds are computed elsewhere first.
 
-    looking    decides on each recent prompt (`chains.py`): how much of it the worker holds, and how much the best other
-               eligible rank holds or will soon hold. Lists prefixes by heat, within the budget (`warming.py`)
+    looking    decides on each recent prompt (`chains.py`), the newest first, for half of the time that is left: how much
+               of it the worker holds, and how much the best other eligible rank holds or will soon hold. Lists prefixes
+               by heat, within the budget (`warming.py`)
     warming    computes the listed prefixes, `WARMERS` at a time, each at the rank that the policy chooses
     waiting    waits for requests that still run at the worker; then looks and warms a second time, for their prompts
     over       all listed prefixes were tried, or the time is over: the remaining prefixes are skipped
@@ -206,11 +207,15 @@ class Handover:
         holdings, registration, status = list[PromptHolding](), run.registration, run.status
         names = {*registration.served_names, *registration.loras}
         hashing = Hashing(registration.block_size, registration.hash_scheme)
+        now_s = self._clock.now()
+        looked_until_s = now_s + run.left_s(now_s) / 2
         for recent in self._recent.newest_first():
             if recent.model not in names or recent.prompt.hashing != hashing:
                 continue
             if not len(holdings) % _LOOKED_AT:
                 await self._clock.sleep(0)
+                if self._clock.now() > looked_until_s:
+                    break
             verdict = decided(self._serving, self._route(run, recent, recent.prompt))
             if verdict is None:
                 continue

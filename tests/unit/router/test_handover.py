@@ -203,6 +203,19 @@ async def test_what_has_not_begun_when_the_time_is_over_is_skipped() -> None:
         assert told.prefixes[3].reason == "the time is over"
 
 
+async def test_looking_for_prefixes_leaves_half_of_the_time_to_compute_those_of_the_newest_prompts() -> None:
+    async with draining(answers(500), RoleWorker()) as found:
+        for number in range(640):
+            found.recent.add(asked(number))
+        draining_it = asyncio.ensure_future(found.drain(within_s=20.0))
+        await until(lambda: found.handover.status("w0") is not None)
+        while found.status().state == "looking" and found.status().seconds <= 10.0:
+            await found.plane.clock.advance(1.0)
+        told = await draining_it
+        assert (0 < told.prompts < 640, told.failed, told.prefixes[0].outcome) == (True, 0, "warmed")
+        assert found.bodies("w1")[0]["prompt"][0] == 639_000
+
+
 async def test_no_more_prompts_are_computed_at_a_time_than_allowed() -> None:
     running, most, all_there = 0, 0, asyncio.Event()
 
