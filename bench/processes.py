@@ -30,10 +30,10 @@ from kv_runtime.nats_server import HOST, MAX_PAYLOAD_BYTES, find_binary
 from kv_runtime.process import child_environment
 
 _PORTS = range(20_000, 32_000)
-"""Below those that the system gives to connections: a port that is free for a while must stay free."""
+"""Below the ports that the system gives to connections, so that a free port is not taken before its use."""
 
 _draw = Random(f"{os.getpid()} {os.times().elapsed}")  # noqa: S311 - ports, not secrets
-"""One for all calls: two calls in a row must not find the same ports, which are free until they are used."""
+"""Shared by all calls, so that two calls do not find the same ports: these are free until they are used."""
 
 
 def free_ports(count: int) -> list[int]:
@@ -55,7 +55,7 @@ def free_ports(count: int) -> list[int]:
 
 READY = "Server is ready"
 LED = "metadata leader"
-"""What each server's log says once several have one that leads them."""
+"""What the log of each server of a cluster says once the cluster has a leader."""
 _STORE_BYTES = 8 << 30
 
 
@@ -101,7 +101,7 @@ try:
 except OSError as error:
     sys.exit(f"{command[0]}: {error.strerror}")
 """
-"""Becomes the command. `preexec_fn` would do it with less, but may deadlock in a process with threads."""
+"""Runs in the child, then becomes the command. The shorter `preexec_fn` may deadlock in a process with threads."""
 
 
 class FleetShape(NamedTuple):
@@ -138,7 +138,7 @@ class FleetShape(NamedTuple):
 
 
 def own_environment() -> dict[str, str]:
-    """Return the environment of a program of this project that a user's command starts: the user's, without settings.
+    """Return this process's environment without the project's settings, for the project's own programs.
 
     Other programs get `child_environment`.
     """
@@ -158,7 +158,7 @@ async def started(command: list[str], environment: Mapping[str, str]) -> asyncio
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
         env=environment,
-        start_new_session=True,  # Ctrl-C in a terminal reaches only its owner, which ends it in order
+        start_new_session=True,  # Ctrl-C in a terminal reaches only this process, which ends the child
     )
 
 
@@ -197,7 +197,7 @@ class ChildProcess:
         return "\n".join(self._lines)
 
     async def start(self, group: asyncio.TaskGroup, variables: Mapping[str, str] = MappingProxyType({})) -> None:
-        """Start it; a task of `group` reads its output. `variables` join those of its environment."""
+        """Start it; a task of `group` reads its output. `variables` are added to its environment."""
         environment = own_environment() if self.command[0] == sys.executable else child_environment()
         self._child = await started(self.command, {**environment, **variables})
         self._reading = group.create_task(self._read(self._child))
@@ -310,7 +310,7 @@ class FleetProcesses:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        async with AsyncExitStack() as ending:  # the last first; each although one before it was cancelled
+        async with AsyncExitStack() as ending:  # the last first; each runs even if one before it failed
             if self._stores:
                 ending.callback(self._stores.cleanup)
             ending.push_async_callback(self._group.__aexit__, kind, error, traceback)
@@ -358,7 +358,7 @@ class FleetProcesses:
         await self.workers[worker_id].end(signal.SIGKILL)
 
     async def until_ready(self) -> None:
-        """Return once every router has every worker, at its address, as fit, and follows its events.
+        """Return once every router knows each worker at its address as fit, and follows its events.
 
         Raises:
             ProcessFailed: that takes longer than `_START_S`.
@@ -376,7 +376,7 @@ class FleetProcesses:
             ) from None
 
     async def _missing(self, session: aiohttp.ClientSession) -> str:
-        """Return what a router says of itself that is not ready; empty if all are."""
+        """Return what the first router that is not ready says; empty if all are ready."""
         for data_url, control_url in self.router_urls.values():
             async with session.get(f"{control_url}/v1/workers") as response:
                 workers = [each for each in (await response.json())["workers"] if not each["unfit"]]

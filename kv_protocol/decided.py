@@ -3,10 +3,10 @@
     request    as routing read it, with its packed sequence hashes
     best       the columns of at most eight candidates: the winner, then the others, cheapest first. A column is a
                worker rank, in the order of the view
-    terms      the cost terms of these candidates; a term that is its default for all of them is left out
+    terms      the cost terms of these candidates; a term is left out if all of them have its default
     costs      the costs of all other candidates, in the order of the columns; their terms are not recorded
-    overlap    for each tier t, each rank's overlap with the request on tiers 0..t: from the index or, for ranks
-               without events, the approximate one
+    overlap    for each tier t, each rank's overlap with the request on tiers 0..t: from the index; for ranks without
+               events, from the approximate index
 
 In little-endian bytes:
 
@@ -52,7 +52,7 @@ class RouteRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True, g
 
     decision_id         unique, a new one for every attempt; `request_id` is the client's, and may repeat
     isl_tokens          the prompt's length. 0: unknown, because the mode reads no overlap, so it was not encoded
-                        With unseen images, a lower bound; for a prompt that only the worker can encode, an estimate
+                        A lower bound if images are unseen; an estimate if only the worker can encode the prompt
     sequence_hashes     of all full blocks of the prompt that are known, packed (`router/prompt/chains.py`)
     lora                the requested adapter; empty: the base model
     session_id          its requests prefer to stay at one rank; empty: no session
@@ -61,7 +61,7 @@ class RouteRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True, g
     phase               what the worker computes
     transfer_domain     decode: the domain in which the prompt's KV lies; None: any, or there is no KV
     prefill_worker      decode: the worker that computed the prompt, empty if unknown; prefill: empty. None: no KV is
-                        transferred. Records of older versions have None: these did not check that workers fit
+                        transferred. Older versions always wrote None: they did not check that the workers fit
     endpoint            the OpenAI endpoint that the worker must serve
     allowed_workers     the workers that a gateway can reach and wants to choose from; None: any
     """
@@ -110,8 +110,8 @@ class Decided(msgspec.Struct, frozen=True, tag="decided", array_like=True, kw_on
     `now_s` is the view's time. The view has `ranks` columns; `winner` and `runner_up` are two of these. `epoch` is that
     of the winner's stream, `kv_seq` the index's place in `KV_EVENTS`; `turn` counts earlier decisions for the model.
     `best`, `terms` and `costs` are empty for a mode without costs, `overlap` for a mode that reads no overlap. A router
-    writes the record with `router/native/decision_bytes.cpp`. Decoding does not compare the bytes with `ranks`: of a
-    forged record the functions below may raise `struct.error` or `ValueError`.
+    writes the record with `router/native/decision_bytes.cpp`. Decoding does not compare the bytes with `ranks`: the
+    functions below may raise `struct.error` or `ValueError` for a forged record.
     """
 
     now_s: float
@@ -177,7 +177,7 @@ def best_columns(best: bytes) -> tuple[int, ...]:
 
 
 def terms_mask(terms: bytes) -> tuple[int, int]:
-    """Return the mask of the recorded terms, and its size in bytes. Without its end it has an unknown term."""
+    """Return the mask of the recorded terms, and its size in bytes. A cut-off mask names an unknown term."""
     mask = 0
     for at, byte in enumerate(terms[:_MASK_BYTES_MAX]):
         mask |= (byte & (_MORE - 1)) << at * _MASK_BITS

@@ -32,7 +32,7 @@ Found = dict[str, float]
 
 
 class MeasuredShape(NamedTuple):
-    """How much is measured. `cores`: the system's, and that of all others; -1: any."""
+    """How much is measured. `cores`: the core of the system, and that of all other processes; -1: any."""
 
     rounds: int
     seconds: float

@@ -3,21 +3,20 @@
 file        a list of runs (`live.json`), an object whose keys `runs_N_blocks` are such lists, N blocks an engine, or an
             object with one list `runs` whose members say `blocks_per_engine`
 rows        [isl, cached, ttft_s, e2e_s, worker, turn, overlap, session] in the order of the answers' ends; the worker
-            is null behind a router that does not name it, cached if nothing was; a run may be without rows
-workload    rows do not say how long the answers were, and which system prompt a session has. Both follow from the
-            clients' generator (`load.py` of the kit), which draws from one seed. The draws are repeated here; the
-            length of a prompt is the rows', or if no run got so far follows from its words
-shared      of a system prompt: what first turns found of it in a cache, at most (a multiple of the block size)
+            is null if the router does not name it, cached if no token was cached; a run may have no rows
+workload    rows do not say how long the answers were, or which system prompt a session has. Both follow from the
+            clients' generator (`load.py` of the kit), which draws from one seed; this module repeats the draws. A
+            prompt's length is from the rows or, if no run got so far, estimated from its words
+shared      the most tokens of a system prompt that a first turn found in a cache (a multiple of the block size)
 session     its first prompt is a shared system prompt and added tokens; every further one is the prompt before it and
             added tokens
 
-It is played against simulated engines in virtual time, a closed loop of sessions, taken in order.
+Sessions are taken in order, and played as a closed loop against simulated engines in virtual time.
 
     start        `concurrency` sessions begin at once; where one ends, the next begins
     answer ends  the session's next turn is sent at that moment, unless the recording's clients had stopped sending
 
-No block of a prompt appears twice but in the system prompts, so two prompts share what their sessions share. A run is a
-function of its arguments.
+Two sessions share only the blocks of their system prompt. A run is a function of its arguments.
 """
 
 from collections.abc import Iterator, Sequence
@@ -49,7 +48,7 @@ USERS = 40
 WORKERS = 4
 BLOCK_TOKENS = 32
 FORMER_NAMES = {"runs": "kv that foresees no evictions", "runs_N_blocks": "kv, prefill_scale 1, history_weight 0.5"}
-"""What mode kv was when `h100_sglang_live.json` and `h200_live_policies.json` were recorded, by the form of the file.
+"""Mode kv as it was when `h100_sglang_live.json` and `h200_live_policies.json` were recorded, by the file's form.
 Source: `docs/BENCHMARKS.md`, "Live engines"."""
 
 
@@ -202,9 +201,9 @@ def _shared_tokens(runs: Sequence[LiveRun], drawn: Sequence[DrawnSession]) -> tu
 
 
 def live_engine(*, max_num_seqs: int = 128, max_num_batched_tokens: int = 8192) -> tuple[EngineDescription]:
-    """Return the engine of a fleet's shape, without the KV cache, which a recording has.
+    """Return a fleet's one engine, without KV blocks: `LiveFleet` sets them as in the recording.
 
-    Source of the tokens: vLLM's default for an API server on a GPU of 70 GiB or more, A100 excepted.
+    Source of `max_num_batched_tokens`: vLLM's default for an API server on a GPU of 70 GiB or more, except A100.
     """
     engine = describe(0)
     return (msgspec.structs.replace(engine, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens),)
@@ -225,7 +224,7 @@ def turns_of(recording: Recording) -> Iterator[list[TraceRequest]]:
 
 
 class LiveFleet(VirtualFleet):
-    """The fleet of a recording, of engines as in `model`; its clients play the workload once."""
+    """A fleet of engines as in `model`, and clients that play the recording's workload once."""
 
     def __init__(
         self, recording: Recording, model: VirtualFleetShape, placement: Placement, *, seed: int, workers: int = WORKERS

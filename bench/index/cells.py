@@ -1,7 +1,7 @@
 """The measured work, one function for each kind of cell. Standard library only: the peer's interpreter runs it too.
 
-A process has one cell, which it makes at its start (fills the index, prepares the queries) and runs a number of rounds.
-A round returns its figures by name; a time is CPU ns of one operation, of all threads of the process.
+A process makes one cell at its start (fills the index, prepares the queries), then runs rounds of it. A round returns
+its figures by name; a time is the CPU ns of one operation, in all threads of the process.
 
 The process answers as a role of `bench/child.py` does:
 
@@ -57,8 +57,8 @@ Round = Callable[[int], Found]
 def event_cell(of: Subject, *, index_blocks: int, sizes: Sequence[Sequence[int]]) -> Round:
     """Fresh chains are stored in events of several sizes, in an index that holds others, and removed again.
 
-    `sizes` are (blocks of an event, blocks of a round). Removed is in the same pieces, the last first. Found is the
-    time of storing and of removing a block, by the blocks of an event.
+    `sizes` are (blocks of an event, blocks of a round). The same pieces are removed, the last first. The figures are
+    the times to store and to remove a block, by the blocks of an event.
     """
     of.fresh(RANKS, -(-(index_blocks + max(blocks for _, blocks in sizes)) // RANKS))
     fill(of, range(index_blocks // CHAIN_BLOCKS))
@@ -107,9 +107,9 @@ def cold_match_cell(of: Subject, *, index_blocks: int, calls: int) -> Round:
 
 
 def trace_cell(of: Subject, *, file: str, ranks: int, cache_blocks: int) -> Round:
-    """A trace's schedule (`command.py`): every request is matched, what it misses stored, what is evicted removed.
+    """Plays a trace's schedule (`command.py`): matches each request, stores its missing blocks, removes evicted ones.
 
-    Found is the time of a block that was queried or stored.
+    The figure is the time of a block that was queried or stored.
     """
     requests = list(read_requests(Path(file)))
     of.fresh(ranks, cache_blocks)
@@ -124,9 +124,9 @@ def trace_cell(of: Subject, *, file: str, ranks: int, cache_blocks: int) -> Roun
 
 
 def trace_answers_cell(of: Subject, *, file: str, ranks: int, cache_blocks: int) -> Round:
-    """The answers of a schedule: before it computes a request, a rank has of it what its cache has.
+    """Checks the answers of a schedule: the overlap of a request's rank is what the rank's cache has of the request.
 
-    Found is how many answers there were, and how many of them wrong.
+    The figures are the numbers of answers and of wrong answers.
     """
     requests = list(read_requests(Path(file)))
 
@@ -142,7 +142,7 @@ def trace_answers_cell(of: Subject, *, file: str, ranks: int, cache_blocks: int)
 
 
 def memory_cell(of: Subject, *, blocks: int, holders: int) -> Round:
-    """Resident bytes a unique block: the same blocks are held by so many ranks, which registered no capacity."""
+    """Resident bytes per unique block: all `holders` ranks hold the same blocks, and registered no capacity."""
     chains = range(blocks // CHAIN_BLOCKS)
 
     def round_of(seed: int) -> Found:
@@ -161,8 +161,8 @@ def memory_cell(of: Subject, *, blocks: int, holders: int) -> Round:
 def bulk_cell(of: Subject, *, blocks: int, capacity_blocks: int, calls: int, round_blocks: int) -> Round:
     """A large index is built, queried, and gets more blocks; its ranks register `capacity_blocks` in all.
 
-    As many other blocks are stored and removed again before: memory that is touched for the first time may cost more
-    than storing does. Found is the time of a block built and of one more, of a cold match, and bytes a block.
+    Before more blocks are stored, as many others are stored and removed: the first touch of memory may cost more than
+    the store. The figures are the times to build and to add a block and of a cold match, and the bytes per block.
     """
     chains, more = range(blocks // CHAIN_BLOCKS), range(round_blocks // CHAIN_BLOCKS)
 
@@ -190,14 +190,14 @@ def timed(calls: Iterable[Call], operations: int) -> float:
 
 
 def cold_matches(of: Subject, chains: range, calls: int, seed: int) -> float:
-    """Return the time of a match: at most `calls` of different chains, in random order; queries are made before."""
+    """Return the time of a match, over at most `calls` different chains in random order."""
     draw, calls = random.Random(seed), min(calls, len(chains))  # noqa: S311 - a workload, not a secret
     steps = [of.match(chain(FILL_SEED, number)) for number in draw.sample(chains, calls)]
     return timed(of.bind(steps), calls)
 
 
 def fill(of: Subject, chains: range) -> float:
-    """Return the time of a block; chains are stored each as one event, made a few at a time outside of the clock."""
+    """Store each chain as one event, and return the time of a block; the time to make the events is not counted."""
     parts = []
     for first in range(0, len(chains), SIDE_BY_SIDE):
         stores = events(FILL_SEED, chains[first : first + SIDE_BY_SIDE], CHAIN_BLOCKS, RANKS)
@@ -212,7 +212,7 @@ def run(of: Subject, steps: Iterable[IndexCall]) -> None:
 
 
 def resident_bytes() -> int:
-    """Return the memory of this process that is resident, what the allocator can give back given back."""
+    """Return the resident memory of this process, once the allocator has returned its free memory."""
     with suppress(OSError, AttributeError):  # only glibc has it
         ctypes.CDLL(None).malloc_trim(0)
     return int(_STATM.read_text().split()[1]) * mmap.PAGESIZE
@@ -235,7 +235,7 @@ WORK: dict[str, Callable[..., Round]] = {
     "memory": memory_cell,
     "bulk": bulk_cell,
 }
-"""By kind of work what makes a cell: it prepares the index of a subject, and returns what runs a round."""
+"""For each kind of work the function that makes a cell: it prepares a subject's index, and returns the `Round`."""
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The users of a soak, each with one request at a time, over and over; their answers beside the expected text.
+"""Users of a soak: each sends one request at a time, and every answer is compared with the expected text.
 
 | outcome | is |
 |---|---|
@@ -170,7 +170,7 @@ class Tally:
     def add(
         self, kind: Kind, outcome: AnswerOutcome, *, tokens: int, took_s: float, was_hit: bool, detail: str
     ) -> None:
-        """Count a request that has ended; `detail` is shown where it should have ended otherwise."""
+        """Count a request that has ended; `detail` is shown if `outcome` is not in `AS_DUE`."""
         self.outcomes[kind, outcome] += 1
         self.hit[kind, outcome] += was_hit
         self.latencies_s.append(took_s)
@@ -180,7 +180,7 @@ class Tally:
             self.examples[outcome].append(f"{kind.name}: {detail}")
 
     def total(self, outcome: AnswerOutcome) -> int:
-        """Return how many requests ended so."""
+        """Return how many requests have this outcome."""
         return sum(count for (_, each), count in self.outcomes.items() if each is outcome)
 
     def excused(self) -> int:
@@ -192,17 +192,17 @@ class Tally:
         )
 
     def lost(self) -> Counter[AnswerOutcome]:
-        """Return how many requests did not end as they must, by how they ended, without those that are excused."""
+        """Return how many requests have each outcome that is not in `AS_DUE`, without the excused ones."""
         lost = Counter({outcome: self.total(outcome) for outcome in AnswerOutcome if outcome not in AS_DUE})
         lost[AnswerOutcome.ERROR_EVENT] -= self.excused()
         return +lost
 
     def saved(self) -> int:
-        """Return how many requests are right though their worker was killed in the midst of the answer."""
+        """Return how many requests are right although their worker was killed during the answer."""
         return sum(count for (_, outcome), count in self.hit.items() if outcome is AnswerOutcome.RIGHT)
 
     def rows(self) -> Iterator[tuple[str, dict[AnswerOutcome, int]]]:
-        """Yield each kind of request, and how many of it ended how."""
+        """Yield each kind of request, and its requests by outcome."""
         by_kind: defaultdict[str, dict[AnswerOutcome, int]] = defaultdict(dict)
         for (kind, outcome), count in self.outcomes.items():
             by_kind[kind.name][outcome] = count
@@ -211,7 +211,7 @@ class Tally:
 
 _DETAIL_BYTES = 300
 _KEPT_S = 3600.0
-"""A connection without requests stays open over the quiet moments."""
+"""How long a connection stays open without requests."""
 _HEADERS = {"content-type": "application/json"}
 
 
@@ -227,7 +227,7 @@ class Clients:
         self._pending: dict[int, SoakAnswer] = {}
         """Answers on their way, by the user's number."""
         self._killed: dict[int, set[str]] = {}
-        """Workers that were killed meanwhile. The head of an answer may still be on its way from the router then."""
+        """Workers that were killed during each answer: which one gives it is known only when its head has come."""
         self._left, self.begun = 0, 0
         self._milestone: tuple[int, asyncio.Event] | None = None
         self.tally = Tally()
@@ -249,7 +249,7 @@ class Clients:
             self._milestone[1].set()
 
     async def until_begun(self, requests: int) -> None:
-        """Return when so many requests have begun since the start, or no more will; one may wait at a time."""
+        """Return once `requests` have begun since the start, or no more will. For one caller at a time."""
         if self.begun < requests:
             self._milestone = requests, asyncio.Event()
             await self._milestone[1].wait()

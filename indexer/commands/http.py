@@ -1,8 +1,8 @@
 """The stand-alone index's HTTP API.
 
 POST /v1/overlap {"sequence_hashes": [...], "ranks": [["worker", 0], ...] | absent: all}    overlap by rank
-GET  /v1/ranks, /v1/ranks/{worker}/{dp_rank}/blocks      every rank's place; one rank's blocks
-GET  /v1/prefix-tree      the tree, node by node (these routes: `indexer/service/routes.py`)
+GET  /v1/ranks, /v1/ranks/{worker}/{dp_rank}/blocks      the state of every rank; one rank's blocks
+GET  /v1/prefix-tree      the tree, node by node (with /v1/ranks: `indexer/service/routes.py`)
 GET  /ready               503 while the index catches up, or a rank is refused or blind (`status.is_blind`)
 GET  /health, /live, /version, /metrics
 

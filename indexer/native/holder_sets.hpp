@@ -1,10 +1,10 @@
-// Sets of holders, each kept once however many runs have it: the holders of a run are one number.
+// Sets of holders. Equal sets are stored once, and a run names its set by a number.
 //
 //     set      bit matrix, planes (tiers in use) x width (words of 64 ranks), both as small as can be; set 0 is empty
-//     memo     (set, holder, come or gone) -> set, a cache of fixed size: with 1,024 ranks a store of few blocks takes a fifth less time
+//     memo     (set, holder, added or removed) -> set, a cache of fixed size: with 1,024 ranks it makes a store of few blocks a fifth faster
 //
-// A run owns a reference. A set without references is forgotten, and its number may be given to another set:
-// `generation` tells a memo that its answer is of an earlier set with this number.
+// A run owns a reference. A set without references is forgotten, and its number may be given to another set; then
+// `generation` differs from that in a memo's answer, which is void.
 #pragma once
 
 #include <algorithm>
@@ -80,7 +80,7 @@ public:
 
     u32 size() const { return live_; }
     u64 bytes() const { return bytes_; }
-    // The most bytes by which `bytes()` grows with another set of so many ranks.
+    // The most bytes that one more set adds to `bytes()`, if there are `ranks` ranks.
     u64 bytes_for_more(u32 ranks) const {
         const u64 buckets = live_ < buckets_.size() ? 0 : buckets_.size() * sizeof(u32);
         return sizeof(Set) + buckets + words_bytes((ranks / 64 + 1) * kTiers);

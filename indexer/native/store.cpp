@@ -1,5 +1,5 @@
-// Stores: a chain of blocks hangs behind its parent, is held where it is known, and grows where it is new. A parent that is
-// not in the tree becomes a placeholder: a block without holders and without a known parent.
+// Stores: known blocks of a chain get one more holder, new ones are added behind the chain's parent. A parent that is not in
+// the tree becomes a placeholder: a block without holders and without a known parent.
 #include <algorithm>
 
 #include "tree.hpp"
@@ -49,7 +49,7 @@ std::size_t Tree::not_held(const u64* hashes, std::size_t count, Holder holder) 
     return missing;
 }
 
-// Hold a chain behind `above` (kNone: from the beginning); return how many of its blocks there was memory for.
+// Holds a chain behind `above` (kNone: from the beginning); returns how many of its blocks fitted into memory.
 std::size_t Tree::attach(u32 above, const u64* hashes, std::size_t count, Holder holder, double now_s) {
     std::size_t at = 0;
     while (at < count) {
@@ -88,7 +88,7 @@ bool Tree::has_room_behind(u32 above) const {
 
 bool Tree::is_held(u32 block, Holder holder) const { return sets_.contains(runs_[runs_.of(block)].set, holder); }
 
-// Whether there is memory for what a new holder of blocks may cost at most, beside the blocks.
+// Whether there is memory for the most that a new holder may cost, without the blocks.
 bool Tree::is_affordable(Holder holder) const {
     if (budget_.limit == 0) {
         return true;
@@ -98,7 +98,7 @@ bool Tree::is_affordable(Holder holder) const {
     return budget_.fits(cost_bytes);
 }
 
-// The same for blocks that one rank holds on one tier.
+// `grow` for blocks that one rank holds on one tier.
 Tree::Grown Tree::grow_for(Holder holder, u32 above, const u64* hashes, std::size_t count, double now_s) {
     if (!is_affordable(holder)) {
         return {0, above};

@@ -3,8 +3,7 @@
     start   read the log behind what the fold has: behind the snapshot that it was restored from, or all of it
     ready   once the feed has read up to the end that the log had at the start
 
-A part of a process: `run` ticks. Only the feed applies facts, on the event loop, one after another: reads of the fold
-between two awaits are consistent.
+Only the feed applies facts, on the event loop, one after another: reads of the fold between two awaits are consistent.
 """
 
 import asyncio
@@ -83,7 +82,7 @@ class IndexFeed:
         self.refused_messages_total = 0
         """Malformed messages that belong to no rank; the fold counts the others."""
         self.log_position = LogPosition("", 0)
-        """Changes together with the fold: it is the position of a checkpoint that is taken now."""
+        """Changes together with the fold, so it is the position of a checkpoint taken now."""
         self._reading: Reading | None = None
         self._target_seq = self._to_read = 0
         self._is_caught_up = False
@@ -91,7 +90,7 @@ class IndexFeed:
         """By rank: the time from the engine's flush of its newest batch until that was applied."""
 
     async def start(self, stream: LogStreamState, after_seq: int = 0) -> None:
-        """Subscribe to answers, heartbeats, fleet events, and to `stream`, the events, behind `after_seq`.
+        """Subscribe to answers, heartbeats and fleet events, and to the events in `stream` after `after_seq`.
 
         Raises:
             BrokerUnavailable: no server, or no streams.
@@ -106,7 +105,7 @@ class IndexFeed:
         self._reading, self._target_seq, self._to_read = reading, stream.last_seq, reading.unread
 
     def catching_up(self) -> str:
-        """Return how much was read of what the log had at the start; empty once all of it was.
+        """Return how many of the log's messages at the start were read; empty once all were.
 
         Messages that the log dropped meanwhile, by its limits, do not count.
         """
@@ -180,7 +179,7 @@ class IndexFeed:
             self.freshness_s[rank] = max(0.0, (self._clock.wall_ns() - read.engine_time_ns) / 1e9)
 
     def _trace(self, rank: WorkerRank, read: Message, came_ns: int) -> None:
-        """Write a span for a message that came then, as a child of the agent's span `kv_events`.
+        """Write a span for a message that came at `came_ns`, as a child of the agent's span `kv_events`.
 
         The trace id and the parent's span id follow from the rank, the epoch and the first seq (`event_trace`). A
         message is not applied while the index waits for an earlier one, is in a recovery, or has no use for its epoch.

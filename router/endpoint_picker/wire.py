@@ -6,7 +6,6 @@ Sources: Envoy 1.40, `api/envoy/service/ext_proc/v3/external_processor.proto`, `
 `api/envoy/type/v3/http_status.proto`; gRPC, `doc/health-checking.md`; the endpoint picker protocol 1.0.0 of the Gateway
 API inference extension (proposal 004); docs/SOURCES.md, D11.
 
-    name: number type       type is bytes, string, bool, int or a message; `*` repeats it, `{}` is a map from strings
 """
 
 from collections.abc import Iterable
@@ -29,6 +28,7 @@ HEALTH = "grpc.health.v1.Health"
 _PACKAGE = "kv_router.gateway"
 _STRUCT = ".google.protobuf.Struct"
 
+# Fields by name: number and type, which is a scalar or a message; `*`: repeated; `{}`: a map from strings to Structs.
 _MESSAGES: dict[str, dict[str, tuple[int, str]]] = {
     "HeaderValue": {"key": (1, "string"), "value": (2, "string"), "raw_value": (3, "bytes")},
     "HeaderMap": {"headers": (1, "HeaderValue*")},
@@ -254,7 +254,7 @@ def head_reply(side: Side, lines: HeaderLines = (), removed: tuple[str, ...] = (
 def body_reply(
     side: Side, lines: HeaderLines = (), removed: tuple[str, ...] = (), destination: str = "", body: bytes | None = None
 ) -> Any:  # noqa: ANN401
-    """Pass a body or a part of it on, of a buffered request with changes of its head; `body` takes its place."""
+    """Pass on a body, or a part of it; `body` replaces it. A buffered request's head may be changed, too."""
     if body is None:
         return _reply(f"{side}_body", lines, removed, destination)
     lines = (*lines, (b"content-length", b"%d" % len(body)))
@@ -263,7 +263,7 @@ def body_reply(
 
 def chunk_reply(side: Side, data: bytes, *, is_last: bool) -> Any:  # noqa: ANN401
     """Pass a part of a body of mode full_duplex_streamed on."""
-    message = _Response()  # one for each event of a stream: an argument by name would take four times as long
+    message = _Response()  # made for each event of a stream: keyword arguments would take four times as long
     chunk = getattr(message, f"{side}_body").response.body_mutation.streamed_response
     chunk.body, chunk.end_of_stream = data, is_last
     return message

@@ -19,8 +19,8 @@
 | an expectation that is not `100-continue` | 417 |
 | whatever else differs | 400 |
 
-Extensions and trailers are checked and forgotten; a line of them is bounded, and so are all trailers together. A
-trailer that frames a message is refused: another reader may frame the next one by it.
+Extensions and trailers are checked, then dropped; each line is bounded, and so are all trailers together. A trailer
+with a framing header is refused: another server might find the next message by it.
 
 Source: RFC 9112, RFC 9110. Where they leave a choice, the message is refused. In C++: `router/native/fields.hpp`,
 `heads.cpp` (requests of clients), `relay.cpp` (requests to workers, and answers), `body.cpp` (bodies).
@@ -90,10 +90,10 @@ class AnswerHead(NamedTuple):
 
 built.name_heads(RequestHead, AnswerHead, Malformed)
 RequestReader = built.RequestReader
-"""Reads requests. It gets the type `Exchange`, the `Host`s that are served, which may change, the header lines of
+"""Reads requests. Arguments: the type `Exchange`, the set of served `Host`s, which may change, the header lines of
 answers, and the most bytes of a body.
 
-    read(data, client, began_s, posts)   reads the request with which `data` begins, behind empty lines; returns
+    read(data, client, began_s, posts)   reads the request at the start of `data`, after any empty lines; returns
         an exchange with this client, and the value of its path in `posts`
                                          for a complete POST to one of these paths, if no byte follows it and nothing
                                          is left to check
@@ -103,41 +103,41 @@ answers, and the most bytes of a body.
     checks_all                           whether something is left to check of each request
 """
 RequestWriter = built.RequestWriter
-"""Writes requests to one worker. It gets what paths there begin with, and the first header lines, which end with
+"""Writes requests to one worker. Arguments: the prefix of its paths, and the first header lines, which end with
 `content-length: `.
 
     request(method, path, headers, body)   returns the request's parts; a short body is one part with the head
 """
 CallLines = built.CallLines
-"""Writes header lines. It gets those with which every call to a worker begins.
+"""Writes header lines. Argument: the first header lines of every call to a worker.
 
     lines(verdict, client)   returns the lines of the call that carries out the verdict, with the client's
                              `traceparent`, `tracestate`, `x-session-id`; and the lines that its answer gets
 """
 AnswerReader = built.AnswerReader
-"""Reads answers to a GET or a POST. It gets the names of headers that stay here.
+"""Reads answers to a GET or a POST. Argument: the names of headers that are not passed on.
 
-    head(data)   returns the `AnswerHead` with which an answer begins, behind interim answers; the last interim one
-                 where that is all; None: no head is complete. It raises `Malformed`
+    head(data)   returns the `AnswerHead` after the interim answers in `data`; the last interim head if there is no
+                 other; None: no head is complete. Raises `Malformed`
 """
 LAST_CHUNK = b"0\r\n\r\n"
 BodyReader = built.BodyReader
-"""Reads one body, of a length in bytes, `CHUNKED` or `UNTIL_CLOSE`, piece by piece; however it is cut, it is the same.
+"""Reads one body, of a length in bytes, `CHUNKED` or `UNTIL_CLOSE`, from pieces that may be cut anywhere.
 
     feed(data, payload)   appends the payload in `data` to `payload`; returns where in `data` the body ends, -1 if it
                           does not. Raises `Malformed`
     left                  missing bytes of the body, or of the present chunk
 """
 AnswerBody = built.AnswerBody
-"""An answer's body, read likewise; its payload waits to be taken. `AnswerBody(body_bytes, mark, is_later)`.
+"""Reads an answer's body the same way, and stores its payload until taken. `AnswerBody(body_bytes, mark, is_later)`.
 
-    feed(data)        reads the payload in `data`, raises as `BodyReader.feed`. While a stream `flows` it takes the
-                      complete events, and returns them as the client gets them, empty where there are none. None: the
-                      stream does not flow, nothing was taken before, the body ends, or what waits is to be judged
+    feed(data)        reads the payload in `data`; raises as `BodyReader.feed` does. While a stream `flows`, takes the
+                      complete events and returns them as the client gets them, maybe empty. None: take them yourself:
+                      the stream does not flow, nothing was taken before, the body ends, or an alarm is in what waits
     end               where in the last `data` the body ends, -1 if it does not
     until_close       whether it ends with the connection
-    pass_on(...)      says how a stream flows: `chunks` or not; what waits is judged if it has more bytes than
-                      `pending_max` without an event's end, or one of the texts `alarms`; `kept` gets the events
+    pass_on(...)      makes it a stream that may flow, as `chunks` or not. An alarm is one of the texts `alarms`, or
+                      more than `pending_max` bytes without an event's end; `kept` gets the events
     flows             whether a stream flows
     has_begun         whether a byte of the payload came
     size, pending     what waits
@@ -145,10 +145,10 @@ AnswerBody = built.AnswerBody
     take_events()     takes all complete events: up to the last empty line
     take(size)        takes this many bytes, or all that wait
     drop()            drops what waits
-    marks             how many marks are in what was taken last; if `mark` is empty, how many events
-    later             of a stream, the marks that were taken after the first piece with one; if it `is_later`, all
-    has_end_mark      whether the end of all that was read has a stream's event `data: [DONE]`
-    tail              the end of all that was taken, `TAIL_BYTES` at most
+    marks             how many marks the last take had; if `mark` is empty, how many events
+    later             of a stream, the number of marks taken after the first take with one; all if it `is_later`
+    has_end_mark      whether the last bytes that were read have the event `data: [DONE]`
+    tail              the last bytes that were taken, at most `TAIL_BYTES`
 """
 TAIL_BYTES = built.TAIL_BYTES
 chunk = built.chunk

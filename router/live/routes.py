@@ -21,7 +21,7 @@ _DECIMAL = re.compile(r"[0-9]{1,20}")
 
 
 def live_routes(live: Live, marks: Collection[object]) -> Sequence[web.RouteDef]:
-    """Return the routes of the fleet, now and before, of the marks of its changes, and of trends."""
+    """Return the routes of the fleet now and before, of its history with the `marks`, and of trends."""
 
     async def fleet(request: web.Request) -> web.Response:
         at_s = unix_time(request.query)

@@ -1,4 +1,4 @@
-// In C++: the fold of router/decision/state.py. All calls keep the GIL.
+// Binds the fold of router/decision/state.py to Python. All calls keep the GIL.
 #include <nanobind/stl/map.h>
 
 #include "attribution.hpp"
@@ -14,7 +14,7 @@ namespace {
 
 using LoadTuple = std::tuple<i64, i64, i64, i64, i64, i64, i64>;
 
-// What `figure` returns of the row of every rank in the map, by rank.
+// Returns each rank in the map with what `figure` returns for its row.
 template <typename Map, typename Figure>
 auto of_ranks(const Map& map, Figure figure) {
     std::vector<std::pair<RankKey, decltype(figure(kNoRow))>> made;
@@ -239,7 +239,7 @@ void bind_sums(nb::module_& module) {
         .def_ro("error_tokens", &RequestSums::OfWorker::error_tokens)
         .def_ro("ttft", &RequestSums::OfWorker::ttft)
         .def_ro("failures", &RequestSums::OfWorker::failures);
-    nb::class_<RequestSums>(module, "RequestSums")  // its rows are copies: a row may go while it is shown
+    nb::class_<RequestSums>(module, "RequestSums")  // rows are returned as copies: the original may be dropped
         .def(nb::init<nb::object, const std::vector<std::string>&>(), "fleet"_a, "modes"_a)
         .def("end", &RequestSums::end, nb::arg(), nb::arg(), nb::arg(), nb::arg())
         .def("queue_waited", [](RequestSums& sums, double seconds) { sums.queue_wait.add(seconds); }, nb::arg())

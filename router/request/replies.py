@@ -35,7 +35,7 @@ def answer(exchange: Exchange, value: object, status: int = 200) -> None:
 
 
 class Replies:
-    """A data plane's service."""
+    """Answers every exchange of a data plane: calls the endpoint of its path, or refuses it."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Replies:
         refuse: Callable[[Exchange, Refusal], None] = Exchange.refuse,
         passes: Callable[[Exchange], bool] = lambda _: False,
     ) -> None:
-        """`posts` are served by their paths; `passes` serves another path, or returns false."""
+        """`posts` has the endpoint of each POST path. `passes` serves an unknown path, or returns false."""
         self.posts, self._models, self._readiness = posts, models, readiness
         self._refuse, self._passes = refuse, passes
         self._gets: dict[str, Endpoint] = {
@@ -89,7 +89,7 @@ def _model(name: str) -> dict[str, object]:
 
 
 def refusal_of(error: BaseException, request: "Request[Any]") -> Refusal:
-    """Return the client's error; log what is no fault of the client."""
+    """Return the error for the client; log it if the client did not cause it."""
     if isinstance(error, RequestRejected):
         return error.refusal
     if isinstance(error, BodyTooLarge):

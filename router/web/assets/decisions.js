@@ -10,13 +10,13 @@ export class DecisionsView extends View {
   words = "";
   table = new Table({
     label: "Decisions, newest first", key: (each) => each.decision_id, open: (each) => this.app.go(["decisions", each.decision_id]),
-    columns: decisionColumns(() => this.app.live.at), sorted: "Age", descending: false, isTall: true, empty: "No decision has this in it.",
+    columns: decisionColumns(() => this.app.live.at), sorted: "Age", descending: false, isTall: true, empty: "No decision matches.",
   });
 
   draw() {
     const { live } = this.app;
     if (!live.shown.decisions) return null;
-    if (!live.shown.decisions.length) return message("", "There is no decision yet.", live.past ? "None of this time is kept in memory: journal.decisions_max says how many are." : "Decisions appear here as soon as requests come.");
+    if (!live.shown.decisions.length) return message("", "There is no decision yet.", live.past ? "None of this time is in memory, which keeps the newest decisions (journal.decisions_max)." : "Decisions appear here as soon as requests come.");
     const [found, field] = filtered(this, "decisions-filter", "worker, request, model, outcome", live.shown.decisions, textOf);
     return [field, this.table.with(found)];
   }
@@ -134,7 +134,7 @@ function columnsOf(decision, terms, largest) {
     { name: "Rank", width: "minmax(120px, 1.2fr)", cell: (row) => [h("span", { class: "mark", "aria-hidden": "true" }, row.isWinner ? "→" : ""), name(rankId(row)), row.isWinner && h("span", { class: "hidden" }, " chosen")], sort: rankId },
     ...(isWeighed ? weighed : []),
     { name: "Blocks held", width: "90px", align: "end", cell: (row) => count(row.overlap_blocks[0]), sort: (row) => row.overlap_blocks[0], hint: "Leading blocks of the prompt on its GPU" },
-    { name: "Blocks expected", width: "120px", align: "end", cell: (row) => count(Math.max(row.overlap_blocks[0], row.predicted_blocks)), sort: (row) => Math.max(row.overlap_blocks[0], row.predicted_blocks), hint: "With those that requests before it bring there" },
+    { name: "Blocks expected", width: "120px", align: "end", cell: (row) => count(Math.max(row.overlap_blocks[0], row.predicted_blocks)), sort: (row) => Math.max(row.overlap_blocks[0], row.predicted_blocks), hint: "Including those that earlier requests will leave there" },
     { name: "Trust", width: "minmax(96px, 160px)", cell: (row) => [trust(row), row.terms.overlap_lost_blocks > 0 && badge("evicts", "warn", `It lacks room, and will evict ${count(row.terms.overlap_lost_blocks)} blocks before it computes the prompt`)], sort: (row) => row.trust },
   ];
 }
@@ -143,7 +143,7 @@ function shares(row, terms) {
   return terms.map((term) => `${term.name} ${ms(weighted(row, terms, term))}`).join(", ");
 }
 
-/** A term as it counts: those before the first token by the weight that the cost was made with. */
+/** A term times its weight: only terms before the first token have one, computed from the cost. */
 function weighted({ terms: values }, terms, term) {
   const sum = (isFirst) => terms.reduce((found, each) => found + (each.isFirst === isFirst ? values[each.field] : 0), 0);
   const first = sum(true);

@@ -88,7 +88,7 @@ _ALIASES = {
 }
 _CALL_ALIASES = _ALIASES | {"qwen3": "hermes"}
 _REASONING_ALIASES = _ALIASES | {"deepseek_v3": "deepseek_v32", "deepseek-v3": "deepseek_v32", "minimax": "minimax_m2"}
-"""Of DeepSeek the engines name one parser of reasoning for all models from V3.1 on."""
+"""The engines use the name `deepseek_v3` for the reasoning of all DeepSeek models since V3.1."""
 
 
 class AnswerFormat:
@@ -112,7 +112,7 @@ class AnswerFormat:
         self.special_tokens, self.stop_tokens = (*self._family.special_tokens, *tags), self._family.stop_tokens
 
     def parser(self, options: AnswerOptions, answer: str = "", *, prompt_end: str = "") -> AnswerParser:
-        """Return what reads one choice of an answer. The ids of its calls are made of `answer`, which names it.
+        """Return a parser for one choice, named `answer`: the ids of its calls are hashes of that name.
 
         `prompt_end` are the last characters of the prompt, special tokens too.
         """

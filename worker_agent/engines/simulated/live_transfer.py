@@ -29,7 +29,7 @@ from worker_agent.port.types import EngineError, KvFetches
 PATH = "/v1/kv_transfers/"
 _BODY_BYTES_MAX = 4096
 _DRAIN_S = 0.5
-"""How long the stopping server waits for running requests: an engine that stops normally holds no context by then."""
+"""How long the stopping server waits for running requests; an engine that was drained holds no context by then."""
 _OUTCOMES: dict[int, TransferOutcome] = {200: "done", 404: "gone"}
 
 
@@ -100,5 +100,5 @@ async def _told(handoff: Handoff) -> TransferOutcome:
             session.post(url, data=handoff.opaque_state, allow_redirects=False) as response,
         ):
             return _OUTCOMES.get(response.status, "lost")
-    except (aiohttp.ClientError, OSError, ValueError):  # of a made-up handoff the port may be none
+    except (aiohttp.ClientError, OSError, ValueError):  # a forged handoff may name no valid port
         return "lost"

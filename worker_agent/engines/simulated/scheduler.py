@@ -1,7 +1,7 @@
 """The simulated engine in virtual time: requests in, iterations out.
 
     while simulator.has_work:
-        step = simulator.step(now_s)        # the state is now that at the end of the iteration
+        step = simulator.step(now_s)        # the state is already that of the iteration's end
         now_s += step.duration_s
         simulator.flush_events()            # the events become visible only now
 
