@@ -212,7 +212,7 @@ class ChildProcess:
         await child.wait()
 
     async def line_with(self, words: str) -> str:
-        """Return the first line that contains `words`; raise `ProcessFailed` where none comes."""
+        """Return the first line that contains `words`; raise `ProcessFailed` if none comes."""
         assert self._reading is not None
         for _ in range(round(_START_S / _POLL_S)):
             is_over = self._reading.done()

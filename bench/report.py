@@ -18,7 +18,7 @@ _CPU_INFO = Path("/proc/cpuinfo")
 
 
 def percentile(values: Sequence[float], quantile: float) -> float:
-    """Return the value below which a share `quantile` of the values lies (nearest rank); 0 of none."""
+    """Return the value below which a share `quantile` of the values lies (nearest rank); 0 without values."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(quantile * len(ordered)))] if ordered else 0.0
 
@@ -61,7 +61,7 @@ def cpu_s(pid: int) -> float:
 
 
 def machine_line() -> str:
-    """Return one line about this machine and its processor, where that is named."""
+    """Return one line about this machine and its processor, if the system names it."""
     memory_gib = psutil.virtual_memory().total / 2**30
     line = f"{platform.machine()}, {os.cpu_count()} cores, {memory_gib:.0f} GiB, Python {platform.python_version()}"
     info = _CPU_INFO.read_text() if _CPU_INFO.exists() else ""

@@ -50,7 +50,7 @@ class Verdict(NamedTuple):
 
     @property
     def holds(self) -> bool | None:
-        """Whether the target is reached in all cells; None where nothing was measured."""
+        """Whether the target is reached in all cells; None if nothing was measured."""
         if not self.figures:
             return None
         return all(each <= self.needed if self.sign == "<=" else each >= self.needed for _, each in self.figures)
@@ -93,7 +93,7 @@ def times(ratio: float | None) -> str:
 
 
 def commit() -> str:
-    """Return the commit that is checked out, marked where files differ from it; `unknown` outside of a checkout."""
+    """Return the commit that is checked out, marked if files differ from it; `unknown` outside of a checkout."""
     command = ("git", "-C", str(_ROOT), "describe", "--always", "--dirty", "--abbrev=12")
     try:
         return subprocess.run(

@@ -26,28 +26,26 @@ _RESTART_S = 1.0
 
 @click.command(context_settings={"auto_envvar_prefix": "KVROUTER_UP", "show_default": True})
 @click.option(
-    "--workers", type=click.IntRange(0, 64), help="simulated workers; without other workers 4", show_default=False
+    "--workers", type=click.IntRange(0, 64), help="simulated workers; 4 if there are no others", show_default=False
 )
 @click.option("--prefill", type=click.IntRange(0, 64), default=0, help="simulated workers that compute prompts")
 @click.option("--decode", type=click.IntRange(0, 64), default=0, help="simulated workers that decode")
 @click.option("--text", default="byte", help="tokenizer and template: `byte`, or the model's directory")
 @click.option("--mode", default="kv", help="how a worker is chosen")
 @click.option("--model", default="sim-8b", help="the simulated workers' model")
-@click.option(
-    "--nats-servers", type=click.IntRange(0, 5), default=0, help="that keep the log together; 0: one in the router"
-)
+@click.option("--nats-servers", type=click.IntRange(0, 5), default=0, help="servers of the log; 0: one in the router")
 @click.option("--routers", type=click.IntRange(1, 16), default=1, help="several need --nats-servers")
-@click.option("--port", type=int, default=8000, help="of the OpenAI endpoint; 0: any free one")
-@click.option("--control-port", type=int, default=8001, help="of the control plane; 0: any free one")
-@click.option("--nats-port", type=int, help="of the router's nats-server, 4222; 0: any free one", show_default=False)
+@click.option("--port", type=int, default=8000, help="port of the OpenAI endpoint; 0: any free one")
+@click.option("--control-port", type=int, default=8001, help="port of the control plane; 0: any free one")
+@click.option("--nats-port", type=int, help="nats-server's port, 4222; 0: any free one", show_default=False)
 @click.option("--set", "settings", multiple=True, metavar="SECTION.KEY=VALUE", help="set any field of the router")
 @click.option(
-    "--worker-set", "worker_settings", multiple=True, metavar="SECTION.KEY=VALUE", help="of simulated workers"
+    "--worker-set", "worker_settings", multiple=True, metavar="SECTION.KEY=VALUE", help="set any field of the workers"
 )
 @click.option(
     "--logs", type=click.Path(path_type=Path, file_okay=False), help="directory; without it a new one in /tmp"
 )
-@click.option("--restart", "is_restarted", is_flag=True, help="start a worker again that ends by itself")
+@click.option("--restart", "is_restarted", is_flag=True, help="restart a worker that ends by itself")
 def up(
     *,
     workers: int | None,

@@ -64,7 +64,7 @@ async def ensure_streams(log: EventLog, nats: NatsSection) -> None:
 
     Raises:
         StreamUnfit: an existing one cannot be ours.
-        BrokerUnavailable: the server is away, refuses one, for instance for want of space, or has not answered for
+        BrokerUnavailable: the server is away, refuses one, for lack of space, say, or has not answered for
             `STREAMS_S`: a cluster that is starting has no leaders for some seconds.
     """
     events = StreamSpec(
@@ -115,7 +115,7 @@ class EmbeddedIndex:
         gate = FleetGate(nats.fleet_secrets)
         self._feed = IndexFeed(fold, log, clock, gate, logs_announced=logs_announced, tracing=tracing)
         self.catching_up, self.wait_for = self._feed.catching_up, self._feed.wait_for
-        """Return how much of the log as of the start was read; wait until a rank was applied up to a seq."""
+        """As `IndexFeed` documents them."""
         keeping = KeepingLimits(
             period_s=min(nats.snapshot_period_s, nats.events_max_age_s / _SNAPSHOTS_IN_LOG),
             log_bytes_max=nats.events_max_bytes,
@@ -126,7 +126,7 @@ class EmbeddedIndex:
         """Returns the seq of the last applied message of `KV_EVENTS`; asked for with every decision."""
 
     async def start(self) -> None:
-        """Restore the best snapshot, if there is one, and begin to read the log behind it.
+        """Restore the best snapshot, if there is one, and begin to read the log after it.
 
         Raises:
             BrokerUnavailable: no server, or no streams. Unreadable snapshots are skipped.

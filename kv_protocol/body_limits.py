@@ -51,7 +51,7 @@ _PLACEHOLDER = re.compile(rb"kv-cut-[0-9a-z-]+")
 _ESCAPE = re.compile(rb"\\.", re.DOTALL)
 _NUMBERS = b"0123456789 \t\r\n"
 _ID_COMMAS = re.compile(rb"(?:\[|\A),++")
-"""What remains of a list of ids without its numbers; of one that a slice continues, its commas."""
+"""A list of ids without its numbers, or only the commas if the list began in an earlier slice."""
 _ID_LIST = re.compile(rb"\[[ \t\r\n]*+\[?[ \t\r\n]*+[0-9]")
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -65,7 +65,7 @@ class BodyLimits(NamedTuple):
     options_bytes_max: int = 1 << 20
     """Schemas and tools of LLM agents take a tenth of it."""
     values_max: int = 1 << 16
-    """A decoder makes so many objects in some 5 ms."""
+    """A decoder makes this many objects in some 5 ms."""
     section: str = "data"
 
 

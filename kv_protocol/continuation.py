@@ -5,7 +5,7 @@
                                                            which readers of event streams ignore. The client gets it
                                                            only if it sent the header itself
     router -> worker    body key `kv_continue`             {tokens, id, created}: all ids so far, in base64, and the id
-                                                           and time of the response; the worker continues behind them
+                                                           and time of the response; the worker continues after them
 
 An event's comment has all ids generated so far, including ids whose text is still held back: half a character, or the
 beginning of a possible stop string. A worker that continues from these ids holds back the same text.
@@ -65,7 +65,7 @@ class Progress(msgspec.Struct, kw_only=True):
 
     `tokens` are the ids' bytes; `finish_reason` and `has_usage`: sent already. `text` is what was sent of the answer,
     `prompt` the ids' bytes of the prompt if the engine told them. The last event with text completed the first
-    `text_tokens` ids, and told `last_tokens` of them. The last engine generated the ids behind the first
+    `text_tokens` ids, and told `last_tokens` of them. The last engine generated the ids after the first
     `start_tokens`. `is_parsed`: a parser of the engine took some of the answer out of the text, for reasoning or tool
     calls.
     """

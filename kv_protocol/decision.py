@@ -17,7 +17,7 @@ OverlapSource = Literal["index", "approximate"]
 
 
 class Addend(NamedTuple):
-    """A part of a cost in milliseconds: what they are, in words, and whether they pass before the first token."""
+    """A part of a cost: `hint` says what its milliseconds are, `until_first` if they pass before the first token."""
 
     hint: str
     until_first: bool = False
@@ -53,8 +53,8 @@ ADDENDS: dict[str, Addend] = {
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """One eligible rank at the decision: its overlap with the request, its stream's place, and its cost.
 
-    `overlap_blocks[t]` is the longest prefix held on tiers 0..t by `overlap_source`, `predicted_blocks` the longest on
-    its way there with requests routed before. `seq` is the last applied number of `epoch`.
+    `overlap_blocks[t]` is the longest prefix held on tiers 0..t by `overlap_source`, `predicted_blocks` the longest
+    that earlier requests are bringing there. `seq` is the last applied number of `epoch`.
     """
 
     worker_id: str
@@ -121,7 +121,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     regret_blocks: int = 0
     """By how much another candidate's overlap was longer than the winner's."""
     cost_unit: CostUnit = "ms"
-    """Of costs and of the margin."""
+    """The unit of the costs and of the margin."""
     session_rank: str = ""
     """`worker/dp_rank` to which the request's session is bound; empty: to none."""
     ttft_target_s: float | None = None

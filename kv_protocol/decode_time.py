@@ -4,8 +4,8 @@
                                                           to the moment when the response is sent
 
 The first byte comes with the last token, so the router cannot see the first token. The router's time from routing to
-the response, less this time, is the TTFT of a streamed response. It reads up to nine digits before the point, and six
-behind it; anything else it ignores (`router/native/answer.cpp`).
+the response, less this time, is the TTFT of a streamed response. The router reads up to nine digits before the point
+and six after it, and ignores anything else (`router/native/answer.cpp`).
 """
 
 DECODE_HEADER = "x-kv-decode-ms"

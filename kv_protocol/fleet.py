@@ -23,7 +23,7 @@ REMOVED_BY_HAND = "removed by hand"
 """The reason in `left` when an operator removes a worker: its agent does not register that instance again."""
 
 NO_EVENTS = "no events"
-"""A heartbeat's `stale` begins with it where the engine publishes no KV events, or its publisher was never reached."""
+"""A heartbeat's `stale` begins with it if the engine publishes no KV events, or its publisher was never reached."""
 
 Role = Literal["aggregated", "prefill", "decode", "encode"]
 
@@ -68,10 +68,10 @@ class WorkerRegistered(msgspec.Struct, frozen=True, tag="registered", kw_only=Tr
 
     `api_endpoints` names the OpenAI endpoints that it serves (`openai/endpoints.py`). Unknown names are ignored.
 
-    `max_prompt_tokens` bounds the prompts that the worker computes itself, where that is less than `max_seq_len` - 1:
+    `max_prompt_tokens` bounds the prompts that the worker computes itself, if that is less than `max_seq_len` - 1:
     an engine without chunked prefill takes a prompt in one iteration, or not at all. 0: no such bound.
 
-    `stream_token_ids` is set if an attached engine streams token ids and continues behind given ones: it names the
+    `stream_token_ids` is set if an attached engine streams token ids and continues after given ones: it names the
     engine with that API (`kv_protocol/continuation.py`), `vllm`. Empty: the engine does neither, or an agent answers.
 
     `event_source` names the engine that publishes the worker's KV events: `trtllm`, `simulated`, another engine's name;

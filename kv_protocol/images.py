@@ -11,9 +11,9 @@
     n = rows * columns;  an image whose sides differ by more than 200 times is refused by the processor
 
 Source: huggingface/transformers, `models/qwen2_vl/image_processing_qwen2_vl.py` (smart_resize) and
-`processing_qwen2_vl.py` (tokens = patches / merge_size^2); Qwen2.5-VL and Qwen3-VL count alike, with other numbers. Of
-the id: TensorRT-LLM, `_torch/models/modeling_qwen2vl.py`, which computes on `vocab_size + 1` in place of the
-tokenizer's image token; vLLM keeps the tokenizer's.
+`processing_qwen2_vl.py` (tokens = patches / merge_size^2); Qwen2.5-VL and Qwen3-VL count alike, with other numbers. The
+id: TensorRT-LLM, `_torch/models/modeling_qwen2vl.py`, which computes on `vocab_size + 1` in place of the tokenizer's
+image token; vLLM keeps the tokenizer's.
 """
 
 import math
@@ -31,7 +31,7 @@ _RATIO_MAX = 200
 
 
 class FixedTokens(msgspec.Struct, frozen=True, tag="fixed"):
-    """Every image has so many tokens."""
+    """Every image has `tokens` tokens."""
 
     tokens: Annotated[int, Meta(ge=1, le=IMAGE_TOKENS_MAX)]
 

@@ -105,7 +105,7 @@ class PolicyChanged(_Record, frozen=True, tag="policy", kw_only=True):
 
 
 class LearntRates(msgspec.Struct, frozen=True, array_like=True):
-    """Of a model: the mean factors of its ranks, and the expected tokens of an answer, after so many answers.
+    """A model's mean factors of its ranks, and the expected tokens of an answer, after `answers` answers.
 
     The factors are multiples of what the reference engine needs (`router/native/costs.hpp`).
     """
@@ -147,7 +147,7 @@ class TimePassed(_Record, frozen=True, tag="tick", kw_only=True):
 class RankStanding(_Record, frozen=True, tag="standing", kw_only=True):
     """The index's status of a rank changed: the epoch of its stream, and the doubt about its blocks (empty: none).
 
-    It counts from the next decision on that reads it.
+    It takes effect with the next decision that reads it.
     """
 
     worker_id: WorkerId
@@ -185,9 +185,9 @@ class OutcomeKnown(_Record, frozen=True, tag="outcome", kw_only=True, gc=False):
 class TrustMoved(_Record, frozen=True, tag="trust", kw_only=True):
     """The trust in a rank changed, and what shows it. For readers: no decision depends on the record.
 
-    `reason` is that of the new state, `was_reason` that of the former one. Where requests show it
-    (`router/fleet/trust.py`), of the rank's last `requests` so many were `overpredicted` and `underpredicted`;
-    `newest_decision` is the last of them.
+    `reason` is that of the new state, `was_reason` that of the former one. If requests show it
+    (`router/fleet/trust.py`), `overpredicted` and `underpredicted` count some of the rank's last `requests` requests;
+    `newest_decision` is that of the last one.
     """
 
     worker_id: WorkerId
@@ -316,6 +316,6 @@ def in_parts(encoded: bytes, now_s: float) -> Sequence[bytes]:
 
 
 def pack_journal(life: int, first: int, count: int, *encoded: bytes) -> bytes:
-    """Return a message of so many encoded records, each or joined; the caller respects `MESSAGE_BYTES_MAX`."""
+    """Return a message of `count` encoded records, each or joined; the caller respects `MESSAGE_BYTES_MAX`."""
     head = map(_encoder.encode, (VERSION, life, first))
     return b"".join((_ARRAY_OF_4, *head, _LONG_ARRAY, count.to_bytes(4), *encoded))

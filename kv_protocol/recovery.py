@@ -38,7 +38,7 @@ CHUNK_BLOCKS_MAX = 28_000
 DUMP_CHUNKS_MAX = 4096
 """Parts of an answer, 33 million blocks as agents send them; a bound on what a reader keeps until it is complete."""
 _ENVELOPE_BYTES_MAX = 1024
-"""More than the other fields take, and less than half of the rest of a server's largest message."""
+"""More than the other fields take; a server's largest message has more than twice this beyond `MESSAGE_BYTES_MAX`."""
 _HAS_PARENT = 0x80
 _TIER_BITS = 0x0F
 _ROW_BITS = bytes(parent | tiers for parent in (0, _HAS_PARENT) for tiers in range(1, _TIER_BITS + 1))

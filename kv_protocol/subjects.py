@@ -51,7 +51,7 @@ load = partial(_of_rank, "load")
 recover = partial(_of_rank, "recover")
 """Returns the subject on which the rank's consolidator answers with a replay, a repair or a dump."""
 recover_slug = partial(_of_slug, "recover")
-"""Returns the same for the model of which only this slug is known."""
+"""Returns the same for a model by its slug."""
 
 
 def slug_of(subject: str) -> str:
@@ -81,7 +81,7 @@ def pattern(kind: str, *, slug: str = "", worker_id: str = "", dp_rank: int | No
 
 
 def rank_of(subject: str) -> WorkerRank:
-    """Return the rank that a per-rank subject names; raise `MalformedMessage` where it names none."""
+    """Return the rank that a per-rank subject names; raise `MalformedMessage` if it names none."""
     found = _OF_RANK.fullmatch(subject)
     if found is None or int(found[2]) > DP_RANK_MAX:
         raise MalformedMessage(0, f"subject {shortened(subject)!r}, allowed kv.v1.<kind>.<model>.<worker>.<rank>")

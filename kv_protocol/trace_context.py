@@ -2,8 +2,8 @@
 
     00-<trace id, 32 digits>-<span id, 16 digits>-<flags, 2 digits>      lower-case hexadecimal
 
-Ids of zeroes and version ff are invalid; a higher version may append fields behind a dash; of the flags, bit 0 says
-that the caller samples the trace. Source: W3C Trace Context, 3.2 "Traceparent Header".
+Ids of zeroes and version ff are invalid; a higher version may append fields after a dash; bit 0 of the flags says that
+the caller samples the trace. Source: W3C Trace Context, 3.2 "Traceparent Header".
 
 No message of KV events carries a context: agent and index compute the same ids from its name.
 

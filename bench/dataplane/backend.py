@@ -191,6 +191,6 @@ class BackendRole(Role):
             await until(stop, self._clock.sleep(HEARTBEAT_PERIOD_S))
 
     async def lost(self, pause_ms: int) -> Answer:
-        """Return when streams with this pause were cut off since the last call."""
+        """Return the times at which streams with this pause were cut off since the last call."""
         lost, self._streams_lost[:] = self._streams_lost.copy(), []
         return {"lost_ns": [at_ns for at_ns, its_pause_ms in lost if its_pause_ms == pause_ms]}

@@ -12,7 +12,7 @@ streams at once           all open at one moment, all complete, without an error
 tracing on                no request sampled: at most 5 us of CPU a small request more than without (of runs with it)
 control                   no added latency is negative
 
-The best peer is the one with the lowest value in that cell, with any of its policies where none is named.
+The best peer is the one with the lowest value in that cell, with any of its policies if none is named.
 """
 
 import os
@@ -131,7 +131,7 @@ def added_us(results: DataplaneResults, system: str, quantile: str) -> float | N
 def best_peer(results: DataplaneResults, cell: str, of: str | None = None) -> str:
     """Return the peer with the least CPU in a cell; empty: none was measured.
 
-    `of`: a policy of peers, or Dynamo, which is compared with alone; None: every peer but Dynamo.
+    `of`: a policy of peers, or Dynamo alone; None: every peer but Dynamo.
     """
     peers = [plan for plan in results.systems if (plan.kind if of == DYNAMO else plan.policy) == of or of is None]
     names = [plan.name for plan in peers if plan.kind in ((DYNAMO,) if of == DYNAMO else PEERS)]
@@ -192,7 +192,7 @@ _NAMED = (*PEERS, DYNAMO)
 
 
 def cores() -> tuple[int, int]:
-    """Return a core for the systems, and one for all others; -1 where there is no choosing."""
+    """Return a core for the systems, and one for all others; -1 if the system gives no choice."""
     if not hasattr(os, "sched_getaffinity"):
         return -1, -1
     allowed = sorted(os.sched_getaffinity(0))
@@ -233,9 +233,8 @@ def dataplane(**flags: Any) -> None:  # noqa: ANN401 - one value a flag
 
     Ours is a real `router` process with metrics, ledger and journal on. Back end and clients are processes of their
     own, on another core; all systems are up at once and take turns. CPU is the system's own, so that other programs on
-    the machine disturb little. Peers are no dependency: those on PATH or named with --peer take part; of Dynamo --peer
-    names the Python of an environment with ai-dynamo. The exit status
-    says whether the bench ran.
+    the machine disturb little. Peers are no dependency: those on PATH or named with --peer take part; for Dynamo,
+    --peer names the Python of an environment with ai-dynamo. The exit status says whether the bench ran.
     """
     if flags["quick"]:
         flags |= _QUICK

@@ -1,8 +1,8 @@
 """A process of the data plane bench: clients. Connections are kept alive; each has one request at a time.
 
-saturate   so many connections, each sends the next request after each answer, for some seconds
+saturate   some connections; each sends its next request after each answer, for some seconds
 pace       requests at a fixed rate regardless of answers, on any free connection; latencies
-hold       so many streams at once, opened over some seconds, each read to its end
+hold       many streams at once, opened over some seconds, each read to its end
 crawl      one stream that the client does not read
 leave      streams that the client closes after the first bytes; the times of closing
 
@@ -46,7 +46,7 @@ class Requests(NamedTuple):
 
 
 def requests(host: str, body_bytes: int, *, chunks: int = 0, pause_ms: int = 0) -> Requests:
-    """Return requests with bodies of about so many bytes; `chunks` 0: one JSON answer, not a stream."""
+    """Return requests with bodies of about `body_bytes`; `chunks` 0: one JSON answer, not a stream."""
     text = _NUMBER + " " + _WORDS
     options = f'"max_tokens":{max(1, chunks)},"seed":{pause_ms},"stream":{"true" if chunks else "false"}'
     begin = f'{{"model":"{MODEL}",{options},"messages":[{{"role":"user","content":"'
@@ -265,7 +265,7 @@ class LoadRole(Role):
         return {"errors": streams - well, "events": events, "missing": missing, "at_once": at_once}
 
     async def crawl(self, port: int, seconds: float) -> Answer:
-        """Return after so many seconds."""
+        """Return after `seconds`."""
         template = requests(f"127.0.0.1:{port}", 300, chunks=100_000_000)
         connection = await _open(port)
         connection.send(self._next(template))
@@ -276,7 +276,7 @@ class LoadRole(Role):
         return {}
 
     async def leave(self, port: int, times: int, pause_ms: int) -> Answer:
-        """Return when streams were closed."""
+        """Return the times at which streams were closed."""
         template = requests(f"127.0.0.1:{port}", 300, chunks=1_000_000, pause_ms=pause_ms)
         left_ns = []
         for _ in range(times):

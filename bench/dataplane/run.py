@@ -4,7 +4,7 @@
                         system only, counted from before the first request to after the last answer
     once at the end     many streams at once; a client that does not read; clients that leave; idle
 
-Back end and clients are separate processes, on another core than the system where there are two. Failed requests do
+Back end and clients are separate processes, on another core than the system if there are two. Failed requests do
 not count in a figure; they are reported as errors.
 """
 

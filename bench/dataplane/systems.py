@@ -115,7 +115,7 @@ def found(
 ) -> tuple[list[SystemPlan], list[str]]:
     """Return the systems that can be measured, by name or on PATH, and a line for each that cannot.
 
-    `traced`: ours in mode kv with tracing on, too. `text`: and with this model's tokenizer, as Dynamo.
+    `traced` adds ours in mode kv with tracing on; `text` adds ours with this model's tokenizer, and Dynamo.
     """
     ours = (SystemPlan(OURS, mode) for mode in _OUR_MODES)
     plans = [SystemPlan(DIRECT, ""), *ours, *((UNSAMPLED, SAMPLED) if traced else ())]

@@ -2,8 +2,8 @@
 
 Every hop is real: nats-server, router and workers are processes; only the engines are simulated, with timing fitted to
 an H200. Times to first token (TTFT) are measured at the client; its process, the router and the engines share this
-machine's cores. A quantile of them is shown if no process was late by more than `LATE_SHARE` of it, at the quantile of
-the event-loop lag that `LAG_QUANTILES` has for it. Of 100 requests p99 would be a single one, so the tail is p90.
+machine's cores. A quantile of the TTFT is shown if no process's event-loop lag was above `LATE_SHARE` of it, at the
+quantile that `LAG_QUANTILES` has for it. p99 of 100 requests would be a single request, so the tail is p90.
 """
 
 import asyncio
@@ -146,7 +146,7 @@ class Demo:
 
         With `observe` the last fleet gets requests until then, and Prometheus and Alertmanager watch it.
 
-        Once `stop` is set the processes are ended, and this returns when they are gone. Raises `DemoStopped` where the
+        Once `stop` is set the processes are ended, and this returns when they are gone. Raises `DemoStopped` if the
         table was not printed.
         """
         await until(stop, self._run(stop, keep=keep, observe=observe))
@@ -251,7 +251,7 @@ def _cpu_s(fleet: FleetProcesses) -> dict[str, float]:
     "--observe", is_flag=True, help="like --keep, with requests, Prometheus and Alertmanager (installed ones)"
 )
 @click.option("--workers", default=4, show_default=True, type=click.IntRange(1, 64))
-@click.option("--seed", default=1, show_default=True, type=int, help="of the workload and of every draw")
+@click.option("--seed", default=1, show_default=True, type=int, help="seed of the workload and of every draw")
 def demo(keep: bool, observe: bool, workers: int, seed: int) -> None:
     """Show it: one workload through a real fleet twice, round-robin and kv."""
     own = "router" if shutil.which("router") else sys.argv[0]

@@ -21,10 +21,10 @@ PROMETHEUS_READY = "Server is ready to receive web requests"
 SCRAPE_S = 1
 _RETENTION = "1h"
 _NO_RECEIVER = {"route": {"receiver": "none"}, "receivers": [{"name": "none"}]}
-"""Alerts are shown on Alertmanager's page, and told to nothing."""
+"""Alerts are shown on Alertmanager's page, and sent nowhere."""
 
 Jobs = Mapping[str, Sequence[str]]
-"""Addresses by the name of their job; the rules go by the names of `configs/prometheus.yml`."""
+"""Addresses by the name of their job; the rules use the names in `configs/prometheus.yml`."""
 
 
 class ProgramMissing(Exception):

@@ -1,4 +1,4 @@
-"""An index of the event bench that notes when batches are applied; and the ages that follow.
+"""An index of the event bench that notes when batches are applied; and the batches' ages.
 
     IndexRole      an index that follows the log: when each batch was applied, when the index had caught up, and when
                    each rank was proven: a heartbeat at exactly its position was received, and the rank is not stale
@@ -59,11 +59,11 @@ class WatchedLog(EventLog):
     async def follow(
         self, stream: str, subject: str, on_message: OnMessage, *, after_seq: int = 0, created: str = ""
     ) -> Reading:
-        """Follow as the log does, and tell."""
+        """Follow as the log does, and call `on_applied`."""
         return await super().follow(stream, subject, self._watched(on_message), after_seq=after_seq, created=created)
 
     async def listen(self, subject: str, on_message: OnMessage) -> None:
-        """Listen as the log does, and tell."""
+        """Listen as the log does, and call `on_applied`."""
         await super().listen(subject, self._watched(on_message))
 
     def _watched(self, on_message: OnMessage) -> OnMessage:
@@ -131,13 +131,13 @@ class IndexRole(LogRole):
         return {"rows": rows, "messages": len(self._messages), "bytes": size}
 
     async def reach(self, rank: str, epoch: int, seq: int) -> Answer:
-        """Return when the last message was applied, once the rank is at this position."""
+        """Return the time of the last applied message, once the rank is at this position."""
         worker_id, _, dp_rank = rank.partition("/")
         await self._index.wait_for(WorkerRank(worker_id, int(dp_rank)), epoch, seq)
         return {"applied_ns": self._applied_ns}
 
     async def proven(self, ranks: int) -> Answer:
-        """Return when the index had caught up, and when the last of so many ranks was proven."""
+        """Return the times at which the index had caught up, and the last of `ranks` ranks was proven."""
         while len(self._proven_ns) < ranks:
             await self._clock.sleep(_POLL_S)
         return {

@@ -75,7 +75,7 @@ class AgentRole(LogRole):
         return {}
 
     async def position(self, sequence: int) -> Answer:
-        """Return the position of rank 0 once the publisher was read up to before `sequence`."""
+        """Return the position of rank 0 once all of the publisher's messages before `sequence` were read."""
         consolidator = self._consolidator
         (reader,) = consolidator.readers
         await reader.until_read(sequence)
@@ -170,13 +170,13 @@ class BareRole(LogRole):
         self._received.append((int.from_bytes(message.data[:_STAMP_BYTES], "little"), time.time_ns()))
 
     async def lags(self, messages: int) -> Answer:
-        """Wait for so many messages; return the delay of each."""
+        """Wait for this many messages; return the delay of each."""
         while len(self._received) < messages:
             await self._clock.sleep(_POLL_S)
         return {"lags_s": [(now_ns - sent_ns) / 1e9 for sent_ns, now_ns in self._received]}
 
     async def send(self, messages: int, size: int, every_s: float) -> Answer:
-        """Send so many messages, one each `every_s`, and wait for their confirmations."""
+        """Send this many messages, one each `every_s`, and wait for their confirmations."""
         confirmed, began_s = [], self._clock.now()
         for number in range(messages):
             await self._clock.sleep(began_s + number * every_s - self._clock.now())

@@ -42,7 +42,7 @@ _HASHES_OF_A_SEED = 1 << 40
 
 
 class EventLoad(NamedTuple):
-    """So many blocks of `block_size` tokens, in events of `event_blocks`; another seed gives other blocks."""
+    """Blocks of `block_size` tokens, in events of `event_blocks`; another seed gives other blocks."""
 
     seed: int
     blocks: int
@@ -87,7 +87,7 @@ class Flush(NamedTuple):
 
 
 def schedule(load: EventLoad, blocks_s: float) -> list[Flush]:
-    """Return the flushes of an engine that computes so many blocks a second: one each `FLUSH_S`, or each event."""
+    """Return the flushes of an engine that computes `blocks_s` blocks a second: one each `FLUSH_S`, or each event."""
     period_s = max(FLUSH_S, load.event_blocks / blocks_s)
     flushed_blocks, flushes = 0, dict[int, list[EngineStored]]()
     for event in engine_events(load):
@@ -98,7 +98,7 @@ def schedule(load: EventLoad, blocks_s: float) -> list[Flush]:
 
 MODEL = "bench"
 OURS = "events"
-"""The subject of all rounds."""
+"""The measured subject of all rounds (`Rounds`)."""
 BARE_STREAM, BARE_SUBJECT = "BARE", "bare.stored"
 """The stream and the subject of the bare client, beside our streams."""
 _BARE_BYTES = 512 << 20
@@ -167,7 +167,7 @@ class EventsPlan(NamedTuple):
     """Sizes in blocks, times in seconds. The defaults are what the targets are for."""
 
     rounds: int = 3
-    """Of all but freshness, which measures many events; medians are shown."""
+    """Rounds of each cell except freshness, which measures many events; medians are shown."""
 
     # freshness
     rates_blocks_s: tuple[int, ...] = (1_000, 10_000, 50_000)
@@ -180,13 +180,13 @@ class EventsPlan(NamedTuple):
     throughput: tuple[tuple[int, int], ...] = ((1, 30_000), (8, 120_000), (64, 200_000), (512, 200_000))
     """Blocks of an event, and of a round."""
     bare_messages_min: int = 512
-    """Published repeatedly until there are so many: a round has few messages."""
+    """Messages are published repeatedly up to this number: a round has few."""
 
     # cold start
     ranks: int = 8
     rank_blocks: int = 125_000
     tail_blocks: int = 1_250
-    """Of each rank: what the log has after the snapshot."""
+    """Each rank's blocks that the log has after the snapshot."""
 
 
 QUICK = EventsPlan(

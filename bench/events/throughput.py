@@ -213,7 +213,7 @@ async def cold(plan: EventsPlan, results: Rounds, on_progress: Callable[[str], N
         bare, log = await stage.child(BareRole), stage.log
 
         async def hold(seed: int, blocks: int) -> None:
-            """Let each rank hold so many more blocks, each rank with its own seed; their events are in the log."""
+            """Let each rank hold this many more blocks, each rank with its own seed; their events are in the log."""
             for dp_rank in range(plan.ranks):
                 load = EventLoad(seed + dp_rank, blocks, _COLD_EVENT_BLOCKS, _COLD_BLOCK_TOKENS)
                 await agent.call("hold", dp_rank=dp_rank, load=load._asdict())

@@ -85,7 +85,7 @@ def within(real: LiveFigures, simulated: LiveFigures) -> list[bool]:
 def order(
     real: Mapping[str, LiveFigures], simulated: Mapping[str, LiveFigures]
 ) -> tuple[tuple[str, ...], tuple[str, ...], int, int]:
-    """Return the policies by requests/s, best first, of both; how many pairs agree, and how many `real` has apart."""
+    """Return both orders by requests/s, best first; how many of the pairs apart in `real` agree, and how many are."""
     rates, others = ({name: each.requests_per_s for name, each in figures.items()} for figures in (real, simulated))
     by_rate = sorted(rates, key=rates.__getitem__, reverse=True)
     pairs = [(best, other) for best, other in combinations(by_rate, 2) if rates[best] > APART * rates[other]]
@@ -142,7 +142,7 @@ def live(files: tuple[tuple[Path, int], ...], kind: str, seeds: int) -> None:
     The engines are simulated (`docs/FIDELITY.md`), the router's decisions are its own. A file is what `live.py` or
     `sgl_live.py` of the GPU kit writes, `h200_live_policies.json`, or `h100_sglang_live.json`. Every policy of the file
     that the bench knows is played; repeated runs of one policy are compared by their mean. Cells: GPU / simulated
-    (ratio; hit rate: difference in points), in bold where the bound is missed: 2 points of hit rate, 25 % of others.
+    (ratio; hit rate: difference in points), in bold if the bound is missed: 2 points of hit rate, 25 % of others.
     """
     model, sending_s = KINDS[kind]
     click.echo(machine_line())

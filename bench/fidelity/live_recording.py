@@ -13,7 +13,7 @@ session     its first prompt is a shared system prompt and added tokens; every f
 
 Sessions are taken in order, and played as a closed loop against simulated engines in virtual time.
 
-    start        `concurrency` sessions begin at once; where one ends, the next begins
+    start        `concurrency` sessions begin at once; when one ends, the next begins
     answer ends  the session's next turn is sent at that moment, unless the recording's clients had stopped sending
 
 Two sessions share only the blocks of their system prompt. A run is a function of its arguments.

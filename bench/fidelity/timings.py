@@ -96,7 +96,7 @@ def fit(rows: Sequence[LatencyRow]) -> EngineTiming:
 
 
 H200_8B_MIXED = msgspec.structs.replace(H200_8B, mixed_sequence_s=300e-6)
-"""The same, where decoding beside a context costs what it does in a served engine.
+"""`H200_8B`, but decoding beside a context costs what it does in a served engine.
 
 Source: `mixed_sequence_s` is fitted to two of the three placements of `captures/h200_fleet_light.json`, round robin and
 sticky; the calibration has contexts alone, and decoding alone. `H200_8B` stays without it: the figures of

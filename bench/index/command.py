@@ -9,8 +9,8 @@ a time. A round is one turn of each seat, so that a disturbance of the machine a
 
 The schedule of a trace fixes the rank of each request and its evictions before the run. Each of some ranks has an LRU
 cache of blocks. A request goes to the rank with the longest prefix of it (among equals, any), every `STRAY`-th on
-average to any rank, so that prefixes are held by several. The prompt's blocks are then the rank's most recently used,
-the last first: a block goes before its parent.
+average to any rank, so that prefixes are held by several. The prompt's blocks are then the rank's most recently used; a
+block is evicted before its parent.
 
 Figures stand in a table for each group of cells; targets, at scale 1:
 
@@ -88,7 +88,7 @@ STAIRS = 512
 HUGE_BLOCKS = 100_000_000
 LARGE_BLOCKS = 1 << 21
 CAPACITY_RATIO = 1.25
-"""Of the capacity that the ranks of a bulk cell register to the blocks that are stored there."""
+"""The capacity that the ranks of a bulk cell register, as a multiple of the stored blocks."""
 
 
 class IndexCell(NamedTuple):
@@ -193,7 +193,7 @@ _TARGETS = (
     ("events", "stored 1", "buffers", 25.0),
     ("events", "removed 64", "buffers", 8.0),
 )
-"""Cells by their beginning, a figure, our seat, and at least how many times its time the peer needs."""
+"""Cells by their beginning, a figure, our seat, and the least ratio of the peer's time to ours."""
 
 
 def tables(found: Rounds) -> list[FigureTable]:
@@ -236,7 +236,7 @@ def verdicts(found: Rounds) -> list[Verdict]:
 
 _ROOT = Path(__file__).parents[2]
 _SEED = 1000
-"""Of the first round."""
+"""The seed of the first round."""
 
 
 class Runner:
@@ -302,7 +302,7 @@ _TRACE = Path(__file__).parents[3] / "shared" / "traces" / "mooncake_conversatio
 _SCALE_JUDGED = 1.0
 _QUICK_SCALE, _QUICK_ROUNDS = 0.02, 2
 _CORE = max(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else -1
-"""The last that this process may use; -1 where there is no choosing."""
+"""The last that this process may use; -1 if the system gives no choice."""
 _SIZES = tuple(str(1 << power) for power in range(4, 10))  # 16..512: divisors of a trace's block
 
 
@@ -310,7 +310,7 @@ _SIZES = tuple(str(1 << power) for power in range(4, 10))  # 16..512: divisors o
 @click.option("--peer-python", envvar=PEER_PYTHON, help=f"an interpreter with ai-dynamo-runtime; also ${PEER_PYTHON}")
 @click.option("--only", callback=names_of(GROUPS), default=",".join(GROUPS), help="groups of cells")
 @click.option("--rounds", type=click.IntRange(min=1), default=7, help="turns of every seat; medians are shown")
-@click.option("--scale", type=click.FloatRange(0, min_open=True), default=1.0, help="so many times as much of all")
+@click.option("--scale", type=click.FloatRange(0, min_open=True), default=1.0, help="factor on blocks and calls")
 @click.option("--quick", is_flag=True, help=f"--scale {_QUICK_SCALE} --rounds {_QUICK_ROUNDS}: does it run at all")
 @click.option("--huge", is_flag=True, help="also an index of 1e8 blocks")
 @click.option("--core", type=int, default=_CORE, help="all is measured on this one; -1: on any")
@@ -322,7 +322,7 @@ _SIZES = tuple(str(1 << power) for power in range(4, 10))  # 16..512: divisors o
     show_default=f"{_TRACE.name} in shared/traces, beside the checkout",
     help="JSON lines in the form of the Mooncake traces; without them there is no replay",
 )
-@click.option("--requests", "requests_max", type=click.IntRange(min=1), help="only the trace's first so many")
+@click.option("--requests", "requests_max", type=click.IntRange(min=1), help="how many requests of the trace")
 @click.option("--block-size", type=click.Choice(_SIZES), default="32", help="tokens of a block of the trace")
 @report_options
 def index(**flags: Any) -> None:  # noqa: ANN401 - one value a flag

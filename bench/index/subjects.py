@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 CHAIN_BLOCKS = 512
 SIDE_BY_SIDE = 64
-"""So many sequences grow at a time: one event of each, then the next of each."""
+"""How many sequences grow at a time: one event of each, then the next of each."""
 _KEY = struct.Struct("<QQ")
 
 

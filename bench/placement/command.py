@@ -4,11 +4,11 @@ A cell is a regime, a load, a cache size and a policy. Regret: how far a policy 
 
     latency       value / best - 1
     rate          best / value - 1
-    at most       `REGRET_MAX`, also where a value is 0 and the best is not
+    at most       `REGRET_MAX`, also if a value is 0 and the best is not
 
 TTFT p50 and p99, requests a second and goodput count alike. The best of ten policies is in part the luckiest one. So
 with several runs each run of a policy is also compared with the policy that is best in the other runs, and the places
-are listed where a policy loses in every run.
+at which a policy loses in every run are listed.
 """
 
 import os
@@ -34,8 +34,8 @@ FAST_SCALE = 0.08
 
 
 @click.command("placement", context_settings={"show_default": True})
-@click.option("--regimes", callback=names_of(REGIMES), help="between commas; without it all")
-@click.option("--policies", callback=names_of(PLACEMENTS), help="between commas; without it all")
+@click.option("--regimes", callback=names_of(REGIMES), help="between commas; absent: all")
+@click.option("--policies", callback=names_of(PLACEMENTS), help="between commas; absent: all")
 @click.option(
     "--trace",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -43,8 +43,8 @@ FAST_SCALE = 0.08
 )
 @click.option("--held-out", type=int, metavar="SEED", help="report a third of the places apart, drawn by this seed")
 @click.option("--fast", is_flag=True, help="few requests: for a first look, and for tests")
-@click.option("--seed", type=int, default=1, help="of the workloads and of the draws")
-@click.option("--runs", type=click.IntRange(min=1), default=1, help="of each policy at each place; compared: medians")
+@click.option("--seed", type=int, default=1, help="seed of the workloads and the draws")
+@click.option("--runs", type=click.IntRange(min=1), default=1, help="runs of each policy at each place; medians count")
 @click.option("--jobs", type=click.IntRange(min=1), default=os.cpu_count() or 1, help="cells played side by side")
 @report_options
 def placement(
@@ -106,7 +106,7 @@ class PlacementGrid(NamedTuple):
     scale: float = 1.0
     seed: int = 1
     runs: int = 1
-    """Of each policy at each place: with workloads of `seed`, `seed` + 1, and so on."""
+    """Runs of each policy at each place, with workloads of `seed`, `seed` + 1, and so on."""
     trace: Path | None = None
 
     @property
@@ -222,7 +222,7 @@ RATES = ("requests_per_s", "goodput_rps")
 COMPARED = LATENCIES + RATES
 _HELD_OUT_SHARE = 1 / 3
 CLEAR_LOSS = 0.05
-"""By so much another policy is better where it clearly wins."""
+"""Another policy clearly wins if it is better by more than this."""
 
 
 class PolicyRegret(NamedTuple):
@@ -255,7 +255,7 @@ def _regret(value: float, best: float, figure: str) -> float:
 
 
 def summed(result: PlacementResult, places: Iterable[Place]) -> list[PolicyRegret]:
-    """Return the regret of each policy over the places, of which there is at least one; the least mean comes first."""
+    """Return the regret of each policy over one or more places; the least mean comes first."""
     at_places = [(place, regrets(result[place])) for place in places]
     found = list[PolicyRegret]()
     for name in at_places[0][1]:
@@ -279,7 +279,7 @@ class ClearLoss(NamedTuple):
 
 
 def clear_losses(runs: PlacementRuns, policy: str) -> list[ClearLoss]:
-    """Return where the policy clearly loses, by the policy to which it loses most there."""
+    """Return where the policy clearly loses, with the policy that wins most there."""
     found = []
     for place, at in runs.items():
         for figure in COMPARED:
@@ -298,9 +298,9 @@ def _lost(runs: Sequence[PlacementFigures], others: Sequence[PlacementFigures], 
 
 
 def beside_the_best_of_others(runs: PlacementRuns, places: Iterable[Place]) -> dict[str, dict[str, float]]:
-    """Return each policy's mean regret, by figure, beside the policy that is best in the place's other runs.
+    """Return each policy's mean regret, by figure, against the policy that is best in the place's other runs.
 
-    There are two runs at least. It is below 0 for a policy that is better than those.
+    It needs two runs at least. The regret is below 0 for a policy that is better than the best of the other runs.
     """
     found: dict[str, dict[str, list[float]]] = {}
     for place in places:
@@ -349,10 +349,10 @@ _TITLES = {
 
 
 def tables(runs: PlacementRuns, held_out_seed: int | None) -> list[FigureTable]:
-    """Return the mean regrets by figure, and by regime; of several runs also what they say without the best's luck.
+    """Return the mean regrets by figure, and by regime; of several runs also `beside_the_best_of_others`.
 
-    With the seed of held-out places those by figure are of the others, and of those. Policies behind a queue are
-    compared with each other alone: one that lets short requests go first is better by another measure.
+    With a seed, regrets by figure are given for the held-out places and for the others. Policies with a queue are
+    compared only with each other: one that lets short requests go first is better by another measure.
     """
     parts: dict[str, Sequence[Place]] = {"all": list(runs)}
     if held_out_seed is not None:

@@ -1,10 +1,10 @@
 """The policies that the bench compares, by name, and the rules of those that are no mode of ours.
 
 kv                  mode kv as it is by default
-kv-fcfs, kv-wspt    the same behind our queue
+kv-fcfs, kv-wspt    the same with our queue
 predicted-ttft, least-loaded, power-of-two, round-robin        our other modes; the last three are other routers' too
 dynamo              NVIDIA Dynamo's rule, `fewest_blocks`
-dynamo-fcfs, dynamo-wspt                                       the same behind its queue
+dynamo-fcfs, dynamo-wspt                                       the same with its queue
 sglang, session-hash, llm-d                                    rules of their own, below
 
 Dynamo's queue (`--router-queue-threshold`, `--router-queue-policy`; off by default, as ours): a request waits while
@@ -31,7 +31,7 @@ Source: the flags' help texts and defaults of sglang-router 0.3.2 (`python -m sg
 algorithm: the documentation of its successor (lightseekorg/smg, `docs/concepts/routing/cache-aware.md`).
 vllm-router's `cache_aware` has the same rule and defaults (its help texts).
 
-Not theirs: trees are of full blocks where theirs are of characters. Trees are never cut: no regime has prompts of more
+Not theirs: trees are of full blocks, theirs are of characters. Trees are never cut: no regime has prompts of more
 than max_tree_size, 67,108,864 characters. Which of several workers with equally long prefixes is chosen is not
 documented: the seed draws one.
 

@@ -165,7 +165,7 @@ def one_long_prompt(sizing: Sizing) -> Workload:
 def after_restart(sizing: Sizing) -> Workload:
     """Return requests that begin with one system prompt of 8,192 tokens: 2 a second, after the restart 24.
 
-    So few workers hold the prompt when the router forgets what they do.
+    Thus only some workers hold the prompt when the router forgets what they do.
     """
     requests = _poisson(sizing, 720, 24.0, (400.0, 120.0), system_tokens=8192).requests
     few = round(len(requests) * _RESTART_AFTER)

@@ -160,7 +160,7 @@ class PrefixTree:
         return len(self._blocks)
 
     def depth(self, chain: Sequence[int]) -> int:
-        """Return how many leading blocks of the chain are in the tree; a block's parent is."""
+        """Return how many leading blocks of the chain are in the tree, which has every block's parent."""
         return bisect_left(chain, True, key=lambda each: each not in self._blocks)  # noqa: FBT003 - what is looked for
 
     def insert(self, chain: Sequence[int]) -> None:

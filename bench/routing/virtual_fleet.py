@@ -5,9 +5,9 @@
     iteration ends    the engine's outputs are there: the ledger gets first tokens and ends; the next one begins
     events arrive     `lag_s` later the iteration's changes of the KV cache are folded into the index
 
-Decisions, tokenization and an answer's way back take no time here; workers' heartbeats come on time. Of what happens at
-one moment the ends of iterations come first, then events, arrivals, and requests at their workers, each in the order in
-which they were scheduled; so a run is a function of its arguments.
+Decisions, tokenization and an answer's way back take no time here; workers' heartbeats come on time. At one moment the
+ends of iterations come first, then events, arrivals, and requests at their workers, each in the order in which they
+were scheduled; so a run is a function of its arguments.
 """
 
 import heapq
@@ -55,9 +55,9 @@ class VirtualFleetShape(NamedTuple):
     `restart_s` the router starts anew: it has the fleet and the index, and knows of no request. Each id of a request's
     blocks stands for `id_tokens`.
 
-    So many `engines_per_gpu` slow each other down: an iteration lasts as long as the number of them that compute when
-    it begins makes it. The router takes `router_s` for a request, one after the other. `jitter`: the standard deviation
-    of the logarithm of an iteration's length.
+    `engines_per_gpu` engines share a GPU: the more of them compute when an iteration begins, the longer it lasts. The
+    router takes `router_s` for a request, one after the other. `jitter`: the standard deviation of the logarithm of an
+    iteration's length.
     """
 
     engines: tuple[EngineDescription, ...]

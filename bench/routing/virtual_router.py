@@ -209,7 +209,7 @@ NO_QUEUE = VirtualQueue()
 
 
 class _Unbounded(QueueSection):
-    """A queue without a bound, which no setting can be."""
+    """A queue without a bound, which settings do not allow."""
 
     tokens_max = 1 << 62
 

@@ -78,7 +78,7 @@ def _session(
 
 
 def blocks(fresh: Iterator[int], tokens: int) -> tuple[int, ...]:
-    """Return new block ids for so many tokens."""
+    """Return new block ids for this many tokens."""
     return tuple(next(fresh) for _ in range(-(-tokens // TRACE_BLOCK_TOKENS)))
 
 
@@ -90,7 +90,7 @@ def full_blocks(request: TraceRequest) -> tuple[int, ...]:
 def following(
     draw: random.Random, fresh: Iterator[int], known: tuple[int, ...], own: float, answer: float
 ) -> TraceRequest:
-    """Return a request at time 0: the `known` blocks, then tokens of its own; means of exponential lengths."""
+    """Return a request at time 0: the `known` blocks, then its own tokens; `own` and `answer` are mean lengths."""
     own_tokens = length(draw, own)
     block_ids = (*known, *blocks(fresh, own_tokens))
     isl_tokens = len(known) * TRACE_BLOCK_TOKENS + own_tokens
@@ -106,8 +106,8 @@ class SyntheticShape(NamedTuple):
     """How many, how long, how often. System prompts are full blocks: `system_tokens` is rounded up to 512.
 
     Sessions begin as a Poisson process, `session_rate` a second, each with one of `systems` system prompts. Their turns
-    are geometric with mean `turns`; lengths, and thinking in between, are exponential with the means named so. A turn's
-    prompt has every question and answer before; the block that was partial then is another one now.
+    are geometric with mean `turns`; lengths, and thinking in between, are exponential with the means in the fields. A
+    turn's prompt has all questions and answers before it; a block that was partial then is another block now.
     """
 
     sessions: int = 600

@@ -240,7 +240,7 @@ class Clients:
         return sum((each.status, *each.raddr[1:]) == (psutil.CONN_ESTABLISHED, port) for each in opened)
 
     async def send(self, requests: int) -> None:
-        """Send so many requests; return when all have ended."""
+        """Send this many requests; return when all have ended."""
         self._left = requests
         async with asyncio.TaskGroup() as group:
             for number in range(len(self._users)):

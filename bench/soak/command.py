@@ -294,7 +294,7 @@ class SoakRun:
 @click.option("--workers", type=click.IntRange(3, 64), default=8)
 @click.option("--users", type=click.IntRange(1, 4096), default=64, help="each has one request at a time")
 @click.option("--fault-every", type=click.IntRange(1, 1 << 32), default=4000, help="requests from fault to fault")
-@click.option("--seed", type=int, default=1, help="of the requests and of the faults")
+@click.option("--seed", type=int, default=1, help="seed of the requests and the faults")
 @click.option(
     "--programs",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
@@ -306,7 +306,7 @@ class SoakRun:
 def soak(context: click.Context, /, out: Path | None, **plan: Any) -> None:  # noqa: ANN401 - as `SoakPlan` has them
     """Send many requests through real processes while faults happen, and print how they ended.
 
-    Exit code 1 where a request was lost, a process grew, or the index differs from what workers hold.
+    Exit code 1 if a request was lost, a process grew, or the index differs from what workers hold.
     """
     began_s = time.perf_counter()
     found = finished(SoakRun(SoakPlan(**plan), click.echo).run())

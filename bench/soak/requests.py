@@ -81,7 +81,7 @@ class SoakRequest(NamedTuple):
     headers: Mapping[str, str] = {}
     texts: tuple[str, ...] = ()
     tokens: int = 0
-    """Of each choice."""
+    """The tokens of each choice."""
     has_usage: bool = True
     status: int = 200
     leaves_after: int = 0

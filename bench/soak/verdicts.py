@@ -37,7 +37,7 @@ _DECK = {
     "nats-server killed": 1,
     "nats-server stopped": 1,
 }
-"""Each ten faults in a row are these, so many of each kind, in an order of their own."""
+"""How many of each kind every ten faults have, in a random order."""
 _FROZEN_S = (1.0, 4.0)
 
 
@@ -118,18 +118,18 @@ async def totals(session: aiohttp.ClientSession, url: str) -> Counter[str]:
 
 
 RSS_SHARE, RSS_BYTES = 0.04, 16 << 20
-"""How much resident memory may grow: a share of it, or so many bytes where that is more. A worker's mirror remembers
+"""How much resident memory may grow: a share of it, or a number of bytes if that is more. A worker's mirror remembers
 16,384 former blocks, which eight workers reach after some 100,000 requests: from 83 MiB at 10,000 to 95 MiB.
 """
 FILLED_AFTER, FILLING_BYTES = 100_000, 32 << 20
-"""A router's may grow by so much more if the first quiet moment is before so many requests: until the prompts that it
-keeps for drains (`router/prompt/chains.py`) and the routed blocks of the last 120 s (the approximate index) are full.
+"""A router's memory may grow by more bytes if the first quiet moment is before this many requests: until the prompts
+that it keeps for drains (`router/prompt/chains.py`) and the routed blocks of the last 120 s are at their bounds.
 With 20,000 requests that was 37 MiB in all. Only longer runs find a leak of this size.
 """
 DESCRIPTORS, THREADS = 3.0, 6.0
 """Threads: asyncio's pool starts another one while all of its threads are busy, up to cores + 4."""
 UNPUBLISHED_RECORDS = 256
-"""Of the journal: records that wait for its next message at a quiet moment."""
+"""The most journal records that may wait for the next message at a quiet moment."""
 ZERO_WHEN_QUIET = (
     "ledger_active_requests",
     "ledger_active_blocks",

@@ -64,8 +64,8 @@ _modes = _listed(str, "a mode: " + ", ".join(MODES), lambda each: each in MODES)
 @click.option("--url", callback=_url, default="", help="an OpenAI endpoint; without it a fleet is started for each run")
 @click.option("--model", default="sim-8b", help="the model that is asked for")
 @click.option("--fleet", callback=_fleet, default="url", help="the endpoint's name in files, tables and plots")
-@click.option("--gpus", type=click.IntRange(1, 4096), default=1, help="of the endpoint; throughput is divided by them")
-@click.option("--modes", callback=_modes, default="kv,round-robin", help="of the router, between commas")
+@click.option("--gpus", type=click.IntRange(1, 4096), default=1, help="the endpoint's GPUs: throughput is per GPU")
+@click.option("--modes", callback=_modes, default="kv,round-robin", help="the router's, between commas")
 @click.option("--layouts", callback=_layouts, default="4a", help="simulated workers: 4a aggregated, 1p3d by phase")
 @click.option("--concurrency", callback=_users, help="users with one request at a time; without --rate 1,4,16,64")
 @click.option("--rate", callback=_rates, help="requests a second instead of users")
@@ -73,11 +73,11 @@ _modes = _listed(str, "a mode: " + ", ".join(MODES), lambda each: each in MODES)
 @click.option("--osl", callback=_tokens, default="64", help="tokens of an answer")
 @click.option("--prefix-share", callback=_shares, default="0.5", help="share of a prompt that other prompts have")
 @click.option("--prefixes", type=click.IntRange(1, 100_000), default=32, help="different shared beginnings")
-@click.option("--requests", type=click.IntRange(1, 1_000_000), default=200, help="of each run")
+@click.option("--requests", type=click.IntRange(1, 1_000_000), default=200, help="requests of each run")
 @click.option("--warmup", type=click.IntRange(0, 100_000), default=16, help="requests before each run, not measured")
-@click.option("--seed", type=int, default=1, help="of prompts and arrivals")
-@click.option("--set", "router_settings", multiple=True, metavar="SECTION.KEY=VALUE", help="of the fleets' router")
-@click.option("--worker-set", "worker_settings", multiple=True, metavar="SECTION.KEY=VALUE", help="of fleets' workers")
+@click.option("--seed", type=int, default=1, help="seed of prompts and arrivals")
+@click.option("--set", "router_settings", multiple=True, metavar="SECTION.KEY=VALUE", help="routers' fields")
+@click.option("--worker-set", "worker_settings", multiple=True, metavar="SECTION.KEY=VALUE", help="workers' fields")
 @click.option(
     "--wait", "wait_s", type=click.FloatRange(0), default=120.0, help="seconds for the endpoint and its model"
 )
@@ -89,7 +89,7 @@ def sweep(context: click.Context, /, **flags: Any) -> None:  # noqa: ANN401 - on
     Runs whose files are in the directory, with equal inputs, are not measured again: the same command goes on after an
     interruption. Prompts are token ids on /v1/completions. `router bench report` makes tables and plots of the files.
 
-    Exit status 1 where not all runs were measured.
+    Exit status 1 if not all runs were measured.
     """
     if flags["concurrency"] and flags["rate"]:
         raise click.UsageError("found --concurrency and --rate, allowed one of them")

@@ -5,7 +5,7 @@ served       a run in which no request failed and no process lagged by more than
 frontier     the served rows of a workload that no other one beats in both throughputs
 
 Runs of aiperf are read, too. Source: aiperf 0.13.0, schema 1.4: `profile_export_aiperf.json`, as it was written against
-this router. A metric is an object with `unit` and `avg`, and percentiles `p50`, `p90`, `p99` where it has one value for
+this router. A metric is an object with `unit` and `avg`, and percentiles `p50`, `p90`, `p99` if it has one value for
 each request. Times are in ms. `error_summary` lists errors with their counts.
 """
 
@@ -254,8 +254,8 @@ def _gpus(_context: click.Context, _parameter: click.Parameter, texts: Sequence[
 @click.command("report", context_settings={"show_default": True})
 @click.argument("directory", type=_DIRECTORY)
 @click.option("--base", type=_DIRECTORY, help="another directory: its runs of the same names are compared with these")
-@click.option("--gpus", callback=_gpus, multiple=True, metavar="[FLEET=]N", help="of aiperf's fleets; without it 1")
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="for the files; DIRECTORY/report without")
+@click.option("--gpus", callback=_gpus, multiple=True, metavar="[FLEET=]N", help="GPUs of aiperf's fleets; absent: 1")
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="for the files; absent: DIRECTORY/report")
 @click.pass_context
 def report(context: click.Context, directory: Path, base: Path | None, gpus: dict[str, int], out: Path | None) -> None:
     """Print the runs of a sweep's DIRECTORY as tables, and write them as summary.json, summary.md and plots.

@@ -38,7 +38,7 @@ class RunInputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     model: str
     mode: str = ""
     layout: str = ""
-    """Of simulated workers: `4a` or `1p3d`; of an endpoint the name of its fleet."""
+    """Simulated workers as `4a` or `1p3d`; for an endpoint the name of its fleet."""
     workers: int
     """Workers or GPUs that serve, by which throughput is divided."""
     concurrency: int = 0
@@ -185,7 +185,7 @@ _decoder = msgspec.json.Decoder(RunRecord)
 
 
 def write(directory: Path, record: RunRecord) -> Path:
-    """Return the file, which has the record, also after a power failure; it is never there in part."""
+    """Write the record to its file, whole and safe from a power failure, or not at all; return the file."""
     file, part = directory / f"{record.inputs.name}.json", directory / f".{record.inputs.name}.part"
     with part.open("wb") as to:
         to.write(msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")

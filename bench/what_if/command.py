@@ -52,14 +52,14 @@ def simulation_options(command: Callable[..., None]) -> Callable[..., None]:
         type=click.IntRange(10, REQUESTS_MAX),
         default=REQUESTS,
         show_default=True,
-        help="the first so many",
+        help="how many requests, from the first on",
     )
     @click.option(
         "--calibration",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
         help="times measured on an engine (JSON), from which the fit starts; without it those of an H200 with 8B",
     )
-    @click.option("--kv-blocks", type=click.IntRange(0), default=0, help="of ranks that do not state theirs")
+    @click.option("--kv-blocks", type=click.IntRange(0), default=0, help="KV blocks of ranks that state none")
     @click.option("--jobs", type=click.IntRange(1), default=os.cpu_count() or 1, help="policies played side by side")
     @wraps(command)
     def run(**options: Any) -> None:  # noqa: ANN401 - one value an option
@@ -74,7 +74,7 @@ def simulation_options(command: Callable[..., None]) -> Callable[..., None]:
 @simulation_options
 @click.option("--modes", help="modes to play, between commas; without a policy to play: " + ", ".join(_MODES))
 @click.option("--sweep", multiple=True, metavar="FIELD=A,B,...", help="policies to play: this field with each value")
-@click.option("--loads", default="1", show_default=True, help="arrivals so many times as fast, between commas")
+@click.option("--loads", default="1", show_default=True, help="factors on the rate of arrivals, between commas")
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="write the Pareto front here: .svg, .png")
 @click.option("--json", "as_json", is_flag=True, help="print all figures as one JSON object")
 def what_if(

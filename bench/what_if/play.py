@@ -32,7 +32,7 @@ from worker_agent.engines.simulated.timing import EngineTiming
 
 ROUNDS = 3
 REQUESTS = 1000
-"""Of so many requests at most the factors are compared."""
+"""At most this many requests are played to compare the factors."""
 _DOUBT = 16.0
 _PREFILL = ("request_base_s", "prompt_token_s", "context_floor_s", "token_s", "attention_pair_s")
 _DECODE = ("base_s", "kv_token_s", "sequence_s")
@@ -47,7 +47,7 @@ class Fit(NamedTuple):
     timings: tuple[EngineTiming, ...]
     left: float
     measurements: int
-    """Of the recorded fleet; 0: the timings are the prior."""
+    """Measurements of the recorded fleet; 0: the timings are the prior."""
 
 
 Play = Callable[[Sequence[EngineTiming]], list[RateFactors]]
@@ -140,7 +140,7 @@ def _learnt(
 
 
 class Cell(NamedTuple):
-    """A policy at a load: arrivals come so many times as fast as recorded."""
+    """A policy at a load: arrivals come `load` times as fast as recorded."""
 
     name: str
     policy: Policy

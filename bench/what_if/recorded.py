@@ -39,7 +39,7 @@ from worker_agent.port.types import EngineDescription
 
 REQUESTS_MAX = 200_000
 _SEQUENCES, _BATCHED_TOKENS = 256, 8192
-"""Of an engine that does not state them: TensorRT-LLM's and vLLM's defaults are of this size."""
+"""Used if an engine does not state them: TensorRT-LLM's and vLLM's defaults are of this size."""
 
 
 class JournalUnfit(Exception):
@@ -101,7 +101,7 @@ class Recorded:
         """Decisions whose outcomes are not known yet."""
         self._decisions: list[Decided] = []
         self._outcomes: dict[str, OutcomeKnown | None] = {}
-        """Of the decisions above, and of no others: a journal may have any number. None: not known yet."""
+        """Outcomes of the decisions in `_open` alone: a journal may have any number. None: not known yet."""
 
     @property
     def requests(self) -> int:

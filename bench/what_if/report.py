@@ -59,7 +59,7 @@ _STATISTICS: dict[str, Statistic] = {
 
 
 def figures(run: Played, ranks: int) -> Figures:
-    """Return the figures of a run on so many ranks."""
+    """Return the figures of a run on `ranks` ranks."""
     estimates = {name: _estimate(partial(of, run), len(run.ttft_s)) for name, of in _STATISTICS.items()}
     return {**estimates, "imbalance": _imbalance(run, ranks), "requests_per_s": _rate(run)}
 
@@ -167,7 +167,7 @@ def result_of(recorded: Recorded, stage: Stage, runs: dict[Cell, Played]) -> Res
 
 
 def lines(result: Result) -> list[str]:
-    """Return tables, what they do not say, and advice."""
+    """Return tables, their limits, and advice."""
     found = [
         f"{result.requests} recorded requests on {result.ranks} simulated ranks, the first {WARM:.0%} not counted",
         *_fit_lines(result),
@@ -231,7 +231,7 @@ def _shown(found: Estimate, factor: float, unit: str, digits: int = 1) -> str:
 
 
 def advice(result: Result) -> str:
-    """Return what the first load is a reason for, with its uncertainty."""
+    """Return what the figures at the first load suggest, and how sure that is."""
     best = best_of(result)
     base = next(each for each in result.at(result.loads[0]) if each.gains is None)
     error = _error_of(base, result.measured)

@@ -106,7 +106,7 @@ def screened(tallies: Mapping[str, Tally], count: int) -> list[str]:
 
 
 def _rank(gain: SeriesMean) -> tuple[bool, float]:
-    """Return what sorts the largest gain first, and one of nothing last."""
+    """Return a sort key: the largest gain first, a gain of no requests last."""
     return not gain.count, -gain.mean
 
 
@@ -154,7 +154,7 @@ def _shadow_lines(shadows: Sequence[ShadowReport]) -> list[str]:
 
 
 def _gain(mean: SeriesMean) -> str:
-    """Return by how much the TTFT changes: the gain is of the other policy, so that its sign turns."""
+    """Return by how much the TTFT changes: a gain is a lower TTFT, so the sign is the opposite."""
     if not mean.count:
         return "not known"
     interval = mean.interval_95

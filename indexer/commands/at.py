@@ -56,7 +56,7 @@ def at(
 ) -> None:
     """Show the index as it was after a message of the log, or at a time.
 
-    The newest snapshot before it is read, and the log from there to it. Nothing that runs is disturbed. For each rank:
+    It is made from the newest snapshot before it and the log since. Nothing that runs is disturbed. For each rank:
     its place in its stream, how many blocks it held on each medium, their digest, and notes, for instance that the log
     lacks some of its batches.
 

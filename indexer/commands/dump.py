@@ -62,8 +62,8 @@ def dump(
 ) -> None:
     """Write what the live index holds of each rank, or what a snapshot says, parents before their children.
 
-    The blocks of a rank are of one moment; of the live index, each rank is read a little later than the one before. A
-    file is written completely or not at all.
+    The blocks of a rank are of one moment; the ranks of the live index are read one after the other. A file is written
+    completely or not at all.
 
     \b
     Examples:  indexer dump --out blocks.jsonl

@@ -22,7 +22,7 @@ from kv_runtime.supervise import Part, run_parts
 _DRAIN_S = 5.0
 _EVENTS, _FLEET = subjects.EVENTS_STREAM, subjects.FLEET_STREAM
 BEGINNING = dict.fromkeys((_EVENTS, _FLEET), LogPosition("", 0))
-"""The places before all that the two streams have."""
+"""The places before the first message of each stream."""
 
 
 @click.command()
@@ -35,10 +35,10 @@ BEGINNING = dict.fromkeys((_EVENTS, _FLEET), LogPosition("", 0))
 )
 @click.option("--model", help="only the ranks of this model")
 @click.option("--from-seq", type=click.IntRange(1), help="begin with this message of the events")
-@click.option("--since", type=click.FloatRange(0, 1e9), metavar="SECONDS", help="begin so many seconds ago")
+@click.option("--since", type=click.FloatRange(0, 1e9), metavar="SECONDS", help="begin this many seconds ago")
 @click.option("--all", "from_start", is_flag=True, help="begin with the oldest that is kept")
 @click.option("--heartbeats", is_flag=True, help="show heartbeats too, as they come")
-@click.option("--limit", type=click.IntRange(1), help="end after so many lines")
+@click.option("--limit", type=click.IntRange(1), help="end after this many lines")
 @click.option("--json", "as_json", is_flag=True, help="print each line as a JSON object")
 def tail(
     *,

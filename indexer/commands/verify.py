@@ -1,4 +1,4 @@
-"""`indexer verify`: is the live index what the mirrors are?"""
+"""`indexer verify`: compares the live index with the mirrors."""
 
 import sys
 from collections import Counter
@@ -43,8 +43,8 @@ def verify(
 
     \b
     equal         the same blocks, on the same media, behind the same parents, at the same place
-    differs       so many blocks are missing in the index, surplus there, on other media, or
-                  behind another parent; the first of each kind are shown
+    differs       some blocks are missing in the index, surplus there, on other media, or
+                  behind another parent: their numbers and the first of each are shown
     digest        the blocks are equal, but the index's own digest of them is wrong
     behind        the mirror is further, and no longer has the batches between
     beyond        the index is further than its mirror

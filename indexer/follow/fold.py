@@ -10,8 +10,8 @@ and ranks that were current or behind are stale (log_away).
 
 A message that continues its stream is passed to the index undecoded (`inputs.py`), any other batch by batch, with the
 same result. At most 16 questions are in flight, the others wait. A rank is stale while the index lacks memory for some
-of its blocks. Without memory or a slot a new rank is refused; a later fact of it admits the rank once there is. A
-refused rank without facts for `gone_s` is forgotten.
+of its blocks. Without memory or a slot a new rank is refused; its next fact after there is room admits it. A refused
+rank without facts for `gone_s` is forgotten.
 """
 
 from array import array
@@ -293,7 +293,7 @@ class IndexFold:
         return list(self._ranks)
 
     def overfull_ranks(self) -> set[WorkerRank]:
-        """Return the ranks of which the index lacks blocks for want of memory."""
+        """Return the ranks that lack blocks because the index had no memory."""
         return {rank for rank, stream in self._ranks.items() if stream.full_at is not None}
 
     def held(self, rank: WorkerRank) -> list[HeldBlock]:

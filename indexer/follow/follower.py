@@ -44,9 +44,9 @@ than before sends a new question (`question.py`). A repair is right only while n
 so DOUBT applies nothing. `received.py` tracks heartbeats, and decides which epoch is followed.
 
 A stream is *overfull*, beside its state, once the index had no memory for some of its blocks. It is still followed.
-Memory counts as free again when the index's memory or nodes are a tenth below what they were when it refused blocks of
-the rank last. Nodes count because an index may keep the memory of removed blocks for later ones. The tenth bounds the
-number of dumps: after each dump in vain memory or nodes have to fall by another tenth.
+Memory counts as free again when the index's memory or nodes are a tenth below what they were when it last refused
+blocks of the rank. Nodes count because an index may keep the memory of removed blocks for later ones. The tenth bounds
+the number of dumps: after each useless dump, memory or nodes must fall by another tenth.
 """
 
 from collections.abc import Iterator
@@ -70,7 +70,7 @@ from kv_protocol.recovery import Answer, ReplayChunk
 from kv_protocol.splitmix import U64_MASK
 
 AHEAD_MAX = 1 << 20
-"""No stream runs so many batches ahead of its reader: such a seq is wrong, or the cursor is."""
+"""No stream runs this many batches ahead of its reader: either the seq or the cursor is wrong."""
 _ONLY_AN_ANSWER = U64_MASK + 1
 HEALED_RATIO = 0.9
 
@@ -114,7 +114,7 @@ class StreamFollower:
         self._heartbeats = HeartbeatTracker()
         self._epochs = EpochTracker(limits.silent_s)
         self.counts = FollowerCounts()
-        """Of the stream so far; only the stream changes them."""
+        """Counts of the stream so far; only the stream changes them."""
         self._phase: StreamState = "new"
         self._has_epoch = False
         self._epoch = self._cursor = self._logged_seq = 0
@@ -313,11 +313,11 @@ class StreamFollower:
 
     @property
     def _is_gap(self) -> bool:
-        """Whether batches came early: the log continues behind the hole."""
+        """Whether batches came early: the log continues after the hole."""
         return self._phase == "hole" and self._hole_end == 0
 
     def _recover(self, wants: Wants, since_s: float, *, hole_end: int = 0) -> None:
-        """The stream wants this since then, unless it wants more already."""
+        """Want this from `since_s` on, unless the stream wants more already."""
         if not self.question.want(wants, since_s + self._limits.gap_s if wants == "tail" else since_s):
             return
         self._phase = "hole" if wants == "tail" else "doubt"

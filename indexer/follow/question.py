@@ -2,7 +2,7 @@
 
     wants     the blocks       sent with                  answered with
     ------    --------------   ------------------------   ---------------------------------------------------
-    tail      are right        its place                  the batches behind it, or all blocks
+    tail      are right        its place                  the batches after it, or all blocks
     repair    may be wrong     its place, its digests     the blocks of the buckets that differ, or all blocks
     dump      may be wrong     nothing                    all blocks
 
@@ -24,7 +24,7 @@ from kv_protocol.recovery import BlockColumns, DumpChunk
 
 Wants = Literal["tail", "repair", "dump"]
 WHOLE_ANSWER_S = 60.0
-"""A dump of many million blocks takes some seconds; parts that come for ever would keep their rank's place."""
+"""A dump of many million blocks takes some seconds; an endless answer would keep its rank's place."""
 _MORE: dict[Wants | None, int] = {None: 0, "tail": 1, "repair": 2, "dump": 3}
 
 
@@ -79,7 +79,7 @@ class RecoveryQuestion:
         self.wants: Wants | None = None
         """What the stream wants; None: nothing."""
         self.request_id = 0
-        """Of the newest question; ascending."""
+        """The newest question's id; ids ascend."""
         self.after_seq = 0
         """The stream's cursor when the newest question was sent."""
         self.sent_at_s = 0.0

@@ -60,7 +60,7 @@ class HeartbeatTracker:
         """Begin again, as if no heartbeat was received."""
         self._newest = _NOTHING
         self._passed: _PassedCursor | None = None
-        """The earliest known cursor that is above all claims since then."""
+        """The earliest known cursor that is above all claims that came after it."""
         self.awaited: HeartbeatClaim | None = None
         """A claim that the cursor has not reached yet."""
         self.claim: HeartbeatClaim | None = None

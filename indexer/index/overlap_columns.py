@@ -81,7 +81,7 @@ class StatusColumnsCache:
     def __init__(self, slot_of: Callable[[WorkerRank], int], status_of: Callable[[WorkerRank], StreamStatus]) -> None:
         self._slot_of, self._status_of = slot_of, status_of
         self._known: dict[int, StatusColumns] = {}
-        """By the id of their ranks, which they keep alive."""
+        """By the id of the tuple, which the value keeps alive."""
 
     def __len__(self) -> int:
         return len(self._known)

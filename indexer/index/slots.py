@@ -82,7 +82,7 @@ class RankSlots:
         return self._registrations.get(worker_id, _Registration()).capacity_blocks
 
     def set_capacity(self, worker_id: str, capacity_blocks: int, instance: str = "") -> None:
-        """Reserve memory for so many blocks of each rank of the worker, present or later, if the index has it."""
+        """Reserve memory, if there is any, for this many blocks of each present and later rank of the worker."""
         self._registrations.pop(worker_id, None)
         if len(self._registrations) == RANKS_MAX:
             del self._registrations[next(iter(self._registrations))]
@@ -110,7 +110,7 @@ class RankSlots:
             del self._refused[rank]
 
     def forget_worker(self, worker_id: str, instance: str) -> None:
-        """Forget the worker's refused ranks and its capacity, unless `instance` names another than came last."""
+        """Forget the worker's refused ranks and its capacity, unless `instance` names another than the newest one."""
         if instance and self._registrations.get(worker_id, _Registration()).instance not in ("", instance):
             return
         self._registrations.pop(worker_id, None)

@@ -1,4 +1,4 @@
-"""`python -m indexer.native`: say how the extension was built; it fails where there is none."""
+"""`python -m indexer.native`: say how the extension was built; fail if there is none."""
 
 from indexer.native import core
 

@@ -2,7 +2,7 @@
 
 namespace kv {
 
-// One segment, which memory is taken for whatever the limit: nothing can be looked up without one.
+// Leaves one segment, which the limit does not bound: no lookup works without a segment.
 void BlockMap::reset() {
     budget_->used -= bytes();
     buckets_.release();
@@ -103,8 +103,8 @@ bool BlockMap::split(u32 segment) {
     return true;
 }
 
-// Blocks of the segment that belong to another one now go there. Their bucket in the old one is known from their new
-// spot, since the directory decides the segment alone.
+// Moves the blocks that now belong to another segment. Their old bucket follows from their new spot, since the directory
+// alone decides the segment.
 void BlockMap::move_entries(u32 segment) {
     moving_.clear();
     for (std::size_t at = std::size_t{segment} * kBuckets; at < (std::size_t{segment} + 1) * kBuckets; ++at) {

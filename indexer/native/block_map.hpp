@@ -43,14 +43,14 @@ public:
     }
     void prefetch(const Spot& spot) const {
         __builtin_prefetch(buckets_.data() + spot.bucket, 1);
-        asm volatile("");  // else GCC takes a function that only prefetches for one without effect, and leaves it out
+        asm volatile("");  // else GCC removes the call: a function that only prefetches seems to have no effect
     }
     u64 splits() const { return splits_; }
 
     // The block of that hash, or kNone.
     u32 find(u64 hash) const { return find(hash, spot(hash)); }
     u32 find(u64 hash, const Spot& spot) const;
-    // Returns the block of that hash. If there is none, inserts `block` and returns it, or kNone where there is no memory.
+    // Returns the block of that hash. If there is none, inserts `block` and returns it, or kNone without memory.
     u32 find_or_insert(u64 hash, const Spot& spot, u32 block);
     // Removes `block`, which is in the map at that spot.
     void erase(const Spot& spot, u32 block);
@@ -67,7 +67,7 @@ private:
     static constexpr u32 kEntries = 12, kBuckets = 1024, kDepthMax = 24;
     static constexpr u32 kSplitAt = kEntries * kBuckets * 7 / 10, kFull = kEntries * kBuckets * 19 / 20;
 
-    enum Tag : u8 {};  // not a char: that may be a byte of any object, so that a store to it forces all to be read again
+    enum Tag : u8 {};  // not a char, which may alias any object: after a store to it, all would be read again
     struct alignas(64) Bucket {
         Tag tags[kEntries];
         u32 passed;
@@ -80,7 +80,7 @@ private:
     };
     static constexpr u64 kSegmentBytes = kBuckets * sizeof(Bucket) + sizeof(Segment);
 
-    // 1..255, kept as a word: a byte that was just stored and is read back as part of a word has to wait for that store.
+    // 1..255, kept as a word: reading a word waits for a byte of it that was just stored.
     static u32 tag_of(u64 spread) {
         const u32 tag = static_cast<u32>(spread >> 22) & 0xFF;
         return tag == 0 ? 1 : tag;

@@ -34,7 +34,7 @@ public:
     u32 order(u32 extent) const { return page(extent).order; }
     u32 used(u32 extent) const { return page(extent).used; }
     u32 extents() const { return extents_; }
-    // Of superblocks that are in use. One that is wholly free is kept for blocks to come, and does not count.
+    // The bytes of superblocks in use. One that is wholly free is kept for later blocks, and does not count.
     u64 bytes() const { return (superblocks_ - free_superblocks_) * kSuperblockBytes; }
     u64 kept_bytes() const { return superblocks_ * kSuperblockBytes; }
     // By how much `bytes()` would grow for one more small extent.
@@ -47,7 +47,7 @@ public:
         return kSuperblockBytes;
     }
 
-    // An extent of that order, with no block in use; kNone where there is no memory for it.
+    // An extent of that order, with no block in use; kNone if there is no memory for it.
     u32 allocate(u32 order) {
         u32 found = order;
         while (found < kOrders && free_[found] == kNone) {
@@ -94,7 +94,7 @@ public:
         }
     }
 
-    // Nothing is allocated, and memory is given back.
+    // Frees all extents, and gives memory back.
     void reset() {
         hashes_.release();
         runs_.release();
@@ -117,7 +117,7 @@ private:
     Page& page(u32 slot) { return pages_[slot / kPage]; }
     const Page& page(u32 slot) const { return pages_[slot / kPage]; }
 
-    // There is a free superblock, and it counts as used.
+    // Takes a free or a new superblock into use; false: no memory.
     bool open_superblock() {
         if (!budget_->fits_much(kSuperblockBytes) || (free_superblocks_ == 0 && !add_superblock())) {
             return false;

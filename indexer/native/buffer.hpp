@@ -45,7 +45,7 @@ public:
     T* data() { return data_; }
     const T* data() const { return data_; }
 
-    // There is room for `count` values; new ones are zero. Throws std::bad_alloc, and then nothing has changed.
+    // Makes room for `count` values; new ones are zero. Throws std::bad_alloc, and then nothing has changed.
     void reserve(std::size_t count) {
         if (count * sizeof(T) <= bytes_) {
             return;
@@ -70,7 +70,7 @@ public:
 
 private:
     static constexpr std::size_t kLine = 64, kHugePage = std::size_t{2} << 20;
-    // Under AddressSanitizer memory is as large as was asked for, and all of it is seen by it.
+    // AddressSanitizer builds take all memory from `operator new`, so that it checks every byte.
     static constexpr std::size_t kPaged = kIsChecked ? ~std::size_t{0} : std::size_t{1} << 20;
 
     static void* take(std::size_t bytes) {

@@ -78,8 +78,8 @@ constexpr u64 kChainSeed = 1337;
 constexpr char kEagleScheme[] = "xxh3-1337-eagle";
 constexpr int kTokenBytes = 4;
 constexpr int kBlockSizeMax = 4096;
-// Some 10 us of hashing (blocks of 32): below, handing over the GIL and asking for it again costs more than it gives to
-// others.
+// Some 10 us of hashing (blocks of 32): for fewer tokens, releasing the GIL and taking it again costs more than it gives
+// to others.
 constexpr int kGilKeptTokens = 24 * 1024;
 
 // Tokens as u32s in bytes, or as the code points of a tuple's strings: none changes while other threads run.
@@ -98,7 +98,7 @@ public:
 
     Py_ssize_t size() const { return size_; }
 
-    // The next `count`, which there are.
+    // The next `count` tokens, which must exist.
     void read(u32* out, Py_ssize_t count) {
         while (count != 0) {
             const Piece& piece = pieces_[piece_];
@@ -185,7 +185,7 @@ nb::object hash_blocks(nb::handle given, nb::tuple hashing, nb::handle seed_give
 
 #endif
 
-// `module` says in HAS_XXHASH whether it can hash: where the system has xxhash's header, 0.8.1 or newer.
+// `module` says in HAS_XXHASH whether it can hash: it was built with xxhash's header, 0.8.1 or newer.
 void bind_hashing(nb::module_& module) {
     module.def("chat_pieces", &chat_pieces);
 #ifdef KV_HAVE_XXHASH

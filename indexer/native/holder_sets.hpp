@@ -108,7 +108,7 @@ public:
 
 private:
     struct Set {
-        u64 word;   // the only one, where one is enough
+        u64 word;   // the only one, if one is enough
         u64* more;  // else all of them; this set owns them
         u32 references;
         u32 generation;

@@ -1,7 +1,7 @@
 // How many blocks of a prefix each rank holds: walk the runs, and drop the ranks that are not among a run's holders.
 //
-// Depths on the tiers 0..t are equal for all t as long as all holders lie on tier 0. So a tier gets
-// a row of its own only once a set with so many planes was met: `rows_` counts the rows, and the last one is of all further tiers, too.
+// Depths on the tiers 0..t are equal for all t as long as all holders lie on tier 0. So a tier gets a row of its own only
+// once a set with its plane was met. `rows_` counts the rows; the last one also stands for all further tiers.
 #include <algorithm>
 #include <cstring>
 
@@ -51,7 +51,7 @@ public:
         return left != 0;
     }
 
-    // The ranks that are left reached `depth`; the rows that were not kept apart are as the last.
+    // The remaining ranks reached `depth`; tiers without a row of their own get the last row.
     void finish(u32 depth) {
         for (u32 row = 0; row < rows_; ++row) {
             for (u32 word = 0; word < width_; ++word) {
@@ -103,7 +103,7 @@ private:
 
     std::int32_t* out_;
     std::size_t columns_;
-    u32 first_ = 0;  // words before it have no rank left, as long as rows are not kept apart
+    u32 first_ = 0;  // words before it have no rank left, while there is one row
     u32 width_ = 0;
     u32 rows_ = 0;
     u64 alive_[kTiers][kRankWords];

@@ -189,7 +189,7 @@ public:
 
     nb::tuple bucket_digests(u32 rank, u32 tier) {
         const Digest* own = tree_->digest(rank, checked_tier(tier));
-        const Digest digest = own == nullptr ? Digest{} : *own;  // a list that grows may let another thread run
+        const Digest digest = own == nullptr ? Digest{} : *own;  // a copy: another thread may run while the list grows
         nb::list found;
         for (const u64* bucket = digest.buckets(); bucket != digest.buckets() + Digest::kBuckets; ++bucket) {
             found.append(*bucket);

@@ -72,7 +72,7 @@ void Tree::release(u32 run, u32 offset, u32 length, Holder holder) {
     }
 }
 
-// Erases the run if it has neither holders nor children; then its parent likewise, and so on upwards.
+// Erases the run if it has neither holders nor children, and then each run above it for which this is true.
 void Tree::prune(u32 run) {
     while (run != Runs::kRoot && runs_[run].set == HolderSets::kEmpty && runs_[run].child_count == 0) {
         const u32 parent = runs_[run].parent;

@@ -156,7 +156,7 @@ public:
         return length < runs_[run].length ? split(run, length).head : run;
     }
 
-    // Merges the run with its parent and with its only child, where their holders are the same and their blocks adjacent.
+    // Merges the run with its parent and its only child, if their holders are the same and their blocks adjacent.
     void merge_around(u32 run) {
         const u32 parent = runs_[run].parent;
         merge_with_child(run);

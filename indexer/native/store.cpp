@@ -31,7 +31,7 @@ std::size_t Tree::store(u32 rank, const u64* parent, const u64* hashes, std::siz
     return refused;
 }
 
-// Adds a block without holders and without a known parent; kNone where there is no memory.
+// Adds a block without holders and without a known parent; kNone if there is no memory.
 u32 Tree::placeholder(u64 hash, double now_s) {
     const Grown made = grow(kNone, &hash, 1, HolderSets::kEmpty, nullptr, now_s);
     if (made.count != 0) {

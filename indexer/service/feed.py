@@ -1,7 +1,7 @@
 """Feeds the fold from the log: batches, heartbeats, answers and ticks in, questions out.
 
-    start   read the log behind what the fold has: behind the snapshot that it was restored from, or all of it
-    ready   once the feed has read up to the end that the log had at the start
+    start   read the log after the snapshot that the fold was restored from; without a snapshot, all of it
+    ready   once the feed has read all that the log had at the start
 
 Only the feed applies facts, on the event loop, one after another: reads of the fold between two awaits are consistent.
 """

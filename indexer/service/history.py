@@ -2,7 +2,7 @@
 
     requested message                                         result
     -------------------------------------------------------   ---------------------------------------------
-    at a snapshot's place, or behind it without a gap in      the snapshot, and every message from there on
+    at a snapshot's place, or after it without a gap in       the snapshot, and every message from there on
       the log between
     any, if the log still has its first message               every message from the first on
     anything else                                             `NotRetained`, which names the oldest available
@@ -241,7 +241,7 @@ class _Past:
 
 
 async def _fold_log(log: EventLog, created: str, fold: IndexFold, after_seq: int, seq: int) -> int:
-    """Fold in the messages behind `after_seq` up to `seq`; return the time of the last one, 0 if there are none.
+    """Fold in the messages after `after_seq` up to `seq`; return the time of the last one, 0 if there are none.
 
     Raises:
         BrokerUnavailable: one of them does not come.

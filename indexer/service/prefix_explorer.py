@@ -23,9 +23,9 @@ from kv_runtime.clock import Clock
 FRESH_S = 2.0
 IDLE_S = 60.0
 CHAIN_BLOCKS_MAX = 4096
-"""Of a node, so many of its first blocks are compared with what ranks hold."""
+"""How many of a node's first blocks are compared with what ranks hold."""
 CHAIN_END_BLOCKS_MAX = 1 << 16
-"""How far behind a block the end of its node is looked for."""
+"""How many blocks after a block the end of its node is searched for."""
 PATH_MAX = 64
 
 HeatSource = Callable[[], Awaitable[Sequence[PassedRequest]]]
@@ -159,7 +159,7 @@ def _found(
 def _holders(fold: IndexFold, node: OutlineNode, out: _Depths, ranks: int) -> Page:
     """Return how many ranks hold the node's first block, and the deepest of them.
 
-    Of these, `blocks` has how many leading blocks of the node the rank holds on each medium or a faster one.
+    For each of these, `blocks` counts the node's leading blocks that it holds on each medium or a faster one.
     """
     fold.match(fold.chain(node.first, min(node.blocks, CHAIN_BLOCKS_MAX)), out.data)
     slots = out[-1].nonzero()[0]

@@ -62,7 +62,7 @@ class Retention:
     def __init__(
         self, log: LogExtent, names: Iterable[str], limits: KeepingLimits, others: Collection[str] = ()
     ) -> None:
-        """`names` is what the bucket has; of them those of snapshots count. `others` are snapshots of another log."""
+        """`names` are the bucket's; those not of snapshots are ignored. `others` are snapshots of another log."""
         ours = sorted((name for name in map(SnapshotName.read, names) if name is not None), reverse=True)
         self._log, self._limits = log, limits
         self.of_this_log = [name for name in ours if name.stream_seq <= log.last_seq and str(name) not in others]

@@ -35,7 +35,7 @@ from kv_runtime.supervise import until
 LOOK_S = 5.0
 OFF_S = 60.0
 _STORED_RATIO = 1.01
-"""Upper bound of an object's bytes on disk by its own bytes; small objects take more and do not matter."""
+"""Most bytes on disk for each byte of an object; small objects take more, and do not matter."""
 _UNFINISHED_S = 3600.0
 """A put that is unfinished after this time is abandoned."""
 
@@ -180,10 +180,10 @@ class Snapshots:
         return now_s - self._off_since_s < OFF_S
 
     async def write(self, position: LogPosition, may_go: Iterable[str] = ()) -> None:
-        """Write the fold as of `position`, and read it back; snapshots of `may_go` are deleted where it needs space.
+        """Write the fold as of `position`, and read it back; delete snapshots of `may_go` if space is needed.
 
         Raises:
-            BrokerUnavailable: it could not be written, for instance for want of space, or not be read back.
+            BrokerUnavailable: it could not be written, for lack of space, say, or not be read back.
             SnapshotUnfit: the bucket is too small, or reading it back gave something else.
             NoSuchObject, ObjectDamaged: it could not be read back.
         """

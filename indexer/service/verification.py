@@ -73,7 +73,7 @@ class Mirrors:
         return state
 
     async def messages_since(self, slug: str, rank: WorkerRank, epoch: int, seq: int) -> list[bytes]:
-        """Return the stream's messages behind `seq` up to now.
+        """Return the stream's messages after `seq` up to now.
 
         There are none if the mirror does not retain all of them, or if they are larger than its state.
 
@@ -162,7 +162,7 @@ async def verdicts(
     timeout_s: float,
     examples_max: int,
 ) -> AsyncIterator[RankVerdict]:
-    """Yield a verdict for every rank that the index knows, or of which a mirror answers, in the order of ranks.
+    """Yield a verdict for every rank that the index knows or that has a mirror that answers, in the order of ranks.
 
     `slugs` are those of the ranks' models; the mirror of a rank without one is not asked.
 

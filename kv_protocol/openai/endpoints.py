@@ -18,7 +18,7 @@ from kv_protocol.errors import LimitExceeded
 
 ApiEndpoint = Literal["chat", "completions", "responses", "embeddings"]
 DEFAULT_ENDPOINTS: tuple[str, ...] = ("chat", "completions")
-"""What a worker serves that states no endpoints."""
+"""What a worker serves if it states no endpoints."""
 PATHS: Mapping[ApiEndpoint, str] = {
     "chat": "/v1/chat/completions",
     "completions": "/v1/completions",
@@ -38,7 +38,7 @@ _SHOWN_MAX = 8
 
 
 def stated_paths(paths: Iterable[str]) -> tuple[str, ...]:
-    """Return those of an engine's paths that a registration states; where they are too many, what clients use."""
+    """Return an engine's paths as a registration states them; of too many, first those that clients use."""
     own = (*PATHS.values(), "/v1/models")
     fit = [path for path in paths if path not in own and "{" not in path and len(path) <= _NAME_CHARACTERS_MAX]
     fit.sort(key=lambda path: (not path.startswith("/v1/") and path not in ENGINE_PATHS, path))
@@ -46,7 +46,7 @@ def stated_paths(paths: Iterable[str]) -> tuple[str, ...]:
 
 
 def check_stated(names: tuple[str, ...]) -> None:
-    """Return when a registration may state these names; raise `LimitExceeded` otherwise."""
+    """Raise `LimitExceeded` unless a registration may state these names."""
     if len(names) > _NAMES_MAX or not all(0 < len(name) <= _NAME_CHARACTERS_MAX for name in names):
         allowed = f"up to {_NAMES_MAX} names of 1..{_NAME_CHARACTERS_MAX} characters"
         raise LimitExceeded("api_endpoints", names, allowed)
@@ -58,7 +58,7 @@ def serves_default(names: tuple[str, ...]) -> bool:
 
 
 def stated_words(names: Iterable[str]) -> str:
-    """Return the stated names as a message shows them: some of many."""
+    """Return the stated names as a message shows them: only some if there are many."""
     shown = sorted(names, key=lambda name: (name.startswith("/"), name))
     more = [f"{len(shown) - _SHOWN_MAX} more"] if len(shown) > _SHOWN_MAX else []
     return ", ".join([*shown[:_SHOWN_MAX], *more]) or "none"

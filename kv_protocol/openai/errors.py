@@ -19,7 +19,7 @@ import msgspec.inspect as types
 from kv_protocol.errors import FOUND_CHARACTERS_MAX, UNDECODABLE, LimitExceeded, shortened
 
 ALLOWED = "the parameters of the OpenAI interface and no others"
-"""What an agent allows where it found an unknown key."""
+"""What an agent allows if it found an unknown key."""
 _ALLOWED_CHARACTERS_MAX = 200
 _PATH = re.compile(r" - at (?P<key>`key` in )?`\$\.?(?P<path>[^`]*)`$")
 _OF_TYPE = re.compile(r"Expected `|Invalid (?:enum )?value |Invalid base64|Number out of range")

@@ -37,7 +37,7 @@ CHAT, COMPLETIONS, EMBEDDINGS = PATHS["chat"], PATHS["completions"], PATHS["embe
 _TEXT_FORMAT = b'{"type":"text"}'
 _MODEL_OF_FORM = re.compile(rb'name="model"\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,256})\r\n')
 _FORM_BYTES = 64 << 10
-"""The field `model` is looked for in so many bytes at the beginning and at the end: a file may be between them."""
+"""The field `model` is searched for in the first and in the last bytes of this number: a file may be between them."""
 
 _GUIDE, _SHAPE, _CHANGE = "guide", "shape", "change"
 _Guide = Annotated[msgspec.Raw, _GUIDE]
@@ -143,11 +143,11 @@ class Inbound(Common, frozen=True, kw_only=True):
         return self.nvext.prompt_ids() if self.nvext else None
 
     def read_messages(self) -> list[dict[str, Any]]:
-        """Return the messages of the chat that it is; raise `RequestInvalid`, which names the place."""
+        """Return the chat's messages; raise `RequestInvalid`, which names the place."""
         raise RequestInvalid("messages", self.endpoint, "the endpoint of a chat")
 
     def read_options(self) -> dict[str, Any]:
-        """Return the options for rendering the chat that it is; raise `RequestInvalid`, which names the place."""
+        """Return the options for rendering a chat; raise `RequestInvalid`, which names the place."""
         return {}
 
 

@@ -14,9 +14,9 @@ What is done with an option stands at its field, as marks (`marks_of` reads them
     PASSED             an agent with an engine in its process passes the option on, under its name
     Unsupported        no such engine has the option: the agent refuses all values but `neutral`, which has no effect
     KEPT               a stream that resumes on another attached engine keeps the option
-    LEFT_OUT           such a stream does not need it: the prompt's ids contain its effect, the router sets it anew, or
+    LEFT_OUT           that stream does not need it: the prompt's ids contain its effect, the router sets it anew, or
                        it does not change the answer's text
-    neither            such a stream does not resume, unless the option is null or false
+    neither            a stream with it does not resume, unless the option is null or false
 
 `nvext` is the extension of NVIDIA Dynamo's clients; `NvExt.ineffective` names those of its keys that have no effect
 here. Source: `docs/SOURCES.md` D7.
@@ -38,7 +38,7 @@ CACHE_SALT_CHARACTERS_MAX = 1024
 """At most 4096 bytes of UTF-8: less than the 65,536 bytes that an agent accepts in an engine's event."""
 CacheSalt = Annotated[str, msgspec.Meta(max_length=CACHE_SALT_CHARACTERS_MAX)]
 LOGPROBS_MAX = 20
-"""The likeliest tokens of each position that a request may ask for. Source: `top_logprobs` of the OpenAI API."""
+"""How many likeliest tokens of each position a request may ask for. Source: `top_logprobs` of the OpenAI API."""
 
 JsonObject = dict[str, Any]
 Name = Annotated[str, msgspec.Meta(min_length=1)]

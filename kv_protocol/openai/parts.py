@@ -1,4 +1,4 @@
-"""Keys of a request that stay bytes until they are needed; prompts of completions, each with an answer's choices.
+"""Keys of a request that stay bytes until they are needed, and the prompts of completions.
 
     "text"    [1, 2]    ["text", "text"]    [[1, 2], [3]]
 
@@ -55,7 +55,7 @@ class OptionalPart(RawPart[Read | None]):
 
 
 LONG_BYTES = 4 << 10
-"""Of JSON that is mostly text. msgspec takes a nanosecond for each byte of a string: longer JSON is read otherwise."""
+"""msgspec reads JSON that is mostly text up to this size only: it takes a nanosecond for each byte of a string."""
 _messages = RawPart[list[dict[str, Any]]](Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)])
 
 

@@ -120,7 +120,7 @@ def load_settings(
 
 
 def load_section(kind: type[SectionT], file: Path) -> SectionT:
-    """Return what a file of its own, of YAML, states.
+    """Return a section that has a YAML file of its own.
 
     Raises:
         ConfigurationError: with every problem found, each with the file's name.

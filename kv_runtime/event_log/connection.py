@@ -272,7 +272,7 @@ class EventLog(StreamClient):
     async def follow(
         self, stream: str, subject: str, on_message: OnMessage, *, after_seq: int = 0, created: str = ""
     ) -> Reading:
-        """Call `on_message` with every message of the stream behind `after_seq` that it still has, in order, once.
+        """Call `on_message` with every message of the stream after `after_seq` that it still has, in order, once.
 
         If the stream was not created at `created`, or ends before `after_seq`, `on_message` gets all messages. It gets
         one at a time: the server sends no faster than they are processed. `run` must be running. The returned reading

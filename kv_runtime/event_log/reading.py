@@ -4,7 +4,7 @@
     that was silent for `SILENCE_S`
     another stream than before, or one that ends before    the log was lost: begin at its beginning; messages may be
     the last delivered message                             delivered again
-    the stream dropped messages behind the last            continue with the first message that it still has
+    the stream dropped messages after the last             continue with the first message that it still has
     delivered one
 
 The server sends no faster than messages are processed (flow control), and sends a heartbeat every `HEARTBEAT_S`.
@@ -64,7 +64,7 @@ class Reading:
         """Seq of the last delivered and processed message; 0: none."""
         self.delivered_total = 0
         self.unread = 0
-        """Messages behind that, by the server's last message."""
+        """Messages after `delivered_seq`, by the server's last message."""
         self.read_anew_total = 0
         """How often the log was lost."""
 

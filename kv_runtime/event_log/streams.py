@@ -165,7 +165,7 @@ class StreamClient:
 
         Raises:
             StreamUnfit: the existing stream cannot be ours.
-            BrokerUnavailable: also if the server refuses the limits, with its reason, for instance for want of space.
+            BrokerUnavailable: also if the server refuses the limits; it has the server's reason, such as lack of space.
         """
         wanted = spec.config()
         with self.reachable(f"stream {spec.name}"):
@@ -193,7 +193,7 @@ class StreamClient:
         return LogStreamState(info["created"], first_seq, last_seq, state["bytes"], time_ns)
 
     async def message_from(self, stream: str, seq: int, subject: str = ">") -> LogMessage | None:
-        """Return the message at `seq` or the first behind it, of `subject` (a pattern); None: there is none.
+        """Return the message at `seq` or the first after it, of `subject` (a pattern); None: there is none.
 
         Its time, the server's, is read in nanoseconds, so that messages of one microsecond stay apart: the client's own
         `get_msg` cuts it to microseconds.
@@ -216,7 +216,7 @@ class StreamClient:
         """
         state = await self.stream_state(stream)
         low, high = state.first_seq - 1, state.last_seq
-        while low < high:  # the message at `low` is not later, those behind `high` are
+        while low < high:  # the message at `low` is not later, those after `high` are
             middle = (low + high + 1) // 2
             found = await self.message_from(stream, middle)
             if found is None or found.time_ns > time_ns:

@@ -1,11 +1,11 @@
 """A chat as engines give it to a template, the same for every model.
 
-    content            a string, or a list of text parts where the template loops over parts (`chat_template.py`).
+    content            a string, or a list of text parts if the template loops over parts (`chat_template.py`).
                        Null and no content are empty. For a string, text parts, plain strings among the parts, refusals
                        and thoughts are joined by newlines; a tool's message is always a string
     tool_calls         of an assistant, if there are any. `arguments` are an object; text that is no JSON becomes `{}`
     reasoning          of an assistant, by all the names that templates read
-    tool_call_id, name if they are given
+    tool_call_id, name     if they are given
     other keys         left out
     role               any text: the template knows its roles
     characters         valid in UTF-8: no lone surrogates

@@ -7,7 +7,7 @@
     continue_final_message      the text ends with the last message, which the model continues; then there is no
                    generation prompt. Source: transformers 4.57, `render_jinja_template`.
 
-Rendering is a function of its arguments, and of the time where a template writes it (`strftime_now`). It is aborted
+Rendering is a function of its arguments, and of the time if a template writes it (`strftime_now`). It is aborted
 when the text is too long, which is checked at each piece that the template writes, or when rendering takes too long,
 which is checked in loops and calls (`template_sandbox.py`).
 

@@ -29,7 +29,7 @@ token is a mark when it
     is not normalized, is not `single_word`, and does not strip the space before it
     neither begins nor ends with white space, which other tokens may strip
     is part of no other token that is not normalized, except as the beginning of that token
-    has no beginning, shorter than itself, with which a token that is not normalized (itself included) ends
+    has no proper prefix that is the end of a token that is not normalized (itself included)
 
 and the template, or one of its special tokens, contains it: other marks never occur. The text from one mark to the next
 is a segment; the turns of a chat repeat those of the turns before (`Segments`).

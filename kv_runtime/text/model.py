@@ -18,7 +18,7 @@ from kv_runtime.text.chat_template import ChatOptions
 class Detokenizer(Protocol):
     """Turns the tokens of one response into text as they come. The joined text equals `decode` of all tokens.
 
-    This holds where the tokens' bytes are UTF-8. Elsewhere each broken character becomes one or more U+FFFD.
+    This holds if the tokens' bytes are UTF-8; otherwise each broken character becomes one or more U+FFFD.
     """
 
     def push(self, ids: Sequence[int]) -> str:

@@ -1,7 +1,7 @@
 """Vocabularies that rank their tokens, tiktoken's and Mistral's tekken, as a `tokenizer.json`.
 
     tekken.json       pattern, vocabulary and special tokens, which have the first ids (Mistral)
-    tiktoken.model    in each line a token in base64 and its rank (Kimi, Moonlight); special tokens come behind them:
+    tiktoken.model    in each line a token in base64 and its rank (Kimi, Moonlight); special tokens come after them:
                       those that `tokenizer_config.json` names, and reserved ones
     qwen.tiktoken     the same (Qwen 1); which special tokens there are is known
 

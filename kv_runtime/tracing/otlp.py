@@ -3,7 +3,7 @@
 put      takes the spans of one request; when `REQUESTS_MAX` wait already, they are dropped
 run      a thread sends the waiting spans in batches; the SDK's exporter retries, and then a batch that the collector
          has not taken is dropped
-stop     sending goes on for `LAST_S`, also where the drain is cut off; the spans that wait then are dropped
+stop     sending goes on for `LAST_S`, even if the drain is cut off; spans that still wait then are dropped
 
 A collector that is away, slow or refuses costs requests nothing: spans are dropped and counted. The SDK's own batch
 processor does not count what it drops, and wants the SDK's spans, which cost the event loop 27 us each to make.
@@ -60,7 +60,7 @@ class SpanSender:
     """The queue, and the work that empties it. It takes over the log of the SDK's exporters."""
 
     def __init__(self, exporter: SpanExporter, service: Mapping[str, str]) -> None:
-        """`service` describes this process where the environment does not."""
+        """`service` describes this process if the environment does not."""
         self._exporter, self._clock = exporter, Clock()
         self._work = SupervisedWork("span-exporter", self._run, join_s=_JOIN_S)
         stated = OTELResourceDetector().detect().attributes

@@ -24,7 +24,7 @@ constexpr Text kUsage = "\"usage\"", kKeyEnd = "_tokens\"", kSpace = " \t\n\r\f\
 constexpr std::size_t kCountDigitsMax = 10;
 using Count = std::optional<i64>;
 
-// The digits behind a colon; nothing where there are none, or too many.
+// The digits after a colon; nothing if there are none, or too many.
 Count count_at(Text tail, std::size_t at) {
     at = std::min(tail.find_first_not_of(kSpace, at), tail.size());
     if (at == tail.size() || tail[at] != ':') {
@@ -35,7 +35,7 @@ Count count_at(Text tail, std::size_t at) {
     return end == begin || end - begin > kCountDigitsMax ? std::nullopt : std::optional(std::stoll(std::string(tail.substr(begin, end - begin))));
 }
 
-// The last ones of each that are stated behind the last `"usage"`.
+// Reads the last number of each key after the last `"usage"`.
 void read_usage(Text tail, Answer& to) {
     for (std::size_t at = std::min(tail.rfind(kUsage), tail.size()); (at = tail.find(kKeyEnd, at)) != Text::npos; at += kKeyEnd.size()) {
         const std::size_t quote = tail.rfind('"', at);
@@ -50,7 +50,7 @@ void read_usage(Text tail, Answer& to) {
     }
 }
 
-// Seconds of a header in milliseconds: nine digits at most, and six behind a point; nothing if it is no such number.
+// Seconds of a header in milliseconds: at most nine digits, and six after a point; nothing if it is anything else.
 std::optional<double> decode_s_in(const nb::dict& headers) {
     static const nb::handle name = PyBytes_FromString("x-kv-decode-ms");
     PyObject* const found = PyDict_GetItemWithError(headers.ptr(), name.ptr());
@@ -64,7 +64,7 @@ std::optional<double> decode_s_in(const nb::dict& headers) {
     return is_number ? std::optional(PyOS_string_to_double(text.c_str(), nullptr, nullptr) / 1000.0) : std::nullopt;
 }
 
-// `tail`: the body, or its end; `later_events` of a stream came behind its first bytes. `tokens_before`: of another worker, which began it.
+// `tail`: the body, or its end; `later_events` of a stream came after its first bytes; `tokens_before` are another worker's, which began it.
 Answer answer_of(const nb::bytes& tail, const nb::dict& headers, bool is_streamed, bool has_begun, i64 later_events, i64 tokens_before,
                  bool has_one_choice) {
     Answer made;

@@ -1,4 +1,4 @@
-// What requests saved, of their decisions and outcomes, by model, tenant, LoRA adapter and prefix family. Knows nothing of Python.
+// What requests saved, by their decisions and outcomes, for each model, tenant, LoRA adapter and prefix family. Knows nothing of Python.
 //
 //   predicted(r)   min(blocks that rank r is expected to hold, reusable blocks) * B       B = block size
 //   reused         cached tokens that the worker reported, at most the prompt; predicted(winner) if it reported none
@@ -9,7 +9,7 @@
 //   saved          seconds(reused)
 //   baseline in s  the mean of seconds over the candidates, as for tokens
 //
-// p is the winner's prefill factor at the decision, 1 where nothing was learnt. Where candidates were not compared (the mode reads no
+// p is the winner's prefill factor at the decision, 1 if nothing was learnt. If candidates were not compared (the mode reads no
 // overlap), the baseline is the request's own reuse: no saving by routing is claimed.
 #pragma once
 
@@ -96,7 +96,7 @@ public:
     void decided(const Verdict& verdict);
     // Returns the decision if it was counted.
     std::optional<Placement> ended(std::string_view decision_id, bool is_ok, std::optional<i64> cached_tokens);
-    // The outcome of a decision is of another period.
+    // Forgets a decision whose outcome belongs to another period.
     void forget(std::string_view decision_id) { pending.erase(decision_id); }
     // Blocks were evicted after a decision that was counted.
     void charge(const Placement& placement, double blocks);

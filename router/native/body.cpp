@@ -122,7 +122,7 @@ private:
     std::size_t trailer_bytes_ = 0;
 };
 
-// Where the last event ends: behind an empty line, whichever ends its lines have. 0: at none of the places behind `seen`.
+// Where the last event ends: after an empty line, with any kind of line ends. 0: none ends after `seen`.
 std::size_t events_end(Text data, std::size_t seen) {
     for (std::size_t end = data.size(); end > std::max<std::size_t>(seen, 1); --end) {
         const char last = data[end - 1], before = data[end - 2];
@@ -173,8 +173,8 @@ public:
     AnswerBody(std::int64_t body_bytes, const nb::bytes& mark, bool is_later)
         : reader_(body_bytes), mark_(view_of(mark)), counts_(is_later && mark_.empty()) {}
 
-    // Reads the payload in `data`. While the answer `flows`: the complete events as they are sent to the client, empty
-    // where there are none. None: it does not flow, nothing was taken, it ends, or what waits is for its reader to judge.
+    // Reads the payload in `data`. While the answer `flows`: returns the complete events as the client gets them, maybe empty.
+    // None: it does not flow, nothing was taken before, it ends, or an alarm is in what waits.
     nb::object feed(const nb::bytes& data) {
         end = reader_.feed(view_of(data), pending);
         has_begun = has_begun || !pending.empty();
@@ -194,8 +194,8 @@ public:
         return is_chunked_ ? chunk(taken) : nb::bytes(taken.data(), taken.size());
     }
 
-    // The body is a stream, which may flow: its events, as `chunks` or as they are, are kept in `kept`; what waits is for its
-    // reader to judge if it has one of the `alarms`, or more than `pending_max` bytes without a complete event.
+    // Makes the body a stream that may flow, as `chunks` or not; `kept` gets its events. An alarm is one of the texts `alarms`, or
+    // more than `most` bytes without a complete event.
     void pass_on(bool chunks, std::size_t most, KeptEvents* kept, const nb::tuple& alarms) {
         is_stream_ = true;
         is_chunked_ = chunks;

@@ -102,7 +102,7 @@ public:
             blocks_[key] -= static_cast<i64>(freed);
         }
     }
-    // Takes its mark from such a chain.
+    // Removes the mark from a marked chain of the key.
     void unmark(u32 key, u32 end) {
         for (u32 at = end; at != kRoot; at = nodes_[at].parent) {
             nodes_[at].marked_keys -= --nodes_[at].place_of(key)->marked == 0;
@@ -110,8 +110,8 @@ public:
     }
     // How many distinct blocks the key's chains have.
     i64 blocks(u64 key) const { return key < blocks_.size() ? blocks_[key] : 0; }
-    // Calls `each` for every key with its place among the keys, how many leading blocks of the chain those of the key have, and how
-    // many its marked ones have.
+    // Calls `each` for every key with its place among the keys, and how many leading blocks of the chain its chains have, and its
+    // marked ones.
     template <typename Each>
     void depths(const u64* chain, std::size_t count, const std::vector<u32>& keys, Each each) {
         u32 at = kRoot, top = kRoot;

@@ -1,4 +1,4 @@
-// All that a router's decisions read and write, but the fleet's registrations, breakers and the index: one fold. It has no clock, no
+// All that a router's decisions read and write, except the fleet's registrations, breakers and the index: one fold. It has no clock, no
 // randomness and no input of its own: times, seeds and the index's answers are arguments. It calls no Python. One thread.
 #pragma once
 
@@ -48,7 +48,7 @@ struct Trusts {
 // The ranks that serve a model, at one moment.
 struct View {
     View(std::shared_ptr<const Standing> of, double time_s, u64 turns)
-        : standing(std::move(of)), now_s(time_s), turn(turns), ranks(standing->rows.size(), RankNumbers{}) {}  // copies of one are faster than so many made anew
+        : standing(std::move(of)), now_s(time_s), turn(turns), ranks(standing->rows.size(), RankNumbers{}) {}  // copying one is faster than making each
 
     const RankNumbers& at(u32 place) const { return ranks[only.has_value() ? 0 : place]; }
 
@@ -62,7 +62,7 @@ struct View {
     std::vector<char> spent;   // newcomers that had their share; empty: none
     double output_tokens = 0;
     bool is_learnt = false, is_blank = true;
-    bool has_load = false, has_rates = false, predicts = false;  // as the policies read it that looked
+    bool has_load = false, has_rates = false, predicts = false;  // what was read so far, for the policies that used this view
     std::optional<Held> bound;  // the rank of the request's session
 };
 
@@ -84,7 +84,7 @@ public:
     void decide(const std::vector<char>& excluded, std::vector<double> multiplier);
     void take_choice(std::size_t winner, std::string reason, std::optional<std::size_t> runner_up, std::optional<double> margin,
                      bool meets_targets, const std::vector<double>& costs);
-    // Makes it small: of the candidates the winner stays, with its terms and what is predicted of it, and no column of the ranks.
+    // Frees memory: keeps only the winner, its terms and its predictions, and no column of the ranks.
     void forget_others();
 
     std::shared_ptr<const View> view;
@@ -103,14 +103,14 @@ public:
     std::string reason;
     bool meets_targets = true;
     i64 overlap_blocks = 0, most_blocks = 0, expected_blocks = 0, regret_blocks = 0;  // `most_blocks`: of the winner, on all tiers
-    i64 lost_blocks = 0;  // of the winner, of those expected: evicted before the request is computed
+    i64 lost_blocks = 0;  // the winner's expected blocks that will be evicted before the request is computed
 
     u32 place() const { return candidates[winner_at]; }
     std::size_t candidate_count() const { return decided_candidates != 0 ? decided_candidates : candidates.size(); }
     u32 winner() const { return view->standing->rows[place()]; }
     u64 epoch() const { return view->epochs == nullptr ? 0 : (*view->epochs)[place()]; }
     std::vector<double> costs() const;  // of each candidate; empty: the mode weighs none
-    // Of the prompt, that the winner is to compute.
+    // The prompt's tokens that the winner is to compute.
     i64 uncached_tokens() const;
     // The predicted seconds until a candidate's first token, and between tokens; none if the policy has no costs in ms, or the
     // request's phase has no such tokens.
@@ -153,16 +153,16 @@ public:
     std::shared_ptr<View> look(std::shared_ptr<const Standing> standing, const Trusts& trusts, const Policy& policy,
                                const Request& request, std::vector<std::int32_t> tiers,
                                std::shared_ptr<const std::vector<u64>> epochs, double now_s);
-    // The same view as another policy reads it: what it reads and the first did not, but for the index's answer, is read now.
+    // The same view for another policy: reads what it needs and the first policy did not read, except the index's answer.
     std::shared_ptr<View> look_again(const View& view, const Policy& policy, const Request& request);
     // The seconds until its first token that the reference engine would need at a place, and between tokens.
     std::pair<double, double> expected_s(const Verdict& verdict, std::size_t place) const;
 
     // ------------------------------------------------------------------------------------------------ what happens
     void take(const Verdict& verdict);
-    // One decision more for the model.
+    // Counts a decision for the model.
     void turned(std::string_view model);
-    // Throws `std::invalid_argument` for what was decided by another core, since rows are of one core, and for what forgot its columns.
+    // Throws `std::invalid_argument` for a view of another core, which has other rows, and for one that forgot its columns.
     void check(const View& view) const;
     // Learns how fast the winner is from an outcome that is ok. The decision may be another core's: for tools.
     void learn(const Verdict& verdict, const Outcome& outcome);
@@ -215,7 +215,7 @@ private:
         i64 block_size;
         u64 total_blocks;
     };
-    // Returns the new lease, until the next call; nullptr: there was one of its id.
+    // Returns the new lease, valid until the next call; nullptr: its id is in use.
     Ledger::Lease* promise(const Promise& promise, double now_s, std::string_view origin);
     Expected expected(const Verdict& verdict) const;
     // How a checkpoint has some state: its rows, and what puts one back.

@@ -1,4 +1,4 @@
-// In C++: how the verdicts of router/decision/verdict.py are made, and what Python reads of them. All calls keep the GIL.
+// Makes the verdicts of router/decision/verdict.py, and shows them to Python. All calls keep the GIL.
 #include <chrono>
 #include <cstring>
 
@@ -122,7 +122,7 @@ nb::object reusable_chain(const nb::handle& given, const Request& request) {
                                                  : nb::steal(PyBytes_FromStringAndSize(PyBytes_AS_STRING(chain.ptr()), size));
 }
 
-// The overlap of `count` ranks on each tier: of any object that shows its memory, in which it lies tier by tier.
+// The overlap of `count` ranks on each tier, from any object with a buffer that has it tier by tier.
 std::vector<std::int32_t> tiers_of(const nb::handle& overlap, std::size_t count) {
     Py_buffer shown;
     if (PyObject_GetBuffer(overlap.ptr(), &shown, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) != 0) {
@@ -211,7 +211,7 @@ struct Basis {
     nb::object transfer_domain = model_view.attr("transfer_domain");
     i64 seq_len_min = nb::cast<i64>(model_view.attr("seq_len_min"));
     double valid_until_s = nb::cast<double>(model_view.attr("valid_until_s"));
-    // Of the index's last answer.
+    // The index's last answer.
     nb::object doubts, trusts, given_epochs;
     std::shared_ptr<const Trusts> native_trusts;
     std::shared_ptr<const std::vector<u64>> epochs;

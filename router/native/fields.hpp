@@ -37,7 +37,7 @@ private:
     static constexpr std::size_t kSeenMax = 256, kSeenBytesMax = 64;
 };
 
-// `AnswerHead` of `router/http/heads.py`, as long as the process.
+// `AnswerHead` of `router/http/heads.py`; it lives as long as the process.
 extern PyObject* answer_head;
 
 // A named tuple of these fields.
@@ -157,7 +157,7 @@ private:
     std::array<PyObject*, kKnownCount> values_{};  // `headers` owns them
 };
 
-// Cuts the head with which the data begin into start line and header lines, without the empty line that ends it; false where it is
+// Cuts the head at the data's beginning into start line and header lines, without the empty line that ends it; false if it is
 // not complete. `empty_bytes`: of the empty lines before it, which the data do not have.
 inline bool cut_head(Text data, std::size_t empty_bytes, int status_of_long, Text& start_line, Text& lines) {
     const std::size_t end = data.substr(0, kHeadBytesMax).find("\r\n\r\n");

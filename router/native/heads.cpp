@@ -14,12 +14,12 @@ namespace {
 
 constexpr std::size_t kShownMax = 100;
 
-// Of `router/http/heads.py`, which names them when it is imported: as long as the process.
+// Types that `router/http/heads.py` names when it is imported; they live as long as the process.
 PyObject *request_head, *malformed_error;
 
 nb::object ascii(Text of) { return checked(PyUnicode_DecodeLatin1(of.data(), static_cast<Py_ssize_t>(of.size()), nullptr)); }
 
-// A request's path and query; `made` has its memory if the target is none.
+// A request's path and query; `made` holds the text if it is not a part of the target.
 Text path_of(Text method, Text target, std::string& made) {
     if (target.empty() || !all(target, kVisible)) {
         malformed(400, "target: found " + shown(target) + ", allowed visible ASCII");
@@ -72,7 +72,7 @@ std::size_t empty_lines(Text data) {
     return at;
 }
 
-// Reads requests of clients; what is known of all of them is given once.
+// Reads requests of clients; what they have in common is given once, to the constructor.
 class RequestReader {
 public:
     RequestReader(nb::object exchange, nb::object hosts, nb::bytes lines, std::size_t body_bytes_max)

@@ -1,5 +1,5 @@
-// In C++: the journal of a router's decisions, and the leases of those that are carried out: all that follows a decision, in one call
-// each. All calls keep the GIL.
+// The journal of a router's decisions, and the leases of those that are carried out: one call for each thing that happens to a decision.
+// All calls keep the GIL.
 #include "bindings.hpp"
 #include "request_sums.hpp"
 
@@ -39,7 +39,7 @@ struct PyJournal {
             owner.attr("write")(bytes_of(record), now_s);
         }
     }
-    // Adds the decision's record, behind those of the standings that it is the first to see.
+    // Adds the records of standings that no earlier decision saw, then the decision's record.
     void decided(const nb::handle& given) {
         const Verdict& verdict = nb::cast<const Verdict&>(given);
         const Named& named = verdict.named;
@@ -139,7 +139,7 @@ struct PyLease {
     ~PyLease() { told(); }
 
     std::string_view id() const { return verdict->request->decision_id; }
-    // Takes it from those that replicas do not know.
+    // Marks it as known to replicas.
     void told() {
         if (!is_told) {
             leases->untold.erase(place);

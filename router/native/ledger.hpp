@@ -86,12 +86,12 @@ public:
 
     Ledger(Ranks& ranks, double lease_s) : ranks_(ranks), lease_s_(lease_s), loads_(ranks) {}
 
-    // Returns the lease, until the next call; nullptr: there is one of this id.
+    // Returns the lease, valid until the next call; nullptr: its id is in use.
     Lease* book(const Promise& promise, double now_s, std::string_view origin);
     void renew(std::string_view lease_id, double now_s, bool is_prefilled);
     // Returns the lease that ended; none: it is unknown.
     std::optional<Lease> end(std::string_view lease_id);
-    // Lets blocks count no more that should have come by now.
+    // Stops counting blocks that should have come by now.
     void let_go(double now_s);
     void reconcile(u32 row, i64 running, i64 waiting, i64 used_blocks, double now_s);
     void unreport(u32 row);
@@ -101,10 +101,10 @@ public:
     // Drops the rank of an unregistered worker once its leases have ended.
     void mark_gone(u32 row);
 
-    // Sets of each row: queued tokens, requests with foreign ones, distinct blocks.
+    // Sets for each row: queued tokens, requests including foreign ones, distinct blocks.
     void read_load(const std::vector<u32>& rows, std::vector<RankNumbers>& to) const;
-    // Sets of each row: leading blocks of the chain that are on their way, `most` at most, if its stream is in the epoch of `epochs`;
-    // and with `reads_shared` those in use.
+    // Sets for each row: leading blocks of the chain that are on their way, at most `most`, if its stream is in the epoch of `epochs`;
+    // with `reads_shared` also those in use.
     void read_depths(const std::vector<u32>& rows, const Chain& chain, const std::vector<u64>& epochs, double now_s, bool reads_shared,
                      i64 most, std::vector<RankNumbers>& to);
     i64 blocks(u32 row) const { return tree_.blocks(row) + loads_[row].extra_blocks; }

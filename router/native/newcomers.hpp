@@ -1,4 +1,4 @@
-// The share of full misses that ranks get which joined lately: tests/reference/newcomers.py has the rules. Knows nothing of Python.
+// Which share of full misses newly joined ranks get: tests/reference/newcomers.py has the rules. Knows nothing of Python.
 #pragma once
 
 #include <algorithm>

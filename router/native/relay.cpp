@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::size_t kJoinedBytesMax = 16 << 10;
 
-// Of `router.http`, which names them when it is imported: as long as the process.
+// Types that `router.http` names when it is imported; they live as long as the process.
 struct Types {
     nb::object connection, exchange, call, origin, zero = nb::float_(0.0);
 
@@ -121,7 +121,7 @@ public:
 
     explicit AnswerReader(nb::object dropped) : dropped_(std::move(dropped)) {}
 
-    // The head with which an answer begins, behind interim answers; none: it is not complete. The last interim one where that is all.
+    // The answer's head after interim answers, or the last interim head if there is no other; none: no head is complete.
     std::optional<Head> head(Text data) const {
         std::optional<Head> found;
         Text line, lines;
@@ -196,7 +196,7 @@ class AnswerReceiver {
 public:
     explicit AnswerReceiver(nb::object reader) : reader_object_(std::move(reader)), reader_(nb::cast<const AnswerReader*>(reader_object_)) {}
 
-    // An answer that came whole is passed on here, and so is a stream that flows; of others the methods take their steps.
+    // Passes on an answer that came whole, and a stream that flows; for any other answer it calls the methods.
     void receive(nb::handle self, const nb::object& exchange, const nb::bytes& data) const {
         check(self, types().connection);
         check(exchange, types().exchange);

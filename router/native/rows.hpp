@@ -48,7 +48,7 @@ namespace kv {
 class Chain {
 public:
     Chain() = default;
-    // They lie elsewhere, and live longer.
+    // `data` is not copied, and must live longer.
     Chain(const u64* data, std::size_t size) : data_(data), size_(size) {}
     explicit Chain(nanobind::bytes packed) : data_(static_cast<const u64*>(packed.data())), size_(packed.size() / sizeof(u64)) {
         if (packed.size() % sizeof(u64) != 0) {
@@ -163,7 +163,7 @@ private:
     static constexpr std::size_t kRoom = 512;
 
     void byte(unsigned value) { *more(1) = static_cast<char>(value); }
-    // A number of 2**`log` bytes behind its kind. Machines that we build for are little-endian.
+    // A number of 2**`log` bytes after its kind. Machines that we build for are little-endian.
     void number(unsigned kind, u64 value, unsigned log) {
         const std::size_t size = std::size_t{1} << log;
         const u64 swapped = __builtin_bswap64(value << (64 - 8 * size));
@@ -248,7 +248,7 @@ private:
 // Writes a frozen table's next rows; returns whether more follow.
 using MoreRows = std::function<bool(Part&)>;
 
-// Has `write` write the rows of each of `sources`, until the part is full.
+// Calls `write` for the rows of each of `sources`, until the part is full.
 template <typename Source, typename Write>
 MoreRows more_rows(std::vector<Source> sources, Write write) {
     return [sources = std::move(sources), write, at = std::size_t{0}](Part& part) mutable {

@@ -52,7 +52,7 @@ public:
         *place = Place{edge, child};
         return former;
     }
-    // Edges behind it that would not be found any more move up.
+    // Moves up the following edges that would no longer be found.
     void erase(Edge edge) {
         const std::size_t mask = places_.size() - 1;
         std::size_t hole = place_of(edge);

@@ -23,7 +23,7 @@ Log probabilities:
                  from the beginning of the choice's text; the chosen token is always among the top
     prompt       [none, {"token id": {logprob, rank, decoded_token}}, ..], an entry for each of the prompt's tokens
 
-    a token without log probabilities chat: logprob -9999 and no top; completion, prompt: null
+    no log probabilities of a token   chat: logprob -9999 and no top; completion, prompt: null
     a logprob below -9999, or none    -9999
     a token with broken characters    token: U+FFFD for the broken part, and its bytes; completion: `bytes:\xe2\x80`
 
@@ -56,7 +56,7 @@ _DONE = b"data: [DONE]\n\n"
 
 
 class CompletionAnswer:
-    """Renders the answer to a request of so many prompts.
+    """Renders the answer to a request of one or more prompts.
 
     `created` is in seconds since 1970; `token_bytes` as of `kv_runtime.text.Text`.
     """

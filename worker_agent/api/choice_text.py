@@ -51,7 +51,7 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
     prompt: tuple[int, ...] = ()
     """The prompt as the engine computed it, if it differs from the request's; beside the finish reason."""
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
-    """Of each token of the prompt, if the request asks for them; beside the finish reason."""
+    """One entry for each token of the prompt, if the request asks for them; beside the finish reason."""
 
     @property
     def content(self) -> str:
@@ -192,7 +192,7 @@ class AnswerParsing:
         return lambda choice: self._format.parser(wishes, f"{answer_id}/{choice}", prompt_end=end)
 
     def forced_guide(self, request: Request, prompt: tuple[int, ...], handoff: Handoff | None = None) -> Guide | None:
-        """Return what makes the engine write the calls that `tool_choice` demands; None where nothing does.
+        """Return what makes the engine write the calls that `tool_choice` demands; None if nothing does.
 
         `handoff` has the answer's first tokens, if a prefill worker generated them.
         """

@@ -9,7 +9,7 @@
 A choice that a stop string ends is over although the engine continues it; once all are over the engine's request is
 aborted.
 
-An answer that another worker began continues behind its tokens (`before`), which are the end of the prompt here: its
+An answer that another worker began continues after its tokens (`before`), which are the end of the prompt here: its
 text begins where that worker's ended, and its usage covers both. `take_token_ids` returns the new token ids, so that
 yet another worker can resume the answer.
 

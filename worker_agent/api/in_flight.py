@@ -15,7 +15,7 @@ The span of a request is below the router's CLIENT span, above the engine's:
     chat {model}    SERVER    from the request's arrival to the end of its answer; in the trace that `traceparent` names
 
 The request goes on with a `traceparent` that names this span, so that an engine that traces puts its spans below.
-Which spans are sent: as the router sampled, besides those of requests that failed (`kv_runtime.tracing.spans.py`).
+Spans are sent of requests that the router sampled, and of requests that failed (`kv_runtime/tracing/spans.py`).
 Source of the names: OpenTelemetry semantic conventions, "Generative AI client spans", "HTTP spans".
 """
 
@@ -123,7 +123,7 @@ class InFlight:
         return {outcome: self.ended[outcome] for outcome in outcomes}
 
     def serving(self, answer: Answer) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-        """Return the handler of requests that `answer` answers."""
+        """Return a handler that answers requests by `answer`."""
         return partial(self._serve, answer)
 
     async def _serve(self, answer: Answer, http: web.Request) -> web.StreamResponse:

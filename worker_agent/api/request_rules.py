@@ -13,7 +13,7 @@
     model                                                a served name, or a LoRA's
     max_tokens                                           1 on a prefill worker, whatever the request has
     stop_token_ids                                       these and the model's end tokens; with `ignore_eos` only these
-    bad_words ["a", ..]                                  the token of each word, at a text's begin and after a space. A
+    bad_words ["a", ..]                                  the token of each word, at a text's start and after a space. A
                                                          word of several tokens is refused: its tokens may not be
                                                          banned one by one
 

@@ -11,7 +11,7 @@ unreadable    is complete, but invalid
 
 path             facts
 --------------   -------------------------------------------------------------------------------------------------------
-/v1/models       kind: `owned_by`; names: cards without a `parent`; adapters: those with one; `max_model_len`; where the
+/v1/models       kind: `owned_by`; names: cards without a `parent`; adapters: those with one; `max_model_len`; if the
                  engine states it in `root`, the model's directory
 /openapi.json    endpoints, by their paths; a server may be configured to hide it
 others           `EngineServer.info` of this kind of engine
@@ -80,7 +80,7 @@ class EngineUnanswered(Exception):
 
 
 class EngineClient:
-    """A client of one engine, made in an event loop, until the block is left. `api_key` goes with every request.
+    """A client of one engine, between entering and leaving the block. `api_key` goes with every request.
 
     `kind` is a name in `SERVERS`, empty until it is known.
     """
@@ -119,7 +119,7 @@ class EngineClient:
     ) -> T:
         """Return what `read` finds in the answer to a GET of `path`, or to a POST if `posted` is its body.
 
-        The outcome is counted as of `what`. `read` may raise `MalformedMessage`. `answer_s` 0: `ANSWER_S`.
+        The outcome is counted under `what`. `read` may raise `MalformedMessage`. `answer_s` 0: `ANSWER_S`.
 
         Raises:
             EngineUnanswered: no usable answer came.

@@ -147,7 +147,7 @@ class AttachedEngineSection(Section):
 
     @property
     def server(self) -> EngineServer:
-        """What is known of this kind of engine; of a settled section."""
+        """What is known of this kind of engine; only after `settled`."""
         return SERVERS[ASSUMED if self.kind == "auto" else self.kind]
 
     def settled(self, facts: EngineFacts) -> "AttachedEngineSection":

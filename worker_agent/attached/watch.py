@@ -138,7 +138,7 @@ class EngineLoads:
     def own_families(self) -> list[Metric] | ExportProblem:
         """Return the engine's own families as they were read last, or why there are none; none before the first read.
 
-        They are stale after `STALE_READS` pauses and the longest that an answer may take.
+        They are stale after `STALE_READS` pauses plus the longest time of an answer.
         """
         if (age_s := self.text_age_s) is None:
             return []

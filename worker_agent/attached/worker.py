@@ -348,7 +348,7 @@ class AttachedWorker:
 def _forwarder(
     settings: AttachSettings, worker: WorkerStreams, base_url: str, tracing: Tracing | None
 ) -> tuple[Forwarder, HttpServer]:
-    """Return the forwarder of requests to the engine, and its server; neither has begun."""
+    """Return the forwarder of requests to the engine, and its server; neither is started."""
     section = settings.worker
     forwarder = Forwarder(
         base_url,

@@ -49,7 +49,7 @@ class EngineChoice(NamedTuple):
     event_buffer: int
     """Events that a rank keeps until they are polled."""
     takes_media: bool = False
-    """Whether prompts may have images, where the model does."""
+    """Whether prompts may have images, if the model takes them."""
     block_reuse: bool | None = True
     """This field and the next two go into the fields of the same names of `WorkerRegistered`."""
     transfer_buffer_tokens: int = 0

@@ -375,7 +375,7 @@ def _findings(values: Values) -> Iterator[ArgumentFinding]:
 
 
 def _expected(kind: Any, value: object) -> str:  # noqa: ANN401 - a type, in any of its forms
-    """Return what is allowed of a type; empty where the value is."""
+    """Return what a type allows; empty if it allows the value."""
     try:
         msgspec.convert(value, kind)
     except msgspec.ValidationError as error:

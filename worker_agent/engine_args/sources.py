@@ -4,8 +4,8 @@
     --override-engine-args JSON       over both; or, instead, any number of
     --trtllm.a.b.c VALUE              null (`none`, `null`), a boolean, an integer, a number, else a text
 
-`arguments.py` defines the layers. All errors of flags are reported together, of a file or JSON the first, each with its
-place. No value that looks like a secret is logged.
+`arguments.py` defines the layers. All errors of flags are reported together, but only the first error of a file or of
+JSON, each with its place. No value that looks like a secret is logged.
 
 The version of the installed engine is read from its `version.py`, which states it in every release, without importing
 the package: an import takes seconds and wants a GPU. Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/version.py`.
@@ -93,7 +93,7 @@ def check_files(args: EngineArgs) -> None:
     """Check what arguments name on this machine.
 
     The model is a directory that has a `config.json`, or a name on the hub (`org/name`). A directory comes first, as in
-    the engine itself; whether the hub has the name is not asked. `moe_config.load_balancer`, where it is a text, is a
+    the engine itself; whether the hub has the name is not asked. `moe_config.load_balancer`, if it is a text, is a
     file: the engine opens it in its worker processes, minutes later, relative to the directory of this process.
     Source: NVIDIA/TensorRT-LLM, `examples/wide_ep/README.md` (a path, or the values themselves).
 

@@ -53,7 +53,7 @@ class WorkerStreams(NamedTuple):
 class Consolidator:
     """Publishes one worker's ranks to the log.
 
-    `source`: the engine that is polled, if one is. `stale`: why the ranks' blocks are never known; empty: they are.
+    `source`: the engine that is polled, if any. `stale`: why the ranks' blocks are never known; empty: they are known.
     `tracing` None: no traces.
     """
 
@@ -244,7 +244,7 @@ def event_path(
     `source`: its engine, if that is polled; `configured` are further publishers.
 
     Raises:
-        ConfigurationError: a publisher is of a rank that the worker has not.
+        ConfigurationError: a publisher is of a rank that the worker lacks.
     """
     published = [*worker.publishers, *(each.at for each in configured)]
     strange = [each.origin for each in published if each.origin.dp_rank not in (None, *worker.dp_ranks)]

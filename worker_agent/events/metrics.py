@@ -19,7 +19,7 @@ _OF_OUTBOX = {
     ),
     "outbox_dropped": (counter, "Batches dropped from a full outbox", "dropped_batches_total"),
 }
-"""Of each rank: what it is, its meaning, the field of its `Outbox`."""
+"""For each metric of a rank: its kind, its meaning, and the field of `Outbox`."""
 MIRROR_COUNTS = (
     *("stored", "removed", "deduplicated", "duplicate"),
     *("unknown_parent", "unknown_name", "unknown_removal", "unfit", "ambiguous"),

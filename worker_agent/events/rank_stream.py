@@ -15,7 +15,7 @@ The spans of a rank's messages of KV events, from the engine to the log, of the 
       publish            PRODUCER   until the log confirmed it, with the attempts that it took
 
 The index adds its own span below `kv_events` (`indexer/service/feed.py`). The first begins by the engine side's
-clock; where that is ahead of this process's, or the engine states no time, `consolidate` is empty.
+clock; if that is ahead of this process's, or the engine states no time, `consolidate` is empty.
 Source of `messaging.*`: OpenTelemetry semantic conventions, "Messaging spans".
 """
 

@@ -25,8 +25,8 @@ _COUNT_MAX = float(COUNT_MAX)
 class MetricNames(NamedTuple):
     """The metric names of one engine, all with `prefix`; empty: it has no such metric.
 
-    The first existing name of `usage` counts, of blocks or tokens in use / all. Where `used_blocks` is missing,
-    `used_tokens` counts, then `usage`; where `total_blocks` is, `total_tokens`. `total_blocks_label`: the total is this
+    The first existing name of `usage` counts, of blocks or tokens in use / all. If `used_blocks` is missing,
+    `used_tokens` counts, then `usage`; if `total_blocks` is, `total_tokens`. `total_blocks_label`: the total is this
     label's number, not the value. `others` are read for `EngineServer.is_asleep`.
     """
 

@@ -25,7 +25,7 @@ The answer is bounded while it is read.
     not heard, or failed, in the last `SILENT_S`    asked after all others
 
 Of several the one with the fewest requests of this worker in flight is asked, of equals the one asked least often. An
-engine opens only handles that were made on its machine: where handles are wanted, only workers of `host` are known.
+engine opens only handles that were made on its machine: if handles are wanted, only workers of `host` are known.
 """
 
 import asyncio
@@ -169,7 +169,7 @@ class EncodeClient:
         raise failure
 
     def to_ask(self, tried: Container[str]) -> EncodeWorker | None:
-        """Return the worker to ask, none of those whose addresses are `tried`; None if there is no other."""
+        """Return the worker to ask, which has none of the `tried` addresses; None if there is none."""
         now_s = self._clock.now()
         workers = [
             each for each in self._workers.values() if not each.draining and each.registration.base_url not in tried
@@ -178,7 +178,7 @@ class EncodeClient:
 
     @contextmanager
     def asking(self, worker: EncodeWorker) -> Iterator[None]:
-        """Count a request at the worker in the block; `EncoderUnavailable` is logged, and names the worker then."""
+        """Count the block as a request at the worker; log an `EncoderUnavailable`, and add the worker's address."""
         worker.in_flight += 1
         worker.asked_total += 1
         outcome = "failed"

@@ -37,7 +37,7 @@ _DETAILS = (None, "auto", "low", "high")
 PARTS_MAX = 16
 """Media of a request."""
 REQUEST_BYTES_MAX = 128 << 20
-"""Of all media of a request, unless one may have more."""
+"""The most bytes of all media of a request, unless one item may have more."""
 _PIXELS_MAX = 1 << 26
 
 

@@ -1,4 +1,4 @@
-// Whether predictions hold: reuse and first tokens, predicted and measured, as points of decisions and by rank.
+// Whether predictions hold: predicted against measured reuse and first tokens, one point a decision, and by rank.
 
 import { inOrder, Poll } from "./api.js";
 import { decisionColumns } from "./decisions.js";
@@ -79,7 +79,7 @@ function summary(cached, first) {
   const errors = first.map((each) => Math.abs(each.first[1] - each.first[0])).sort((left, right) => left - right);
   const later = first.map((each) => each.first[1] - each.first[0]).sort((left, right) => left - right);
   return figures(
-    ["Compared", count(cached.length), "Decisions of which the worker reported its reuse"],
+    ["Compared", count(cached.length), "Decisions with a reuse that the worker reported"],
     ["Exact", cached.length ? percent(1 - isOff(1) - isOff(-1)) : UNKNOWN, "Cached tokens as predicted"],
     ["Too high", cached.length ? percent(isOff(1)) : UNKNOWN, "The worker reused less than was predicted"],
     ["Too low", cached.length ? percent(isOff(-1)) : UNKNOWN, "The worker reused more"],

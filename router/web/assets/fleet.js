@@ -28,7 +28,7 @@ function rankMap(ranks, measure, { point, open }) {
   }, ranks.map((rank, at) => h("span", { key: rank.id, "data-at": String(at), class: `cell ${markOf(rank)}`, style: { "--share": `${shade(value(rank), largest)}%` } })));
 }
 
-/** How much of the colour of the accent a cell has, in percent: what is above 0 is told from 0. */
+/** How much of the accent colour a cell has, in percent; any value above 0 differs visibly from 0. */
 function shade(value, largest) {
   return value > 0 ? (15 + 85 * Math.min(1, value / largest)).toFixed(0) : "0";
 }
@@ -97,7 +97,7 @@ function summary(live) {
     ["Queued", count(fleet.requests.queued), "Requests that wait for room", fleet.requests.queued ? "warn" : ""],
     ["Ranks", `${count(ranks.length)}`, `${fleet.workers.worker_id.length} workers`],
     ["Take no work", count(unfit), "", unfit ? "bad" : ""],
-    ["Not exact", count(doubted), "Ranks of which the index is not sure", doubted ? "warn" : ""]);
+    ["Not exact", count(doubted), "Ranks whose state in the index is uncertain", doubted ? "warn" : ""]);
 }
 
 function described(rank, measure) {

@@ -225,7 +225,7 @@ export function rankColumn(width) {
   return { name: "Rank", width, phone: "minmax(56px, 1fr)", cell: (row) => link(["workers", row.worker_id], rankId(row), { class: "name", title: rankId(row), tabindex: "-1" }), sort: (row) => natural(rankId(row)) };
 }
 
-/** What a decision predicted of cached tokens; null where there is nothing to compare. */
+/** What a decision predicted of cached tokens; null if there is nothing to compare. */
 export function predictedCached(decision) {
   const { outcome, misses } = decision;
   return outcome?.cached_tokens != null && misses?.cached_tokens != null ? outcome.cached_tokens + misses.cached_tokens : null;

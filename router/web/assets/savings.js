@@ -4,14 +4,14 @@ import { Poll } from "./api.js";
 import { clock, count, figures, h, legend, message, name, percent, seconds, select, short, signed, total, UNKNOWN } from "./parts.js";
 import { Table } from "./table.js";
 
-const WINDOW = 6; // rows that a point is of: 30 s
+const WINDOW = 6; // rows in a point: 30 s
 const SPAN_S = 900;
 const WIDTH = 180, HEIGHT = 36;
 
 const sum = (rows, field) => total(rows.map((row) => row[field]));
 const ratio = (part, whole) => (whole ? part / whole : null);
 
-/** Each figure: what a point is of a window of rows, one value a line. */
+/** Each figure: how a point is made from a window of rows, one value a line. */
 const FIGURES = [
   { name: "Requests", lines: [(rows, { step_s: step }) => sum(rows, "requests") / (rows.length * step)], text: (value) => (value === null ? UNKNOWN : `${value.toFixed(1)}/s`) },
   { name: "TTFT p50, p90", lines: [(rows, found) => quantile(rows, found, 0.5), (rows, found) => quantile(rows, found, 0.9)], text: seconds, hint: "Time to the first token" },
@@ -141,7 +141,7 @@ function summary(total) {
     ["By learnt rates", share(total.learnt_s, total.saved_s), "The rest is by the reference engine's rates"]);
 }
 
-/** The rows of a dimension; what has no row of its own is one, too. */
+/** The rows of a dimension; names without a row of their own share one. */
 function rowsOf({ rows, other }) {
   const named = rows.map((row) => ({ ...row, key: `name ${row.name}` }));
   return other.requests ? [...named, { ...other, name: "", key: "other", isOther: true }] : named;

@@ -7,7 +7,7 @@ const MORE = 8;
 let tables = 0;
 
 export class Table {
-  /** `columns`: {name, width, phone?: its width on a phone, where it is left out without one, cell(row), sort?(row), align?: "end",
+  /** `columns`: {name, width, phone?: its width on a phone; absent: not shown there, cell(row), sort?(row), align?: "end",
    *  hint?}; `isWhole`: phones get all columns, and scroll; `isTall`: it takes the rest of the window; `key(row)`; `open(row)`: Enter or a click;
    *  `select(row)`: the arrow keys, and clicks, which then do not open. */
   constructor({ label, columns, key, open, select, sorted, descending = true, isWhole = false, isTall = false, empty = "Nothing to show.", rowClass }) {

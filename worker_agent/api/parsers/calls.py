@@ -70,7 +70,7 @@ class Thought(NamedTuple):
     """The tags around a family's reasoning. `label` follows the opening tag, and is not shown.
 
     With `begins_inside` an answer begins with reasoning, even without the tag. With `repeats` there may be more
-    reasoning behind content.
+    reasoning after content.
     """
 
     begins_inside: bool = False
@@ -80,7 +80,7 @@ class Thought(NamedTuple):
     repeats: bool = False
 
     def begins(self, prompt_end: str) -> bool | None:
-        """Return whether an answer behind this prompt begins with reasoning; None: it has no reasoning."""
+        """Return whether an answer to this prompt begins with reasoning; None: it has no reasoning."""
         end = prompt_end.rstrip()
         if end.endswith(self.closing):
             return False if self.repeats else None
@@ -130,20 +130,20 @@ class AnswerParser:
     call = ""
     """The beginning of a call; empty: no calls are read."""
     section = section_end = ""
-    """What stands before the first call, and behind the last; empty: nothing."""
+    """What stands before the first call, and after the last; empty: nothing."""
     markers: tuple[str, ...] = ()
     """What begins a call, or a section; empty: `section` and `call`."""
     openings: tuple[str, ...] = ()
-    """How a call begins where a marker alone may be a word of a thought; empty: as the markers."""
+    """How a call begins, if a marker alone may be a word of a thought; empty: `markers`."""
     form: CallForm | None = None
     """How calls are forced; None: they cannot be."""
 
     def __init__(self, answer: str, options: AnswerOptions) -> None:
-        """`answer` names the choice: the ids of its calls are made of it."""
+        """`answer` names the choice: the ids of its calls are hashes of it."""
         self.markers = self.markers or tuple(filter(None, (self.section, self.call)))
         self.openings = self.openings or self.markers
         self._answer, self.options, self._thought = answer, options, options.thought
-        self._space, self._is_at_edge = "", bool(self.markers)  # at the beginning of the answer, or behind a call
+        self._space, self._is_at_edge = "", bool(self.markers)  # at the beginning of the answer, or after a call
         self._begun, self._is_open, self._is_thought_cut = 0, False, False
         self._reader, self._events = Reader(), list[Event]()
         self._running = self._steps()
@@ -199,7 +199,7 @@ class AnswerParser:
             self._show_content(self._space)
 
     def _begin(self) -> Steps[None]:
-        """Read what only the beginning of the answer may have, behind its first thought."""
+        """Read what only the beginning of the answer may have, after its first thought."""
         yield from ()
 
     def _looked_for(self) -> tuple[str, ...]:
@@ -224,7 +224,7 @@ class AnswerParser:
             self._content(space)
 
     def _think(self, thought: Thought) -> Steps[None]:
-        """Read a thought behind its opening tag; a call ends it, too, and is read next."""
+        """Read a thought after its opening tag; a call ends it, too, and is read next."""
         if thought.label:
             yield from self._reader.literal(thought.label)
         end = yield from self._reader.until((thought.closing, *self.openings), self._reasoning)
@@ -238,11 +238,11 @@ class AnswerParser:
 
     # ------------------------------------------------------------ content and calls
     def _one(self) -> Steps[None]:
-        """Read one call behind its beginning; return with it open where the text ends first."""
+        """Read one call after its beginning; it stays open if the text ends first."""
         raise NotImplementedError
 
     def _call(self, marker: str) -> Steps[None]:
-        """Read one or several calls behind `marker`; raise `Rejected` if the text is no call.
+        """Read one or several calls after `marker`; raise `Rejected` if the text is no call.
 
         From the marker on the text is recorded, until `_start`.
         """
@@ -284,11 +284,11 @@ class AnswerParser:
             self._events.append(ContentDelta(text))
 
     def _start(self, name: str, call_id: str = "") -> None:
-        """Begin a call; raise `Rejected` where there can be no function of this name. `call_id` is the model's own."""
+        """Begin a call; raise `Rejected` if no function can have this name. `call_id` is the model's own."""
         if not 0 < len(name) <= NAME_CHARACTERS_MAX or not name.isprintable():  # JSON can name lone surrogates
             raise Rejected
         self._reader.recorded()
-        digest = sha256(f"{self._answer}/{self._begun}".encode()).hexdigest()  # equal where another worker resumes
+        digest = sha256(f"{self._answer}/{self._begun}".encode()).hexdigest()  # equal if another worker resumes
         if not self._begun or not self.options.only_first_call:
             self._events.append(ToolCallStarted(self._begun, call_id or self._id_of(digest), name))
         self._begun, self._is_open = self._begun + 1, True

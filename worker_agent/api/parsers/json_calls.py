@@ -138,7 +138,7 @@ class HermesParser(JsonCalls):
 
 
 class Llama3JsonParser(JsonCalls):
-    """Llama 3.1 to 3.3: an object that is the answer's begin, or follows <|python_tag|>; others after `;`.
+    """Llama 3.1 to 3.3: an object at the answer's beginning, or after <|python_tag|>; others after `;`.
 
     An object without arguments is content: it may be an answer in JSON.
     Source: vllm-project/vllm, `vllm/entrypoints/openai/tool_parsers/llama_tool_parser.py`; sgl-project/sglang,

@@ -1,4 +1,4 @@
-"""Text that arrives in chunks, read by generators that yield where they need more of it.
+"""Text that arrives in chunks, read by generators that yield when they need more of it.
 
 Every step depends only on the text up to a character. So the shown text does not depend on the chunks, and only text
 that may begin a marker, or a call before its function's name is complete, is held back.
@@ -43,7 +43,7 @@ class Reader:
         return text
 
     def take(self, characters: int = 1) -> str:
-        """Return so many characters, which are there."""
+        """Take and return the next `characters`, which must be there."""
         text = self._text[self._at : self._at + characters]
         self._at += characters
         if self._recorded is not None:
@@ -51,7 +51,7 @@ class Reader:
         return text
 
     def back(self, characters: int) -> None:
-        """Put back so many characters, which were taken last."""
+        """Put back the last `characters` that were taken."""
         self._at -= characters
 
     def peek(self) -> Steps[str]:
@@ -82,7 +82,7 @@ class Reader:
             raise Rejected
 
     def skip_space(self) -> Steps[str]:
-        """Take white space; return the character behind it, empty at the end."""
+        """Take white space; return the character after it, empty at the end."""
         while (next_one := (yield from self.peek())) and next_one.isspace():
             self.take()
         return next_one

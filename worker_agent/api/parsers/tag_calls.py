@@ -9,7 +9,7 @@ r"""Calls with a tag for each parameter; they become JSON by the types of the re
     DeepSeek V3.2           the same with <|DSML|function_calls>, <|DSML|invoke ...>, <|DSML|parameter ...> (U+FF5C for
                             the bars), where string="true" or "false" says whether VALUE is text or JSON
 
-Behind its name a call may also have all arguments in one JSON object, which is passed on as written. For Qwen one line
+After its name a call may also have all arguments in one JSON object, which is passed on as written. For Qwen one line
 end before a value and one after it are not part of it, and its outer tags and the ends of parameters may be absent, as
 that model omits them. Other values are exactly what is between their tags.
 

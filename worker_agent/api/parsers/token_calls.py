@@ -243,7 +243,7 @@ class HarmonyParser(AnswerParser):
                 marker = yield from self._reader.until(_ENDS, show)
 
     def _header(self, marker: str) -> Steps[str | None]:
-        """Return what stands before <|message|>; None where the answer ends within it."""
+        """Return what stands before <|message|>; None if the answer ends within it."""
         self._reader.record(marker)
         if marker != _MESSAGE:
             try:

@@ -79,7 +79,7 @@ def json_of(text: str, types: frozenset[str]) -> str:
 
 
 def types_of(tools: Sequence[Tool], function: str, parameter: str) -> frozenset[str]:
-    """Return the JSON types that the function's schema gives a parameter; `string` where it names none."""
+    """Return the JSON types that the function's schema gives a parameter; `string` if it names none."""
     named = [tool["function"] for tool in tools if tool["function"]["name"] == function]
     schema = (named[0].get("parameters") if named else None) or {}
     properties = schema.get("properties")

@@ -5,7 +5,7 @@ For every event, the first line that applies:
     cleared                        accepted from any source: the cache is empty
     "Ignored"                      ignored
     a field says so by itself      ignored (`IGNORED`: a copy that is not this engine's, a medium that is no tier)
-    attention group not a main one ignored (`BatchDecoder`)
+    attention group not main       ignored (`BatchDecoder`)
     medium unknown                 refused
     no tokens                      accepted: names of blocks described before, with their current tier; a repeated name
                                    is two copies: vLLM's offload events do not say their attention groups

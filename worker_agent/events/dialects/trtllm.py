@@ -238,7 +238,7 @@ class _Rank:
 
 
 def _placed(group: _Group, hashes: tuple[int, ...], tier: Tier, group_idx: int) -> list[EngineEvent]:
-    """Remember where the blocks are; return their removal from the host, where they were there."""
+    """Remember where the blocks are; return the removal of those that were on the host."""
     if tier == Tier.HOST:
         group.on_host.update(hashes)
         return []

@@ -2,7 +2,7 @@
 
     event_id            counts one rank's events
     attention_dp_rank   absent or null without attention DP: rank 0
-    window_size         of the pool, in tokens; absent or null where the engine knows no windows: `UNBOUNDED`
+    window_size         of the pool, in tokens; absent or null if the engine knows no windows: `UNBOUNDED`
     layer_group_id      KV cache manager V2: the attention group; absent or null: 0
     hash_algo           V2; `v1_block_key`, `v2_sha256_64`, `v2_sha256`
     hash                u64, spelled as u64 or i64; 64 hex digits (`v2_sha256`): its first 16 as a number, which is what
@@ -59,7 +59,7 @@ class TrtllmHead(msgspec.Struct, frozen=True):
 
     @property
     def dp_rank(self) -> int:
-        """The rank, 0 where none is named."""
+        """The rank; 0 if none is named."""
         return self.attention_dp_rank or 0
 
 
