@@ -89,7 +89,7 @@ _STOP_S = 20.0
 _CUT_S = 3.0
 _POLL_S = 0.05
 _LINES = 200
-_BEHIND = """
+_LAUNCHER = """
 import ctypes, os, signal, sys
 parent, *command = sys.argv[1:]
 if sys.platform == "linux":
@@ -152,7 +152,7 @@ class ProcessFailed(Exception):
 async def started(command: list[str], environment: Mapping[str, str]) -> asyncio.subprocess.Process:
     """Start a command with both of its outputs in one pipe; on Linux it gets SIGTERM when this process is killed."""
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-I", "-S", "-c", _BEHIND, str(os.getpid())),
+        *(sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid())),
         *command,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,

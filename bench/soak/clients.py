@@ -228,7 +228,7 @@ class Clients:
         """Answers on their way, by the user's number."""
         self._killed: dict[int, set[str]] = {}
         """Workers that were killed during each answer: which one gives it is known only when its head has come."""
-        self._left, self.begun = 0, 0
+        self._unsent, self.begun = 0, 0
         self._milestone: tuple[int, asyncio.Event] | None = None
         self.tally = Tally()
 
@@ -241,7 +241,7 @@ class Clients:
 
     async def send(self, requests: int) -> None:
         """Send this many requests; return when all have ended."""
-        self._left = requests
+        self._unsent = requests
         async with asyncio.TaskGroup() as group:
             for number in range(len(self._users)):
                 group.create_task(self._go(number))
@@ -269,8 +269,8 @@ class Clients:
         await self._session.close()
 
     async def _go(self, number: int) -> None:
-        while self._left > 0:
-            self._left -= 1
+        while self._unsent > 0:
+            self._unsent -= 1
             self.begun += 1
             if self._milestone is not None and self.begun >= self._milestone[0]:
                 self._milestone[1].set()

@@ -82,7 +82,7 @@ class AgentApi:
         return tuple(self._answers())
 
     def _answers(self) -> dict[ApiEndpoint, Answer]:
-        """Return what answers at each endpoint: at the default ones alone on a worker that serves only one phase."""
+        """Return the handler of each endpoint; a worker that serves only one phase has the default ones alone."""
         answered = self.completions.answered
         answers: dict[ApiEndpoint, Answer] = {
             "chat": partial(answered, decode_chat),

@@ -267,11 +267,11 @@ def refuse_unmet(*tables: Iterable[Rule]) -> None:
 
 def plain_rules(request: EngineRequest) -> Iterator[Rule]:
     """Yield the rules of an engine without guides, logits processors and log probabilities of the prompt."""
-    guide, told = request.sampling.guide, request.sampling.prompt_logprobs
+    guide, logprobs = request.sampling.guide, request.sampling.prompt_logprobs
     allowed = "none on this worker"
     yield guide.field if guide else "", guide and guide.kind, allowed, guide is None
     yield "logits_processors", request.logits_processors, allowed, not request.logits_processors
-    yield "prompt_logprobs", told, allowed, told is None
+    yield "prompt_logprobs", logprobs, allowed, logprobs is None
 
 
 def takes_transfer(request: EngineRequest, role: Role) -> bool:

@@ -178,8 +178,8 @@ class Simulator:
         for request_id, output in outputs:
             if output.finish_reason:
                 del self._rank_of[request_id]
-        both = {"iter": self._iteration, "iterLatencyMS": duration_s * 1e3}
-        statistics = tuple(both | step.did for step in steps.values())
+        common = {"iter": self._iteration, "iterLatencyMS": duration_s * 1e3}
+        statistics = tuple(common | step.did for step in steps.values())
         self._iteration += 1
         return Step(duration_s, outputs, statistics)
 

@@ -9,7 +9,7 @@
                 is published as cleared, its state is forgotten, and it is learned again from there. Ids that go back
                 mean that the engine restarted: its windows are learned again, too. A restart begins with id 0; missed
                 events are counted
-    window      events of narrower windows than the widest are dropped; if it turns out to be another, the rank is
+    window      only events of the widest window are applied; if another window turns out to be it, the rank is
                 cleared: `_Rank`
 
 The blocks of the window that counts become published events by attention group:
@@ -19,14 +19,14 @@ The blocks of the window that counts become published events by attention group:
                   partial      (fewer) never published; what follows it in the event is dropped, and shows that
                                `block_size` is not the engine's: a partial block ends its chain
                   nameless     (null hash) what follows it is dropped: its parent has no name
-                the rest goes out in runs of one tier, each under the block before it
-                under a block that was not published: dropped whole
+                the other blocks go out in runs of one tier, each under the block before it. An event under a block
+                that was not published is dropped
     withheld    a block that was dropped, by its hash; its removal and its moves are not published either
     `removed`   goes out on the tier where the block is; blocks are on the GPU unless it was said otherwise
     `updated`   to another tier: stored there by name, then removed where it was; a new priority is counted only
 
-Withheld blocks are forgotten with their removal, and beyond `WITHHELD_MAX` a group the oldest first: its removal then
-goes out, and means nothing to the reader. Blocks on the host are as many as the engine's host pool has.
+A withheld block is forgotten with its removal. Beyond `WITHHELD_MAX` in a group the oldest is forgotten: its removal
+goes out, and means nothing to the reader. The host holds at most as many blocks as the engine's host pool.
 Source: `docs/SOURCES.md` E1.3 to E1.5, E2.2, E7 (rows 1, 2, 20).
 """
 
