@@ -181,7 +181,7 @@ def _check_values(text: Bytes, limits: BodyLimits) -> None:
 
 
 def _check_bytes(text: Bytes, limits: BodyLimits) -> None:
-    """Check that no kind of field has too many bytes; raise `BodyTooLarge` otherwise, and for what is no object."""
+    """Raise `BodyTooLarge` if a kind of field has too many bytes, `RequestInvalid` if the text is no object."""
     prompts, section = limits.prompt_bytes_max, limits.section
     bounds = {
         "text": (prompts, "bytes of prompts, images not counted", f" ({section}.prompt_bytes_max)"),
@@ -205,7 +205,7 @@ def _check_bytes(text: Bytes, limits: BodyLimits) -> None:
 
 
 def _values_of_fields(text: Bytes) -> dict[str, msgspec.Raw]:
-    """Return the JSON of each field, by its path; raise `RequestInvalid` for what is no object."""
+    """Return the JSON of each field, by its path; raise `RequestInvalid` if the text is not an object."""
     try:
         fields = _fields.decode(text)
         if _EXTENSION in fields and bytes(memoryview(fields[_EXTENSION])[:1]) == b"{":

@@ -1,4 +1,4 @@
-"""Order-free digests of sets of sequence hashes: equal digests prove equal sets (but for a 2^-64 accident).
+"""Order-free digests of sets of sequence hashes: equal digests prove equal sets (up to a 2^-64 accident).
 
     digest of a set = sum of splitmix64(hash) mod 2^64, kept per tier in 256 buckets by the hash's top byte
 

@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple, get_args
 ImageType = Literal["image/jpeg", "image/png", "image/webp", "image/gif"]
 IMAGE_TYPES: tuple[ImageType, ...] = get_args(ImageType)
 _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-"""SOF markers, which are 0xC0 to 0xCF but for DHT, JPG and DAC."""
+"""SOF markers: 0xC0 to 0xCF without DHT, JPG and DAC."""
 _STEPS_MAX = 4096
 """Chunks, blocks, segments and fill bytes before the pixels; an image with more has no size."""
 _JPEG_BARE = frozenset({0x01, *range(0xD0, 0xD9)})

@@ -219,7 +219,7 @@ async def cold(plan: EventsPlan, results: Rounds, on_progress: Callable[[str], N
                 await agent.call("hold", dp_rank=dp_rank, load=load._asdict())
 
         async def start(name: str, rank_blocks: int, read: Answer) -> None:
-            """Start indexes; `read` is how long the bare client took to read what they begin with."""
+            """Start indexes; `read` is how long the bare client took to read the same data."""
             cell, blocks = f"cold start, from {name}", plan.ranks * rank_blocks
             limit = {"bytes": read["bytes"], "reading s": read["seconds"]} if read else {}
             for _ in range(plan.rounds):

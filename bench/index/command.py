@@ -330,7 +330,7 @@ def index(**flags: Any) -> None:  # noqa: ANN401 - one value a flag
 
     Each index runs in a process of its own, all pinned to one core, in turns; CPU times, medians of rounds. The peer is
     the radix tree of ai-dynamo-runtime, through Python; it is no dependency: name an interpreter that has it. Its floor
-    is the same call on an empty tree. Ranks are registered with their capacity, as the service does, but for memory. At
+    is the same call on an empty tree. Ranks register their capacity, as in the service, except to measure memory. At
     the end stands what the targets ask for at scale 1, reached or missed. The exit status says whether the bench ran.
     """
     with TemporaryDirectory() as directory:

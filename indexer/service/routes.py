@@ -32,7 +32,7 @@ _NUMBERS = {"behind": (0, U64_MASK), "offset": (0, OFFSET_MAX), "limit": (1, LIM
 
 
 class BadParameter(BadRequest):
-    """A parameter of a request is not what it may be."""
+    """A parameter of a request has a value that is not allowed."""
 
     def __init__(self, field: str, found: object, allowed: str) -> None:
         super().__init__(field, f"{field}: found {as_json(found)}, allowed {allowed}")

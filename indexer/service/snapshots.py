@@ -5,7 +5,7 @@
                    the index; others are logged and counted, and the next is tried
     no check       while the log is away, is another one, or the index is still catching up
     no write       while a rank is off the log (an answer or a restart is ahead of it, or batches of it wait), for
-                   `OFF_S` at most: a fold from such a place would differ
+                   `OFF_S` at most: a fold from that place would differ
     never purged   messages that are covered by no snapshot that this process has read back
 
 `retention.py` decides what is due. Several indexes may keep one log in one bucket: each sees the snapshots of the

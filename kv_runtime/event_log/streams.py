@@ -40,7 +40,7 @@ _T = TypeVar("_T")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _NO_SUCH_STREAM = 10059
 _NO_MESSAGE = 10037
-"""The server's code for a stream without such a message; a missing stream has another code."""
+"""The server's code for a stream without the message; a missing stream has another code."""
 _NAME_IN_USE = 10058
 """The server's code for a stream of the name that was created meanwhile, with other settings."""
 

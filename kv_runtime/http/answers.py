@@ -29,7 +29,7 @@ class BodyTooSlow(Exception):
 
 
 class BadRequest(Exception):
-    """A field of a request is not what it may be; `openai_errors` answers with 400, the message, and the field."""
+    """A field of a request is not allowed as it is; `openai_errors` answers with 400, the message, and the field."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(message)

@@ -89,7 +89,7 @@ public:
             to.row(rank, places[node.parent], Chain(node.blocks.data(), node.blocks.size()), node.expires_at_s);
         }
     }
-    // Adds the stretch of the next row; false: its parent is no earlier row, or has such a child.
+    // Adds the stretch of the next row; false: its parent is no earlier row, or has a child with the same first block.
     bool restore(i64 parent, const Chain& blocks, double expires_at_s) {
         const i64 above = parent + 1;  // node 0 is the root, node n + 1 is row n
         if (blocks.empty() || above < 0 || above >= static_cast<i64>(nodes_.size()) || child_of(static_cast<u32>(above), blocks[0]) != kNone) {

@@ -52,7 +52,7 @@ struct RankLoad {
     i64 bringing = 0;  // requests that are still bringing blocks to the rank
     u64 epoch = 0;     // of the stream in which these were routed
     Reported reported;
-    bool is_gone = false;  // forgotten, but for open leases
+    bool is_gone = false;  // forgotten, except for open leases
 };
 
 class Ledger {

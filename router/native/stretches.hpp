@@ -123,7 +123,7 @@ protected:
         }
         return at;
     }
-    // Returns a new child of `parent`, or a node in the place of that with the same first block.
+    // Returns a new child of `parent`, which replaces a child with the same first block.
     u32 add_node(u32 parent, const u64* blocks, std::size_t count) {
         u32 number = static_cast<u32>(nodes_.size());
         if (free_.empty()) {

@@ -210,7 +210,7 @@ class AttachSettings(Settings):
         """Return the settings with what the engine says, or is known by default, in place of what was not set.
 
         Raises:
-            ConfigurationError: the engine's word does not fit what is set.
+            ConfigurationError: what the engine says contradicts a setting.
         """
         try:
             return self.model_copy(update={"engine": self.engine.settled(facts)})

@@ -71,7 +71,7 @@ class Host(NamedTuple):
 
 
 def check(settings: AttachSettings) -> None:
-    """Raise `ConfigurationError` for what is wrong whatever the engine says."""
+    """Raise `ConfigurationError` for settings that are wrong with any engine."""
     engine = settings.engine
     if not engine.base_url and not engine.model:
         raise ConfigurationError(["engine.model: found '', allowed the model's name (--model)"])

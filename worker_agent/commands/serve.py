@@ -71,7 +71,7 @@ class ServedWorker:
 
     Raises:
         EngineError: the engine cannot be loaded.
-        ConfigurationError: what is said of tracing is not allowed, or a package is missing.
+        ConfigurationError: a tracing setting is not allowed, or a package is missing.
         TextError: the model's text or images cannot be used.
     """
 

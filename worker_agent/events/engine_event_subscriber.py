@@ -116,7 +116,7 @@ class EngineEventSubscriber:
             await self._moved.wait_for(lambda: self.cursor.expected >= sequence)
 
     async def _run(self, deliver: Deliver, stop: asyncio.Event) -> None:
-        """Read until `stop` is set; then what is in flight or missing still, for at most `_DRAIN_S`."""
+        """Read until `stop` is set, then for at most `_DRAIN_S` what is still in flight or missing."""
         try:
             while not stop.is_set():
                 await self._read(deliver)

@@ -375,7 +375,7 @@ class RankMirror:
         return len(self._tier_bits)
 
     def dump(self, buckets: bytes = b"") -> HeldBlocks:
-        """Return what is held now of a set of buckets (empty: of all); what changes later does not change it."""
+        """Return a copy of what is held now in a set of buckets (empty: in all)."""
         return HeldBlocks(self._tier_bits, self._blocks, buckets)
 
 
