@@ -35,7 +35,7 @@ class PlotLabels(NamedTuple):
 
 
 def frontier(points: Sequence[Point]) -> list[Point]:
-    """Return, from left to right, the points that no other point equals on one axis and beats on the other."""
+    """Return the points, left to right, that no other point matches on one axis and beats on the other."""
     best: list[Point] = []
     for point in sorted(points, key=lambda each: (-each.x, -each.y)):
         if not best or point.y > best[-1].y:

@@ -1,7 +1,7 @@
 // Sets of holders. Equal sets are stored once, and a run names its set by a number.
 //
 //     set      bit matrix, planes (tiers in use) x width (words of 64 ranks), both as small as can be; set 0 is empty
-//     memo     (set, holder, added or removed) -> set, a cache of fixed size: with 1,024 ranks it makes a store of few blocks a fifth faster
+//     memo     (set, holder, added or removed) -> set, a cache of fixed size: with 1,024 ranks a store of few blocks takes a fifth less time
 //
 // A run owns a reference. A set without references is forgotten, and its number may be given to another set; then
 // `generation` differs from that in a memo's answer, which is void.
