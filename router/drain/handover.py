@@ -1,8 +1,8 @@
 """Draining with hand-over: prefixes that only the leaving worker holds are computed elsewhere first.
 
-    looking    decides on each recent prompt (`chains.py`), the newest first, for half of the time that is left: how much
-               of it the worker holds, and how much the best other eligible rank holds or will soon hold. Lists prefixes
-               by heat, within the budget (`warming.py`)
+    looking    decides on each recent prompt (`chains.py`), the newest first, for half of the time: how much of it the
+               worker holds, and how much the best other eligible rank holds or will soon hold. Lists prefixes by
+               heat, within the budget (`warming.py`)
     warming    computes the listed prefixes, `WARMERS` at a time, each at the rank that the policy chooses
     waiting    waits for requests that still run at the worker; then looks and warms a second time, for their prompts
     over       all listed prefixes were tried, or the time is over: the remaining prefixes are skipped
