@@ -14,7 +14,7 @@ assumption: engines do not say for which request they evict. A removal without r
 Clears are no removals.
 """
 
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 
 from kv_protocol.codec import decode_message
 from kv_protocol.decided import Decided
@@ -24,7 +24,7 @@ from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import JournalMessage, OutcomeKnown
 from kv_protocol.subjects import rank_of
 from router.attribution.report import PENDING_MAX
-from router.journal.replay import Continuity, Redecided, Replay
+from router.journal.replay import Redecided, Replay
 from router.native import built
 
 BEFORE_S, AFTER_S = 1, 10
@@ -95,22 +95,20 @@ class JournalSavings:
         self._placed = OrderedDict[str, tuple[WorkerRank, int]]()
         """Rank and second of the decisions without an outcome, with removals alone."""
         self._since_ns, self._until_ns = since_ns, until_ns
-        self._routers: dict[str, tuple[Continuity, Replay]] = {}
+        self._replays = defaultdict[str, Replay](Replay)
         self.first_ns: int | None = None
         """Time of the first message of the period; None: there was none."""
         self.last_ns = 0
 
     def take(self, router: str, time_ns: int, message: JournalMessage) -> None:
         """Fold in the records of a router's next message, which the log took at this time (since 1970)."""
-        continuity, replay = self._routers.setdefault(router, (Continuity(), Replay()))
         is_inside = (self._since_ns is None or time_ns >= self._since_ns) and (
             self._until_ns is None or time_ns < self._until_ns
         )
         if is_inside:
             self.first_ns = time_ns if self.first_ns is None else self.first_ns
             self.last_ns = time_ns
-        for record in continuity.records(message):
-            found = replay.take(record)
+        for record, found in self._replays[router].read(message):
             if isinstance(record, Decided) and isinstance(found, Redecided):
                 if found.verdict is not None:
                     self.attribution.decided(found.verdict)

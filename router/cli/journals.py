@@ -24,7 +24,7 @@ from router.decision.policy import Policy
 from router.decision.policy_config import load_modes
 from router.decision.policy_store import fields_of, swapped
 from router.journal.log import JournalEntry, read_journal
-from router.journal.replay import CheckpointRead, Continuity, Found, NotFolded, Redecided, Replay
+from router.journal.replay import CheckpointRead, Found, NotFolded, Redecided, Replay
 from router.shadows.comparison import Tally, figures_table
 
 _SHOWN_MAX = 20
@@ -222,22 +222,21 @@ class Replays:
     def take(self, entry: JournalEntry) -> None:
         """Fold in the records of a message."""
         one = self.routers[entry.router]
-        for record in one.continuity.records(entry.message):
-            found, news = one.take(record)
-            if news:
-                self._tell(entry, news, is_loss=isinstance(record, Lost) or isinstance(found, NotFolded))
-            if isinstance(found, Redecided):
-                self._count(entry, found)
-            elif isinstance(found, CheckpointRead):
-                self._count_checkpoint(entry, found)
-            elif found is not None:
-                self.not_folded += 1
-
-    def _tell(self, entry: JournalEntry, news: str, *, is_loss: bool) -> None:
-        self._losses += is_loss
-        if self._losses <= self._shown_max:
-            time = datetime.fromtimestamp(entry.time_ns / 1e9, UTC).isoformat(timespec="seconds")
-            self._say(f"{entry.router} {time} seq {entry.stream_seq}: {news}")
+        for record, found in one.replay.read(entry.message):
+            if news := one.news(record, found):
+                self._losses += isinstance(record, Lost) or isinstance(found, NotFolded)
+                if self._losses <= self._shown_max:
+                    time = datetime.fromtimestamp(entry.time_ns / 1e9, UTC).isoformat(timespec="seconds")
+                    self._say(f"{entry.router} {time} seq {entry.stream_seq}: {news}")
+            match found:
+                case Redecided():
+                    self._count(entry, found)
+                case CheckpointRead(is_compared, difference):
+                    self._checkpoints += not difference
+                    if difference and is_compared:
+                        self._differ(entry, difference)
+                case NotFolded():
+                    self.not_folded += 1
 
     def _count(self, entry: JournalEntry, found: Redecided) -> None:
         if not found.is_exact:
@@ -249,11 +248,6 @@ class Replays:
         if found.otherwise:
             for tally, other in zip(self._tallies, found.otherwise, strict=True):
                 tally.add(other)
-
-    def _count_checkpoint(self, entry: JournalEntry, found: CheckpointRead) -> None:
-        self._checkpoints += not found.difference
-        if found.difference and found.is_compared:
-            self._differ(entry, found.difference)
 
     def _differ(self, entry: JournalEntry, words: str) -> None:
         self.different += 1
@@ -305,33 +299,25 @@ class _OneReplay:
     """One router's journal, as far as it was read."""
 
     def __init__(self, replay: Replay) -> None:
-        self.continuity = Continuity()
-        self.has_started = False
+        self.replay = replay
+        self.has_started = self._is_exact = False
         self.skipped = 0
         """Records since exactness was lost, or before the first start."""
-        self._replay = replay
 
-    def take(self, record: JournalRecord) -> tuple[Found, str]:
-        """Fold in the next record; return its result, and a text if the replay became exact, or is exact no longer."""
-        was_exact = self._replay.state is not None
-        found = self._replay.take(record)
-        is_exact = self._replay.state is not None
+    def news(self, record: JournalRecord, found: Found) -> str:
+        """Return in words whether this record, just folded in, made the replay exact or ended that; empty: neither."""
+        was_exact, self._is_exact = self._is_exact, self.replay.state is not None
         if isinstance(record, Lost):
-            return found, f"{record.count} records are missing; not exact until the next start" * was_exact
-        if is_exact and not was_exact:
-            return found, self._start(record)
-        if not is_exact:
-            self.skipped += 1
-        if isinstance(found, NotFolded):
-            return found, f"{found.kind} record cannot be folded: {found.reason}; not exact until the next start"
-        if isinstance(found, CheckpointRead) and found.difference and not found.is_compared:
-            return found, f"no start: {found.difference}"
-        return found, ""
-
-    def _start(self, record: JournalRecord) -> str:
-        where = "the router's first record" if isinstance(record, JournalBegan) else "a checkpoint"
-        words = (
-            f"{'exact again' if self.has_started else 'starts'} at {where}; {self.skipped} records before it skipped"
-        )
-        self.has_started, self.skipped = True, 0
-        return words
+            return f"{record.count} records are missing; not exact until the next start" * was_exact
+        if self._is_exact and not was_exact:
+            begins, skipped = "exact again" if self.has_started else "starts", self.skipped
+            self.has_started, self.skipped = True, 0
+            where = "the router's first record" if isinstance(record, JournalBegan) else "a checkpoint"
+            return f"{begins} at {where}; {skipped} records before it skipped"
+        self.skipped += not self._is_exact
+        match found:
+            case NotFolded(kind, reason):
+                return f"{kind} record cannot be folded: {reason}; not exact until the next start"
+            case CheckpointRead(is_compared=False, difference=difference) if difference:
+                return f"no start: {difference}"
+        return ""

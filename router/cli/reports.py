@@ -37,7 +37,7 @@ from router.decision.report import DecisionReport, Misses, MissKind, Outcome, Re
 from router.decision.verdict import Verdict
 from router.doctor.pages import ControlPages, PageUnreadable
 from router.journal.log import CHECKPOINT_S, JournalEntry, read_journal, read_stream
-from router.journal.replay import Continuity, Redecided, Replay
+from router.journal.replay import Redecided, Replay
 
 _NS_PER_S = 1_000_000_000
 _CHECKPOINTS_BEFORE = 2
@@ -85,7 +85,7 @@ class JournalReports:
 
     def __init__(self, question: Question) -> None:
         self._question = question
-        self._folds = defaultdict[str, tuple[Continuity, Replay]](lambda: (Continuity(), Replay()))
+        self._replays = defaultdict[str, Replay](Replay)
         self._of_request: OrderedDict[tuple[str, str], list[_Known]] = OrderedDict()
         self._of_decision: dict[str, _Known] = {}
         self._one: _Known | None = None
@@ -98,9 +98,7 @@ class JournalReports:
 
     def take(self, router: str, message: JournalMessage) -> None:
         """Fold in the records of a router's message."""
-        continuity, replay = self._folds[router]
-        for record in continuity.records(message):
-            found = replay.take(record)
+        for record, found in self._replays[router].read(message):
             if isinstance(record, Decided) and isinstance(found, Redecided):
                 self._decided(router, record, found)
             elif isinstance(record, Refused) and self._is_asked_for(record):

@@ -119,6 +119,7 @@ class Replay:
 
     def __init__(self, *, policies: Sequence[Policy] = (), modes: Mapping[str, Mode] = MODES) -> None:
         self._others, self._modes = policies, modes
+        self._continuity = Continuity()
         self._standings: dict[WorkerRank, tuple[int, str]] = {}
         self._columns: dict[tuple[WorkerRank, ...], tuple[tuple[int, ...], tuple[int, ...], tuple[str, ...]]] = {}
         """The standings of these ranks as the columns of an answer beside the overlap."""
@@ -136,6 +137,11 @@ class Replay:
             RankStanding: self._stand,
             Lost: self._lose,
         }
+
+    def read(self, message: JournalMessage) -> Iterator[tuple[JournalRecord, Found]]:
+        """Fold in the new records of the next message, and yield each with its result; as for `Continuity.records`."""
+        for record in self._continuity.records(message):
+            yield record, self.take(record)
 
     def take(self, record: JournalRecord) -> Found:
         """Fold the next record in. After one that cannot be folded the state is None until the next start."""
