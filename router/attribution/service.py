@@ -45,8 +45,9 @@ class ReportSection(Section):
 class Savings:
     """Has a core sum up what its decisions save."""
 
-    def __init__(self, settings: ReportSection, core: built.Core, clock: Clock) -> None:
-        self._settings, self._clock = settings, clock
+    def __init__(self, settings: ReportSection, core: built.Core, clock: Clock, process: str = "") -> None:
+        """`process` names the process in metrics, if the router has several."""
+        self._settings, self._clock, self._process = settings, clock, process
         self._since = iso(clock.wall_ns())
         self.attribution = core.attribution = settings.attribution()
 
@@ -55,40 +56,40 @@ class Savings:
         until = iso(self._clock.wall_ns())
         return report_of(self.attribution, "router", self._since, until, self._settings.families)
 
+    def families(self) -> Iterator[Family]:
+        """Yield the sums by name and process; `by="all"` is the total, which has no process."""
+        report, process = report_of(self.attribution), self._process
+        named: list[tuple[tuple[str, ...], Figures]] = [(("all", "", ""), report.total)]
+        for dimension, top in report.by.items():
+            named += [((dimension, row.name, process), row) for row in top.rows[:SHOWN_MAX]]
+        labels = ("by", "name", "process")
+        for name, meaning, field in (
+            ("requests", "Requests that were answered, of those with an encoded prompt", "requests"),
+            ("prompt_tokens", "Tokens of their prompts", "prompt_tokens"),
+            ("baseline_tokens", "Prompt tokens that a candidate drawn evenly would have reused", "baseline_tokens"),
+            ("foregone_tokens", "Prompt tokens that another candidate was expected to hold, and the chosen one was not",
+             "foregone_tokens"),
+            ("baseline_prefill_seconds", "Prefill time that a candidate drawn evenly would have saved", "baseline_s"),
+        ):  # fmt: skip
+            yield counter(f"savings_{name}", meaning, labels, [(at, getattr(sums, field)) for at, sums in named])
+        for name, meaning, label, whole, part, (of_it, rest) in (
+            ("reused_tokens",
+             "Prompt tokens that a cache provided: as the worker reported, or as predicted if it did not",
+             "known", "reused_tokens", "reported_tokens", ("reported", "predicted")),
+            ("prefill_seconds",
+             "Prefill time that the reused tokens saved, by the rank's learnt rate or the reference engine's",
+             "rate", "saved_s", "learnt_s", ("learnt", "reference")),
+        ):  # fmt: skip
+            rows = list[Sample]()
+            for at, sums in named:
+                of_part = getattr(sums, part)
+                rows += [((*at, of_it), of_part), ((*at, rest), getattr(sums, whole) - of_part)]
+            yield counter(f"savings_{name}", meaning, (*labels, label), rows)
+        meaning = "Decisions that are in none of these sums, by reason; another may have answered the request"
+        counts = {reason: count for reason, count in report.not_counted.items() if reason != "pending"}
+        yield counter("savings_not_counted", meaning, ("reason",), by_name((), counts))
+
 
 def iso(wall_ns: int) -> str:
     """Return a time since 1970 as text: UTC, to the millisecond."""
     return datetime.fromtimestamp(wall_ns / _NS_PER_S, UTC).isoformat(timespec="milliseconds")
-
-
-def savings_families(found: built.Attribution, process: str = "") -> Iterator[Family]:
-    """Yield the sums by name and process; `by="all"` is the total, which has no process."""
-    report = report_of(found)
-    named: list[tuple[tuple[str, ...], Figures]] = [(("all", "", ""), report.total)]
-    for dimension, top in report.by.items():
-        named += [((dimension, row.name, process), row) for row in top.rows[:SHOWN_MAX]]
-    labels = ("by", "name", "process")
-    for name, meaning, field in (
-        ("requests", "Requests that were answered, of those with an encoded prompt", "requests"),
-        ("prompt_tokens", "Tokens of their prompts", "prompt_tokens"),
-        ("baseline_tokens", "Prompt tokens that a candidate drawn evenly would have reused", "baseline_tokens"),
-        ("foregone_tokens", "Prompt tokens that another candidate was expected to hold, and the chosen one was not",
-         "foregone_tokens"),
-        ("baseline_prefill_seconds", "Prefill time that a candidate drawn evenly would have saved", "baseline_s"),
-    ):  # fmt: skip
-        yield counter(f"savings_{name}", meaning, labels, [(at, getattr(sums, field)) for at, sums in named])
-    for name, meaning, label, whole, part, (of_it, rest) in (
-        ("reused_tokens", "Prompt tokens that a cache provided: as the worker reported, or as predicted if it did not",
-         "known", "reused_tokens", "reported_tokens", ("reported", "predicted")),
-        ("prefill_seconds",
-         "Prefill time that the reused tokens saved, by the rank's learnt rate or the reference engine's",
-         "rate", "saved_s", "learnt_s", ("learnt", "reference")),
-    ):  # fmt: skip
-        rows = list[Sample]()
-        for at, sums in named:
-            of_part = getattr(sums, part)
-            rows += [((*at, of_it), of_part), ((*at, rest), getattr(sums, whole) - of_part)]
-        yield counter(f"savings_{name}", meaning, (*labels, label), rows)
-    meaning = "Decisions that are in none of these sums, by reason; another may have answered the request"
-    counts = {reason: count for reason, count in report.not_counted.items() if reason != "pending"}
-    yield counter("savings_not_counted", meaning, ("reason",), by_name((), counts))

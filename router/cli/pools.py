@@ -94,20 +94,16 @@ def pools(*, file: Path, places: tuple[str, ...], check: bool, **flags: Any) -> 
         settings = load_settings(RouterSettings, assignments=flags["assignments"], flags=given)
         configure_logs(settings.telemetry.log_level)
         config = _configuration(file, places)
-        identity, text = _identity(flags), flags["text"]
+        identity = Identity(
+            models=flags["model_name"],
+            namespace=flags["namespace"],
+            component_name=flags["component_name"],
+            defaults=Targets(flags["ttft_ms"], flags["itl_ms"]),
+        )
         if check:
             click.echo(f"{file}: {config.mode}, {', '.join(config.pools)}")
         else:
-            run_process(lambda stop: _serve(config, identity, settings, text, stop))
-
-
-def _identity(flags: dict[str, Any]) -> Identity:
-    return Identity(
-        models=flags["model_name"],
-        namespace=flags["namespace"],
-        component_name=flags["component_name"],
-        defaults=Targets(flags["ttft_ms"], flags["itl_ms"]),
-    )
+            run_process(lambda stop: _serve(config, identity, settings, flags["text"], stop))
 
 
 def _configuration(file: Path, given_pools: tuple[str, ...]) -> PoolsConfig:

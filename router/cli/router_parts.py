@@ -25,7 +25,7 @@ from kv_runtime.telemetry import LoopLag, Projection, new_registry
 from kv_runtime.text.model import Text
 from kv_runtime.tracing.service import events_of, opened_tracing, span_families
 from router.attribution.report import total
-from router.attribution.service import Savings, savings_families
+from router.attribution.service import Savings
 from router.config import RouterSettings
 from router.control_plane import ControlPlane
 from router.decision.kept_prompts import KeptPrompts
@@ -39,7 +39,7 @@ from router.feeds.feeds import RatesStore, RouterFeeds
 from router.feeds.watch import EventOrigins, FleetWatch
 from router.fleet.registry import TextDigests
 from router.http.plane import HttpPlane
-from router.journal.log import JournalWriter, ensure_journal, journal_families, router_name
+from router.journal.log import JournalWriter, ensure_journal, router_name
 from router.live.routes import event_log_route, json_route, live_routes
 from router.live.service import SAVED, Live, Row, Trends
 from router.metrics import (
@@ -51,14 +51,14 @@ from router.metrics import (
     rank_families,
     state_families,
 )
-from router.planner.service import Planner, planner_families
+from router.planner.service import Planner
 from router.processes.supervisor import ProcessState, process_families
 from router.prompt.chains import RecentPrompts
 from router.prompt.engine_parity import EngineParity
 from router.prompt.prompts import ModelPrompts
 from router.queue.gate import Admission
 from router.queue.tenants import SECRET_BYTES, TenantNames
-from router.replicas.service import Replicas, replica_families
+from router.replicas.service import Replicas
 from router.request.endpoints import endpoints
 from router.request.replies import Replies
 from router.request.serving import Serving
@@ -130,7 +130,8 @@ class RouterParts:
             self._journal = JournalWriter(
                 log, self._clock, settings.journal, router=name, made_of=folds, state=state, kv_seq=self._index.log_seq
             )
-        self._savings = Savings(settings.report, state.core, self._clock)
+        process_name = "" if process is None else f"serving-{process.number}"
+        self._savings = Savings(settings.report, state.core, self._clock, process_name)
         self._routing = self._router(state, policies.initial)
         self._replicas = Replicas(self._routing, log, name) if settings.ledger.replicas else None
         self._shadows = Shadows(self._routing, settings.shadow)
@@ -249,31 +250,23 @@ class RouterParts:
         )
 
     def _project(self) -> None:
-        name = "" if self._process is None else f"serving-{self._process.number}"
+        parts = (
+            self._parity, self._handover, self._planner, self._shadows, self._savings, self._index, self._live,
+            self._attacher, self._journal, self._replicas,
+        )  # fmt: skip
         families = [
             lambda: state_families(self._routing.state, self._feeds, self._admission.queue),
             lambda: rank_families(self._routing),
             lambda: http_families(self.data),
             lambda: prompt_families(self._prompts),
-            self._parity.families,
-            self._handover.families,
-            lambda: planner_families(self._planner.plans(self._settings.planner)),
-            self._shadows.families,
-            lambda: savings_families(self._savings.attribution, name),
-            self._index.families,
-            self._live.families,
-            self._attacher.families,
             lambda: nats_server_families(self._nats_server),
             lambda: picker_families(PickerStatistics() if self.picker is None else self.picker.statistics),
             lambda: span_families(None if self._tracing is None else self._tracing.exporter),
+            *(each.families for each in parts if each is not None),
         ]
         if self._process is None:
             alone = ProcessState("router", os.getpid(), is_up=True, restarts=0)
             families.append(lambda: process_families([alone], {alone.name: 0}))
-        if (journal := self._journal) is not None:
-            families.append(lambda: journal_families(journal))
-        if (replicas := self._replicas) is not None:
-            families.append(lambda: replica_families(replicas.replication))
         for each in families:
             Projection(self.registry, each)
 

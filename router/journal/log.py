@@ -311,20 +311,19 @@ class JournalWriter:
         lost["buffer_full"] += self.encoder.dropped
         return lost
 
-
-def journal_families(writer: JournalWriter) -> Iterator[Family]:
-    """Yield the metrics of a writer."""
-    encoder, lost = writer.encoder, by_name((), writer.lost())
-    yield counter("journal_lost_records", "Records that the journal lost, by reason", ("reason",), lost)
-    for kind, name, meaning, value in (
-        (counter, "records", "Journal records that the log has confirmed", writer.records_total),
-        (counter, "batches", "Journal messages that the log has confirmed", writer.messages_total),
-        (counter, "bytes", "Journal bytes that the log has confirmed", writer.bytes_total),
-        (counter, "publish_failures", "Journal messages that the log did not confirm", writer.failures_total),
-        (counter, "checkpoints", "Complete checkpoints; a replay can start at each", encoder.checkpoints_total),
-        (gauge, "unpublished_records", "Journal records that the log has not confirmed yet", writer.waiting()),
-        (gauge, "checkpoint_bytes", "Size of the last complete checkpoint", encoder.checkpoint_bytes),
-        (gauge, "checkpoint_pause_seconds", "Time for which the last checkpoint blocked requests",
-         writer.checkpoint_pause_s),
-    ):  # fmt: skip
-        yield kind(f"journal_{name}", meaning, rows=[((), value)])
+    def families(self) -> Iterator[Family]:
+        """Yield the metrics."""
+        encoder, lost = self.encoder, by_name((), self.lost())
+        yield counter("journal_lost_records", "Records that the journal lost, by reason", ("reason",), lost)
+        for kind, name, meaning, value in (
+            (counter, "records", "Journal records that the log has confirmed", self.records_total),
+            (counter, "batches", "Journal messages that the log has confirmed", self.messages_total),
+            (counter, "bytes", "Journal bytes that the log has confirmed", self.bytes_total),
+            (counter, "publish_failures", "Journal messages that the log did not confirm", self.failures_total),
+            (counter, "checkpoints", "Complete checkpoints; a replay can start at each", encoder.checkpoints_total),
+            (gauge, "unpublished_records", "Journal records that the log has not confirmed yet", self.waiting()),
+            (gauge, "checkpoint_bytes", "Size of the last complete checkpoint", encoder.checkpoint_bytes),
+            (gauge, "checkpoint_pause_seconds", "Time for which the last checkpoint blocked requests",
+             self.checkpoint_pause_s),
+        ):  # fmt: skip
+            yield kind(f"journal_{name}", meaning, rows=[((), value)])

@@ -41,7 +41,7 @@ def live_routes(live: Live, marks: Collection[object]) -> Sequence[web.RouteDef]
         kept = {
             "from_s": first_s,
             "to_s": last_s,
-            "samples": len(ring),
+            "samples": len(ring.samples),
             "bytes": ring.size,
             "bytes_max": ring.bytes_max,
             "steps": [{"step_s": step_s, "from_s": from_s} for step_s, from_s in ring.steps()],

@@ -12,11 +12,10 @@ trends    `STEPS` rows: what was added to the sums of the metrics since the row 
 
 import asyncio
 import zlib
-from bisect import bisect_right
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
-from operator import attrgetter, sub
-from typing import Any, NamedTuple
+from operator import sub
+from typing import Any
 
 import msgspec
 
@@ -36,54 +35,45 @@ RING_BYTES_MAX = 32 << 20
 _COMPRESSION = 1
 
 
-class Sample(NamedTuple):
-    """The columns of the fleet at a Unix time, compressed."""
-
-    at_s: float
-    data: bytes
-
-
 class Ring:
-    """The samples, in the order of time."""
+    """The columns of the fleet, compressed, at some moments."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
-        self._samples: list[Sample] = []
-
-    def __len__(self) -> int:
-        return len(self._samples)
+        self.samples: dict[float, bytes] = {}
+        """By Unix time, in its order."""
 
     @property
     def size(self) -> int:
         """The bytes of all samples."""
-        return sum(len(each.data) for each in self._samples)
+        return sum(map(len, self.samples.values()))
 
     def add(self, at_s: float, data: bytes) -> None:
         """Keep a sample; thin and drop others, so that all are within the bounds."""
-        kept, next_s = list[Sample](), at_s - OLD_S
-        for each in self._samples:
-            if at_s - RECENT_S < each.at_s < at_s:
+        kept, next_s = list[float](), at_s - OLD_S
+        for each in self.samples:
+            if at_s - RECENT_S < each < at_s:
                 kept.append(each)
-            elif next_s <= each.at_s < at_s and each.at_s > at_s - OLD_S:
+            elif next_s <= each < at_s and each > at_s - OLD_S:
                 kept.append(each)
-                next_s = each.at_s + OLD_STEP_S
-        self._samples = [*kept, Sample(at_s, data)]
+                next_s = each + OLD_STEP_S
+        self.samples = {**{each: self.samples[each] for each in kept}, at_s: data}
         while self.size > self.bytes_max:
-            del self._samples[0]
+            del self.samples[next(iter(self.samples))]
 
-    def at(self, at_s: float) -> Sample | None:
+    def at(self, at_s: float) -> bytes | None:
         """Return the last sample of that time or earlier; None if all are later."""
-        place = bisect_right(self._samples, at_s, key=attrgetter("at_s"))
-        return self._samples[place - 1] if place else None
+        last_s = max((each for each in self.samples if each <= at_s), default=None)
+        return None if last_s is None else self.samples[last_s]
 
     @property
     def span(self) -> tuple[float, float] | None:
         """The times of the first and of the last sample; None without any."""
-        return (self._samples[0].at_s, self._samples[-1].at_s) if self._samples else None
+        return (min(self.samples), max(self.samples)) if self.samples else None
 
     def steps(self) -> list[tuple[float, float]]:
         """Return how far apart samples are, and since when, for each part that has any."""
-        times = [each.at_s for each in self._samples]
+        times = [*self.samples]
         recent = [at_s for at_s in times if at_s > times[-1] - RECENT_S]
         old = times[: len(times) - len(recent)]
         return [(step_s, part[0]) for step_s, part in ((STEP_S, recent), (OLD_STEP_S, old)) if part]
@@ -198,7 +188,7 @@ class Live:
     def fleet_at(self, at_s: float) -> bytes | None:
         """Return the last columns that were kept at that time or before, as JSON; None: all are later."""
         sample = self.ring.at(at_s)
-        return None if sample is None else zlib.decompress(sample.data)
+        return None if sample is None else zlib.decompress(sample)
 
     def families(self) -> Iterator[Family]:
         """Yield the memory of the fleet's past."""

@@ -37,10 +37,6 @@ class PlannerSection(Section):
         0.95, ge=0.5, le=0.9999, description="share that has to be in time; a larger one needs more workers"
     )
 
-    def objectives(self) -> Objectives:
-        """Return the objectives."""
-        return Objectives(**self.model_dump())
-
 
 class Planner:
     """The plans of all groups, computed when they are asked for."""
@@ -50,7 +46,7 @@ class Planner:
 
     def plans(self, settings: PlannerSection) -> list[GroupPlan]:
         """Return the plan of each model and role that has workers, or got requests in the window."""
-        now_s, state = self._routing.clock.now(), self._routing.state
+        now_s, state, objectives = self._routing.clock.now(), self._routing.state, Objectives(**settings.model_dump())
         loads = offered(state.core, WINDOW_S, now_s, self._began_s)
         workers: dict[Group, list[Worker]] = {group: [] for group in loads}
         for worker in state.fleet.workers():
@@ -60,7 +56,7 @@ class Planner:
                 if not state.fleet.unfit(worker, now_s):
                     known.append(worker)
         return [
-            GroupPlan(group, _size(each), loads[group], self._rates(group), settings.objectives())
+            GroupPlan(group, _size(each), loads[group], self._rates(group), objectives)
             for group, each in sorted(workers.items())
         ]
 
@@ -90,10 +86,30 @@ class Planner:
             {
                 "method": METHOD,
                 "window_s": WINDOW_S,
-                "objectives": settings.objectives()._asdict(),
+                "objectives": settings.model_dump(),
                 "groups": [shown(each) for each in self.plans(settings)],
             }
         )
+
+    def families(self) -> Iterator[Family]:
+        """Yield offered load, what a worker can do, and workers, those there are and those advised."""
+        plans = self.plans(self._settings)
+        for name, meaning, values in (
+            ("offered_prefill_tokens_per_second", "Prompt tokens to compute that are routed to the workers",
+             [each.load.prefill_tokens_per_s for each in plans]),
+            ("offered_output_tokens_per_second", "Routed requests a second times the mean length of the newest answers",
+             [each.output_tokens_per_s for each in plans]),
+            ("worker_prefill_tokens_per_second", "Prompt tokens that one worker can compute, by its learnt rate",
+             [each.worker_capacity.prefill_tokens_per_s for each in plans]),
+            ("worker_output_tokens_per_second",
+             "Tokens that one worker can answer within planner.itl_s, by its learnt rate",
+             [each.worker_capacity.output_tokens_per_s for each in plans]),
+            ("workers", "Workers that take new work", [each.size.workers for each in plans]),
+            ("advised_workers", "Fewest workers that keep the objectives of the section planner",
+             [each.advised_workers for each in plans]),
+        ):  # fmt: skip
+            known = [(each.group, value) for each, value in zip(plans, values, strict=True) if value is not None]
+            yield gauge(f"planner_{name}", meaning, ("model", "role"), known)
 
 
 def shown(found: GroupPlan) -> dict[str, Any]:
@@ -131,26 +147,6 @@ def answered_tokens(outcome: OutcomeKnown | None) -> float | None:
     if outcome.ttft_s is None or outcome.duration_s is None or not outcome.itl_s:
         return None
     return 1.0 + (outcome.duration_s - outcome.ttft_s) / outcome.itl_s
-
-
-def planner_families(plans: list[GroupPlan]) -> Iterator[Family]:
-    """Yield offered load, what a worker can do, and workers, those there are and those advised."""
-    for name, meaning, values in (
-        ("offered_prefill_tokens_per_second", "Prompt tokens to compute that are routed to the workers",
-         [each.load.prefill_tokens_per_s for each in plans]),
-        ("offered_output_tokens_per_second", "Routed requests a second times the mean length of the newest answers",
-         [each.output_tokens_per_s for each in plans]),
-        ("worker_prefill_tokens_per_second", "Prompt tokens that one worker can compute, by its learnt rate",
-         [each.worker_capacity.prefill_tokens_per_s for each in plans]),
-        ("worker_output_tokens_per_second",
-         "Tokens that one worker can answer within planner.itl_s, by its learnt rate",
-         [each.worker_capacity.output_tokens_per_s for each in plans]),
-        ("workers", "Workers that take new work", [each.size.workers for each in plans]),
-        ("advised_workers", "Fewest workers that keep the objectives of the section planner",
-         [each.advised_workers for each in plans]),
-    ):  # fmt: skip
-        known = [(each.group, value) for each, value in zip(plans, values, strict=True) if value is not None]
-        yield gauge(f"planner_{name}", meaning, ("model", "role"), known)
 
 
 def _size(workers: list[Worker]) -> Size:

@@ -25,6 +25,7 @@ import structlog
 from kv_protocol.hashing import unpack_tokens
 from kv_protocol.openai.requests import ChatInbound, RequestInvalid
 from kv_runtime.clock import Clock
+from kv_runtime.http.answers import bounded_body
 from kv_runtime.supervise import until
 from kv_runtime.telemetry import Family, counter
 from kv_runtime.text.chat_messages import TextError
@@ -171,10 +172,8 @@ class EngineParity:
     async def _ids(self, session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> list[int] | None:
         try:
             async with session.post(url, json=body, allow_redirects=False) as answer:
-                data = bytearray()
-                while (part := await answer.content.readany()) and len(data) <= _ANSWER_BYTES_MAX:
-                    data += part
-                return _answers.decode(data).tokens if answer.ok else None
+                data = await bounded_body(answer, _ANSWER_BYTES_MAX)
+                return _answers.decode(data).tokens if answer.ok and data is not None else None
         except (aiohttp.ClientError, TimeoutError, OSError, msgspec.MsgspecError):
             return None
 

@@ -146,20 +146,19 @@ class Replicas:
         if self._outgoing or self.replication.due_s() < due_s:
             self._news.set()
 
-
-def replica_families(replication: Replication) -> Iterator[Family]:
-    """Yield the metrics of replication."""
-    counts = replication.counts
-    messages = {outcome: counts[outcome] for outcome in ("sent", "unsent", "heard", "refused")}
-    doubts = {cause: counts[cause] for cause in ("gap", "difference", "silence")}
-    dumps = {role: counts[role] for role in ("asked", "taken", "given")}
-    for name, meaning, label, found in (
-        ("messages", "Ledger messages between routers, by outcome", "outcome", messages),
-        ("doubts", "Times that the known leases of another router were in doubt, by cause", "cause", doubts),
-        ("dumps", "Whole ledgers requested from, taken from and given to other routers", "role", dumps),
-    ):
-        yield counter(f"replica_{name}", meaning, (label,), by_name((), found))
-    for field in Skew._fields:
-        meaning = "Difference between the leases that a router last stated and those known of it"
-        by_router = {router: getattr(peer.skew, field) for router, peer in replication.peers.items()}
-        yield gauge(f"replica_skew_{field}", meaning, ("router",), by_name((), by_router))
+    def families(self) -> Iterator[Family]:
+        """Yield the metrics."""
+        counts = self.replication.counts
+        messages = {outcome: counts[outcome] for outcome in ("sent", "unsent", "heard", "refused")}
+        doubts = {cause: counts[cause] for cause in ("gap", "difference", "silence")}
+        dumps = {role: counts[role] for role in ("asked", "taken", "given")}
+        for name, meaning, label, found in (
+            ("messages", "Ledger messages between routers, by outcome", "outcome", messages),
+            ("doubts", "Times that the known leases of another router were in doubt, by cause", "cause", doubts),
+            ("dumps", "Whole ledgers requested from, taken from and given to other routers", "role", dumps),
+        ):
+            yield counter(f"replica_{name}", meaning, (label,), by_name((), found))
+        for field in Skew._fields:
+            meaning = "Difference between the leases that a router last stated and those known of it"
+            by_router = {router: getattr(peer.skew, field) for router, peer in self.replication.peers.items()}
+            yield gauge(f"replica_skew_{field}", meaning, ("router",), by_name((), by_router))

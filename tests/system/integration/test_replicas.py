@@ -15,7 +15,7 @@ from kv_runtime.telemetry import Projection, new_registry
 from router.decision.policy import Policy
 from router.decision.routing import Lease, Routing
 from router.decision.state import LEASE_S, RankLoad
-from router.replicas.service import Replicas, replica_families
+from router.replicas.service import Replicas
 from tests.support.parts import at_work
 from tests.system.integration.broker import Broker, eventually
 from tests.system.integration.event_path import connected
@@ -80,7 +80,7 @@ async def agreed(one: Router, other: Router, leases: int) -> None:
 async def test_what_either_promises_both_count_until_it_ends(broker: Broker) -> None:
     async with router(broker.url, "r1") as one, router(broker.url, "r2") as other:
         registry = new_registry()
-        Projection(registry, lambda: replica_families(other.replicas.replication))
+        Projection(registry, other.replicas.families)
         one.does(routed("a"), routed("b", 50), routed("c", at=W1), FirstToken(lease_id="a"))
         other.does(routed("d", 20), FirstToken(lease_id="d"))
         await agreed(one, other, 4)

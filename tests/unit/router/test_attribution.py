@@ -24,7 +24,7 @@ from router.attribution.report import (
     table,
     total,
 )
-from router.attribution.service import SHOWN_MAX, ReportSection, Savings, savings_families
+from router.attribution.service import SHOWN_MAX, ReportSection, Savings
 from router.decision.policy import Policy
 from router.decision.routing import Routing
 from router.native import built
@@ -45,7 +45,7 @@ class Requests:
     ) -> None:
         self.clock, self.state = ManualClock(now_s=100.0), state()
         settings = settings or ReportSection()
-        self.savings = Savings(settings, self.state.core, self.clock)
+        self.savings = Savings(settings, self.state.core, self.clock, "serving-1")
         found = built.Attribution(rows_max, settings.family_blocks, PENDING_MAX)
         self.savings.attribution = self.state.core.attribution = found
         index = FakeIndex()
@@ -199,7 +199,7 @@ def test_metrics_name_the_most_requested_names_alone() -> None:
     for number in range(2 * SHOWN_MAX):
         sent.send(tenant=f"t{number}")
         sent.send(tenant="acme")
-    families = {family.name: family for family in savings_families(sent.savings.attribution, "serving-1")}
+    families = {family.name: family for family in sent.savings.families()}
     samples = [*families["kvrouter_savings_requests"].samples]
     assert {(each.labels["by"] == "all", each.labels["process"]) for each in samples} == {
         (True, ""), (False, "serving-1")

@@ -29,7 +29,7 @@ from kv_runtime.clock import Clock
 from kv_runtime.event_log import BrokerUnavailable
 from router.decision.state import RouterState, StateSettings
 from router.journal.encoder import LOSS_REASONS, JournalCheckpoint, JournalEncoder, LossReason
-from router.journal.log import CHECKPOINT_S, JournalSection, JournalWriter, journal_families, router_name
+from router.journal.log import CHECKPOINT_S, JournalSection, JournalWriter, router_name
 from tests.support.manual_clock import ManualClock
 from tests.support.replayed import continuous
 from tests.unit.router.samples import TEXT
@@ -289,7 +289,7 @@ async def test_its_figures_are_shown() -> None:
     bench = Bench()
     await bench.log.has(1)
     await bench.end()
-    shown = {sample.name: sample.value for each in journal_families(bench.writer) for sample in each.samples}
+    shown = {sample.name: sample.value for each in bench.writer.families() for sample in each.samples}
     assert shown["kvrouter_journal_records_total"] == 1.0
     assert (shown["kvrouter_journal_batches_total"], shown["kvrouter_journal_unpublished_records"]) == (1.0, 0.0)
 

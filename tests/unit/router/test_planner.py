@@ -31,7 +31,7 @@ from router.planner.plan import (
     offered,
     poisson_at_most,
 )
-from router.planner.service import Planner, PlannerSection, answered_tokens, planner_families
+from router.planner.service import Planner, PlannerSection, answered_tokens
 from tests.unit.router.samples import MODEL, chain, joined, registered, route
 from tests.unit.router.test_routing import Bench
 
@@ -263,7 +263,7 @@ def test_an_answer_that_did_not_end_has_no_length(outcome: OutcomeKnown | None) 
 def test_metrics_have_no_samples_of_what_is_unknown() -> None:
     planning = Planning()
     planning.routing.take(planning.routing.decide(route()))
-    samples = {family.name: [*family.samples] for family in planner_families([planning.plan()])}
+    samples = {family.name: [*family.samples] for family in planning.planner.families()}
     assert samples["kvrouter_planner_advised_workers"] == []
     assert [each.value for each in samples["kvrouter_planner_workers"]] == [1.0]
     assert [each.labels for each in samples["kvrouter_planner_offered_prefill_tokens_per_second"]] == [
@@ -272,7 +272,7 @@ def test_metrics_have_no_samples_of_what_is_unknown() -> None:
 
 
 def test_the_objectives_are_those_of_the_dashboards() -> None:
-    kept = PlannerSection().objectives()
+    kept = PlannerSection()
     text = rules().decode()
     assert f'kvrouter_time_to_first_token_seconds_bucket{{le="{kept.ttft_s}"}}' in text
     assert f'kvrouter_inter_token_latency_seconds_bucket{{le="{kept.itl_s}"}}' in text
