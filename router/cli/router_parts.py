@@ -123,7 +123,12 @@ class RouterParts:
         self._index = EmbeddedIndex(
             settings.index, log, self._clock, settings.nats, logs_announced=False, tracing=events_of(self._tracing)
         )
-        folds = state_settings(settings, text)
+        folds = StateSettings(
+            text=TextDigests(text.tokenizer_digest, text.template_digest),
+            approximate=settings.policy.approximate(),
+            affinity=settings.policy.affinity_limits(),
+            breakers=settings.failures.breakers(),
+        )
         state = RouterState(folds, policies.modes)
         self._journal = None
         if settings.journal.enabled:
@@ -324,13 +329,3 @@ class RouterParts:
             *self._index.parts(3),
             *([] if self._nats_server is None else [Part("nats-server", self._nats_server.run, 4)]),
         ]
-
-
-def state_settings(settings: RouterSettings, text: Text) -> StateSettings:
-    """Return what the router's state is made of."""
-    return StateSettings(
-        text=TextDigests(text.tokenizer_digest, text.template_digest),
-        approximate=settings.policy.approximate(),
-        affinity=settings.policy.affinity_limits(),
-        breakers=settings.failures.breakers(),
-    )

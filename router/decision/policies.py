@@ -20,7 +20,6 @@ The core chooses by these (`router/native/choice.cpp`). A user's mode is a pure 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
@@ -79,9 +78,6 @@ MODES: dict[str, Mode] = {
 }
 
 
-_RULES_MAX = 256
-
-
 class Rule(NamedTuple):
     """The policy that chooses a worker for some requests, its mode, and both as the core reads them."""
 
@@ -90,21 +86,11 @@ class Rule(NamedTuple):
     native: Any
 
 
-class Rules:
-    """Rules by policy, phase and endpoint. `modes` are all that a policy can name."""
-
-    def __init__(self, modes: Mapping[str, Mode]) -> None:
-        self.modes = modes
-        self._known = lru_cache(_RULES_MAX)(self._rule)
-
-    def of(self, policy: Policy, request: RouteRequest) -> Rule:
-        """Return the rule of a request."""
-        return self._known(policy, request.phase, request.endpoint)
-
-    def _rule(self, policy: Policy, phase: RequestPhase, endpoint: str) -> Rule:
-        policy = policy.of(phase)
-        if endpoint not in PROMPT_ENDPOINTS and self.modes[policy.mode].reads_overlap:
-            policy = replace(policy, mode="least-loaded")
-        mode = self.modes[policy.mode]
-        name = policy.mode if mode.choose is None else "user"
-        return Rule(policy, mode, built.policy(policy, name, mode.reads_overlap, mode.reads_load, mode.reads_rates))
+def rule_of(modes: Mapping[str, Mode], policy: Policy, phase: RequestPhase, endpoint: str) -> Rule:
+    """Return the rule of requests for this phase and endpoint. `modes` are all that a policy can name."""
+    policy = policy.of(phase)
+    if endpoint not in PROMPT_ENDPOINTS and modes[policy.mode].reads_overlap:
+        policy = replace(policy, mode="least-loaded")
+    mode = modes[policy.mode]
+    name = policy.mode if mode.choose is None else "user"
+    return Rule(policy, mode, built.policy(policy, name, mode.reads_overlap, mode.reads_load, mode.reads_rates))

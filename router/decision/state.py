@@ -12,7 +12,7 @@ ranks serve a model, and how far they are trusted) is made anew only then (`view
 """
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -39,7 +39,7 @@ from kv_protocol.journal import (
 )
 from kv_protocol.ledger import Expired, FirstToken, Unreported
 from router.decision.eligibility import exclusions
-from router.decision.policies import MODES, Mode, Rules
+from router.decision.policies import MODES, Mode, rule_of
 from router.decision.policy import Policy
 from router.decision.verdict import Verdict
 from router.decision.view import ModelView, OverlapAnswer
@@ -59,7 +59,7 @@ Raises:
 """
 LEASE_S = 300.0
 """How long a lease lives that nothing renews."""
-_STANDINGS_MAX = 256
+_STANDINGS_MAX = _RULES_MAX = 256
 _KIND = ("model", "block_size", "hash_scheme", "phase", "endpoint")
 """What requests of one kind have in common."""
 
@@ -123,7 +123,8 @@ class RouterState:
         """By the kind of their requests."""
         self.policy = Policy()
         """The policy in force: the one applied last."""
-        self.rules = Rules(modes)
+        self.rule = lru_cache(_RULES_MAX)(partial(rule_of, modes))
+        """Returns the rule of a policy for requests of a phase and an endpoint."""
         core = self.core
         self.decide: Decide = partial(core.decide, self._bases, self._basis, self.fleet, self.breakers)
         """Returns what the policy in force chooses for the request; nothing is promised yet."""
@@ -245,7 +246,7 @@ class RouterState:
     def _basis(self, request: RouteRequest, now_s: float) -> built.Basis:
         """Return what decisions on requests like this one are made of."""
         ranks = self.model_view(request.model, request.block_size, request.hash_scheme, now_s)
-        rule = self.rules.of(self.policy, request)
+        rule = self.rule(self.policy, request.phase, request.endpoint)
         of_kind = {name: getattr(request, name) for name in _KIND}
         why = exclusions(ranks, RouteRequest(decision_id="", request_id="", isl_tokens=0, **of_kind))
         return built.Basis(ranks, rule, self._standings_of, why)
@@ -258,7 +259,7 @@ class RouterState:
         Raises:
             ValueError: the index was not asked, and the other mode's costs need its answer.
         """
-        return self.core.decide_instead(live, self.rules.of(policy, live.request))
+        return self.core.decide_instead(live, self.rule(policy, live.request.phase, live.request.endpoint))
 
     def model_view(self, model: str, block_size: int, scheme: str, now_s: float) -> ModelView:
         """Return the ranks that serve a model with this hashing, their fitness and trust."""

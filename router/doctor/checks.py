@@ -180,7 +180,7 @@ def routers(facts: FleetFacts) -> Iterator[Finding]:
     for router in facts.routers:
         if router.control.problem:
             continue
-        known = [worker.worker_id for worker in router.after.workers]
+        known = [worker.registration.worker_id for worker in router.after.workers]
         if living and router.mode and living.isdisjoint(known):
             words = f"the router knows {names(known) or 'no worker'}, but on this log live {names(sorted(living))}"
             yield Finding("router.other_fleet", router.control.url, words)
@@ -243,11 +243,11 @@ def parity(facts: FleetFacts) -> Iterator[Finding]:
         if each.role != "encode" and (facts.is_by_prefix or {other.role for other in registrations} >= _SPLIT)
     }
     differing = [
-        (worker.worker_id, differs, router.control.url)
+        (worker.registration.worker_id, differs, router.control.url)
         for router in facts.routers
         for worker in router.after.workers
         for differs in worker.differs
-        if worker.worker_id in judged and differs.field in PARITY
+        if worker.registration.worker_id in judged and differs.field in PARITY
     ]
     for (worker_id, differs), found in _by(differing, lambda each: each[:2]).items():
         words = f"{differs.field}: found {_shown(differs.found)}, allowed {_shown(differs.allowed)}"

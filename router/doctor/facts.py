@@ -209,11 +209,6 @@ class WorkerRow(msgspec.Struct, frozen=True):
     ranks: list[RankStatus] = []
     differs: list[Differs] = []
 
-    @property
-    def worker_id(self) -> str:
-        """Its id."""
-        return self.registration.worker_id
-
 
 class Workers(msgspec.Struct, frozen=True):
     """A router's `/v1/workers`."""

@@ -266,4 +266,5 @@ def _registered(watch: LogWatch, routers: list[RouterProbe]) -> list[WorkerRegis
     """Return the registered workers, by the log; by the routers if the log cannot be read."""
     if not watch.problem:
         return [event for event in watch.events.values() if isinstance(event, WorkerRegistered)]
-    return [*{row.worker_id: row.registration for each in routers for row in each.seen.before.workers}.values()]
+    known = [row.registration for each in routers for row in each.seen.before.workers]
+    return [*{each.worker_id: each for each in known}.values()]

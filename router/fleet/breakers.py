@@ -189,14 +189,8 @@ class Breakers:
         state = self.state(rank, now_s)
         return next((each.reason for each in self._of(rank) if each.state(now_s) == state), "")
 
-    # ---------------------------------------------------------------- checkpoints
-
-    def rows(self) -> list[Breaker]:
-        """Return the rows for a checkpoint."""
-        return [*self.by_key.values()]
-
     def restore(self, row: Breaker) -> None:
-        """Restore a breaker, with its probe in flight."""
+        """Restore a breaker from a checkpoint, with its probe in flight."""
         self.by_key[row.key] = row
         self.changes += 1
 

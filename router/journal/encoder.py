@@ -85,7 +85,7 @@ class JournalCheckpoint:
         fleet, breakers, workers = state.fleet, state.breakers, list(state.fleet.workers())
         self.worker_ids = frozenset(worker.registration.worker_id for worker in workers)
         totals = fleet.is_log_connected, fleet.refused_total
-        row = _Fleet(state.policy, totals, workers, breakers.statistics, breakers.rows())
+        row = _Fleet(state.policy, totals, workers, breakers.statistics, [*breakers.by_key.values()])
         core = state.core.checkpoint()
         self._parts = chain([(_FLEET, msgspec.msgpack.encode([row]))], iter(core.next, None))
 

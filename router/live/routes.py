@@ -3,6 +3,7 @@
 import math
 import re
 import sys
+import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -27,13 +28,12 @@ def live_routes(live: Live, marks: Collection[object]) -> Sequence[web.RouteDef]
         at_s = unix_time(request.query)
         if at_s is None:
             return json_response({"source": "now", **await live.fleet()})
-        data = live.fleet_at(at_s)
-        if data is None:
+        if (data := live.ring.at(at_s)) is None:
             span = live.ring.span
             allowed = "nothing yet" if span is None else f"{span[0]} and later"
             message = f"at: found {at_s}, kept are {allowed}"
             return error_response(404, message, param="at", code="not_recorded")
-        return json_response({"source": "ring", **msgspec.json.decode(data)})
+        return json_response({"source": "ring", **msgspec.json.decode(zlib.decompress(data))})
 
     def history() -> dict[str, object]:
         ring = live.ring

@@ -185,11 +185,6 @@ class Live:
         queued = None if self._queued is None else self._queued()
         return fleet_columns(self._routing, blocks, trust, seen, queued)
 
-    def fleet_at(self, at_s: float) -> bytes | None:
-        """Return the last columns that were kept at that time or before, as JSON; None: all are later."""
-        sample = self.ring.at(at_s)
-        return None if sample is None else zlib.decompress(sample)
-
     def families(self) -> Iterator[Family]:
         """Yield the memory of the fleet's past."""
         yield gauge("live_history_bytes", "Kept moments of the fleet, compressed", rows=[((), self.ring.size)])

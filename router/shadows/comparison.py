@@ -91,7 +91,7 @@ def compared(
 
 def _is_readable(state: RouterState, verdict: Verdict, live: Policy, shadow: Policy, *, is_folded: bool) -> bool:
     """Return whether the live decision read all that the shadow reads and `state` does not have."""
-    policy, mode, _ = state.rules.of(shadow, verdict.request)
+    policy, mode, _ = state.rule(shadow, verdict.request.phase, verdict.request.endpoint)
     live_mode = state.modes[verdict.policy]
     lacks_overlap = mode.reads_overlap and verdict.is_blank
     if is_folded:

@@ -14,7 +14,7 @@ import numpy as np
 
 from kv_protocol.decided import RouteRequest
 from router.decision import view
-from router.decision.policies import MODES, Mode, Rules
+from router.decision.policies import MODES, Mode, rule_of
 from router.decision.policy import Policy
 from router.decision.state import LEASE_S, AffinityLimits, ApproximateLimits
 from router.decision.verdict import Verdict
@@ -44,4 +44,5 @@ def decide(moment: Any, request: RouteRequest, policy: Policy, seed: int, modes:
         if given.get(name) is not None:
             numbers[name] = given[name]
     numbers["held"], numbers["capacity"] = moment.overlap.T, [each.total_kv_blocks for each in moment.registrations]
-    return core.decide_by(moment, numbers.tobytes(), standing, Rules(modes).of(policy, request), request, seed)
+    rule = rule_of(modes, policy, request.phase, request.endpoint)
+    return core.decide_by(moment, numbers.tobytes(), standing, rule, request, seed)

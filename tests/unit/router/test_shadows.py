@@ -3,7 +3,7 @@
 import json
 import random
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, lru_cache, partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +16,7 @@ from bench.routing.virtual_router import TEXT
 from kv_protocol.journal import JournalBegan, PolicyChanged, decode_journal
 from kv_runtime.clock import Clock
 from kv_runtime.config.loading import ConfigurationError
-from router.decision.policies import MODES, Choice, Mode
+from router.decision.policies import MODES, Choice, Mode, rule_of
 from router.decision.policy import Policy
 from router.decision.routing import DecisionLog
 from router.decision.state import RouterState, StateSettings
@@ -203,7 +203,8 @@ class Watched:
                 raise ZeroDivisionError
             return Choice(1, "user")
 
-        state.modes = state.rules.modes = {**MODES, "slow": Mode(choose)}
+        state.modes = {**MODES, "slow": Mode(choose)}
+        state.rule = lru_cache(partial(rule_of, state.modes))
         watched = section(**{"policies": [{"name": "turns", "policy": {"mode": "slow"}}], **changed})
         self.shadows = Shadows(self.bench.routing, watched, timer=lambda: self._timer_s)
 
