@@ -74,12 +74,11 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     evicted_blocks: float | None = None
 
     @classmethod
-    def of(cls, sums: tuple[float, ...], *, has_evictions: bool, **named: object) -> Self:
-        """Return the core's sums, what follows from them, and the `named` fields."""
+    def of(cls, sums: tuple[float, ...], **named: object) -> Self:
+        """Return the core's sums, what follows from them, and the `named` fields, which replace those of the core."""
         found: dict[str, Any] = dict(zip(_OF_CORE, sums, strict=True)) | named
         found["routing_tokens"] = found["reused_tokens"] - found["baseline_tokens"]
         found["routing_s"] = found["saved_s"] - found["baseline_s"]
-        found["evicted_blocks"] = found["evicted_blocks"] if has_evictions else None
         return cls(**found)
 
     def plus(self, other: "Figures") -> Self:
@@ -132,25 +131,19 @@ class SavingsReport(msgspec.Struct, frozen=True, kw_only=True):
     """Blocks that ranks removed from their GPUs in the period, whatever caused it; None where `evicted_blocks` is."""
 
 
-def total(found: built.Attribution, *, has_evictions: bool = False) -> Figures:
-    """Return the present sums of all requests."""
-    return Figures.of(found.total(), has_evictions=has_evictions)
-
-
 def top_rows(
-    found: built.Attribution,
-    dimension: Dimension,
-    titles: Mapping[str, str] | None = None,
-    *,
-    has_evictions: bool = False,
+    found: built.Attribution, dimension: Dimension, titles: Mapping[str, str] | None = None, **named: object
 ) -> Rows:
-    """Return the present sums by name, those with most requests first; `titles` are other names of them."""
+    """Return the present sums by name, those with most requests first; `titles` are other names of them.
+
+    `named`: fields that all rows have, as for `Figures.of`.
+    """
     top, other, absent_max = found.top(DIMENSIONS.index(dimension))
     rows = []
     for name, missed, sums in top:
-        own = {"name": name, "missed_requests_max": missed, "title": (titles or {}).get(name, "")}
-        rows.append(Row.of(sums, has_evictions=has_evictions, **own))
-    rest = Figures.of(other, has_evictions=has_evictions)
+        title = (titles or {}).get(name, "")
+        rows.append(Row.of(sums, **named, name=name, missed_requests_max=missed, title=title))
+    rest = Figures.of(other, **named)
     return Rows(rows=_by_requests(rows), other=rest, absent_requests_max=absent_max)
 
 
@@ -172,18 +165,15 @@ def report_of(
 
     `not_repeated`: decisions of a journal that lacks records before them, so that their candidates are not known.
     """
-    has_evictions = removed_blocks is not None
+    named = {"evicted_blocks": None} if removed_blocks is None else {}
     not_answered, unseen, dropped, pending = found.not_counted()
     causes = {"not_answered": not_answered, "unseen": unseen, "dropped": dropped, "not_repeated": not_repeated}
     return SavingsReport(
         source=source,
         since=since,
         until=until,
-        total=total(found, has_evictions=has_evictions),
-        by={
-            each: top_rows(found, each, titles if each == "prefix" else None, has_evictions=has_evictions)
-            for each in DIMENSIONS
-        },
+        total=Figures.of(found.total(), **named),
+        by={each: top_rows(found, each, titles if each == "prefix" else None, **named) for each in DIMENSIONS},
         not_counted={**causes, "pending": pending},
         removed_blocks=removed_blocks,
     )

@@ -24,7 +24,7 @@ from kv_runtime.supervise import Part
 from kv_runtime.telemetry import LoopLag, Projection, new_registry
 from kv_runtime.text.model import Text
 from kv_runtime.tracing.service import events_of, opened_tracing, span_families
-from router.attribution.report import total
+from router.attribution.report import Figures
 from router.attribution.service import Savings
 from router.config import RouterSettings
 from router.control_plane import ControlPlane
@@ -168,7 +168,7 @@ class RouterParts:
     def _trends_of(self, serving: Serving) -> Trends:
         def read() -> Row:
             requests, first_tokens = serving.metrics.arrived()
-            saved = total(self._savings.attribution)
+            saved = Figures.of(self._savings.attribution.total())
             return Row(
                 requests=requests,
                 first_tokens=first_tokens,

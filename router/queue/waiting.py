@@ -203,8 +203,6 @@ class RequestQueue:
         self.waiting: dict[int, Place] = {}
         """By arrival, and in this order, in which they time out."""
         self._arrivals = 0
-        self.tokens = 0
-        """Uncached tokens of the requests that wait."""
         self._requests_of, self._tokens_of = Counter[str](), Counter[str]()
         """Waiting requests, and their tokens, by tenant."""
         self._kinds = Counter[tuple[str, Placing]]()
@@ -212,6 +210,11 @@ class RequestQueue:
 
     def __len__(self) -> int:
         return len(self.waiting)
+
+    @property
+    def tokens(self) -> int:
+        """Uncached tokens of the requests that wait."""
+        return self._tokens_of.total()
 
     def models(self) -> tuple[str, ...]:
         """Return the models with waiting requests."""
@@ -250,7 +253,8 @@ class RequestQueue:
         self._models.setdefault(request.model, ModelQueue(limits)).add(place)
         self._kinds[request.model, placing] += 1
         self.waiting[place.arrival] = place
-        self._count(place, 1)
+        self._requests_of[tenant] += 1
+        self._tokens_of[tenant] += cost_tokens
         return place
 
     # ---------------------------------------------------------------- out
@@ -308,16 +312,10 @@ class RequestQueue:
             del self._kinds[model, place.placing]
         if not self._models[model].tenants:
             del self._models[model]
-        self._count(place, -1)
+        self._requests_of[place.tenant] -= 1
+        self._tokens_of[place.tenant] -= place.cost_tokens
         if not self._requests_of[place.tenant]:
             del self._requests_of[place.tenant], self._tokens_of[place.tenant]
-
-    def _count(self, place: Place, requests: int) -> None:
-        """Count a request that comes (1) or goes (-1)."""
-        tokens = requests * place.cost_tokens
-        self.tokens += tokens
-        self._requests_of[place.tenant] += requests
-        self._tokens_of[place.tenant] += tokens
 
     # ---------------------------------------------------------------- what is said
 

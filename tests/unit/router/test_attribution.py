@@ -22,7 +22,6 @@ from router.attribution.report import (
     report_page,
     report_text,
     table,
-    total,
 )
 from router.attribution.service import SHOWN_MAX, ReportSection, Savings
 from router.decision.policy import Policy
@@ -156,7 +155,7 @@ def test_decisions_without_an_outcome_are_bounded_and_the_oldest_are_dropped() -
     assert (counted["pending"], counted["dropped"]) == (3, 2)
     found.ended("d1", is_ok=True, cached_tokens=None)
     found.ended("d2", is_ok=True, cached_tokens=None)
-    assert total(found).requests == 1
+    assert Figures.of(found.total()).requests == 1
 
 
 def test_every_dimension_adds_up_to_the_total() -> None:
