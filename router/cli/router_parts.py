@@ -146,8 +146,8 @@ class RouterParts:
         self._watch = FleetWatch(self._routing, self._index.resyncs)
         self._planner = Planner(self._routing, settings.planner)
         gate = FleetGate(settings.nats.fleet_secrets)
-        self._rates = RatesStore(settings.state.dir, self._routing, self._clock)
-        self._feeds = RouterFeeds(self._routing, log, self._clock, gate, (self._watch.look, self._origins.look))
+        self._rates = RatesStore(settings.state.dir, self._routing)
+        self._feeds = RouterFeeds(self._routing, log, gate, (self._watch.look, self._origins.look))
         self._admission = Admission(self._routing, settings.queue)
         self._recent = RecentPrompts()
         self._kept = KeptPrompts(text.decode) if settings.control.keep_text else None

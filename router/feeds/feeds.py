@@ -33,7 +33,6 @@ from kv_protocol.journal import (
 )
 from kv_protocol.ledger import Expired
 from kv_protocol.load import LoadReport, decode_load
-from kv_runtime.clock import Clock
 from kv_runtime.event_log import EventLog, LogMessage, Reading
 from kv_runtime.files import replace_file
 from kv_runtime.telemetry import RateLimitedLog
@@ -66,10 +65,10 @@ class _Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class RatesStore:
     """The stored rates of one router; without a directory nothing is stored."""
 
-    def __init__(self, directory: str, routing: Routing, clock: Clock) -> None:
+    def __init__(self, directory: str, routing: Routing) -> None:
         """The directory must exist: `PolicyStore.restore` makes it."""
         self._path = Path(directory) / "rates.json" if directory else None
-        self._routing, self._clock = routing, clock
+        self._routing, self._clock = routing, routing.clock
         self._written: tuple[LearntRates, ...] = ()
 
     def restore(self) -> None:
@@ -113,12 +112,12 @@ class RouterFeeds:
     """Applies messages of the log to one router's state; a part of a process: `run` applies the passing of time."""
 
     def __init__(
-        self, routing: Routing, log: EventLog, clock: Clock, gate: FleetGate, looks: Sequence[Callable[[], None]] = ()
+        self, routing: Routing, log: EventLog, gate: FleetGate, looks: Sequence[Callable[[], None]] = ()
     ) -> None:
         """`gate` checks fleet events. `looks` are called every `TICK_S`: each looks at what has changed."""
-        self._routing, self._event_log, self._clock, self._looks = routing, log, clock, looks
+        self._routing, self._event_log, self._clock, self._looks = routing, log, routing.clock, looks
         self.gate = gate
-        self._refusals = RateLimitedLog(_log, clock)
+        self._refusals = RateLimitedLog(_log, self._clock)
         self._fleet = routing.state.fleet
         self._fleet_log: Reading | None = None
         self._logged_pairings: set[Finding] = set()

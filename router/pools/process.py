@@ -73,7 +73,7 @@ class PoolsProcess:
         if text:
             loaded = load_text(text, tokens.encoder)
             prompts = ModelPrompts(loaded, cache_bytes_max=tokens.cache_bytes_max, threads=tokens.threads)
-        service = PoolService(config, identity, settings, watch, prompts)
+        service = PoolService(identity, settings, watch, prompts)
         posts = {"/v1/chat/completions": service.serve, "/v1/completions": service.serve}
         posts["/v1/pools/select"] = service.explain
         replies, data = Replies(posts, lambda: identity.models, service.readiness), settings.data

@@ -57,7 +57,7 @@ from router.http.exchange import CallLimits, Exchange, OutboundCall
 from router.http.heads import HOP_BY_HOP
 from router.http.limits import CONNECT_S
 from router.http.refusals import Refusal, RequestRejected
-from router.pools.config import TOKEN_AXES, PoolGroup, PoolPhase, PoolsConfig
+from router.pools.config import TOKEN_AXES, PoolGroup, PoolPhase
 from router.pools.selection import PoolSequence, SelectionInput, Targets, plan, select
 from router.pools.state import PoolStatus
 from router.pools.watch import PoolWatch
@@ -97,15 +97,11 @@ class PoolService:
     """Chooses pools and routers, and holds what all requests need."""
 
     def __init__(
-        self,
-        config: PoolsConfig,
-        identity: Identity,
-        settings: RouterSettings,
-        watch: PoolWatch,
-        prompts: ModelPrompts | None,
+        self, identity: Identity, settings: RouterSettings, watch: PoolWatch, prompts: ModelPrompts | None
     ) -> None:
         """`prompts`: None without a tokenizer: lengths are then estimated."""
-        self.config, self.identity, self.pools, self.metrics = config, identity, watch.pools, watch.metrics
+        config = self.config = watch.config
+        self.identity, self.pools, self.metrics = identity, watch.pools, watch.metrics
         self.prompts, self.bodies = prompts, BodyParser(settings.data.body_limits())
         self.route_request = partial(route_request, lambda: uuid.uuid4().hex)
         self.attempt_failed = watch.attempt_failed

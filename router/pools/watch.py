@@ -146,7 +146,7 @@ class PoolWatch:
     def __init__(self, config: PoolsConfig, models: tuple[str, ...], clock: Clock) -> None:
         self.pools = {name: PoolState(name, settings) for name, settings in config.pools.items()}
         self.metrics = PoolMetrics(config.groups, self.pools)
-        self._config, self._models, self._clock = config, models, clock
+        self.config, self._models, self._clock = config, models, clock
         self._logged: dict[str, Fitness] = dict.fromkeys(self.pools, "fit")
         self._routers = [(name, pool, each) for name, pool in config.pools.items() for each in pool.routers]
 
@@ -173,12 +173,12 @@ class PoolWatch:
             async with TaskSet(len(self._routers)) as probes:
                 for name, pool, router in self._routers:
                     probes.spawn(self._look_at(session, name, pool, router))
-            await self._clock.sleep(self._config.own.look_period_s)
+            await self._clock.sleep(self.config.own.look_period_s)
 
     async def _look_at(
         self, session: aiohttp.ClientSession, namespace: str, pool: PoolSettings, router: RouterAddress
     ) -> None:
-        timeout_s = self._config.own.look_timeout_s
+        timeout_s = self.config.own.look_timeout_s
         asker = HttpAsker(session, timeout_s, _PAGE_BYTES_MAX)
         look, url = Looked(answered=False), f"{router.url}/ready"
         try:

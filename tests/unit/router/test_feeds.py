@@ -110,7 +110,7 @@ async def begun(*told: WorkerRegistered, keys: tuple[bytes, ...] = ()) -> Begun:
     """Return the feeds of a router that was told of these workers; with keys it wants signatures."""
     log, clock, recorded, looked_s = Log(*told), ManualClock(), Kept(), list[float]()
     routing_, looks = routing(clock, recorded.record), (lambda: looked_s.append(clock.now()),)
-    feeds = RouterFeeds(routing_, cast("EventLog", log), clock, FleetGate(keys), looks)
+    feeds = RouterFeeds(routing_, cast("EventLog", log), FleetGate(keys), looks)
     await feeds.start()
     return Begun(feeds, log, clock, routing_, recorded, looked_s)
 

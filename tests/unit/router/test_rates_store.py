@@ -43,7 +43,7 @@ class Life:
             decisions_max=1,
             recorders=[self.records.append],
         )
-        self.store = RatesStore("" if directory is None else str(directory), self.routing, self.clock)
+        self.store = RatesStore("" if directory is None else str(directory), self.routing)
         self.store.restore()
 
     @property

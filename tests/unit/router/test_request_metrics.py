@@ -359,7 +359,7 @@ def test_what_was_routed_is_counted_and_what_of_it_went() -> None:
 
 def test_the_ledgers_difference_is_of_ranks_that_report() -> None:
     told = counted(registered(), registered("w1"))
-    feeds = RouterFeeds(told.bench.routing, cast("Any", None), told.bench.clock, FleetGate())
+    feeds = RouterFeeds(told.bench.routing, cast("Any", None), FleetGate())
     Projection(told.registry, lambda: state_families(told.bench.state, feeds, RequestQueue(QueueSection())))
     told.bench.state.apply(load(WorkerRank("w0", 0), 2, 1, 9, 100.0))
     assert told.series("ledger_difference_requests") == {("w0", "0"): 3}
