@@ -79,7 +79,7 @@ def new_blocks(placement: built.Placement, outcome: OutcomeKnown) -> int:
 
 
 class JournalSavings:
-    """The sums of all routers whose journals are read, from `since_ns` (included) to `until_ns`; None: no bound."""
+    """The sums of all routers that wrote these journals, from `since_ns` (included) to `until_ns`; None: no bound."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class JournalSavings:
     ) -> None:
         self.attribution = attribution
         self.not_repeated = 0
-        """Decisions whose candidates are not known, because the journal lacks records before them."""
+        """Decisions that could not be made again, because the journal lacks records before them."""
         self._removals = removals
         self._placed = OrderedDict[str, tuple[WorkerRank, int]]()
         """Rank and second of the decisions without an outcome, with removals alone."""

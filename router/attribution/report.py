@@ -180,7 +180,7 @@ def report_of(
 
 
 def merged(reports: Sequence[SavingsReport]) -> SavingsReport:
-    """Return one report of several routers', of which there is at least one; it keeps `ROWS_MAX` names at most.
+    """Return one report made of those of one or more routers; it keeps `ROWS_MAX` names at most.
 
     A name that has a row in one report and none in another may be part of the other's `other`: its bound grows by that
     report's `absent_requests_max`.

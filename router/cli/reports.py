@@ -54,7 +54,7 @@ class Question(NamedTuple):
 
     any_id: str = ""
     worst: int = 0
-    """How many, those with the largest miss above 0 first."""
+    """How many decisions with a miss above 0, the largest first; 0: none is asked for."""
     by: MissKind = "cached"
 
 

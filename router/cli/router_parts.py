@@ -60,7 +60,6 @@ from router.queue.gate import Admission
 from router.queue.tenants import SECRET_BYTES, TenantNames
 from router.replicas.service import Replicas
 from router.request.endpoints import endpoints
-from router.request.replies import Replies
 from router.request.serving import Serving
 from router.request.tracing import Tracer
 from router.shadows.service import Shadows
@@ -156,7 +155,7 @@ class RouterParts:
         data, credentials = settings.data, settings.data.credentials(self._clock)
         self.data = HttpPlane(replies, data.limits(), posts=replies.posts, sites=data.sites(), credentials=credentials)
         self.drain_s = data.drain_s + 2 * self.data.limits.linger_s + 1
-        self.picker = self._picker_of(serving, replies) if settings.picker.enabled else None
+        self.picker = self._picker_of(serving) if settings.picker.enabled else None
         self._handover = Handover(serving, self._recent, self.data.upstreams, settings.handover.tokens)
         self.policies = policies
         queued = None if process else lambda: len(self._admission.queue)
@@ -245,14 +244,11 @@ class RouterParts:
             noted=() if self._journal is None else (self._journal.problem,),
         )
 
-    def _picker_of(self, serving: Serving, replies: Replies) -> "EndpointPicker":
+    def _picker_of(self, serving: Serving) -> "EndpointPicker":
         require("gateway", "router", "picker.enabled")
         from router.endpoint_picker.service import EndpointPicker  # noqa: PLC0415 - it needs an extra
 
-        data, shares_port = self.data, self._process is not None
-        return EndpointPicker(
-            serving, replies, self._settings.picker, data.limits, data.credentials, shares_port=shares_port
-        )
+        return EndpointPicker(serving, self.data, self._settings.picker, shares_port=self._process is not None)
 
     def _project(self) -> None:
         parts = (
@@ -264,10 +260,10 @@ class RouterParts:
             lambda: rank_families(self._routing),
             lambda: http_families(self.data),
             lambda: prompt_families(self._prompts),
+            *(each.families for each in parts if each is not None),
             lambda: nats_server_families(self._nats_server),
             lambda: picker_families(PickerStatistics() if self.picker is None else self.picker.statistics),
             lambda: span_families(None if self._tracing is None else self._tracing.exporter),
-            *(each.families for each in parts if each is not None),
         ]
         if self._process is None:
             alone = ProcessState("router", os.getpid(), is_up=True, restarts=0)

@@ -18,7 +18,6 @@ where its KV was lost.
 """
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Literal, get_args
 
 import msgspec
@@ -35,8 +34,6 @@ StreamLoss = Literal["not_resumable", "no_seam", "no_worker"]
 it where it was cut; no worker is left."""
 STREAM_LOSSES: tuple[StreamLoss, ...] = get_args(StreamLoss)
 _SPLITS = frozenset({"prefill", "decode"})
-_NO_RANKS: Mapping[RequestPhase, tuple[WorkerRank, ...]] = MappingProxyType({})
-_NO_FAILURES: Mapping[RequestPhase, int] = MappingProxyType({})
 
 
 def first_phase(roles: frozenset[str], *, may_split: bool) -> RequestPhase:
@@ -59,8 +56,8 @@ class RequestPlan(msgspec.Struct, frozen=True):
     falls_back: bool = True
     migrations: int = 0
     reroutes: tuple[Reroute, ...] = ()
-    tried_by_phase: Mapping[RequestPhase, tuple[WorkerRank, ...]] = _NO_RANKS
-    failures_by_phase: Mapping[RequestPhase, int] = _NO_FAILURES
+    tried_by_phase: Mapping[RequestPhase, tuple[WorkerRank, ...]] = {}
+    failures_by_phase: Mapping[RequestPhase, int] = {}
 
     @property
     def is_aside(self) -> bool:
@@ -89,7 +86,7 @@ class RequestPlan(msgspec.Struct, frozen=True):
 
     def beside(self, phase: RequestPhase) -> "RequestPlan":
         """Return the same plan in another phase, for a trial decision."""
-        return replace(self, phase=phase, failures_by_phase=_NO_FAILURES)
+        return replace(self, phase=phase, failures_by_phase={})
 
     def no_candidate(self) -> "RequestPlan | None":
         """No worker is eligible for the phase; None: no other phase is tried."""
@@ -136,7 +133,7 @@ class RequestPlan(msgspec.Struct, frozen=True):
         plan = replace(
             self,
             migrations=self.migrations + 1,
-            failures_by_phase=_NO_FAILURES,
+            failures_by_phase={},
             tried_by_phase={self.phase: (rank,)},
         )
         return _rerouted(plan, "migrated", "prefill" if self.phase == "decode" else self.phase)

@@ -17,13 +17,7 @@ from indexer.embedded import OverlapColumns, RankView, is_blind
 from kv_protocol.decided import RouteRequest
 from kv_protocol.decision import Decision, Exclusion
 from kv_protocol.ids import WorkerRank
-from kv_protocol.journal import (
-    JournalRecord,
-    OutcomeKnown,
-    PolicyChanged,
-    Refused,
-    TimePassed,
-)
+from kv_protocol.journal import JournalRecord, OutcomeKnown, PolicyChanged, Refused, TimePassed
 from kv_protocol.splitmix import U64_MASK
 from kv_runtime.clock import Clock
 from router.decision.policy import Policy

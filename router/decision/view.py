@@ -102,13 +102,8 @@ class ModelView:
         )
         fit = (each for each, unfit in zip(self.registrations, self.unfit, strict=True) if not unfit)
         self.roles = frozenset(each.role for each in fit if serves_default(each.api_endpoints))
-        bounds = (
-            bound
-            for registration in self.registrations
-            for bound in (registration.max_seq_len, registration.max_prompt_tokens)
-            if bound
-        )
-        self.seq_len_min = min(bounds, default=0)
+        bounds = [bound for each in self.registrations for bound in (each.max_seq_len, each.max_prompt_tokens)]
+        self.seq_len_min = min(filter(None, bounds), default=0)
         prefills, decodes = kinds(self.registrations, "prefill"), kinds(self.registrations, "decode")
         self.has_misfits = any(misfit(prefill, decode) for prefill in prefills for decode in decodes)
         """Whether a decode worker cannot take the KV blocks of a prefill worker."""

@@ -25,7 +25,7 @@ its parity or its events is reported by those checks. Parity is what a router sa
     longest input = min(own max_seq_len, the longest of the other role) - 1: one token is generated at least. A prefill
                     worker's `max_prompt_tokens` bounds it, too
 
-Another value that a worker does not state causes no finding.
+Except for the data type, a value that a worker does not state causes no finding.
 Source: `docs/SOURCES.md` D4.2 (the buffer's deadlock);
 NVIDIA/TensorRT-LLM `cpp/tensorrt_llm/batch_manager/cacheFormatter.cpp` (`inquireSupport`: one data type).
 
@@ -37,15 +37,7 @@ from itertools import pairwise
 from typing import TypeVar
 
 from kv_protocol.fleet import Role, WorkerRegistered
-from router.doctor.facts import (
-    SEVERITIES,
-    Finding,
-    FleetFacts,
-    Severity,
-    StreamHead,
-    names,
-    severity,
-)
+from router.doctor.facts import SEVERITIES, Finding, FleetFacts, Severity, StreamHead, names, severity
 from router.fleet.registry import UNKNOWN, kv_dtype
 from router.fleet.trust import PARITY_FIELDS
 

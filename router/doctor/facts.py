@@ -29,7 +29,7 @@ SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One thing that is wrong: `id` is one of the catalogue's; `of` names the objects, the worst first."""
+    """One thing that is wrong. `id` is a key of `CATALOGUE`; `of` names what it is about."""
 
     id: str
     of: str
@@ -53,7 +53,7 @@ CATALOGUE: Mapping[str, Meaning] = {
     ),
     "worker.silent": Meaning(
         "error",
-        "after five missed heartbeats routers treat it as gone, one of its ranks likewise: it gets no request",
+        "after five missed heartbeats the index forgets the rank; a worker without any heard rank gets no request",
         "its agent's log and `/status`: does it reach this log? Start it anew, or forget it: `DELETE /v1/workers/{id}`",
     ),
     "worker.unhealthy": Meaning(
@@ -73,7 +73,7 @@ CATALOGUE: Mapping[str, Meaning] = {
     ),
     "router.not_ready": Meaning(
         "error",
-        "a balancer sends it nothing; requests that come all the same are refused, or routed by half an index",
+        "a balancer sends it nothing; requests that still come are refused, or routed by half an index",
         "the reason: no answer, start it or correct `--router` and `--data`; an index that catches up is done soon",
     ),
     "router.other_fleet": Meaning(
@@ -237,7 +237,7 @@ class FleetFacts(msgspec.Struct, frozen=True, kw_only=True):
     workers: tuple[WorkerSeen, ...] = ()
     draining: int = 0
     left: Mapping[str, str] = {}
-    """Workers whose newest fleet event is that they left, and why."""
+    """By the id of each worker that left, as its newest fleet event says: why."""
     heads: tuple[StreamHead, ...] = ()
     used_blocks: Mapping[WorkerRank, int] = {}
     """The most that each rank's engine reported."""

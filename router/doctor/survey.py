@@ -27,14 +27,7 @@ from kv_runtime.config.sections import EmbeddedNatsSection
 from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage, connected_log
 from router.config import RouterSettings
 from router.decision.policies import MODES
-from router.doctor.facts import (
-    AddressAnswer,
-    FleetFacts,
-    RouterSeen,
-    StreamHead,
-    Workers,
-    WorkerSeen,
-)
+from router.doctor.facts import AddressAnswer, FleetFacts, RouterSeen, StreamHead, Workers, WorkerSeen
 from router.doctor.pages import (
     CannotLook,
     ControlPages,

@@ -6,7 +6,7 @@ prefill worker is asked, and its stream does not resume on another worker.
 """
 
 import ipaddress
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -45,15 +45,11 @@ class FleetAddresses(NamedTuple):
         return frozenset(self.workers[each] for each in subset if each in self.workers)
 
 
-def addresses_of(registrations: Iterable[WorkerRegistered]) -> FleetAddresses:
+def addresses_of(registrations: Sequence[WorkerRegistered]) -> FleetAddresses:
     """Return the endpoints of these workers; of two with the same endpoint the later one has it."""
-    workers, count = dict[str, str](), 0
-    for registration in registrations:
-        count += 1
-        endpoint = endpoint_of(registration.base_url)
-        if endpoint is not None:
-            workers[endpoint] = registration.worker_id
-    return FleetAddresses(workers, is_complete=len(workers) == count)
+    found = ((endpoint_of(each.base_url), each.worker_id) for each in registrations)
+    workers = {endpoint: worker_id for endpoint, worker_id in found if endpoint is not None}
+    return FleetAddresses(workers, is_complete=len(workers) == len(registrations))
 
 
 def alternatives(verdict: Verdict, count: int) -> tuple[str, ...]:

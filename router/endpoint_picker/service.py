@@ -20,9 +20,8 @@ from router.endpoint_picker.addresses import FleetAddresses, addresses_of
 from router.endpoint_picker.stream import GatewayStream
 from router.endpoint_picker.wire import HEALTH, MESSAGES, PROCESSOR
 from router.http.credentials import Credentials, ServerTls
-from router.http.limits import HttpLimits
+from router.http.plane import HttpPlane
 from router.metrics import PickerStatistics
-from router.request.replies import Replies
 from router.request.serving import Serving
 
 STREAMS_MAX = 4096
@@ -35,24 +34,15 @@ _log = structlog.get_logger("picker")
 
 
 class EndpointPicker:
-    """The picker of one process. `replies` answers requests that no worker serves, such as `/v1/models`."""
+    """The picker of one process."""
 
-    def __init__(
-        self,
-        serving: Serving,
-        replies: Replies,
-        settings: PickerSection,
-        limits: HttpLimits,
-        credentials: Credentials,
-        *,
-        shares_port: bool,
-    ) -> None:
-        """`credentials` are the data plane's: its certificate, and the authority that signs certificates of gateways.
+    def __init__(self, serving: Serving, plane: HttpPlane, settings: PickerSection, *, shares_port: bool) -> None:
+        """`plane` has the limits, the certificates, and the answers to what no worker serves, such as `/v1/models`.
 
         `shares_port`: other processes of the same router bind the port, too.
         """
-        self.serving, self.replies, self.settings, self.limits = serving, replies, settings, limits
-        self._credentials = credentials
+        self.serving, self.replies, self.settings, self.limits = serving, plane.service, settings, plane.limits
+        self._credentials = plane.credentials
         self._fleet_changes, self._addresses = -1, FleetAddresses({}, is_complete=True)
         self.port = 0
         self._shares_port = shares_port

@@ -236,7 +236,7 @@ class GatewayStream:
     def reply(self, status: int, body: bytes, content_type: bytes, headers: HeaderLines) -> None:
         """The router answers itself: tell the gateway."""
         self._request = None
-        if self._is_moving:  # the worker that answered is not eligible by now: its answer is passed on all the same
+        if self._is_moving:  # the worker that answered is no longer eligible: its answer is passed on nevertheless
             return
         if self._state not in ("answer", "over"):  # else the client has the beginning of an answer
             self._answer_client(status, ((b"content-type", content_type), *headers), body)

@@ -50,7 +50,7 @@ _log = structlog.get_logger("router")
 TICK_S = 1.0
 ACQUAINTED_S = 2 * HEARTBEAT_PERIOD_S
 _EARLY_MAX = 1024
-"""Unregistered instances of which the last heartbeat is remembered; one more, and all are forgotten."""
+"""How many unregistered instances are remembered with their last heartbeats; one more, and all are forgotten."""
 _LOOK_S = 0.05
 MessageKind = Literal["heartbeat", "load"]
 

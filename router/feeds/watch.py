@@ -5,7 +5,7 @@
 | `worker_silent` | warning | `worker_silent` | no heartbeat for `SILENT_S` |
 | `worker_heard_again` | info | `worker_heard` | one came after that |
 | `breaker_opened`, `breaker_half_open` | warning, info | | the rank's breaker, or its worker's |
-| `breaker_closed` | info | | likewise |
+| `breaker_closed` | info | | the rank's breaker, or its worker's |
 | `predictions_doubted`, `predictions_trusted` | warning, info | | what requests showed of a rank |
 | `rank_trust_changed` | warning; info to EXACT | `trust` | trust in a rank changed |
 | | | `worker_joined`, `worker_left`, `worker_draining` | a fleet event came, which `feeds.py` logs |

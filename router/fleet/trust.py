@@ -176,7 +176,7 @@ class Calibration:
         self.evidence: dict[WorkerRank, Move] = {}
         """Of the ranks that are in doubt, how that began."""
         self.moves = deque[Move](maxlen=_MOVES_MAX)
-        """The newest doubts that began or ended: who tells of them takes them out."""
+        """The newest doubts that began or ended; `FleetWatch` takes them out and logs them."""
         self.begun_total: dict[CompareDoubt, int] = dict.fromkeys(COMPARE_DOUBTS, 0)
 
     def apply(self, compared: Compared, now_s: float) -> None:

@@ -58,7 +58,7 @@ class PoolMetrics:
         """Probes of a pool's routers, by outcome."""
         self._requests = Counter(dict.fromkeys(ATTEMPT_OUTCOMES, 0))
         self.inflight = 0
-        """Requests that are being served: who begins one adds it."""
+        """Requests that are being served: `PoolService.serve` adds each, `ended` subtracts it."""
 
     def planned(self, plan: PoolSequence) -> None:
         """A pool was chosen for one phase of a request; count it, and the pools passed over, by cause."""

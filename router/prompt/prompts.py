@@ -12,10 +12,10 @@
     what is not rendered here  the worker's alone; the hashes are those of the request's text (`TEXT_SCHEME`)
 
 A prompt is not rendered if a key changes it in the engine (`Inbound.changed_by`), or if no rule here makes text or
-tokens of it. Only the worker knows whether it is wrong.
+tokens of it. Whether the request is valid is for the worker to say.
 
-Ready at once where the body is short. Text of more than `off_loop_bytes`, and prompts that are long to read or render,
-ids and images too, are worked on by a bounded set of threads (`encoding_pool.py`).
+A prompt is ready at once if the body is short. Text of more than `off_loop_bytes`, and prompts that are long to read or
+render, ids and images too, are worked on by a bounded set of threads (`encoding_pool.py`).
 """
 
 import re

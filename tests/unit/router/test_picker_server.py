@@ -17,6 +17,7 @@ from router.endpoint_picker.service import EndpointPicker
 from router.endpoint_picker.wire import HEALTH, MESSAGES, PROCESSOR
 from router.http.credentials import Credentials
 from router.http.limits import HttpLimits
+from router.http.plane import HttpPlane
 from router.request.endpoints import endpoints
 from tests.support.certificates import self_signed
 from tests.unit.router.plane import COMPLETIONS, PROMPT, Plane, encoded, until
@@ -27,14 +28,8 @@ SERVING, NOT_SERVING = 1, 2
 
 def picker_of(plane: Plane, credentials: Credentials | None = None, **limits: float) -> EndpointPicker:
     bounds: dict[str, Any] = {"body_bytes_max": 1 << 20, "bodies_bytes_max": 1 << 20, "drain_s": 0.0, **limits}
-    return EndpointPicker(
-        plane.serving,
-        endpoints(plane.serving),
-        PickerSection(port=0),
-        HttpLimits(**bounds),
-        credentials or Credentials(),
-        shares_port=False,
-    )
+    http = HttpPlane(endpoints(plane.serving), HttpLimits(**bounds), credentials=credentials)
+    return EndpointPicker(plane.serving, http, PickerSection(port=0), shares_port=False)
 
 
 @asynccontextmanager
