@@ -99,12 +99,9 @@ class HandoverRun:
 class Handover:
     """The hand-overs of one router; a part of its process."""
 
-    def __init__(
-        self, serving: Serving, recent: RecentPrompts, upstreams: Upstreams, tokens: int, *, warmers: int = WARMERS
-    ) -> None:
+    def __init__(self, serving: Serving, recent: RecentPrompts, upstreams: Upstreams, tokens: int) -> None:
         """`tokens` are computed for a draining worker, if the request to drain does not say how many."""
         self._serving, self._recent, self._upstreams = serving, recent, upstreams
-        self._warmers = warmers
         self.defaults = (tokens, WITHIN_S)
         """Tokens and seconds of a hand-over, if the request to drain does not say."""
         self._clock = serving.routing.clock
@@ -199,8 +196,8 @@ class Handover:
         run.status.state = "looking"
         waiting = await self._listed(run)
         run.status.state = "warming"
-        async with TaskSet(self._warmers) as warmers:
-            for _ in range(self._warmers):
+        async with TaskSet(WARMERS) as warmers:
+            for _ in range(WARMERS):
                 warmers.spawn(self._warm_in_turn(run, waiting))
 
     async def _listed(self, run: HandoverRun) -> deque[tuple[RecentPrompt, HotPrefix]]:

@@ -14,7 +14,7 @@
 A prompt is not rendered if a key changes it in the engine (`Inbound.changed_by`), or if no rule here makes text or
 tokens of it. Whether the request is valid is for the worker to say.
 
-A prompt is ready at once if the body is short. Text of more than `off_loop_bytes`, and prompts that are long to read or
+A prompt is ready at once if the body is short. Text of more than `OFF_LOOP_BYTES`, and prompts that are long to read or
 render, ids and images too, are worked on by a bounded set of threads (`encoding_pool.py`).
 """
 
@@ -48,8 +48,8 @@ from router.prompt.image_prompts import before_images, with_images
 if TYPE_CHECKING:
     import asyncio
 
-_OFF_LOOP_BYTES = {"hf": 4 << 10, "fast": 64 << 10, "byte": 64 << 10, "none": 64 << 10}
-"""Some 2 ms of the first, and some tenths of one of the others."""
+OFF_LOOP_BYTES = {"hf": 4 << 10, "fast": 64 << 10, "byte": 64 << 10, "none": 64 << 10}
+"""By encoder: text of more bytes is encoded by threads. It is some 2 ms of the first, some tenths of the others."""
 _READ_BYTES_MAX = 256 << 10
 """Bytes of JSON that are read on the loop; threads take more, and chats with many messages."""
 _FEW_MESSAGES = 192
@@ -67,7 +67,7 @@ _UNPRINTED = re.compile(r"[^\w.\[\]-]", re.ASCII)
 
 
 CACHE_BYTES_MAX = 256 << 20
-_WAITING_BYTES_MAX = 64 << 20
+WAITING_BYTES_MAX = 64 << 20
 """What one thread encodes in some 10 s."""
 _log = structlog.get_logger("router")
 
@@ -81,14 +81,9 @@ class ModelPrompts:
         *,
         cache_bytes_max: int = CACHE_BYTES_MAX,
         threads: int = 1,
-        off_loop_bytes: int = 0,
-        waiting_bytes_max: int = _WAITING_BYTES_MAX,
         hashed: Callable[[float], None] = lambda _: None,
     ) -> None:
-        """`hashed` gets the seconds of each prompt's hashing, perhaps in another thread.
-
-        Text of more than `off_loop_bytes` is encoded by threads; 0: the bound follows from the encoder's speed.
-        """
+        """`hashed` gets the seconds of each prompt's hashing, perhaps in another thread."""
         self._hashed = hashed
         self._text, self.detokenizer = text, text.detokenizer
         """`detokenizer` returns a new one, for one answer."""
@@ -104,8 +99,8 @@ class ModelPrompts:
             self.encoder, self.encoder_name = text.encoder, text.encoder.name
             if text.encoder.name == "hf" and text.encoder.reason != CONFIGURED:
                 _log.warning("encoder_not_fast", reason=text.encoder.reason)
-        self._off_loop_bytes = off_loop_bytes or _OFF_LOOP_BYTES[self.encoder_name]
-        self.pool = EncodingPool(threads, waiting_bytes_max)
+        self._off_loop_bytes = OFF_LOOP_BYTES[self.encoder_name]
+        self.pool = EncodingPool(threads, WAITING_BYTES_MAX)
         self._lock = Lock()  # several threads count
         self.other_chats: frozenset[str] = frozenset()
         """Models with an engine whose token ids of a chat differ from the router's (`engine_parity.py`)."""

@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from msgspec.structs import replace
@@ -39,9 +40,9 @@ def asked(number: int, blocks: int = 4, *, age_s: float = 0.0, lora: str = "", s
 class Draining:
     """A router with workers by name, of which w0 is to be drained."""
 
-    def __init__(self, plane: Plane, warmers: int) -> None:
+    def __init__(self, plane: Plane) -> None:
         self.plane, self.recent = plane, RecentPrompts(1 << 20)
-        self.handover = Handover(plane.serving, self.recent, plane.server.upstreams, 200_000, warmers=warmers)
+        self.handover = Handover(plane.serving, self.recent, plane.server.upstreams, 200_000)
         Projection(plane.registry, self.handover.families)
         self.upstreams: dict[str, Upstream] = {}
 
@@ -87,8 +88,9 @@ async def draining(
 ) -> AsyncIterator[Draining]:
     """Run a router and a worker for each script: w0 drains, and holds four blocks of every prompt, the others none."""
     async with AsyncExitStack() as stack:
+        stack.enter_context(patch("router.drain.handover.WARMERS", warmers))
         plane = await stack.enter_async_context(running_plane(policy=policy))
-        found = Draining(plane, warmers)
+        found = Draining(plane)
         for number, script in enumerate(scripts):
             name, role = f"w{number}", roles[number] if roles else "aggregated"
             upstream = found.upstreams[name] = await stack.enter_async_context(Upstream(script))

@@ -270,9 +270,10 @@ def test_a_chat_whose_text_says_an_image_token_in_another_way_is_not_rendered() 
     assert worked(ModelPrompts(text), {"messages": asked}, Hashing(4), rule).unrendered == "messages"
 
 
-def test_images_wait_for_a_thread_within_the_bound_of_bytes() -> None:
+def test_images_wait_for_a_thread_within_the_bound_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.prompt.prompts.WAITING_BYTES_MAX", 1000)
     text = tokenizer_text(QWEN_TEMPLATE)
-    prompts = ModelPrompts(text, waiting_bytes_max=1000)
+    prompts = ModelPrompts(text)
     body = json.dumps({"model": "m", "messages": chat(image_part(data_url(PNG + bytes(400))))}).encode()
 
     async def asked() -> None:

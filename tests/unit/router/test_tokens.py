@@ -38,7 +38,7 @@ from kv_runtime.text.byte_model import ByteText
 from kv_runtime.text.loading import UnreadText, load_text
 from router.prompt.chains import EncodedPrompt, with_prompt_ids
 from router.prompt.encoding_pool import EncodersBusy, EncodingPool
-from router.prompt.prompts import ModelPrompts
+from router.prompt.prompts import OFF_LOOP_BYTES, ModelPrompts
 from router.request.reading import ReadBody
 from tests.support.chat_ids import chat_ids
 from tests.unit.kv_runtime.model_files import LLAMA_TEMPLATE, QWEN_TEMPLATE, llama_like, qwen_like, write_model
@@ -232,12 +232,21 @@ def test_without_a_tokenizer_texts_are_routed_by_their_text_and_ids_as_ever() ->
 # ---------------------------------------------------------------- off the loop
 
 LONG = "x" * 1000
-bounded = partial(ModelPrompts, TEXT, off_loop_bytes=100, waiting_bytes_max=1500)
+
+
+@pytest.fixture
+def bounded(monkeypatch: pytest.MonkeyPatch) -> ModelPrompts:
+    monkeypatch.setitem(OFF_LOOP_BYTES, "byte", 100)
+    monkeypatch.setattr("router.prompt.prompts.WAITING_BYTES_MAX", 1500)
+    return ModelPrompts(TEXT)
 
 
 @pytest.mark.parametrize("asked", [completion(LONG), chat(messages=[{"role": "user", "content": LONG}])])
-async def test_long_text_is_encoded_by_a_thread_to_the_same_prompt(asked: ReadBody) -> None:
-    made = bounded().prompt(*asked, Hashing(4))
+async def test_long_text_is_encoded_by_a_thread_to_the_same_prompt(
+    bounded: ModelPrompts, monkeypatch: pytest.MonkeyPatch, asked: ReadBody
+) -> None:
+    monkeypatch.undo()
+    made = bounded.prompt(*asked, Hashing(4))
     assert isinstance(made, asyncio.Future)
     assert await made == prompt_of(asked)
 
@@ -249,8 +258,8 @@ async def test_a_chat_of_many_messages_is_rendered_by_a_thread() -> None:
     made.cancel()
 
 
-async def test_when_too_much_waits_more_is_refused_until_it_is_cancelled() -> None:
-    prompts, is_free = bounded(), threading.Event()
+async def test_when_too_much_waits_more_is_refused_until_it_is_cancelled(bounded: ModelPrompts) -> None:
+    prompts, is_free = bounded, threading.Event()
     prompts.pool.submit(is_free.wait, 0)
     waits = prompts.prompt(*completion(LONG), Hashing(4))
     with pytest.raises(EncodersBusy, match=r"2056 bytes of prompts wait to be encoded, allowed 1500"):
