@@ -50,7 +50,7 @@ _NEWEST = 1000
 
 
 class Question(NamedTuple):
-    """Which decisions to explain: the last with `any_id` (its own or its request's), the `worst`, or else the last."""
+    """Which decisions to explain: the newest with `any_id` (its own or its request's), the `worst`, or the newest."""
 
     any_id: str = ""
     worst: int = 0

@@ -237,7 +237,7 @@ class FleetFacts(msgspec.Struct, frozen=True, kw_only=True):
     workers: tuple[WorkerSeen, ...] = ()
     draining: int = 0
     left: Mapping[str, str] = {}
-    """By the id of each worker that left, as its newest fleet event says: why."""
+    """By worker id, why it left; of workers that have left and not come back."""
     heads: tuple[StreamHead, ...] = ()
     used_blocks: Mapping[WorkerRank, int] = {}
     """The most that each rank's engine reported."""

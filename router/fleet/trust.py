@@ -174,7 +174,7 @@ class Calibration:
         self.doubts_of = lru_cache(_MERGED_MAX)(self._doubts_of)
         """Returns the doubt about each rank: the index's own, else this one; the same object while nothing changes."""
         self.evidence: dict[WorkerRank, Move] = {}
-        """Of the ranks that are in doubt, how that began."""
+        """By rank that is in doubt: the move with which that began."""
         self.moves = deque[Move](maxlen=_MOVES_MAX)
         """The newest doubts that began or ended; `FleetWatch` takes them out and logs them."""
         self.begun_total: dict[CompareDoubt, int] = dict.fromkeys(COMPARE_DOUBTS, 0)

@@ -3,8 +3,8 @@
 journal        the newest records. Leases add decisions, first tokens and outcomes (`router/native/leases.cpp`);
                `record` adds anything else. A record that is longer than a message becomes parts
 a batch        the records of one message. If batches of more than `bytes_max` wait, the oldest are dropped and counted
-a decision     follows a `RankStanding` of each rank whose epoch or doubt has changed since it was recorded (at first:
-               none). Decisions state doubts as trust; `doubt_of` returns the doubt behind a rank's trust
+a decision     comes after a `RankStanding` of each rank with another epoch or doubt than was recorded of it last (at
+               first: none). Decisions state doubts as trust; `doubt_of` returns the doubt behind a rank's trust
 a checkpoint   `CheckpointBegan`, `RankStanding`s, `CheckpointPart`s, `CheckpointEnded`. `step` encodes one of these
                records, so that a large checkpoint does not block the process
 losses         a record `Lost` has the numbers of the lost records; `broken_by` counts these until the next checkpoint

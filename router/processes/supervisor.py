@@ -141,7 +141,7 @@ class Supervisor:
         on_started: Callable[[], None],
         restarts: Restarts = RESTARTS,
     ) -> None:
-        """`work_of` returns the work of a process that starts now, which is pickled.
+        """`work_of` returns what a process that starts now has to do; it is pickled.
 
         `links` learns the addresses of the processes. `on_started` is called when all serve for the first time.
         """

@@ -5,7 +5,7 @@
     it changes           nothing: the next view is that after the live decision. What its own choices would have cached
                          or loaded is not in its figures
 
-Each value is that at the rank of the live choice, then that at the rank of the shadow's:
+Each value is a pair: at the rank of the live choice, and at the rank of the shadow's choice.
 
     TTFT       the reference engine's time for queue and prompt, times the rank's learnt factor: no
                policy's weights are in it, so that all policies are comparable
