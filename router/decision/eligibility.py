@@ -115,7 +115,7 @@ def exclusions(view: ModelView, request: RouteRequest) -> tuple[str, ...]:
 
 
 def _apart(view: ModelView, request: RouteRequest) -> Mapping[str, str] | None:
-    """Return by worker id why its pair does not work; None if no KV is transferred for the request.
+    """Return by worker id why KV cannot be transferred from or to it; None if none is transferred for the request.
 
     A prefill worker has a reason if no decode worker can take its blocks.
     """

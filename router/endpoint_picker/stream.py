@@ -65,7 +65,7 @@ class GatewayStream:
         self._answer_mode: BodyMode | None = None
         self._head: RequestCame | None = None
         self._body: bytearray | bytes = bytearray()
-        """Once it is complete, the object that the router has, too."""
+        """What has come of the request's body; once it is complete, the same bytes as the exchange has."""
         self._trailers = False
         self._is_stream = False
         self._token_mark = b""
@@ -75,9 +75,9 @@ class GatewayStream:
         """The call's handler, until the answer is over."""
         self._replies: list[Any] = []
         self._spoke = asyncio.Event()
-        """The router said what the gateway waits for."""
+        """Set once the router has decided where the request goes, or has answered it."""
         self.is_answered = False
-        """The gateway gets an answer for its client, after which it sends nothing more: the stream ends."""
+        """Whether the gateway got an answer for its client: it sends nothing more, and the stream ends."""
         self._is_moving = self._is_told = False
         self._began_s = perf_counter()
 

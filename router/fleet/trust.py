@@ -26,8 +26,8 @@ than a block is none: engines compute the last token of a cached prompt again, a
 Only what the rank's GPU holds must be reused. What other tiers hold, and what requests in flight are about to bring,
 may be. Blocks that were evicted between decision and prefill count as overpredicted: they got too much credit as well.
 
-What ends a doubt: overpredicted, fewer than a quarter of the last requests; underpredicted, `RETRY_S`, for the rank's
-predictions are not the index's meanwhile; both, a new epoch of the rank's stream.
+A new epoch of the rank's stream ends a doubt. Overpredicted ends as well once fewer than a quarter of the last requests
+show it; underpredicted ends after `RETRY_S`: meanwhile the rank's predictions do not come from the index.
 """
 
 from collections import deque

@@ -71,7 +71,7 @@ class Looked(NamedTuple):
     reason: str = ""
     """Why it is not ready; empty: it is."""
     answered: bool = True
-    """Also if it is not ready, as one that drains; else it could not be reached in time."""
+    """Whether it answered in time, ready or not: a router that drains answers, too."""
     queue: Queue | None = None
     """None: not stated."""
     attained: Mapping[Target, Attained] = {}
