@@ -15,7 +15,7 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from functools import partial
-from itertools import count
+from itertools import count, zip_longest
 from typing import Any, Literal, NamedTuple, get_args
 
 import aiohttp
@@ -60,7 +60,6 @@ class _Answer(msgspec.Struct):
     tokens: list[int]
 
 
-_answers = msgspec.json.Decoder(_Answer)
 _Instance = tuple[str, str]
 """The id of a worker, and the id of its process."""
 
@@ -173,7 +172,7 @@ class EngineParity:
         try:
             async with session.post(url, json=body, allow_redirects=False) as answer:
                 data = await bounded_body(answer, _ANSWER_BYTES_MAX)
-                return _answers.decode(data).tokens if answer.ok and data is not None else None
+                return msgspec.json.decode(data, type=_Answer).tokens if answer.ok and data is not None else None
         except (aiohttp.ClientError, TimeoutError, OSError, msgspec.MsgspecError):
             return None
 
@@ -192,9 +191,7 @@ class EngineParity:
 
 def _difference(ours: list[int], theirs: list[int]) -> Disparity | None:
     """Return the first token that differs; None: all are equal."""
-    if ours == theirs:
-        return None
-    at = next((at for at, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), None)
-    at = min(len(ours), len(theirs)) if at is None else at
-    shown = [f"token {at}: {ids[at] if at < len(ids) else 'the end'}" for ids in (theirs, ours)]
-    return Disparity("prompt_ids", *shown)
+    for at, (their, our) in enumerate(zip_longest(theirs, ours, fillvalue="the end")):
+        if their != our:
+            return Disparity("prompt_ids", f"token {at}: {their}", f"token {at}: {our}")
+    return None
