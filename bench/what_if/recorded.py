@@ -30,8 +30,7 @@ from router.decision.policy_store import swapped
 from router.decision.state import RateFactors, RouterState, StateSettings
 from router.decision.verdict import Verdict
 from router.fleet.registry import TextDigests
-from router.journal.log import JournalEntry
-from router.journal.replay import Continuity, Redecided, Replay
+from router.journal.replay import Continuity, JournalEntry, Redecided, Replay
 from router.native import built
 from router.planner.service import answered_tokens
 from router.shadows.comparison import Tally

@@ -21,10 +21,10 @@ from kv_protocol.decided import Decided
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.events import Removed, Tier
 from kv_protocol.ids import WorkerRank
-from kv_protocol.journal import JournalMessage, OutcomeKnown
+from kv_protocol.journal import OutcomeKnown
 from kv_protocol.subjects import rank_of
 from router.attribution.report import PENDING_MAX
-from router.journal.replay import Redecided, Replay
+from router.journal.replay import JournalEntry, Redecided, Replay
 from router.native import built
 
 BEFORE_S, AFTER_S = 1, 10
@@ -100,15 +100,16 @@ class JournalSavings:
         """Time of the first message of the period; None: there was none."""
         self.last_ns = 0
 
-    def take(self, router: str, time_ns: int, message: JournalMessage) -> None:
-        """Fold in the records of a router's next message, which the log took at this time (since 1970)."""
+    def take(self, entry: JournalEntry) -> None:
+        """Fold in the records of a router's next message."""
+        time_ns = entry.time_ns
         is_inside = (self._since_ns is None or time_ns >= self._since_ns) and (
             self._until_ns is None or time_ns < self._until_ns
         )
         if is_inside:
             self.first_ns = time_ns if self.first_ns is None else self.first_ns
             self.last_ns = time_ns
-        for record, found in self._replays[router].read(message):
+        for record, found in self._replays[entry.router].read(entry.message):
             if isinstance(record, Decided) and isinstance(found, Redecided):
                 if found.verdict is not None:
                     self.attribution.decided(found.verdict)

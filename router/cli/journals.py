@@ -23,8 +23,8 @@ from router.decision.policies import Mode
 from router.decision.policy import Policy
 from router.decision.policy_config import load_modes
 from router.decision.policy_store import fields_of, swapped
-from router.journal.log import JournalEntry, read_journal
-from router.journal.replay import CheckpointRead, Found, NotFolded, Redecided, Replay
+from router.journal.log import read_journal
+from router.journal.replay import CheckpointRead, Found, JournalEntry, NotFolded, Redecided, Replay
 from router.shadows.comparison import Tally, figures_table
 
 _SHOWN_MAX = 20

@@ -150,15 +150,17 @@ def asked(
     settings: RouterSettings,
     url: str,
     work: Callable[[ControlPages], Coroutine[Any, Any, _T]],
+    *,
+    flag: str = "--router",
 ) -> _T:
-    """Return what `work` returns of the control plane at `url`, which --router gave; empty: at the settings' address.
+    """Return what `work` returns of the control plane at `url`, which `flag` gave; empty: at the settings' address.
 
     Raises:
         NothingRead: the control plane does not answer as one does.
         Stopped: a signal came.
         ConfigurationError: the URL is not valid.
     """
-    (address,) = checked_urls("--router", [url or plane_url(settings.control.host, settings.control.port)])
+    (address,) = checked_urls(flag, [url or plane_url(settings.control.host, settings.control.port)])
     token = settings.control.token.get_secret_value()
 
     async def asking() -> _T:
@@ -170,4 +172,4 @@ def asked(
     except PageUnreadable as error:
         hint = ", with its --token" if error.status == _UNAUTHORIZED else ""
         words = f"found {error} at {address}, allowed the control plane of a running router{hint}"
-        raise NothingRead(f"--router: {words}") from error
+        raise NothingRead(f"{flag}: {words}") from error

@@ -25,7 +25,7 @@ from msgspec.structs import replace
 
 from kv_protocol import subjects
 from kv_protocol.decided import Decided
-from kv_protocol.journal import AttemptEnded, JournalMessage, OutcomeKnown, Refused
+from kv_protocol.journal import AttemptEnded, OutcomeKnown, Refused
 from kv_runtime.event_log import EventLog, LogMessage
 from kv_runtime.process import print_json, print_lines
 from router.attribution.journal import JournalSavings, Removals, count_removals
@@ -36,8 +36,8 @@ from router.config import RouterSettings
 from router.decision.report import DecisionReport, Misses, MissKind, Outcome, RequestReport, misses, report_lines
 from router.decision.verdict import Verdict
 from router.doctor.pages import ControlPages, PageUnreadable
-from router.journal.log import CHECKPOINT_S, JournalEntry, read_journal, read_stream
-from router.journal.replay import Redecided, Replay
+from router.journal.log import CHECKPOINT_S, read_journal, read_stream
+from router.journal.replay import JournalEntry, Redecided, Replay
 
 _NS_PER_S = 1_000_000_000
 _CHECKPOINTS_BEFORE = 2
@@ -96,11 +96,11 @@ class JournalReports:
         self.problem = ""
         """Why the id that was asked for has no report although it was read."""
 
-    def take(self, router: str, message: JournalMessage) -> None:
+    def take(self, entry: JournalEntry) -> None:
         """Fold in the records of a router's message."""
-        for record, found in self._replays[router].read(message):
+        for record, found in self._replays[entry.router].read(entry.message):
             if isinstance(record, Decided) and isinstance(found, Redecided):
-                self._decided(router, record, found)
+                self._decided(entry.router, record, found)
             elif isinstance(record, Refused) and self._is_asked_for(record):
                 ranks = (f"{each.worker_id}/{each.dp_rank} {each.reason}" for each in record.exclusions)
                 self.problem = f"it was refused, no rank was eligible: {'; '.join(ranks) or 'there was none'}"
@@ -217,11 +217,7 @@ def _check_source(url: str, nats_url: str | None, *, reads_journal: bool) -> Non
 
 def _explained_by_journal(settings: RouterSettings, question: Question) -> list[RequestReport]:
     found = JournalReports(question)
-
-    def take(entry: JournalEntry) -> None:
-        found.take(entry.router, entry.message)
-
-    run_on_log(settings, lambda log, stop: read_journal(log, "", take, stop))
+    run_on_log(settings, lambda log, stop: read_journal(log, "", found.take, stop))
     reports = found.reports()
     if not reports:
         raise NothingRead(_nothing_found(question, found))
@@ -331,9 +327,6 @@ def _saved_by_journal(
     lead_ns = round(_CHECKPOINTS_BEFORE * CHECKPOINT_S * _NS_PER_S)
     from_ns = None if since_ns is None else max(0, since_ns - lead_ns)
 
-    def take(entry: JournalEntry) -> None:
-        savings.take(entry.router, entry.time_ns, entry.message)
-
     async def remove(message: LogMessage) -> None:
         if removals is not None and (until_ns is None or message.time_ns < until_ns):
             count_removals(removals, message.subject, message.time_ns, message.data)
@@ -341,7 +334,7 @@ def _saved_by_journal(
     async def work(log: EventLog, stop: asyncio.Event) -> None:
         if removals is not None:
             await read_stream(log, subjects.EVENTS_STREAM, subjects.EVENTS_ALL, remove, stop, from_ns=since_ns)
-        await read_journal(log, "", take, stop, from_ns=from_ns)
+        await read_journal(log, "", savings.take, stop, from_ns=from_ns)
 
     run_on_log(settings, work)
     if savings.first_ns is None:

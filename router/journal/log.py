@@ -18,7 +18,6 @@ import asyncio
 import math
 from collections.abc import Callable, Iterator
 from time import perf_counter
-from typing import NamedTuple
 
 import msgspec
 import structlog
@@ -26,7 +25,7 @@ from pydantic import Field
 
 from kv_protocol import subjects
 from kv_protocol.errors import MalformedMessage
-from kv_protocol.journal import CheckpointBegan, JournalBegan, JournalMessage, decode_journal
+from kv_protocol.journal import CheckpointBegan, JournalBegan, decode_journal
 from kv_runtime.clock import Clock
 from kv_runtime.config.sections import NatsSection, Section
 from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage, OnMessage, StreamSpec
@@ -41,6 +40,7 @@ from router.journal.encoder import (
     JournalEncoder,
     LossReason,
 )
+from router.journal.replay import JournalEntry
 
 _LOOK_S = 0.02
 _log = structlog.get_logger("router")
@@ -53,15 +53,6 @@ CHECKPOINT_GAP_S = 5.0
 _CHECKPOINTS_PER_JOURNAL = 8
 """Number of checkpoints that the stream holds at least, if it has only this router's journal."""
 _AGAIN_S = 0.5
-
-
-class JournalEntry(NamedTuple):
-    """One message: its router, its place in the log, and the log's time (since 1970)."""
-
-    router: str
-    stream_seq: int
-    time_ns: int
-    message: JournalMessage
 
 
 async def read_journal(

@@ -64,6 +64,15 @@ _NO_STATUS = (0, "")
 _UNKNOWN = "records are missing before it: to decide again proves nothing"
 
 
+class JournalEntry(NamedTuple):
+    """One message: its router, its place in the log, and the log's time (since 1970)."""
+
+    router: str
+    stream_seq: int
+    time_ns: int
+    message: JournalMessage
+
+
 class Redecided(NamedTuple):
     """One recorded decision, or refusal (`recorded` is None), taken again.
 

@@ -10,8 +10,8 @@ from kv_runtime.config.sections import NatsSection
 from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import Part
 from router.decision.state import RouterState, StateSettings
-from router.journal.log import JournalEntry, JournalSection, JournalWriter, ensure_journal, read_journal
-from router.journal.replay import Continuity
+from router.journal.log import JournalSection, JournalWriter, ensure_journal, read_journal
+from router.journal.replay import Continuity, JournalEntry
 from tests.support.parts import at_work
 from tests.system.integration.broker import Broker, eventually
 from tests.unit.router.samples import TEXT

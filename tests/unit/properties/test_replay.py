@@ -38,8 +38,7 @@ from router.decision.policies import MODES
 from router.decision.policy import CostParameters, Policy
 from router.decision.state import RouterState
 from router.journal.encoder import JournalEncoder
-from router.journal.log import JournalEntry
-from router.journal.replay import Redecided, Replay
+from router.journal.replay import JournalEntry, Redecided, Replay
 from router.shadows.comparison import Comparison, ShadowReport
 from tests.support.amount import examples
 from tests.support.replayed import continuous, replay

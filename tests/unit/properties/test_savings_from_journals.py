@@ -11,6 +11,7 @@ from kv_protocol.journal import JournalMessage, JournalRecord, Lost
 from router.attribution.journal import JournalSavings
 from router.attribution.report import PENDING_MAX, SavingsReport, report_of
 from router.attribution.service import ReportSection, Savings
+from router.journal.replay import JournalEntry
 from router.native import built
 from tests.support.amount import examples
 from tests.unit.properties.router_life import POLICIES, Life
@@ -30,7 +31,8 @@ def read(records: list[JournalRecord], since_ns: int | None = None, until_ns: in
     """Return the report of a journal whose record `n` was written in message `n`, at `n` ns."""
     savings, first = JournalSavings(built.Attribution(*LIMITS), since_ns, until_ns), 1
     for record in records:
-        savings.take("router-1", first, JournalMessage(version=1, life=1, first=first, records=(record,)))
+        message = JournalMessage(version=1, life=1, first=first, records=(record,))
+        savings.take(JournalEntry("router-1", first, first, message))
         first += record.count if isinstance(record, Lost) else 1
     return report_of(savings.attribution, not_repeated=savings.not_repeated)
 

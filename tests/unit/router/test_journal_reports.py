@@ -9,6 +9,7 @@ from kv_protocol.decided import Decided, overlap_depths
 from kv_protocol.journal import AttemptEnded, JournalMessage, JournalRecord, Lost, OutcomeKnown, Refused
 from router.cli.reports import JournalReports, Question
 from router.decision.report import misses
+from router.journal.replay import JournalEntry
 from tests.unit.properties.router_life import POLICIES, journal
 from tests.unit.router.samples import BLOCK_SIZE
 
@@ -21,7 +22,8 @@ def asked(question: Question, records: Sequence[JournalRecord] = RECORDS) -> Jou
     reports = JournalReports(question)
     first = 1
     for record in records:
-        reports.take("router", JournalMessage(version=1, life=1, first=first, records=(record,)))
+        message = JournalMessage(version=1, life=1, first=first, records=(record,))
+        reports.take(JournalEntry("router", first, 0, message))
         first += record.count if isinstance(record, Lost) else 1
     return reports
 
