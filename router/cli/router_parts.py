@@ -218,15 +218,14 @@ class RouterParts:
             kept=self._kept,
             differs=lambda at, instance: (*self._parity.differs(at, instance), *self._origins.differs(at)),
             attacher=self._attacher if process is None else None,
-            watched=self._watched_routes(),
+            watched=[
+                *live_routes(self._live, self._watch.marks),
+                web.get("/v1/planner", self._planner.show),
+                json_route("/v1/report", self._savings.report),
+                event_log_route(self._index, self._journal if process is None else None),
+            ],
         )
         return settings.control.server(control.app(self.registry, token=settings.control.token.get_secret_value()))
-
-    def _watched_routes(self) -> list[web.RouteDef]:
-        journal = None if self._process else self._journal
-        live = live_routes(self._live, self._watch.marks)
-        report = json_route("/v1/report", self._savings.report)
-        return [*live, web.get("/v1/planner", self._planner.show), report, event_log_route(self._index, journal)]
 
     def _router(self, state: RouterState, policy: Policy) -> Routing:
         settings = self._settings
