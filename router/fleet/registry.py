@@ -119,6 +119,7 @@ class Fleet:
         self._workers: dict[str, Worker] = {}
         self.worker: Callable[[str], Worker | None] = self._workers.get
         """Returns the worker of this id; None if it is unknown."""
+        self._ranks = 0
         self.is_log_connected = True
         self._heard_last_s = float("-inf")
         """The latest `heard_at_s` of all workers."""
@@ -130,8 +131,7 @@ class Fleet:
         """Return why the event changes nothing; None if it is valid."""
         known = self._workers.get(event.worker_id)
         if isinstance(event, WorkerRegistered):
-            others = (each.registration for each in self.workers() if each is not known)
-            ranks = len(event.dp_ranks) + sum(len(each.dp_ranks) for each in others)
+            ranks = self._ranks + len(event.dp_ranks) - (0 if known is None else len(known.registration.dp_ranks))
             if known is None and len(self._workers) >= WORKERS_MAX:
                 return FleetRefusal("no_room", f"workers: found one more, allowed {WORKERS_MAX}")
             if ranks > RANKS_MAX:
@@ -155,6 +155,7 @@ class Fleet:
             return True
         assert known is not None
         if isinstance(event, WorkerLeft):
+            self._ranks -= len(known.registration.dp_ranks)
             self._forget(known)
         elif isinstance(event, WorkerDraining):
             self._workers[event.worker_id] = msgspec.structs.replace(
@@ -164,6 +165,7 @@ class Fleet:
 
     def _register(self, event: WorkerRegistered, known: Worker | None) -> None:
         expected = canary(event.block_size, event.hash_scheme)
+        self._ranks += len(event.dp_ranks) - (0 if known is None else len(known.registration.dp_ranks))
         if known is not None and known.registration.instance == event.instance:
             before = known
         else:
@@ -211,6 +213,7 @@ class Fleet:
     def restore(self, worker: Worker) -> None:
         """Restore a worker as the youngest, in the order of `workers`."""
         self._workers[worker.registration.worker_id] = worker
+        self._ranks += len(worker.registration.dp_ranks)
         self._heard_last_s = max(self._heard_last_s, float("-inf") if worker.heard_at_s is None else worker.heard_at_s)
         self.changes += 1
 
