@@ -23,7 +23,7 @@ import secrets
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, SecretStr, field_validator
 
@@ -38,22 +38,37 @@ _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 _BEARER = b"bearer "
 _AMOUNT_MAX = 1 << 50
 _MINUTE_S, _DAY_S = 60.0, 86_400.0
-
-LIMITS = {"requests_per_minute": _MINUTE_S, "tokens_per_minute": _MINUTE_S, "tokens_per_day": _DAY_S}
-"""Names of an account's limits, and in how many seconds each grows back."""
-REJECTIONS = tuple(LIMITS)
-"""Reasons for which accounts refuse requests: `param` of their refusals."""
 _Amount = Annotated[int | None, Field(ge=1, le=_AMOUNT_MAX)]
 
 
+class Usage(NamedTuple):
+    """What an account has used. A request counts when it begins, its tokens when it is over."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of prompt and answer."""
+        return self.prompt_tokens + self.output_tokens
+
+
+class Limit(NamedTuple):
+    """What a limit bounds: an attribute of `Usage`. The amount grows back within `period_s` seconds."""
+
+    counts: Literal["requests", "tokens", "prompt_tokens", "output_tokens"]
+    period_s: float
+
+
 class AccountSection(Section):
-    """One account of the file."""
+    """One account of the file. A limit is a field marked with its `Limit`; None: any amount is allowed."""
 
     name: str = Field(pattern=NAME_PATTERN)
     keys: tuple[SecretStr, ...] = Field(min_length=1, max_length=16)
-    requests_per_minute: _Amount = None
-    tokens_per_minute: _Amount = None
-    tokens_per_day: _Amount = None
+    requests_per_minute: Annotated[_Amount, Limit("requests", _MINUTE_S)] = None
+    tokens_per_minute: Annotated[_Amount, Limit("tokens", _MINUTE_S)] = None
+    tokens_per_day: Annotated[_Amount, Limit("tokens", _DAY_S)] = None
 
     @field_validator("keys")
     @classmethod
@@ -61,6 +76,12 @@ class AccountSection(Section):
         if not all(_DIGEST.fullmatch(each.get_secret_value()) for each in keys):  # it may be a key: it is not shown
             raise ValueError("allowed SHA-256 digests of keys, in hex, as `router key` prints them")
         return keys
+
+
+LIMITS = {name: kind for name, f in AccountSection.model_fields.items() for kind in f.metadata if type(kind) is Limit}
+"""The limits by name."""
+REJECTIONS = tuple(LIMITS)
+"""Reasons for which accounts refuse requests: `param` of their refusals."""
 
 
 class AccountsFile(Section):
@@ -111,22 +132,20 @@ class Account:
             elif name in self._limits:
                 self._limits[name].changed(amount)
             else:
-                self._limits[name] = Allowance(amount, LIMITS[name], now_s)
+                self._limits[name] = Allowance(amount, LIMITS[name].period_s, now_s)
 
     def refusal(self, now_s: float) -> Refusal | None:
-        """Return why a request is refused; None: it is counted, and `ended` must be called at its end."""
+        """Return why a request is refused; None: it is counted, and at its end `spend` must be told of its tokens."""
         for name, allowance in self._limits.items():
             if wait_s := allowance.wait_s(now_s):
                 return Refusal(429, f"account {self.name}: its {name} are used up", name, "rate_limit_exceeded", wait_s)
-        if (requests := self._limits.get("requests_per_minute")) is not None:
-            requests.spend(1)
+        self.spend(Usage(requests=1))
         return None
 
-    def ended(self, tokens: int) -> None:
-        """A request that was counted is over, and cost these tokens."""
+    def spend(self, usage: Usage) -> None:
+        """Take what was used from the limits that count it."""
         for name, allowance in self._limits.items():
-            if name.startswith("tokens"):
-                allowance.spend(tokens)
+            allowance.spend(getattr(usage, LIMITS[name].counts))
 
 
 class Accounts:

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from kv_runtime.config.loading import ConfigurationError
 from router.__main__ import key as key_command
-from router.http.accounts import Account, Accounts, Allowance
+from router.http.accounts import Account, Accounts, Allowance, Usage
 from router.http.heads import Malformed
 
 START_S = 100.0
@@ -99,7 +99,7 @@ def test_tokens_are_charged_later_and_a_debt_is_waited_for() -> None:
     account = Account("team-a")
     account.allow({"tokens_per_minute": 1000, "tokens_per_day": 1_000_000}, START_S)
     assert account.refusal(START_S) is None
-    account.ended(3000)
+    account.spend(Usage(0, 2000, 1000))
     refusal = account.refusal(START_S)
     assert refusal is not None
     assert refusal.param == "tokens_per_minute"
