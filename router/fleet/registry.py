@@ -269,15 +269,11 @@ class Fleet:
             return f"silent for {SILENT_S:.0f} s or longer"
         return ""
 
-    def lost(self, worker_id: str, instance: str) -> str:
-        """Return why this instance counts as lost; empty if it does not.
+    def silence(self, worker: Worker) -> str:
+        """Return how long the worker is silent while others are heard; empty if it is not, or all are silent.
 
-        It is lost if it left, or if other workers were heard for `SILENT_S` since it was last heard: where no worker is
-        heard, heartbeats fail, not workers. A request that another worker can serve does not wait for a lost one.
+        If no worker is heard, heartbeats fail, not workers.
         """
-        worker = self._workers.get(worker_id)
-        if worker is None or worker.registration.instance != instance:
-            return "the worker left"
         if worker.heard_at_s is None or self._heard_last_s < worker.heard_at_s + SILENT_S or not self.is_log_connected:
             return ""
         return f"silent for {SILENT_S:.0f} s or longer"

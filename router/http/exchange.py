@@ -110,7 +110,7 @@ class ResponseHandler(Protocol):
         `later_events` counts the events of a stream behind its first bytes, without the mark of its end.
         """
 
-    def lost(self, quiet_s: float, begun: bool) -> str:  # noqa: FBT001 - a fact
+    def reason_to_stop(self, quiet_s: float, begun: bool) -> str:  # noqa: FBT001 - a fact
         """Return why to stop waiting for the answer, which fails the call; empty: go on. Called at each timeout check.
 
         `quiet_s`: since the last byte, or since the call was sent. `begun`: the client has part of the answer.

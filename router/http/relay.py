@@ -377,7 +377,7 @@ class AnswerRelay(built.AnswerReceiver):
         elif not (self.silent or self.paused) and quiet_s > call.limits.between_bytes_s:
             reason = f"TimeoutError: no byte for {call.limits.between_bytes_s:g} s"
         elif not (self.paused or exchange.is_mid_event) and self.form != DESERTED:
-            reason = self.watcher.lost(quiet_s, begun=exchange.has_begun)
+            reason = self.watcher.reason_to_stop(quiet_s, begun=exchange.has_begun)
         if reason:
             self.fail(self.stage, reason)
 

@@ -62,7 +62,7 @@ from router.pools.selection import PoolSequence, SelectionInput, Targets, plan, 
 from router.pools.state import PoolStatus
 from router.pools.watch import PoolWatch
 from router.prompt.prompts import ModelPrompts
-from router.request.destination import REDIRECTS, SERVER_FAULT, Attempt, Destination
+from router.request.destination import REDIRECTS, SERVER_FAULT, Attempt, Destination, Move
 from router.request.handoff import CONTEXT_AND_GENERATION, decode_body, prefill_body
 from router.request.reading import BodyParser
 from router.request.replies import answer, refusal_of
@@ -327,10 +327,10 @@ class Pools(Destination[PoolAttempt]):
 
     # ------------------------------------------------------------------------------------------- the answer
 
-    def lost(self, attempt: PoolAttempt, quiet_s: float, *, begun: bool) -> str:  # noqa: ARG002 - as of `Destination`
-        """Return why to wait no longer: the router is silent, and its answer has not begun. Empty: wait on."""
+    def reason_to_move(self, attempt: PoolAttempt, quiet_s: float, *, begun: bool) -> Move | None:  # noqa: ARG002
+        """Return that the router is silent, if it is and its answer has not begun; else None."""
         is_silent = not begun and self._service.pools[attempt.namespace].is_silent(attempt.url)
-        return "the router is silent" if is_silent else ""
+        return Move("the router is silent", is_fault=True) if is_silent else None
 
     def settle(self, request: Request[PoolAttempt], attempt: PoolAttempt, outcome: OutcomeName) -> None:  # noqa: ARG002
         """A router's part is over."""

@@ -12,7 +12,7 @@ An attempt is one try to serve a request. What its end says about the health of 
 | 401, 407 | failed: it refused the router's token; clients' tokens are never passed on |
 | 429, 503 | back_pressure: it gets no requests for its `Retry-After` |
 | another status of 500 or more | erred: possibly the request's fault |
-| a limit of the router (sockets, dials) | cancelled: it says nothing of the worker |
+| a limit of the router (sockets, dials), or a `Move` that is no fault | cancelled: it says nothing of the worker |
 | 502, 504, a redirect, no connection, cut off, too slow | failed |
 
 Where no other worker is left, a failed answer is passed on as it came, with the reason in `x-kv-failure`; but not 401,
@@ -34,6 +34,7 @@ from router.http import refusals
 from router.http.exchange import OutboundCall, UpstreamStage
 from router.http.heads import Headers
 from router.http.refusals import Refusal
+from router.http.stream_replay import StreamReplayBuffer
 from router.native import built
 
 if TYPE_CHECKING:
@@ -64,6 +65,8 @@ class Attempt(ABC):
     stage: UpstreamStage = "first_byte"
     """The step of the call at which the attempt failed, if `reason` says why it did."""
     reason = ""
+    is_at_fault = True
+    """Whether a failure counts against the worker."""
     retry_after_s: float | None = None
     is_retried = False
     """Whether the attempt failed before its answer, and the router looked for another worker."""
@@ -74,6 +77,8 @@ class Attempt(ABC):
     is_streamed = False
     """Whether the answer is an event stream; known once its head came."""
     answer = NO_ANSWER
+    replay_buffer: StreamReplayBuffer | None = None
+    """Of the call; None: no other worker can continue the answer."""
 
     def __init__(self, rank: WorkerRank) -> None:
         self.rank = rank
@@ -119,7 +124,7 @@ class RankAttempt(Attempt):
     @property
     def outcome(self) -> AttemptOutcome:
         """What the attempt says of the rank's health."""
-        if self.stage == "local":
+        if self.stage == "local" or not self.is_at_fault:
             return "cancelled"
         if self.retry_after_s is not None:
             return "back_pressure"
@@ -164,6 +169,13 @@ class RankAttempt(Attempt):
         return Refusal(502, message, code="upstream_failed", outcome="failed")
 
 
+class Move(NamedTuple):
+    """Why a request leaves a worker that did not fail. `is_fault`: the move counts as the worker's failure."""
+
+    reason: str
+    is_fault: bool
+
+
 A = TypeVar("A", bound=Attempt)
 
 
@@ -204,9 +216,12 @@ class Destination(ABC, Generic[A]):
         """Return whether another worker can serve the request."""
         return True
 
-    def lost(self, attempt: A, quiet_s: float, *, begun: bool) -> str:  # noqa: ARG002 - the default
-        """Return why the attempt's worker seems to be lost; empty if it does not. `quiet_s`: since its last byte."""
-        return ""
+    def reason_to_move(self, attempt: A, quiet_s: float, *, begun: bool) -> Move | None:  # noqa: ARG002 - the default
+        """Return why a request is to leave a worker that has not failed; None: it stays.
+
+        `quiet_s`: since the answer's last byte. `begun`: the client has part of the answer.
+        """
+        return None
 
     def pause_s(self, request: "Request[A]") -> float:  # noqa: ARG002 - the default
         """Return for how many seconds to wait before the request is sent to another worker after a failure."""

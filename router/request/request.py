@@ -43,7 +43,6 @@ from router.request.resumption import CannotResume
 
 if TYPE_CHECKING:
     from kv_protocol.ids import WorkerRank
-    from router.http.stream_replay import StreamReplayBuffer
     from router.queue.waiting import Place
     from router.request.tracing import RequestTrace
 
@@ -83,13 +82,11 @@ class Request(CallbackCoroutine, Generic[A]):
     """The prefill worker's answer."""
     progress: Progress | None = None
     """How far the answer had come when its last worker failed."""
-    replay_buffer: "StreamReplayBuffer | None" = None
-    """Of the present attempt's call; None: no other worker can continue its answer."""
     prefilled_by: "WorkerRank | None" = None
     """Who computed the prompt, if not the worker that answers."""
     _failed: A | None = None
     _unmovable: A | None = None
-    """An attempt that stays at its worker, though that seems lost: no other worker can take it over."""
+    """An attempt that stays at its worker, though there is a reason to move: no other worker can take it over."""
     _is_resumed = False
     """Whether the client has the beginning of a stream that another worker is to continue."""
     _aside: BufferedResponse | None = None
@@ -142,7 +139,7 @@ class Request(CallbackCoroutine, Generic[A]):
             except CannotResume as error:
                 self.run(self._pass_over(attempt, elsewhere=error.elsewhere))
                 return
-            self.replay_buffer = call.replay_buffer
+            attempt.replay_buffer = call.replay_buffer
             if self.plan.is_aside:
                 aside = self._aside = BufferedResponse(self.exchange.outward)
                 aside.ask(call, self)
@@ -325,7 +322,7 @@ class Request(CallbackCoroutine, Generic[A]):
 
     def on_end(self, tail: bytes, later_events: int) -> None:
         """The answer is complete, at the client, or in the router for a prefill worker's."""
-        attempt, buffer = self.attempt, self.replay_buffer
+        attempt = self.attempt
         if attempt is None:
             return
         if self.plan.is_aside:
@@ -333,7 +330,7 @@ class Request(CallbackCoroutine, Generic[A]):
             self.run(self._go_on_from_prefill(attempt, self._aside.body))
             return
         tokens_before, is_one = 0, self.inbound.has_one_choice
-        if buffer is not None:
+        if (buffer := attempt.replay_buffer) is not None:
             later_events = buffer.later_tokens or later_events
             tokens_before = 0 if self.progress is None else self.progress.token_count
         attempt.answer = built.answer_of(
@@ -356,22 +353,25 @@ class Request(CallbackCoroutine, Generic[A]):
         else:
             self.run(self._retry(attempt))
 
-    def lost(self, quiet_s: float, begun: bool) -> str:  # noqa: FBT001 - a callback's fact
-        """Return why the worker's answer is no longer awaited: the worker is silent or left, and another can take over.
+    def reason_to_stop(self, quiet_s: float, begun: bool) -> str:  # noqa: FBT001 - a callback's fact
+        """Return why the worker's answer is no longer awaited: the request is to move, and another worker can take it.
 
         `begun`: the client has part of the answer; `quiet_s`: since the last byte of it.
         """
         attempt, plan = self.attempt, self.plan
         if attempt is None or (begun and attempt is self._unmovable):
             return ""
-        reason = self.destination.lost(attempt, quiet_s, begun=begun)
-        if not reason:
+        move = self.destination.reason_to_move(attempt, quiet_s, begun=begun)
+        if move is None:
             return ""
         may_move = plan.may_migrate if begun and attempt.has_begun else plan.has_retry
         if not may_move or (begun and self._progress_of(attempt) is None):
             self._unmovable = attempt
             return ""
-        return reason if self.destination.has_other(self) else ""
+        if not self.destination.has_other(self):
+            return ""
+        attempt.is_at_fault = move.is_fault
+        return move.reason
 
     def on_cut(self, stage: UpstreamStage, reason: str) -> bytes | None:
         """Return how the stream of a failed worker continues: from another worker, with its end, or with an error."""
@@ -395,7 +395,7 @@ class Request(CallbackCoroutine, Generic[A]):
 
     def _progress_of(self, attempt: A) -> Progress | None:
         """Return how far the answer has come; None if another worker cannot continue it."""
-        buffer = self.replay_buffer
+        buffer = attempt.replay_buffer
         if buffer is None or buffer.kept.is_overfull:
             return None
         return progress_of(buffer.kept.events, buffer.before or self.progress) if attempt.has_begun else self.progress

@@ -25,7 +25,7 @@ from router.prompt.prompts import ModelPrompts
 from router.queue.gate import Admission
 from router.queue.tenants import TenantNames
 from router.request.calls import Calls
-from router.request.destination import Gateway, RankAttempt
+from router.request.destination import Gateway, Move, RankAttempt
 from router.request.reading import FleetReader
 from router.request.records import FleetRecords
 from router.request.request import Request
@@ -205,12 +205,24 @@ class Serving(FleetReader, Calls, FleetRecords):
         than, routes = request.attempt.rank, [self.route_of(request, each) for each in plans]
         return any("" in exclusions(ranks, replace(each, tried=(*each.tried, than))) for each in routes)
 
-    def lost(self, attempt: RankAttempt, quiet_s: float, *, begun: bool) -> str:
-        """Return why the worker seems to be lost: it left, or is silent. If its answer has begun, it is silent, too."""
+    def reason_to_move(self, attempt: RankAttempt, quiet_s: float, *, begun: bool) -> Move | None:
+        """Return why a request is to leave a worker that has not failed; None: it stays.
+
+        All conditions are here. `Request.reason_to_stop` asks at each check of timeouts, twice a second, and moves the
+        request only if another worker can take it over. A condition on what a stream says: `attempt.replay_buffer` sees
+        the stream's events (`StreamReplayBuffer.add`), and can keep what it saw.
+
+        A worker fails without being asked here: its connection ends, a time limit is exceeded
+        (`AnswerRelay.check_call`), or its engine reports an error (`failure_in`).
+        """
         if begun and quiet_s < SILENT_S:
-            return ""
-        registration = attempt.verdict.registration
-        return self.routing.state.fleet.lost(registration.worker_id, registration.instance)
+            return None
+        registration, fleet = attempt.verdict.registration, self.routing.state.fleet
+        worker = fleet.worker(registration.worker_id)
+        if worker is None or worker.registration.instance != registration.instance:
+            return Move("the worker left", is_fault=False)
+        silence = fleet.silence(worker)
+        return Move(silence, is_fault=True) if silence else None
 
     def pause_s(self, request: FleetRequest) -> float:
         """Return a pause that doubles with every retry, times a random factor in [0.5, 1.5]."""

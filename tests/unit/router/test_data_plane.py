@@ -315,6 +315,8 @@ async def test_a_request_without_a_byte_leaves_a_worker_that_is_lost(how: str, d
         answered = await asked
         assert (answered.body, answered.headers["x-worker-instance-id"]) == (event() + DONE, "w1")
         assert plane.metric("retries_total", phase="first_byte") == 1
+        failures = plane.metric("worker_failures_total", worker="w0", phase="first_byte")
+        assert failures == (how == "silent"), "a worker that left has not failed"
         await frozen.gone.wait()
         assert len(frozen.received) == 1, "its other rank was not asked"
 

@@ -64,7 +64,7 @@ class Recorded:
         self.heard.append("end")
         self.tail, self.later_events = tail, later_events
 
-    def lost(self, quiet_s: float, begun: bool) -> str:  # noqa: ARG002
+    def reason_to_stop(self, quiet_s: float, begun: bool) -> str:  # noqa: ARG002
         return ""
 
     def on_cut(self, phase: UpstreamStage, reason: str) -> bytes | None:

@@ -55,7 +55,7 @@ class Handler:
 
     on_first_byte = on_bytes = on_dropped
 
-    def lost(self, quiet_s: float, begun: bool) -> str:  # noqa: ARG002
+    def reason_to_stop(self, quiet_s: float, begun: bool) -> str:  # noqa: ARG002
         """Return nothing: the worker is there."""
         return ""
 
