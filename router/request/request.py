@@ -253,6 +253,21 @@ class Request(CallbackCoroutine, Generic[A]):
         self.destination.ended(self, outcome, refusal)
 
     def _settle(self, attempt: A, outcome: OutcomeName) -> None:
+        """A worker's part is over. Nothing else ends the lease of an attempt, so each of these ends here.
+
+        | what ended the attempt | who reports it | here by |
+        |---|---|---|
+        | the answer is complete | `on_end` | `end`; of a prefill worker: `_go_on_from_prefill` |
+        | the worker failed before its answer | `on_failed`, `on_dropped` | `_retry` |
+        | the worker failed in its answer | `on_cut` | `_migrate`, or `end` if nothing is missing |
+        | the same, and no other worker can go on | `on_failed` | `end` |
+        | the request is to move (`reason_to_stop`) | `on_failed`, `on_cut` | as if the worker had failed |
+        | a gateway sent the request to another worker | `served_elsewhere` | `_move` |
+        | the worker cannot continue the stream | `_send` | `_pass_over` |
+        | the client left, or the plane stopped | `_left`, which is the exchange's `when_gone` | `end` |
+        | an error or a limit of the router | `on_error`, `on_failed` | `_refuse`, which calls `end` |
+        | an error within the relay | `_left`, as if the client had left | `end` |
+        """
         self.attempt = None
         self.destination.settle(self, attempt, outcome)
         self.attempts += (attempt,)
