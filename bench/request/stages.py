@@ -67,7 +67,7 @@ STAGES: Mapping[str, tuple[str, ...]] = {
     "background": (
         "router.feeds.feeds",
         "router.feeds.watch",
-        "router.http.timeout_sweeper",
+        "router.http.plane:HttpPlane._check_timeouts",
         "router.control_plane",
         "router.drain",
         "indexer.service",

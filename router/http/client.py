@@ -49,7 +49,7 @@ class ClientConnection:
 
     __slots__ = (
         "_began_s", "_exchange", "_gathered", "_has_more", "_keep_alive", "_pending_bytes", "_plane", "_posts", "_read",
-        "_service", "_since_s", "_slot", "_state", "_transport", "buffer", "due_s", "half_closed", "http_1_1",
+        "_service", "_since_s", "_state", "_transport", "buffer", "due_s", "half_closed", "http_1_1",
         "outward", "reading_paused", "write", "writing_paused",
     )  # fmt: skip
 
@@ -78,16 +78,15 @@ class ClientConnection:
         """`_since_s`: time of the first check since the state last changed or a byte last came. `due_s`: no check is
         needed before this time; 0: the state has changed, or a byte came, since the last check."""
         self._transport.set_write_buffer_limits(high=self._plane.limits.write_bytes_max)
-        self._slot, full = self._plane.opened(self)
-        if full:
+        if full := self._plane.opened(self):
             self._refuse(503, full)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - how it went does not matter
         """The connection is closed: the client is gone."""
-        self._slot.discard(self)
         self._let_go_of_body()
         self._plane.closed(self)
         self._leave()
+        self.due_s = math.inf
 
     def eof_received(self) -> bool:
         """The client sends no more. Return whether it may still get answers."""

@@ -14,7 +14,7 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import structlog
 
@@ -30,12 +30,16 @@ from router.http.heads import RequestHead, RequestReader
 from router.http.limits import Capacity, HttpLimits, capacity
 from router.http.refusals import unread
 from router.http.sites import Sites
-from router.http.timeout_sweeper import TimeoutSweeper, Watched
 from router.http.upstreams import DIALS_MAX, OURS, Upstreams
+
+if TYPE_CHECKING:
+    from router.http.worker import WorkerConnection
 
 REFUSED_MAX = 16
 """Connections beyond the bound that are held until their client has the refusal; further ones are closed at once."""
 
+_PARTS = 8
+"""Parts of the connections, which are checked for timeouts one after the other."""
 _OPEN_PATHS = frozenset({"/health", "/live", "/ready"})
 """Asked by probes, which have no key."""
 
@@ -65,8 +69,7 @@ class HttpPlane:
         """
         self.service = service
         self.limits = limits or HttpLimits()
-        self.timeout_sweeper = TimeoutSweeper(self.limits.sweep_s)
-        self.upstreams = Upstreams(self.limits, self.timeout_sweeper, not_passed_on)
+        self.upstreams = Upstreams(self.limits, not_passed_on)
         self.sites = sites or Sites(HostNames("127.0.0.1", setting="data.hosts"))
         self.credentials = credentials or Credentials()
         served = self.sites.served_hosts, self.sites.lines
@@ -129,7 +132,7 @@ class HttpPlane:
         async with TaskSet(DIALS_MAX) as dials, TaskSet(BACKLOG) as adoptions:
             self.upstreams.dials, self._adoptions = dials, adoptions
             self.acceptor.start()
-            self.timeout_sweeper.start()
+            checks = adoptions.create_task(self._check_timeouts())
             try:
                 await stop.wait()
                 await self._drain()
@@ -137,6 +140,18 @@ class HttpPlane:
                 self.draining = self.is_over = self.requests.checks_all = True
                 self.acceptor.close()
                 await self._end()
+                checks.cancel()
+
+    async def _check_timeouts(self) -> None:
+        """Check each connection that is due once a period; a part of them at a time, so that none blocks the loop."""
+        while True:
+            connections: list[ClientConnection | WorkerConnection] = [*self.connections, *self.upstreams.connections]
+            for part in range(_PARTS):
+                await asyncio.sleep(self.limits.sweep_s / _PARTS)
+                now_s = self.loop.time()
+                for each in connections[part::_PARTS]:
+                    if each.due_s <= now_s:
+                        self.loop.call_soon(each.check_timeouts, now_s)
 
     @property
     def inflight(self) -> int:
@@ -154,13 +169,12 @@ class HttpPlane:
         """The error message for clients beyond the bound."""
         return f"{self.capacity.clients} connections are open, as many as are served at once; try again"
 
-    def opened(self, connection: ClientConnection) -> tuple[set[Watched], str]:
-        """Register a client's connection; return its slot in the timeout sweeper, and why it is refused, or ""."""
+    def opened(self, connection: ClientConnection) -> str:
+        """Register a client's connection; return why it is refused, empty if it is not."""
         self.accepted += 1
         self._adopting -= 1
         self.connections.add(connection)
-        is_full = len(self.connections) > self.capacity.clients
-        return self.timeout_sweeper.add(connection), self.full_reason if is_full else ""
+        return self.full_reason if len(self.connections) > self.capacity.clients else ""
 
     def closed(self, connection: ClientConnection) -> None:
         """Remove a client's connection."""
@@ -249,7 +263,6 @@ class HttpPlane:
         for connection in tuple(self.connections):
             connection.abort()
         await self._until_lingered()
-        self.timeout_sweeper.stop()
 
     async def _until_lingered(self) -> None:
         """Wait for the last connection to end, at most `linger_s`."""

@@ -19,7 +19,7 @@ says what the client gets of all other events.
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import structlog
 
@@ -28,9 +28,6 @@ from router.http.heads import CHUNKED, LAST_CHUNK, AnswerBody, AnswerHead, Answe
 from router.http.refusals import Refusal
 from router.http.stream_replay import FAILURE, failure_in
 from router.native import built
-
-if TYPE_CHECKING:
-    from router.http.timeout_sweeper import Watched
 
 DONE = b"[DONE]"
 _EVENTS, _GATHER, _PASS_THROUGH, DESERTED = range(4)
@@ -50,8 +47,9 @@ class AnswerRelay(built.AnswerReceiver):
     """
 
     __slots__ = (
-        "_slot", "body", "call", "dial", "exchange", "form", "has_part", "is_chunked", "is_fresh", "is_odd", "is_told",
-        "lines", "part", "paused", "received", "received_s", "reusable", "silent", "since_s", "transport", "watcher",
+        "body", "call", "dial", "exchange", "form", "has_part", "is_chunked", "is_fresh", "is_odd", "is_open",
+        "is_told", "lines", "part", "paused", "received", "received_s", "reusable", "silent", "since_s", "transport",
+        "watcher",
     )  # fmt: skip
 
     transport: asyncio.Transport
@@ -70,8 +68,8 @@ class AnswerRelay(built.AnswerReceiver):
         """Whether the worker's connection is kept when the answer is complete; whether the client gets chunks."""
         self.dial: asyncio.Task[None] | None = None
         """The task that opens the connection."""
-        self._slot: set[Watched] | None = None
-        """None: it is not open yet."""
+        self.is_open = False
+        """Whether the connection was opened."""
         self.paused = False
         self.reset()
 
@@ -98,7 +96,7 @@ class AnswerRelay(built.AnswerReceiver):
     def give_up(self) -> None:
         """The call is over: close the connection, also one that is being opened."""
         self.exchange = self.call = self.watcher = NONE
-        if self._slot is not None:
+        if self.is_open:
             self.transport.abort()
         elif self.dial is not None:
             self.dial.cancel()
@@ -107,13 +105,13 @@ class AnswerRelay(built.AnswerReceiver):
     def pause(self) -> None:
         """The client reads too slowly: stop reading from the worker until `resume`."""
         self.paused = self.is_odd = True
-        if self._slot is not None and not self.transport.is_closing():
+        if self.is_open and not self.transport.is_closing():
             self.transport.pause_reading()
 
     def resume(self) -> None:
         """The client has read the pending bytes."""
         self.paused, self.received = False, True
-        if self._slot is not None and not self.transport.is_closing():
+        if self.is_open and not self.transport.is_closing():
             self.transport.resume_reading()
 
     @property

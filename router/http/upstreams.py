@@ -1,6 +1,6 @@
 """Workers' addresses and their idle connections, and the opening of new ones (`worker.py` has a connection's life).
 
-The connection used last is lent first. An address is known for as long as a connection to it is open, or being opened.
+The connection used last is lent first.
 """
 
 import asyncio
@@ -8,6 +8,7 @@ import errno
 import socket
 import ssl
 from asyncio import get_running_loop
+from functools import lru_cache
 from typing import TYPE_CHECKING, cast
 from urllib.parse import urlsplit
 
@@ -21,7 +22,6 @@ from router.http.exchange import Exchange, OutboundCall
 from router.http.heads import HOP_BY_HOP, AnswerReader, RequestWriter
 from router.http.limits import HttpLimits
 from router.http.sites import CORS_HEADERS
-from router.http.timeout_sweeper import TimeoutSweeper
 from router.http.worker import WorkerConnection
 from router.native import built
 
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 DIALS_MAX = 4096
 """Connections that may be opened at the same time."""
+ORIGINS_MAX = 8192
+"""Addresses that are known, twice as many as a fleet has workers; idle connections to a forgotten one are not lent."""
 _LOCAL_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 """Errors of this machine: no worker could be reached now."""
 _LOCAL_RESOLVER_ERRORS = frozenset({socket.EAI_SYSTEM, socket.EAI_MEMORY})
@@ -46,7 +48,7 @@ _log = structlog.get_logger("http")
 class UpstreamOrigin:
     """A worker's address, and its idle connections, the last used last."""
 
-    __slots__ = ("base_url", "connections", "fault", "host", "idle", "port", "tls", "writer")
+    __slots__ = ("base_url", "fault", "host", "idle", "port", "tls", "writer")
 
     def __init__(self, base_url: str) -> None:
         self.base_url, self.fault = base_url, ""
@@ -63,38 +65,21 @@ class UpstreamOrigin:
         except ValueError as error:
             self.fault = str(error)
         self.idle: dict[WorkerConnection, None] = {}
-        self.connections = 0
-        """Those that are open, or being opened."""
 
 
 built.name_relay(WorkerConnection, Exchange, OutboundCall, UpstreamOrigin)
 
 
-class UpstreamOrigins(dict[str, UpstreamOrigin]):
-    """Workers' addresses by URL."""
-
-    def __missing__(self, base_url: str) -> UpstreamOrigin:
-        origin = self[base_url] = UpstreamOrigin(base_url)
-        return origin
-
-    def closed(self, origin: UpstreamOrigin) -> None:
-        """A connection was closed, or could not be opened: forget the address with the last one."""
-        origin.connections -= 1
-        if not origin.connections:
-            del self[origin.base_url]
-
-
 class Upstreams:
     """All connections to workers. Tasks of `dials` open new ones; the plane sets it at its start."""
 
-    def __init__(
-        self, limits: HttpLimits, timeout_sweeper: TimeoutSweeper, not_passed_on: frozenset[bytes] = OURS
-    ) -> None:
+    def __init__(self, limits: HttpLimits, not_passed_on: frozenset[bytes] = OURS) -> None:
         """`not_passed_on` are headers of workers, in lower case, that clients do not get."""
-        self.limits, self.timeout_sweeper = limits, timeout_sweeper
+        self.limits = limits
         self.connections_max = limits.worker_connections_max
         """Lowered to what the limit of open files allows, once that is known."""
-        self.origins = UpstreamOrigins()
+        self.origin = lru_cache(ORIGINS_MAX)(UpstreamOrigin)
+        """Returns the address of a URL."""
         self._tls: ssl.SSLContext | None = None
         self.answers = AnswerReader(not_passed_on)
         self.dials: TaskSet | None = None
@@ -106,7 +91,7 @@ class Upstreams:
     @property
     def idle(self) -> int:
         """Idle connections."""
-        return sum(len(origin.idle) for origin in self.origins.values())
+        return sum(each in each.origin.idle for each in self.connections)
 
     def abort(self) -> None:
         """Close all connections."""
@@ -124,7 +109,6 @@ class Upstreams:
         """Send a call, which is forwarded since then or now, over a new connection."""
         since_s = since_s or get_running_loop().time()
         connection = WorkerConnection(self, origin, exchange, call, watcher, since_s)
-        origin.connections += 1
         stage: UpstreamStage = "local"
         if origin.fault:
             stage, reason = "connect", origin.fault
@@ -140,18 +124,15 @@ class Upstreams:
             else:
                 connection.dial.add_done_callback(connection.dialed)
                 return
-        self.origins.closed(origin)
         connection.fail(stage, reason)
 
     def _close_idle(self) -> bool:
         """Close an idle connection to make room for another; return whether there was one."""
-        for origin in self.origins.values():
-            while origin.idle:
-                connection = next(iter(origin.idle))
-                del origin.idle[connection]
-                if not connection.transport.is_closing():
-                    connection.transport.abort()
-                    return True
+        for connection in self.connections:
+            if connection in connection.origin.idle and not connection.transport.is_closing():
+                del connection.origin.idle[connection]
+                connection.transport.abort()
+                return True
         return False
 
     async def _open(self, connection: WorkerConnection) -> None:

@@ -9,6 +9,7 @@ came: the request is sent again, over a new one, unless it `is_once`.
 """
 
 import asyncio
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
@@ -57,7 +58,7 @@ class WorkerConnection(AnswerRelay):
         self.transport = opened
         upstreams.opened += 1
         upstreams.connections.add(self)
-        self._slot = upstreams.timeout_sweeper.add(self)
+        self.is_open = True
         try:
             self.transport.writelines(self.origin.writer.request(call.method, call.path, call.headers, call.body))
             if self.paused:
@@ -66,10 +67,8 @@ class WorkerConnection(AnswerRelay):
             self.abandon(exchange)
 
     def dialed(self, dial: asyncio.Task[None]) -> None:  # noqa: ARG002 - how it ended does not matter
-        """The task that opens the connection has ended, whether or not it opened one."""
+        """The task that opens the connection has ended, whether or not it opened one: free the timeout, its task's."""
         self.deadline = NONE
-        if self._slot is None:
-            self._upstreams.origins.closed(self.origin)
 
     def not_opened(self, stage: UpstreamStage, reason: str) -> None:
         """The connection could not be opened."""
@@ -109,13 +108,12 @@ class WorkerConnection(AnswerRelay):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - it is lost either way
         """The connection is closed."""
-        if self._slot is None:  # its call is given up, or fails as not opened
+        if not self.is_open:  # its call is given up, or fails as not opened
             return
         self.origin.idle.pop(self, None)
-        self._slot.discard(self)
         self._upstreams.connections.discard(self)
         self._ended(clean=False)
-        self._upstreams.origins.closed(self.origin)
+        self.due_s = math.inf
 
     def _ended(self, *, clean: bool) -> None:
         exchange, body = self.exchange, self.body

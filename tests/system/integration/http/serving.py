@@ -288,7 +288,6 @@ async def with_worker(
 
 
 def assert_nothing_is_left(plane: HttpPlane) -> None:
-    """No connection, request, dial or watched time."""
+    """No connection, request or dial."""
     assert (len(plane.connections), plane.inflight) == (0, 0)
     assert (len(plane.upstreams.connections), plane.upstreams.idle, dialing(plane)) == (0, 0, 0)
-    assert len(plane.timeout_sweeper) == 0
