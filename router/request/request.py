@@ -87,8 +87,6 @@ class Request(CallbackCoroutine, Generic[A]):
     _failed: A | None = None
     _unmovable: A | None = None
     """An attempt that stays at its worker, though there is a reason to move: no other worker can take it over."""
-    _is_resumed = False
-    """Whether the client has the beginning of a stream that another worker is to continue."""
     _aside: BufferedResponse | None = None
 
     def __init__(self, exchange: Exchange, destination: Destination[A], mode: str = "") -> None:
@@ -109,7 +107,7 @@ class Request(CallbackCoroutine, Generic[A]):
     @property
     def may_resume(self) -> bool:
         """Whether another worker may continue the stream of the attempt that begins: its events are kept."""
-        return self._is_resumed or (self.plan.may_migrate and not self.plan.is_aside and not self.is_over)
+        return self.exchange.has_begun or (self.plan.may_migrate and not self.plan.is_aside and not self.is_over)
 
     # ------------------------------------------------------------------------------------------- to a worker
 
@@ -276,7 +274,7 @@ class Request(CallbackCoroutine, Generic[A]):
         """End with an error; `loss` is why a stream that has begun is lost."""
         if self.is_over:
             return
-        if self._is_resumed:
+        if self.exchange.has_begun:
             self.stream_loss = loss
         self.end(refusal.outcome, refusal)
         named = ((b"x-request-id", self.route.request_id.encode()),) if self.is_read else ()
@@ -313,7 +311,7 @@ class Request(CallbackCoroutine, Generic[A]):
             is_tried_again = self.plan.has_retry and self.destination.has_other(self)
             if is_tried_again or not attempt.is_clients:
                 return None
-        if self._is_resumed and not attempt.is_success:
+        if self.exchange.has_begun and not attempt.is_success:
             attempt.reason = f"status {status} to an answer that was to go on"
             return None
         return attempt.lines
@@ -404,7 +402,6 @@ class Request(CallbackCoroutine, Generic[A]):
             return progress.ending(inbound.model, is_chat=inbound.path == CHAT, prompt_tokens=prompt_tokens)
         if attempt.has_begun and not self.plan.may_migrate:
             return None
-        self._is_resumed = True
         self.run(self._migrate(attempt, progress) if attempt.has_begun else self._retry(attempt))
         return b""
 
