@@ -189,7 +189,7 @@ class AnswerRelay(built.AnswerReceiver):
         end, replay_buffer = body.end, self.call.replay_buffer
         if replay_buffer is not None and replay_buffer.is_engines and self._reported_failure(exchange, body):
             return
-        if end < 0 and (payload := self._ripe(exchange, body)):
+        if end < 0 and (payload := self._passable(exchange, body)):
             self._write_payload(exchange, body, payload)
         if self.silent and body.has_begun and self.exchange is exchange:
             self._tell_first(exchange)
@@ -216,7 +216,7 @@ class AnswerRelay(built.AnswerReceiver):
         self.fail(self.stage, reason)
         return True
 
-    def _ripe(self, exchange: Exchange, body: AnswerBody) -> bytes:
+    def _passable(self, exchange: Exchange, body: AnswerBody) -> bytes:
         """Take what may be passed on."""
         if self.form == _EVENTS and (events := body.take_events()):
             exchange.is_mid_event = False
@@ -273,7 +273,7 @@ class AnswerRelay(built.AnswerReceiver):
             if self.silent:
                 self.fail("first_byte", "no bytes")
                 return
-            if self.call.replay_buffer is not None and self._went_on(exchange, body):
+            if self.call.replay_buffer is not None and self._is_resumed_at_end(exchange, body):
                 return
         rest = body.take(body.size)
         if self.form == _GATHER:
@@ -290,16 +290,16 @@ class AnswerRelay(built.AnswerReceiver):
         if client is not None:
             client.finish()
 
-    def _went_on(self, exchange: Exchange, body: AnswerBody) -> bool:
-        """Return whether a stream that ended without its mark is resumed; otherwise it ends as the worker ended it."""
+    def _is_resumed_at_end(self, exchange: Exchange, body: AnswerBody) -> bool:
+        """Return whether another worker resumes a stream that ended without its mark; else it ends as it did."""
         if body.has_end_mark:
             return False
-        if payload := self._ripe(exchange, body):
+        if payload := self._passable(exchange, body):
             self._write_payload(exchange, body, payload)
         if not exchange.has_begun or exchange.is_mid_event:
             return False
         self.reusable = False
-        if not self._goes_on(exchange, self.watcher, "body", "the stream ended without [DONE]"):
+        if not self._is_resumed(exchange, self.watcher, "body", "the stream ended without [DONE]"):
             return False
         self.give_up()
         return True
@@ -331,7 +331,7 @@ class AnswerRelay(built.AnswerReceiver):
             return
         if exchange.has_begun:
             keeps = call.replay_buffer is not None and not exchange.is_mid_event
-            if keeps and self._goes_on(exchange, watcher, stage, reason):
+            if keeps and self._is_resumed(exchange, watcher, stage, reason):
                 return
             watcher.on_failed(stage, reason, begun=True)
             message = f"the worker failed in its answer: {stage}: {reason}"
@@ -340,8 +340,8 @@ class AnswerRelay(built.AnswerReceiver):
             watcher.on_failed(stage, reason, begun=False)
 
     @staticmethod
-    def _goes_on(exchange: Exchange, watcher: ResponseHandler, stage: UpstreamStage, reason: str) -> bool:
-        """Return whether the stream is resumed by another worker, or is complete without this one."""
+    def _is_resumed(exchange: Exchange, watcher: ResponseHandler, stage: UpstreamStage, reason: str) -> bool:
+        """Return whether another worker resumes the stream, or the stream is complete without this worker."""
         exchange.relay = None
         more = watcher.on_cut(stage, reason)
         if more:

@@ -67,7 +67,7 @@ class WorkerConnection(AnswerRelay):
             self.abandon(exchange)
 
     def dialed(self, dial: asyncio.Task[None]) -> None:  # noqa: ARG002 - how it ended does not matter
-        """The task that opens the connection has ended, whether or not it opened one: free the timeout, its task's."""
+        """The task that opens the connection has ended: drop its timeout, which refers to the task."""
         self.deadline = NONE
 
     def not_opened(self, stage: UpstreamStage, reason: str) -> None:

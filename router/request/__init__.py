@@ -1,10 +1,10 @@
 """A request from its bytes to the end of its answer.
 
-endpoints.py, replies.py     what answers a path
-request.py                   a request's life; `callback_coroutine.py` runs it
-destination.py               what a request's life asks of the place that serves it, and the tries there
-serving.py                   that place for a fleet: admission and decisions. It also reads requests (`reading.py`,
-                             `route_request.py`), builds the calls to workers (`calls.py`) and records what happens
-                             (`records.py`, `tracing.py`)
+endpoints.py, replies.py     which function answers a path
+request.py                   the life of a request; `callback_coroutine.py` runs it without a task
+destination.py               the interfaces that it calls: what serves requests, and one try there
+serving.py                   the workers of a fleet, as what serves requests: admission and decisions. Its other parts
+                             read requests (`reading.py`, `route_request.py`), build the calls to workers (`calls.py`)
+                             and record what happens (`records.py`, `tracing.py`)
 handoff.py, resumption.py    the bodies of requests that a second worker continues
 """

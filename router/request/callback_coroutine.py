@@ -23,10 +23,10 @@ class CallbackCoroutine(ABC):
     _awaited: "asyncio.Future[Any] | None" = None
     _early: tuple[Any] | None = None
 
-    def run(self, coroutine: Coroutine[Any, Any, None], came: Any = None) -> None:  # noqa: ANN401 - what it waits for
+    def run(self, coroutine: Coroutine[Any, Any, None], value: Any = None) -> None:  # noqa: ANN401 - what it waits for
         """Run the coroutine up to its next wait, or its end."""
         try:
-            coroutine.send(came)
+            coroutine.send(value)
         except StopIteration:
             return
         except Exception as error:  # noqa: BLE001 - the edge
@@ -66,13 +66,13 @@ class CallbackCoroutine(ABC):
         if not is_cancelled:
             self.resume()
 
-    def resume(self, came: Any = None) -> None:  # noqa: ANN401 - what the coroutine waits for
+    def resume(self, value: Any = None) -> None:  # noqa: ANN401 - what the coroutine waits for
         """Go on with the coroutine, which waits for this or is about to."""
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
-            self.run(waiting, came)
-        elif not self.is_over:  # what was asked is answered at once
-            self._early = (came,)
+            self.run(waiting, value)
+        elif not self.is_over:  # it is resumed before it waits
+            self._early = (value,)
 
     def stop(self) -> None:
         """Nothing more is run."""

@@ -1,4 +1,4 @@
-"""Where requests go, and the tries there: the seam between a request's life and what serves it.
+"""What serves requests, and one try there: the interfaces that `request.py` calls.
 
 the workers of a fleet    `serving.py`
 pools                     `router/pools/served.py`
@@ -84,7 +84,7 @@ class Attempt(ABC):
         self.rank = rank
 
     @property
-    def is_clients(self) -> bool:
+    def is_passed_on(self) -> bool:
         """Whether the client gets the answer of a failed attempt when no other worker is left."""
         return True
 
@@ -133,7 +133,7 @@ class RankAttempt(Attempt):
         return "client_fault" if self.status >= CLIENT_FAULT else "ok"
 
     @property
-    def is_clients(self) -> bool:
+    def is_passed_on(self) -> bool:
         """Whether the client gets the answer of a failed attempt when no other worker is left."""
         return self.status >= CLIENT_FAULT and self.status not in _REFUSES_US
 
@@ -180,7 +180,7 @@ A = TypeVar("A", bound=Attempt)
 
 
 class Destination(ABC, Generic[A]):
-    """Where requests go. Methods on the way to a worker come first, then those for another one, then records."""
+    """Where requests go. First the methods that find a worker, then those that find another, then those that record."""
 
     __slots__ = ()
     is_bounded = False
@@ -209,7 +209,7 @@ class Destination(ABC, Generic[A]):
         """Return the call to the chosen worker, and set the attempt's `lines`; raise `CannotResume`."""
 
     def fetching_call(self, request: "Request[A]") -> OutboundCall | None:  # noqa: ARG002 - the default
-        """Return a call with which a decode worker fetches the KV of `request.handoff`: the client left; None: none."""
+        """Return the call that has a decode worker fetch the KV of `request.handoff`: the client left; None: none."""
         return None
 
     def has_other(self, request: "Request[A]") -> bool:  # noqa: ARG002 - the default

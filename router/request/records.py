@@ -62,7 +62,7 @@ class FleetRecords(Destination[RankAttempt]):
         self.routing.refuse(request.route, exclusions)
 
     def left_queue(self, request: "FleetRequest", since_s: float) -> None:
-        """The request left the queue, in which it was since then."""
+        """The request left the queue, in which it was since `since_s`."""
         waited_s = self.routing.clock.now() - since_s
         self.metrics.queue_waited(waited_s)
         if request.trace is not None:

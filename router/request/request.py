@@ -15,7 +15,7 @@ A prefill worker's answer is collected, and its handoff sent to a decode worker 
 `Destination`'s concern (`destination.py`).
 
 `live` takes the request to its worker, in the turn of the event loop in which it came unless it waits for a thread or
-for admission. What the worker's answer brings are the calls of a handler. One of them ends the request, or runs what
+for admission. The relay of the worker's answer then calls the `on_` methods. One of them ends the request, or runs what
 leads to another worker: `_retry`, `_migrate`, `_go_on_from_prefill`, `_move`.
 """
 
@@ -50,7 +50,7 @@ A = TypeVar("A", bound=Attempt)
 
 
 class Request(CallbackCoroutine, Generic[A]):
-    """One request on its way; the handler of its own calls. `run` its life, `live`, or a coroutine that only reads it.
+    """One request; it handles the answers to its own calls. `run` `live()` to serve it, or a coroutine that reads it.
 
     `body`, `inbound` and `model` are set once the body is parsed, `prompt`, `plan` and `route` once it `is_read`.
     """
@@ -309,7 +309,7 @@ class Request(CallbackCoroutine, Generic[A]):
         attempt.judge(status)
         if attempt.reason:
             is_tried_again = self.plan.has_retry and self.destination.has_other(self)
-            if is_tried_again or not attempt.is_clients:
+            if is_tried_again or not attempt.is_passed_on:
                 return None
         if self.exchange.has_begun and not attempt.is_success:
             attempt.reason = f"status {status} to an answer that was to go on"

@@ -232,7 +232,7 @@ class Serving(FleetReader, Calls, FleetRecords):
     # ------------------------------------------------------------------------------------------- forwarding
 
     def fetching_call(self, request: FleetRequest) -> OutboundCall | None:
-        """Return a call that makes a decode worker fetch the KV of a request: the client left; None: no worker can."""
+        """Return the call that has a decode worker fetch the KV of a request: the client left; None: no worker can."""
         try:
             return self.call(request, RankAttempt(self.decide(request)))
         except (RequestRejected, CannotResume):

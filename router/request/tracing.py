@@ -7,9 +7,9 @@
       chat | prefill | decode {model}   CLIENT     one for each upstream request; events first_token, last_token
         link                                       to the upstream request before: retry, migration or handoff
 
-`gen_ai.*`, `http.*`, `server.*`, `url.*` and `error.type` are names of OpenTelemetry's semantic conventions; what those
-have no name for is `kvrouter.*`. Text of clients is cut (`spans.text`); a model's name is part of a span's name only
-if workers serve it. Times are nanoseconds since 1970.
+`gen_ai.*`, `http.*`, `server.*`, `url.*` and `error.type` are names of OpenTelemetry's semantic conventions; attributes
+that have no name there are `kvrouter.*`. Text of clients is cut (`spans.text`); a model's name is part of a span's name
+only if workers serve it. Times are nanoseconds since 1970.
 
 While tracing is off there is no `Tracer`, and a request has no record. An unsampled request costs its ids and a few
 times: spans are made only of requests that are sent.
