@@ -2,12 +2,12 @@
 
 import asyncio
 from time import monotonic
+from unittest.mock import create_autospec
 
 import uvloop
 
 from kv_runtime.supervise import TaskSet
-from router.http.exchange import BufferedResponse, CallLimits, OutboundCall, UpstreamStage
-from router.http.heads import Headers
+from router.http.exchange import BufferedResponse, CallLimits, OutboundCall, ResponseHandler
 from router.http.limits import HttpLimits
 from router.http.upstreams import Upstreams
 from router.http.worker import WorkerConnection
@@ -28,46 +28,17 @@ class SlowlyFilled(set[WorkerConnection]):
         super().add(connection)
 
 
-class Handler:
-    """A handler of one call."""
-
-    def __init__(self) -> None:
-        self.over = asyncio.Event()
-
-    def on_head(self, status: int, headers: Headers, is_stream: bool) -> bytes | None:  # noqa: ARG002
-        """Take any answer."""
-        return b""
-
-    def on_end(self, tail: bytes, later_events: int) -> None:
-        """The answer came."""
-        assert (tail, later_events) == (b"{}", 0)
-        self.over.set()
-
-    def on_failed(self, stage: UpstreamStage, reason: str, begun: bool) -> None:
-        """It did not."""
-        raise AssertionError(stage, reason, begun)
-
-    def on_dropped(self) -> None:
-        """Not called: any answer is taken."""
-
-    def on_cut(self, stage: UpstreamStage, reason: str) -> bytes | None:
-        """Not called: the answer is no stream."""
-
-    on_first_byte = on_bytes = on_dropped
-
-    def reason_to_stop(self, quiet_s: float, begun: bool) -> str:  # noqa: ARG002
-        """Return nothing: the worker is there."""
-        return ""
-
-
 async def opened_late() -> None:
-    upstreams, handler = Upstreams(HttpLimits()), Handler()
+    upstreams, handler, over = Upstreams(HttpLimits()), create_autospec(ResponseHandler, instance=True), asyncio.Event()
     upstreams.connections = SlowlyFilled()
+    handler.on_head.return_value = b""
+    handler.on_end.side_effect = handler.on_failed.side_effect = lambda *_, **__: over.set()
     async with Upstream(answers()) as worker:
         async with asyncio.timeout(60), TaskSet(1) as upstreams.dials:
             call = OutboundCall(worker.base_url, "/v1/completions", b"", b"{}", CallLimits(CONNECT_S, 60, 60, 60))
             BufferedResponse(upstreams).ask(call, handler)
-            await handler.over.wait()
+            await over.wait()
+        handler.on_end.assert_called_once_with(b"{}", 0)
         assert upstreams.idle == 1
         upstreams.abort()
         await until(lambda: not upstreams.connections)
