@@ -18,13 +18,12 @@ says what the client gets of all other events.
 """
 
 import asyncio
-from contextlib import suppress
 from typing import Any
 
 import structlog
 
 from router.http.exchange import Exchange, OutboundCall, ResponseHandler, UpstreamStage
-from router.http.heads import CHUNKED, LAST_CHUNK, AnswerBody, AnswerHead, AnswerReader, Malformed, chunk
+from router.http.heads import CHUNKED, LAST_CHUNK, AnswerBody, AnswerHead, AnswerReader, chunk
 from router.http.refusals import Refusal
 from router.http.stream_replay import FAILURE, failure_in
 from router.native import built
@@ -137,14 +136,15 @@ class AnswerRelay(built.AnswerReceiver):
         if head is None:
             self.part += data
             return
+        is_idle = head.reusable and head.body_bytes == len(head.rest)
         if head.status < 200:  # noqa: PLR2004 - an interim answer, and the beginning of a head
             self.part = head.rest
         elif self.form == DESERTED:
             self.body = AnswerBody(head.body_bytes, b"")
             if head.rest or head.body_bytes == 0:
-                self.release(head.reusable and _is_whole(head))
+                self.release(is_idle)
         elif (added := self.watcher.on_head(head.status, head.headers, head.is_stream)) is None:
-            self.drop(exchange, head.reusable and _is_whole(head))
+            self.drop(exchange, is_idle)
         else:
             self._begin_body(exchange, head, added)
 
@@ -378,11 +378,3 @@ class AnswerRelay(built.AnswerReceiver):
             reason = self.watcher.reason_to_stop(quiet_s, begun=exchange.has_begun)
         if reason:
             self.fail(self.stage, reason)
-
-
-def _is_whole(head: AnswerHead) -> bool:
-    """Return whether all of the answer came with its head, and no more."""
-    body = AnswerBody(head.body_bytes, b"")
-    with suppress(Malformed):
-        body.feed(head.rest)
-    return body.end == len(head.rest)

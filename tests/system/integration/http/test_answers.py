@@ -382,7 +382,7 @@ DROPPED: dict[str, tuple[Script, int]] = {
     "length": (answers(503, b"busy", retry_after="7"), 1),
     "chunked": (
         says_and_waits(b"HTTP/1.1 503 -\r\nretry-after: 7\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n"),
-        1,
+        0,
     ),
     "incomplete": (says_and_waits(b"HTTP/1.1 503 -\r\nretry-after: 7\r\ncontent-length: 9\r\n\r\nx"), 0),
 }
