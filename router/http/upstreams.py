@@ -122,7 +122,6 @@ class Upstreams:
             except TaskSetFull as error:
                 reason = str(error)
             else:
-                connection.dial.add_done_callback(connection.dialed)
                 return
         connection.fail(stage, reason)
 

@@ -55,6 +55,7 @@ class WorkerConnection(AnswerRelay):
             opened.abort()
             return
         self.deadline.reschedule(None)  # uvloop tells of no connection's end that it closes as its task is cancelled
+        self.deadline = NONE
         self.transport = opened
         upstreams.opened += 1
         upstreams.connections.add(self)
@@ -65,10 +66,6 @@ class WorkerConnection(AnswerRelay):
                 self.transport.pause_reading()
         except Exception:  # noqa: BLE001 - a fault of the router: see `abandon`
             self.abandon(exchange)
-
-    def dialed(self, dial: asyncio.Task[None]) -> None:  # noqa: ARG002 - how it ended does not matter
-        """The task that opens the connection has ended: drop its timeout, which refers to the task."""
-        self.deadline = NONE
 
     def not_opened(self, stage: UpstreamStage, reason: str) -> None:
         """The connection could not be opened."""
