@@ -38,10 +38,10 @@ STAGES: Mapping[str, tuple[str, ...]] = {
     "take": (f"{_ROUTING}:Routing.take", f"{_ROUTING}:DecisionLog"),
     "journal": ("router.journal", "router.replicas"),
     "call": ("router.request.calls", "router.request.handoff", "kv_protocol.continuation"),
-    "send": ("router.http.upstreams", "router.http.exchange:Exchange.forward"),
+    "send": ("router.http.upstreams:Upstreams", "router.http.exchange:Exchange.forward"),
     "relay": (
         "router.http.relay",
-        "router.http.worker",
+        "router.http.upstreams:WorkerConnection",
         "router.http.exchange:BufferedResponse",
         "router.http.stream_replay",
         f"{_CLIENT}:ClientConnection.finish",

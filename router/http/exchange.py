@@ -27,8 +27,7 @@ from router.http.stream_replay import StreamReplayBuffer
 from router.native import built
 
 if TYPE_CHECKING:
-    from router.http.upstreams import Upstreams
-    from router.http.worker import WorkerConnection
+    from router.http.upstreams import Upstreams, WorkerConnection
 
 UpstreamStage = Literal["local", "connect", "first_byte", "body"]
 """Where a call failed: at a limit of the router ("local"), which says nothing of the worker; else the call's step."""

@@ -14,7 +14,7 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import structlog
 
@@ -30,10 +30,7 @@ from router.http.heads import RequestHead, RequestReader
 from router.http.limits import Capacity, HttpLimits, capacity
 from router.http.refusals import unread
 from router.http.sites import Sites
-from router.http.upstreams import DIALS_MAX, OURS, Upstreams
-
-if TYPE_CHECKING:
-    from router.http.worker import WorkerConnection
+from router.http.upstreams import DIALS_MAX, OURS, Upstreams, WorkerConnection
 
 REFUSED_MAX = 16
 """Connections beyond the bound that are held until their client has the refusal; further ones are closed at once."""

@@ -1,15 +1,22 @@
-"""Workers' addresses and their idle connections, and the opening of new ones (`worker.py` has a connection's life).
+"""Connections to workers, which are kept alive and lent to one call at a time; and workers' addresses.
 
-The connection used last is lent first.
+    opened --> lent --the answer is read completely, and the worker keeps the connection open--> idle --> lent
+                    --anything else--> closed
+    idle --`worker_idle_s` passed, unexpected bytes, or the worker closed it--> closed
+
+The connection used last is lent first. If a connection that was used before ends without a byte of an answer, the
+worker probably closed it before the request came: the request is sent again, over a new one, unless it `is_once`.
 """
 
 import asyncio
 import errno
+import math
 import socket
 import ssl
 from asyncio import get_running_loop
-from functools import lru_cache
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable
+from functools import cached_property, lru_cache
+from typing import cast
 from urllib.parse import urlsplit
 
 import structlog
@@ -18,15 +25,12 @@ from kv_protocol.decode_time import DECODE_HEADER
 from kv_runtime.clock import Clock
 from kv_runtime.supervise import TaskSet, TaskSetFull
 from kv_runtime.telemetry import RateLimitedLog
-from router.http.exchange import Exchange, OutboundCall
-from router.http.heads import HOP_BY_HOP, AnswerReader, RequestWriter
+from router.http.exchange import Exchange, OutboundCall, ResponseHandler, UpstreamStage
+from router.http.heads import HOP_BY_HOP, AnswerReader, Malformed, RequestWriter
 from router.http.limits import HttpLimits
+from router.http.relay import DESERTED, NONE, AnswerRelay
 from router.http.sites import CORS_HEADERS
-from router.http.worker import WorkerConnection
 from router.native import built
-
-if TYPE_CHECKING:
-    from router.http.exchange import ResponseHandler, UpstreamStage
 
 DIALS_MAX = 4096
 """Connections that may be opened at the same time."""
@@ -67,6 +71,142 @@ class UpstreamOrigin:
         self.idle: dict[WorkerConnection, None] = {}
 
 
+class WorkerConnection(AnswerRelay):
+    """One connection to a worker. It implements `asyncio.Protocol` without deriving from it."""
+
+    __slots__ = ("_upstreams", "deadline", "due_s", "origin")
+
+    deadline: asyncio.Timeout
+    """Of the task that opens it."""
+
+    def __init__(
+        self,
+        upstreams: "Upstreams",
+        origin: UpstreamOrigin,
+        exchange: Exchange,
+        call: OutboundCall,
+        watcher: ResponseHandler,
+        since_s: float,
+    ) -> None:
+        """It is to be opened for this call, which is forwarded since then."""
+        super().__init__(upstreams.answers, exchange, call, watcher, since_s)
+        exchange.relay = self
+        self._upstreams, self.origin = upstreams, origin
+        self.due_s = since_s
+        """No check of timeouts is needed before this time; 0: it was lent, or became idle, since the last check."""
+        self.is_fresh = self.is_odd = True
+        self.paused = exchange.client is not None and exchange.client.writing_paused
+
+    async def open(self) -> None:
+        """Open the connection; if that fails, its call fails."""
+        stage: UpstreamStage = "connect"
+        upstreams, origin, connect_s = self._upstreams, self.origin, self.call.limits.connect_s
+        try:
+            async with asyncio.timeout(connect_s) as self.deadline:
+                await get_running_loop().create_connection(
+                    lambda: cast("asyncio.Protocol", self),
+                    origin.host, origin.port, ssl=upstreams.tls if origin.tls else None,
+                    ssl_handshake_timeout=connect_s if origin.tls else None,  # uvloop holds it for as long
+                )  # fmt: skip
+        except TimeoutError:
+            reason = f"TimeoutError: not connected within {connect_s:g} s"
+        except (OSError, UnicodeError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            if _is_local(error):
+                upstreams.dials_log.error("dial_failed", key=origin.base_url, base_url=origin.base_url, reason=reason)
+                stage, reason = "local", "the router has no resources for another connection to a worker; try again"
+        else:
+            return
+        exchange, self.dial = self.exchange, None
+        if exchange is not None:
+            self._step(exchange, self.fail, stage, reason)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The connection is established: send the call, unless it was given up meanwhile, or came too late."""
+        opened = cast("asyncio.Transport", transport)
+        exchange, call, upstreams, self.dial = self.exchange, self.call, self._upstreams, None
+        if exchange is None or self.deadline.expired():
+            opened.abort()
+            return
+        self.deadline.reschedule(None)  # uvloop tells of no connection's end that it closes as its task is cancelled
+        self.deadline = NONE
+        self.transport = opened
+        upstreams.opened += 1
+        upstreams.connections.add(self)
+        self.is_open = True
+        try:
+            self.transport.writelines(self.origin.writer.request(call.method, call.path, call.headers, call.body))
+            if self.paused:
+                self.transport.pause_reading()
+        except Exception:  # noqa: BLE001 - a fault of the router: see `abandon`
+            self.abandon(exchange)
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes from the worker."""
+        exchange = self.exchange
+        if exchange is None:
+            self.transport.abort()
+            return
+        try:
+            self.receive(exchange, data)
+        except Malformed as error:
+            self._step(exchange, self.fail, "first_byte" if self.body is None else "body", str(error))
+        except Exception:  # noqa: BLE001 - a fault of the router: see `abandon`
+            self.abandon(exchange)
+
+    def _step(self, exchange: Exchange, step: Callable[..., None], *arguments: object, **options: object) -> None:
+        """Take a step of the call."""
+        try:
+            step(*arguments, **options)
+        except Exception:  # noqa: BLE001 - a fault of the router: see `abandon`
+            self.abandon(exchange)
+
+    def pause_writing(self) -> None:
+        """The worker reads slowly. Nothing has to be held back: a request is written once, when it is complete."""
+
+    def resume_writing(self) -> None:
+        """The worker reads again."""
+
+    def eof_received(self) -> None:
+        """The worker sends no more; asyncio then closes both directions."""
+        self._ended(clean=True)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - it is lost either way
+        """The connection is closed."""
+        if not self.is_open:  # its call is given up, or fails as not opened
+            return
+        self.origin.idle.pop(self, None)
+        self._upstreams.connections.discard(self)
+        self._ended(clean=False)
+        self.due_s = math.inf
+
+    def _ended(self, *, clean: bool) -> None:
+        exchange, body = self.exchange, self.body
+        if exchange is None:
+            return
+        if body is None and not (self.is_fresh or self.has_part or self.call.is_once):
+            call, watcher = self.call, self.watcher
+            self.exchange, self.call, self.watcher = None, NONE, NONE
+            since_s = self.since_s if self.due_s else 0.0
+            self._step(exchange, self._upstreams.dial, self.origin, exchange, call, watcher, since_s)
+        elif clean and body is not None and body.until_close and self.form != DESERTED:
+            self._step(exchange, self.end, exchange, body, extra=True)
+        else:
+            self._step(exchange, self.fail, self.stage, "the connection closed before the answer's end")
+
+    def check_timeouts(self, now_s: float) -> None:
+        """Check the timeouts of the call, or how long the connection is idle."""
+        if not self.due_s:
+            self.since_s = now_s
+        exchange, self.due_s = self.exchange, now_s
+        if exchange is not None:
+            self._step(exchange, self.check_call, exchange, now_s)
+            return
+        self.due_s = self.since_s + self._upstreams.limits.worker_idle_s
+        if now_s > self.due_s:
+            self.transport.abort()
+
+
 built.name_relay(WorkerConnection, Exchange, OutboundCall, UpstreamOrigin)
 
 
@@ -80,13 +220,17 @@ class Upstreams:
         """Lowered to what the limit of open files allows, once that is known."""
         self.origin = lru_cache(ORIGINS_MAX)(UpstreamOrigin)
         """Returns the address of a URL."""
-        self._tls: ssl.SSLContext | None = None
         self.answers = AnswerReader(not_passed_on)
         self.dials: TaskSet | None = None
         self.connections: set[WorkerConnection] = set()
         self.opened = 0
         """Connections that were opened since the start."""
-        self._log = RateLimitedLog(_log, Clock())
+        self.dials_log = RateLimitedLog(_log, Clock())
+
+    @cached_property
+    def tls(self) -> ssl.SSLContext:
+        """The context of connections to workers with `https`; raise `ssl.SSLError` if there can be none."""
+        return ssl.create_default_context()
 
     @property
     def idle(self) -> int:
@@ -103,7 +247,7 @@ class Upstreams:
         origin: UpstreamOrigin,
         exchange: Exchange,
         call: OutboundCall,
-        watcher: "ResponseHandler",
+        watcher: ResponseHandler,
         since_s: float = 0.0,
     ) -> None:
         """Send a call, which is forwarded since then or now, over a new connection."""
@@ -118,7 +262,7 @@ class Upstreams:
             reason = f"{self.connections_max} connections to workers are open; try again"
         else:
             try:
-                connection.dial = self.dials.spawn(self._open(connection))
+                connection.dial = self.dials.spawn(connection.open())
             except TaskSetFull as error:
                 reason = str(error)
             else:
@@ -133,29 +277,6 @@ class Upstreams:
                 connection.transport.abort()
                 return True
         return False
-
-    async def _open(self, connection: WorkerConnection) -> None:
-        stage: UpstreamStage = "connect"
-        origin, connect_s = connection.origin, connection.call.limits.connect_s
-        try:
-            if origin.tls and self._tls is None:
-                self._tls = ssl.create_default_context()
-            async with asyncio.timeout(connect_s) as connection.deadline:
-                await get_running_loop().create_connection(
-                    lambda: cast("asyncio.Protocol", connection),
-                    origin.host, origin.port, ssl=self._tls if origin.tls else None,
-                    ssl_handshake_timeout=connect_s if origin.tls else None,  # uvloop holds it for as long
-                )  # fmt: skip
-        except TimeoutError:
-            reason = f"TimeoutError: not connected within {connect_s:g} s"
-        except (OSError, UnicodeError) as error:
-            reason = f"{type(error).__name__}: {error}"
-            if _is_local(error):
-                self._log.error("dial_failed", key=origin.base_url, base_url=origin.base_url, reason=reason)
-                stage, reason = "local", "the router has no resources for another connection to a worker; try again"
-        else:
-            return
-        connection.not_opened(stage, reason)
 
 
 def _is_local(error: Exception) -> bool:

@@ -9,8 +9,7 @@ import uvloop
 from kv_runtime.supervise import TaskSet
 from router.http.exchange import BufferedResponse, CallLimits, OutboundCall, ResponseHandler
 from router.http.limits import HttpLimits
-from router.http.upstreams import Upstreams
-from router.http.worker import WorkerConnection
+from router.http.upstreams import Upstreams, WorkerConnection
 from tests.unit.router.plane import until
 from tests.unit.router.upstream import Upstream, answers
 
