@@ -45,7 +45,8 @@ RateFactor = Annotated[float, msgspec.Meta(ge=1 / RATE_FACTOR_MAX, le=RATE_FACTO
 
 AttemptOutcome = Literal["ok", "client_fault", "back_pressure", "erred", "failed", "cancelled"]
 """Answered; refused for the client's fault (4xx); too busy (429, 503); status 500 and other 5xx, which the request may
-have caused; the worker's fault (connect, cut, timeout, 502, 504, redirect); the client left."""
+have caused; the worker's fault (connect, cut, timeout, 502, 504, redirect); nobody's fault: the client left, the
+router was at a limit, or the request moved from a worker that left."""
 
 
 class _Record(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
