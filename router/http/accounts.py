@@ -20,7 +20,6 @@ Keys are random and long: a hash without salt reveals nothing of them (`KEY_BYTE
 
 import re
 import secrets
-from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
@@ -90,75 +89,60 @@ class AccountsFile(Section):
     accounts: tuple[AccountSection, ...] = Field(min_length=1, max_length=100_000)
 
 
-class Allowance:
-    """An amount that grows back evenly within `period_s`. Times are of one clock that does not go back."""
-
-    __slots__ = ("_amount", "_at_s", "_left", "_period_s")
-
-    def __init__(self, amount: int, period_s: float, now_s: float) -> None:
-        self._amount, self._period_s = amount, period_s
-        self._left, self._at_s = float(amount), now_s
-
-    def wait_s(self, now_s: float) -> float:
-        """Return how long it takes until there is one left; 0: there is."""
-        self._left = min(self._amount, self._left + (now_s - self._at_s) * self._amount / self._period_s)
-        self._at_s = now_s
-        return max(0.0, (1 - self._left) * self._period_s / self._amount)
-
-    def spend(self, count: int) -> None:
-        """Take `count` away, even if fewer are left."""
-        self._left -= count
-
-    def changed(self, amount: int) -> None:
-        """Allow another amount from now on; what is spent stays spent."""
-        self._left += amount - self._amount
-        self._amount = amount
-
-
 class Account:
-    """Who sent a request: a name, and how much it may still use."""
+    """Who sent a request, and how much it has used of its limits."""
 
-    __slots__ = ("_limits", "name")
+    __slots__ = ("_at_s", "_used", "section")
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self._limits: dict[str, Allowance] = {}
+    def __init__(self, section: AccountSection) -> None:
+        self.section = section
+        """May be replaced: what was used of a limit stays used, unless the account no longer has the limit."""
+        self._used = dict.fromkeys(LIMITS, 0.0)
+        """By the limits' names, as of `_at_s`."""
+        self._at_s = 0.0
 
-    def allow(self, amounts: Mapping[str, int | None], now_s: float) -> None:
-        """Allow these amounts of `LIMITS` from now on; None: any."""
-        for name, amount in amounts.items():
-            if amount is None:
-                self._limits.pop(name, None)
-            elif name in self._limits:
-                self._limits[name].changed(amount)
-            else:
-                self._limits[name] = Allowance(amount, LIMITS[name].period_s, now_s)
+    @property
+    def name(self) -> str:
+        """Its name in metrics, logs and fair shares."""
+        return self.section.name
 
     def refusal(self, now_s: float) -> Refusal | None:
-        """Return why a request is refused; None: it is counted, and at its end `spend` must be told of its tokens."""
-        for name, allowance in self._limits.items():
-            if wait_s := allowance.wait_s(now_s):
-                return Refusal(429, f"account {self.name}: its {name} are used up", name, "rate_limit_exceeded", wait_s)
-        self.spend(Usage(requests=1))
-        return None
+        """Return why a request is refused; None: it is counted, and at its end `spend` must be told of its tokens.
+
+        `now_s` is of a clock that does not go back.
+        """
+        refusal, passed_s, self._at_s = None, now_s - self._at_s, now_s
+        for name, limit in LIMITS.items():
+            amount = getattr(self.section, name)
+            if amount is None:
+                self._used[name] = 0.0
+                continue
+            grows_s = limit.period_s / amount
+            used = self._used[name] = max(0.0, self._used[name] - passed_s / grows_s)
+            if refusal is None and used > amount - 1:
+                message, wait_s = f"account {self.name}: its {name} are used up", (used + 1 - amount) * grows_s
+                refusal = Refusal(429, message, name, "rate_limit_exceeded", wait_s)
+        if refusal is None:
+            self.spend(Usage(requests=1))
+        return refusal
 
     def spend(self, usage: Usage) -> None:
-        """Take what was used from the limits that count it."""
-        for name, allowance in self._limits.items():
-            allowance.spend(getattr(usage, LIMITS[name].counts))
+        """Add what was used, even if it is more than the limits allow."""
+        for name, limit in LIMITS.items():
+            self._used[name] += getattr(usage, limit.counts)
 
 
 class Accounts:
     """The accounts, by their keys. `load` reads the file again; what accounts have used stays."""
 
-    def __init__(self, file: Path, now_s: float) -> None:
+    def __init__(self, file: Path) -> None:
         """Read the file; raise `ConfigurationError` as `load`."""
         self._file = file
         self._by_digest: dict[bytes, Account] = {}
         self._by_name: dict[str, Account] = {}
-        self.load(now_s)
+        self.load()
 
-    def load(self, now_s: float) -> None:
+    def load(self) -> None:
         """Read the file; requests that are being served go on.
 
         Raises:
@@ -174,10 +158,10 @@ class Accounts:
             problems.append(f"{self._file}: found a name twice, allowed one account of a name, with several keys")
         if problems:
             raise ConfigurationError(problems)
-        self._by_name = {each.name: self._by_name.get(each.name) or Account(each.name) for each in found}
+        self._by_name = {each.name: self._by_name.get(each.name) or Account(each) for each in found}
         self._by_digest = {digest: self._by_name[name] for digest, name in by_digest.items()}
         for each in found:
-            self._by_name[each.name].allow({name: getattr(each, name) for name in LIMITS}, now_s)
+            self._by_name[each.name].section = each
 
     def of(self, headers: Headers) -> Account:
         """Return the account of the request's key.

@@ -43,13 +43,13 @@ class Credentials:
     def __init__(
         self, accounts: str = "", certificate: str = "", key: str = "", client_ca: str = "", clock: Clock | None = None
     ) -> None:
-        """Read the files of these paths; empty: there is none. `clock` is that by which requests are counted.
+        """Read the files of these paths; empty: there is none. `clock` times how often they are looked at.
 
         Raises:
             ConfigurationError: one cannot be read, or is wrong.
         """
         self._files, self._clock = (accounts, certificate, key, client_ca), clock or Clock()
-        self.accounts = Accounts(Path(accounts), self._clock.now()) if accounts else None
+        self.accounts = Accounts(Path(accounts)) if accounts else None
         self.tls = _server_tls(certificate, key, client_ca) if certificate else None
         self._stamps = self._found()
         self.loads = {"ok": 0, "failed": 0}
@@ -80,7 +80,7 @@ class Credentials:
     def _read_again(self, name: str) -> None:
         try:
             if name == "accounts_file" and self.accounts is not None:
-                self.accounts.load(self._clock.now())
+                self.accounts.load()
             else:
                 self.tls = _server_tls(*self._files[1:])
         except ConfigurationError as error:

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from pydantic import SecretStr
 
 from kv_runtime.config.loading import ConfigurationError
 from router.__main__ import key as key_command
-from router.http.accounts import Account, Accounts, Allowance, Usage
+from router.http.accounts import Account, Accounts, AccountSection, Usage
 from router.http.heads import Malformed
 
 START_S = 100.0
@@ -30,7 +31,7 @@ def name_of(accounts: Accounts, **headers: bytes) -> str:
 
 
 def test_a_key_in_either_header_names_its_account(tmp_path: Path) -> None:
-    accounts = Accounts(written(tmp_path, entry("team-a", "kv-1", "kv-2"), entry("team-b", "kv-3")), START_S)
+    accounts = Accounts(written(tmp_path, entry("team-a", "kv-1", "kv-2"), entry("team-b", "kv-3")))
     assert name_of(accounts, authorization=b"Bearer kv-1") == "team-a"
     assert name_of(accounts, authorization=b"bearer  kv-2 ") == "team-a"
     assert name_of(accounts, x_api_key=b"kv-3") == "team-b"
@@ -43,7 +44,7 @@ def test_a_key_in_either_header_names_its_account(tmp_path: Path) -> None:
     ids=["none", "empty", "unknown", "no scheme"],
 )
 def test_any_other_request_is_refused_without_its_key(tmp_path: Path, headers: dict[bytes, bytes]) -> None:
-    accounts = Accounts(written(tmp_path, entry("team-a", "kv-1")), START_S)
+    accounts = Accounts(written(tmp_path, entry("team-a", "kv-1")))
     with pytest.raises(Malformed) as raised:
         accounts.of(headers)
     assert raised.value.status == 401
@@ -68,26 +69,35 @@ def test_a_wrong_file_is_refused_with_its_place(tmp_path: Path, text: str, named
     file = tmp_path / "accounts.yaml"
     file.write_text(text)
     with pytest.raises(ConfigurationError) as raised:
-        Accounts(file, START_S)
+        Accounts(file)
     assert str(file) in str(raised.value)
     assert named in str(raised.value)
 
 
+def account_with(**limits: int) -> Account:
+    return Account(AccountSection(name="team-a", keys=(SecretStr("0" * 64),), **limits))
+
+
 def test_an_amount_grows_back_evenly_and_never_beyond_itself() -> None:
-    allowance = Allowance(60, 60.0, START_S)
-    allowance.spend(60)
-    assert allowance.wait_s(START_S) == pytest.approx(1.0)
-    assert allowance.wait_s(START_S + 0.5) == pytest.approx(0.5)
-    assert allowance.wait_s(START_S + 1.0) == 0
-    allowance.spend(1)
-    assert allowance.wait_s(START_S + 1000.0) == 0
-    allowance.spend(60)
-    assert allowance.wait_s(START_S + 1000.0) == pytest.approx(1.0)
+    account = account_with(tokens_per_minute=60)
+
+    def wait_s(after_s: float) -> float | None:
+        refusal = account.refusal(START_S + after_s)
+        return None if refusal is None else refusal.retry_after_s
+
+    assert wait_s(0.0) is None
+    account.spend(Usage(0, 0, 60))
+    assert wait_s(0.0) == pytest.approx(1.0)
+    assert wait_s(0.5) == pytest.approx(0.5)
+    assert wait_s(1.0) is None
+    account.spend(Usage(0, 1, 0))
+    assert wait_s(1000.0) is None
+    account.spend(Usage(0, 30, 30))
+    assert wait_s(1000.0) == pytest.approx(1.0)
 
 
 def test_requests_beyond_the_rate_wait_for_their_turn() -> None:
-    account = Account("team-a")
-    account.allow({"requests_per_minute": 2}, START_S)
+    account = account_with(requests_per_minute=2)
     assert [account.refusal(START_S) is None for _ in range(3)] == [True, True, False]
     refusal = account.refusal(START_S)
     assert refusal is not None
@@ -96,8 +106,7 @@ def test_requests_beyond_the_rate_wait_for_their_turn() -> None:
 
 
 def test_tokens_are_charged_later_and_a_debt_is_waited_for() -> None:
-    account = Account("team-a")
-    account.allow({"tokens_per_minute": 1000, "tokens_per_day": 1_000_000}, START_S)
+    account = account_with(tokens_per_minute=1000, tokens_per_day=1_000_000)
     assert account.refusal(START_S) is None
     account.spend(Usage(0, 2000, 1000))
     refusal = account.refusal(START_S)
@@ -109,26 +118,26 @@ def test_tokens_are_charged_later_and_a_debt_is_waited_for() -> None:
 
 def test_a_changed_file_keeps_what_was_used(tmp_path: Path) -> None:
     file = written(tmp_path, entry("team-a", "kv-1", requests_per_minute=2))
-    accounts = Accounts(file, START_S)
+    accounts = Accounts(file)
     account = accounts.of({b"x-api-key": b"kv-1"})
     assert account.refusal(START_S) is None
     written(tmp_path, entry("team-a", "kv-2", requests_per_minute=3))
-    accounts.load(START_S)
+    accounts.load()
     again = accounts.of({b"x-api-key": b"kv-2"})
     assert again is account
     assert [again.refusal(START_S) is None for _ in range(3)] == [True, True, False]
     with pytest.raises(Malformed):
         accounts.of({b"x-api-key": b"kv-1"})
     written(tmp_path, entry("team-a", "kv-2"))
-    accounts.load(START_S)
+    accounts.load()
     assert again.refusal(START_S) is None
 
 
 def test_a_file_that_became_wrong_changes_nothing(tmp_path: Path) -> None:
-    accounts = Accounts(written(tmp_path, entry("team-a", "kv-1")), START_S)
+    accounts = Accounts(written(tmp_path, entry("team-a", "kv-1")))
     written(tmp_path, entry("team-b", "kv-1"), entry("team-b", "kv-2"))
     with pytest.raises(ConfigurationError):
-        accounts.load(START_S)
+        accounts.load()
     assert name_of(accounts, x_api_key=b"kv-1") == "team-a"
 
 
@@ -138,6 +147,6 @@ def test_the_command_makes_a_key_and_its_entry(tmp_path: Path) -> None:
     key = first.removeprefix("key").strip()
     file = tmp_path / "accounts.yaml"
     file.write_text(rest)
-    assert name_of(Accounts(file, START_S), x_api_key=key.encode()) == "team-a"
+    assert name_of(Accounts(file), x_api_key=key.encode()) == "team-a"
     assert key not in rest
     assert CliRunner().invoke(key_command, ["team a"]).exit_code == 2
