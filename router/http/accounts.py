@@ -117,10 +117,10 @@ class Account:
             if amount is None:
                 self._used[name] = 0.0
                 continue
-            grows_s = limit.period_s / amount
-            used = self._used[name] = max(0.0, self._used[name] - passed_s / grows_s)
+            one_s = limit.period_s / amount
+            used = self._used[name] = max(0.0, self._used[name] - passed_s / one_s)
             if refusal is None and used > amount - 1:
-                message, wait_s = f"account {self.name}: its {name} are used up", (used + 1 - amount) * grows_s
+                message, wait_s = f"account {self.name}: its {name} are used up", (used + 1 - amount) * one_s
                 refusal = Refusal(429, message, name, "rate_limit_exceeded", wait_s)
         if refusal is None:
             self.spend(Usage(requests=1))

@@ -29,8 +29,8 @@ from router.http.stream_replay import FAILURE, failure_in
 from router.native import built
 
 DONE = b"[DONE]"
-_EVENTS, _GATHER, _PASS_THROUGH, DESERTED = range(4)
-"""Forms of a body. `DESERTED`: the client left, and the worker's connection is closed once the body begins."""
+_EVENTS, _GATHER, _PASS_THROUGH = range(3)
+"""Forms of a body."""
 NONE: Any = None
 """The call, and its watcher, of a relay that is over."""
 
@@ -139,7 +139,7 @@ class AnswerRelay(built.AnswerReceiver):
         is_idle = head.reusable and head.body_bytes == len(head.rest)
         if head.status < 200:  # noqa: PLR2004 - an interim answer, and the beginning of a head
             self.part = head.rest
-        elif self.form == DESERTED:
+        elif exchange.client is None:
             self.body = AnswerBody(head.body_bytes, b"")
             if head.rest or head.body_bytes == 0:
                 self.release(is_idle)
@@ -183,7 +183,7 @@ class AnswerRelay(built.AnswerReceiver):
 
     def take(self, exchange: Exchange, body: AnswerBody, size: int) -> None:
         """Take what `body.feed` has read of `size` bytes, and not passed on."""
-        if self.form == DESERTED:
+        if exchange.client is None:
             self.give_up()
             return
         end, replay_buffer = body.end, self.call.replay_buffer
@@ -326,8 +326,8 @@ class AnswerRelay(built.AnswerReceiver):
         if marked is not None and marked.has_end_mark and not (marked.size or exchange.is_mid_event):
             self.end(exchange, marked, extra=True)
             return
-        is_deserted, watcher = self.form == DESERTED, self._over(exchange)
-        if is_deserted:
+        watcher = self._over(exchange)
+        if exchange.client is None:
             return
         if exchange.has_begun:
             keeps = call.replay_buffer is not None and not exchange.is_mid_event
@@ -351,12 +351,11 @@ class AnswerRelay(built.AnswerReceiver):
     def leave(self, exchange: Exchange, *, at_once: bool = False) -> int:
         """The client left: end the call, and return its `later_events`.
 
-        The worker's connection is closed; of an `is_once` call once its answer begins, or `at_once`.
+        The worker's connection is closed; of an `is_once` call once the body of its answer begins, or `at_once`. Until
+        then the exchange has no client, and the watcher is told nothing.
         """
         later_events = self.later_events
-        if self.call.is_once and self.silent and not at_once:
-            self.form, self.is_odd = DESERTED, True
-        else:
+        if at_once or not (self.call.is_once and self.silent):
             self._over(exchange)
         return later_events
 
@@ -374,7 +373,7 @@ class AnswerRelay(built.AnswerReceiver):
             reason = f"TimeoutError: no byte within {call.limits.first_byte_s:g} s"
         elif not (self.silent or self.paused) and quiet_s > call.limits.between_bytes_s:
             reason = f"TimeoutError: no byte for {call.limits.between_bytes_s:g} s"
-        elif not (self.paused or exchange.is_mid_event) and self.form != DESERTED:
+        elif not (self.paused or exchange.is_mid_event or exchange.client is None):
             reason = self.watcher.reason_to_stop(quiet_s, begun=exchange.has_begun)
         if reason:
             self.fail(self.stage, reason)

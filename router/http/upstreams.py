@@ -28,7 +28,7 @@ from kv_runtime.telemetry import RateLimitedLog
 from router.http.exchange import Exchange, OutboundCall, ResponseHandler, UpstreamStage
 from router.http.heads import HOP_BY_HOP, AnswerReader, Malformed, RequestWriter
 from router.http.limits import HttpLimits
-from router.http.relay import DESERTED, NONE, AnswerRelay
+from router.http.relay import NONE, AnswerRelay
 from router.http.sites import CORS_HEADERS
 from router.native import built
 
@@ -189,7 +189,7 @@ class WorkerConnection(AnswerRelay):
             self.exchange, self.call, self.watcher = None, NONE, NONE
             since_s = self.since_s if self.due_s else 0.0
             self._step(exchange, self._upstreams.dial, self.origin, exchange, call, watcher, since_s)
-        elif clean and body is not None and body.until_close and self.form != DESERTED:
+        elif clean and body is not None and body.until_close and exchange.client is not None:
             self._step(exchange, self.end, exchange, body, extra=True)
         else:
             self._step(exchange, self.fail, self.stage, "the connection closed before the answer's end")
