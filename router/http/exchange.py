@@ -279,7 +279,7 @@ class Exchange(msgspec.Struct, eq=False):
         if client is None:
             return
         outward = client.outward
-        origin = outward.origin(call.base_url)
+        origin = outward.origins[call.base_url]
         if not built.send(origin, self, call, watcher):
             outward.dial(origin, self, call, watcher)
 

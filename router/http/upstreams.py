@@ -15,7 +15,7 @@ import socket
 import ssl
 from asyncio import get_running_loop
 from collections.abc import Callable
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import cast
 from urllib.parse import urlsplit
 
@@ -69,6 +69,16 @@ class UpstreamOrigin:
         except ValueError as error:
             self.fault = str(error)
         self.idle: dict[WorkerConnection, None] = {}
+
+
+class UpstreamOrigins(dict[str, UpstreamOrigin]):
+    """Workers' addresses by URL: the newest `ORIGINS_MAX`."""
+
+    def __missing__(self, base_url: str) -> UpstreamOrigin:
+        if len(self) == ORIGINS_MAX:
+            del self[next(iter(self))]
+        origin = self[base_url] = UpstreamOrigin(base_url)
+        return origin
 
 
 class WorkerConnection(AnswerRelay):
@@ -218,8 +228,7 @@ class Upstreams:
         self.limits = limits
         self.connections_max = limits.worker_connections_max
         """Lowered to what the limit of open files allows, once that is known."""
-        self.origin = lru_cache(ORIGINS_MAX)(UpstreamOrigin)
-        """Returns the address of a URL."""
+        self.origins = UpstreamOrigins()
         self.answers = AnswerReader(not_passed_on)
         self.dials: TaskSet | None = None
         self.connections: set[WorkerConnection] = set()
@@ -235,7 +244,7 @@ class Upstreams:
     @property
     def idle(self) -> int:
         """Idle connections."""
-        return sum(each in each.origin.idle for each in self.connections)
+        return sum(len(origin.idle) for origin in self.origins.values())
 
     def abort(self) -> None:
         """Close all connections."""
@@ -271,11 +280,13 @@ class Upstreams:
 
     def _close_idle(self) -> bool:
         """Close an idle connection to make room for another; return whether there was one."""
-        for connection in self.connections:
-            if connection in connection.origin.idle and not connection.transport.is_closing():
-                del connection.origin.idle[connection]
-                connection.transport.abort()
-                return True
+        for origin in self.origins.values():
+            while origin.idle:
+                connection = next(iter(origin.idle))
+                del origin.idle[connection]
+                if not connection.transport.is_closing():
+                    connection.transport.abort()
+                    return True
         return False
 
 
