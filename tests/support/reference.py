@@ -120,13 +120,13 @@ def engines_page() -> str:
     """Return the page of the engines that can be attached, as Markdown: their classes' facts and docstrings."""
     rows = [
         f"| `{each.name}` | `{each.owned_by}` | `{each.events}` | {_code(each.event_flag)} | {each.block_size} "
-        f"| `{each.metrics.prefix}*` | {'yes' if each.takes_rank else 'no'} | {'yes' if each.stream_words else 'no'} |"
+        f"| `{each.metrics.prefix}*` | {_code(each.rank_header)} | {'yes' if each.stream_format else 'no'} |"
         for each in SERVERS.values()
     ]
     notes = [f"\n## {name}\n\n{cleandoc(each.__doc__ or '')}" for name, each in SERVERS.items()]
     head = (
         "| `engine.kind` | `owned_by` of `/v1/models` | KV events, unless it states where | flag that gives events "
-        "| tokens of a block, by default | metrics | a request can name its rank | its streams resume |"
+        "| tokens of a block, by default | metrics | header that names the rank | its streams resume |"
     )
     made = "Made from the code by `make reference` ([ATTACH](../ATTACH.md))."
     return "\n".join(["# Engines that can be attached", "", made, "", head, "|" + "---|" * 8, *rows, *notes, ""])

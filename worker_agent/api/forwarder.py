@@ -18,7 +18,7 @@ first byte this process answers:
     ------------------------------------------------------   -----------------------------------------------------------
     `kv_prompt_ids`, the body's first key                    nothing: the key and its value are cut out, the rest stays
                                                              byte for byte
-    `x-dp-rank`                                              `X-data-parallel-rank` (vLLM, SGLang)
+    `x-dp-rank`                                              the engine's header for a rank (`rank_header`), if any
     `authorization`                                          the engine's own key, or none
     other routing and hop-by-hop headers                     nothing
     everything else                                          the same
@@ -27,9 +27,7 @@ Token ids cannot be passed on: no engine's chat endpoint takes them beside messa
 change `echo` and log probabilities. So the engine encodes the text itself, as for any client. TensorRT-LLM refuses
 bodies with unknown keys.
 
-Source: the router's `router/prompt/chains.py`; for the header vLLM `vllm/entrypoints/openai/engine/serving.py` and
-SGLang `python/sglang/srt/entrypoints/openai/serving_base.py`; TensorRT-LLM `tensorrt_llm/serve/openai_protocol.py`
-(`extra="forbid"`).
+Source: the router's `router/prompt/chains.py`; TensorRT-LLM `tensorrt_llm/serve/openai_protocol.py` (`extra="forbid"`).
 """
 
 import re
@@ -49,7 +47,6 @@ SILENCE_S = 600.0
 """Longest pause in an answer; routers have their own, shorter bounds."""
 _KEEPALIVE_S = 2.0
 """How long an idle connection is kept: less than engines keep it, which is 5 s (uvicorn's `timeout_keep_alive`)."""
-RANK_HEADER = "X-data-parallel-rank"
 _PROMPT_IDS = re.compile(rb'\s*\{\s*"kv_prompt_ids"\s*:\s*"[A-Za-z0-9+/=]*"\s*(,?)')
 _HOP_BY_HOP = frozenset(
     {
@@ -58,7 +55,7 @@ _HOP_BY_HOP = frozenset(
     }
 )  # fmt: skip
 _ROUTERS_OWN = frozenset({"x-dp-rank", "x-worker-instance-id", "x-prefill-instance-id", "x-decision-id"})
-_NOT_FORWARDED = _HOP_BY_HOP | _ROUTERS_OWN | {"host", "content-length", "authorization", RANK_HEADER.lower(), "expect"}
+_NOT_FORWARDED = _HOP_BY_HOP | _ROUTERS_OWN | {"host", "content-length", "authorization", "expect"}
 _NOT_RETURNED = _HOP_BY_HOP | {"date", "server"}
 
 
@@ -71,11 +68,13 @@ class Forwarder:
         *,
         api_key: str,
         dp_ranks: tuple[int, ...],
+        rank_header: str,
         inflight_requests_max: int,
         tracer: WorkerTracer | None = None,
     ) -> None:
-        """`tracer`: None: requests have no spans."""
+        """`rank_header` empty: the engine chooses the rank. `tracer` None: requests have no spans."""
         self._base_url, self._api_key, self._dp_ranks = base_url.rstrip("/"), api_key, dp_ranks
+        self._rank_header = rank_header
         self._session: aiohttp.ClientSession
         self.in_flight = InFlight(inflight_requests_max, tracer)
 
@@ -104,13 +103,11 @@ class Forwarder:
         return await self._answered(http, without_prompt_ids(await http.read()), dp_rank)
 
     async def _answered(self, http: web.Request, body: bytes, dp_rank: int | None) -> HandledRequest:
-        request = self._session.request(
-            http.method,
-            f"{self._base_url}{http.raw_path}",
-            data=body or None,
-            headers=engine_headers(http.headers.items(), dp_rank=dp_rank, api_key=self._api_key),
-            allow_redirects=False,
+        headers = engine_headers(
+            http.headers.items(), rank_header=self._rank_header, dp_rank=dp_rank, api_key=self._api_key
         )
+        url = f"{self._base_url}{http.raw_path}"
+        request = self._session.request(http.method, url, data=body or None, headers=headers, allow_redirects=False)
         try:
             engine = await request
         except TimeoutError as error:
@@ -153,14 +150,16 @@ def without_prompt_ids(body: bytes) -> bytes:
     return body if found is None else b"{" + body[found.end() :]
 
 
-def engine_headers(headers: Iterable[tuple[str, str]], *, dp_rank: int | None, api_key: str) -> list[tuple[str, str]]:
-    """Return the headers that the engine gets, names and values; `dp_rank` None: the engine chooses the rank."""
+def engine_headers(
+    headers: Iterable[tuple[str, str]], *, rank_header: str, dp_rank: int | None, api_key: str
+) -> list[tuple[str, str]]:
+    """Return the headers that the engine gets; without `rank_header`, or `dp_rank`, it chooses the rank."""
     received = list(headers)
     options = [value for name, value in received if name.lower() == "connection"]
-    dropped = _NOT_FORWARDED | {option.strip().lower() for value in options for option in value.split(",")}
-    forwarded = [(name, value) for name, value in received if name.lower() not in dropped]
-    if dp_rank is not None:
-        forwarded.append((RANK_HEADER, str(dp_rank)))
+    dropped = {option.strip().lower() for value in (rank_header, *options) for option in value.split(",")}
+    forwarded = [(name, value) for name, value in received if name.lower() not in _NOT_FORWARDED | dropped]
+    if rank_header and dp_rank is not None:
+        forwarded.append((rank_header, str(dp_rank)))
     if api_key:
         forwarded.append(("Authorization", f"Bearer {api_key}"))
     return forwarded

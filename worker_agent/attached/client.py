@@ -210,8 +210,7 @@ class EngineClient:
         answer is lost, a jump in the next events' ids shows it (`dialects/trtllm.py`), and the rank is cleared. Older
         versions answer an empty list after 2 s, newer ones at once; so there is a pause after an empty list.
 
-        Source: TensorRT-LLM `tensorrt_llm/serve/openai_server.py`, `get_kv_cache_events`; revisions in
-        `docs/ATTACH.md`.
+        Source: TensorRT-LLM `tensorrt_llm/serve/openai_server.py` at 00057725d9a6, `get_kv_cache_events`.
 
         Raises:
             EngineError: the engine gave no valid answer.

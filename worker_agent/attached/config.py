@@ -142,7 +142,7 @@ class AttachedEngineSection(Section):
     def is_forwarded(self) -> bool:
         """Whether requests go through this process, which hands each to its rank."""
         if self.requests == "auto":
-            return self.dp_ranks > 1 and self.server.takes_rank
+            return self.dp_ranks > 1 and bool(self.server.rank_header)
         return self.requests == "forward"
 
     @property
@@ -292,7 +292,7 @@ def engine_registration(
             version=facts.version or version("kv-router"),
             endpoint=settings.worker.endpoint_name,
             api_endpoints=api_endpoints,
-            stream_token_ids=engine.server.stream_words if tells_ids else "",
+            stream_token_ids=engine.server.stream_format if tells_ids else "",
             event_flag=engine.server.event_flag or UNSET,
         )
     except LimitExceeded as error:

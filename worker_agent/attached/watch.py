@@ -37,10 +37,11 @@ from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import until
 from kv_runtime.telemetry import Family, by_name, gauge
 from worker_agent.attached.client import EngineClient, EngineUnanswered
+from worker_agent.attached.engine_metrics import read_loads
 from worker_agent.engines.servers import SERVERS
+from worker_agent.engines.servers.base import samples_in
 from worker_agent.events.consolidator import WorkerStreams
 from worker_agent.fleet.membership import Membership
-from worker_agent.load.engine_metrics import read_loads, samples_in
 from worker_agent.load.reports import LoadRows, announce_load
 from worker_agent.metrics import load_families, row_families
 

@@ -354,6 +354,7 @@ def _forwarder(
         base_url,
         api_key=settings.engine.api_key.get_secret_value(),
         dp_ranks=worker.dp_ranks,
+        rank_header=settings.engine.server.rank_header,
         inflight_requests_max=section.inflight_requests_max,
         tracer=worker_tracer(tracing, worker.id, section.role, worker.model),
     )

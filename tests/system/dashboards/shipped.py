@@ -169,7 +169,7 @@ OF_ENGINES = (
     *("trtllm_time_to_first_token_seconds_bucket", "trtllm_request_queue_time_seconds_bucket"),
     *("trtllm_time_per_output_token_seconds_bucket", "trtllm_kv_cache_hit_rate"),
 )
-"""Engines' own samples, which agents show with two more labels. Sources: `docs/ATTACH.md`."""
+"""Engines' own samples that panels ask for. Agents show them with two more labels. Sources: `docs/ATTACH.md`."""
 
 
 @cache

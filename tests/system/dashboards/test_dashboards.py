@@ -24,8 +24,9 @@ from tests.system.dashboards.shipped import (
     selectors,
     variables,
 )
+from worker_agent.engines.servers import SERVERS
 
-METRIC = r"(?:kvrouter_|vllm:|sglang:|trtllm_)[a-z_]+"
+METRIC = rf"(?:{'|'.join(['kvrouter_', *(server.metrics.prefix for server in SERVERS.values())])})[a-z_]+"
 
 
 def metric_names(expr: str) -> set[str]:

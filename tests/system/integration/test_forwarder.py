@@ -14,6 +14,7 @@ from tests.support.served import served
 from tests.system.integration.broker import eventually
 from tests.system.integration.engine_doubles import CHUNKS, Fault, TrtllmServeDouble, VllmDouble
 from worker_agent.api.forwarder import Forwarder
+from worker_agent.engines.servers.vllm import Vllm
 
 PATH = "/v1/completions"
 BODY = b'{"model":"m","prompt":"hi","stream":true}'
@@ -23,7 +24,9 @@ ROUTED = b'{"kv_prompt_ids":"' + base64.b64encode(b"\x01\x00\x00\x00") + b'",' +
 @asynccontextmanager
 async def forwarding(url: str, *, inflight: int = 8) -> AsyncIterator[tuple[Forwarder, str, aiohttp.ClientSession]]:
     """A forwarder for an engine of two ranks, its address, and a client."""
-    forwarder = Forwarder(url, api_key="key", dp_ranks=(0, 1), inflight_requests_max=inflight)
+    forwarder = Forwarder(
+        url, api_key="key", dp_ranks=(0, 1), rank_header=Vllm.rank_header, inflight_requests_max=inflight
+    )
     async with aiohttp.ClientSession() as session:
         app = forwarder.app(token="", body_bytes_max=4096)
         server = HttpServer(app, "127.0.0.1", 0, drain_s=1.0, handler_cancellation=True)

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.load import COUNT_MAX, LoadReport
+from worker_agent.attached.engine_metrics import read_loads
 from worker_agent.engines.servers import SERVERS
-from worker_agent.engines.servers.base import EngineFacts
+from worker_agent.engines.servers.base import EngineFacts, Sample, samples_in
 from worker_agent.engines.servers.vllm import facts_of_metrics
-from worker_agent.load.engine_metrics import Sample, read_loads, samples_in
 
 VLLM = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge

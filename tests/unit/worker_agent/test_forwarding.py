@@ -44,10 +44,11 @@ def test_the_rank_has_the_engines_name_and_the_routers_words_stay_behind() -> No
         ("x-odd", "1"),
     ]
     kept = [("content-type", "application/json"), ("x-request-id", "r1")]
-    assert engine_headers(given_headers, dp_rank=None, api_key="") == kept
-    assert engine_headers(given_headers, dp_rank=0, api_key="") == [*kept, ("X-data-parallel-rank", "0")]
-    assert engine_headers(given_headers, dp_rank=1, api_key="k") == [
+    name = "X-data-parallel-rank"
+    assert engine_headers(given_headers, rank_header=name, dp_rank=None, api_key="") == kept
+    assert engine_headers(given_headers, rank_header=name, dp_rank=0, api_key="") == [*kept, (name, "0")]
+    assert engine_headers(given_headers, rank_header=name, dp_rank=1, api_key="k") == [
         *kept,
-        ("X-data-parallel-rank", "1"),
+        (name, "1"),
         ("Authorization", "Bearer k"),
     ]

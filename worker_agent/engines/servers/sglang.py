@@ -1,8 +1,9 @@
 """SGLang's HTTP server.
 
-Source: sgl-project/sglang, `python/sglang/srt/entrypoints/http_server.py`, `python/sglang/srt/metrics/collector.py`,
-`python/sglang/srt/disaggregation/kv_events.py` (`KVEventsConfig`); 0.5.23 `python/sglang/srt/runtime_context.py`
-(`describe_kv_events_publisher`); other revisions in `docs/ATTACH.md`.
+Source: sgl-project/sglang, in `python/sglang/srt/`: `entrypoints/http_server.py` at 9c0549b727fe, newer text as quoted
+in public repositories; `metrics/collector.py` at 00ae9c1590d2, and metrics that public repositories of users recorded;
+`entrypoints/openai/serving_base.py` (`extract_routed_dp_rank_from_header`); `disaggregation/kv_events.py`
+(`KVEventsConfig`); in the wheel 0.5.23 `runtime_context.py` (`describe_kv_events_publisher`), `load_publisher.py`.
 """
 
 from typing import Annotated, ClassVar
@@ -19,10 +20,10 @@ from worker_agent.engines.servers.base import (
     EngineFacts,
     EngineServer,
     Info,
+    MetricNames,
     decoded,
     within,
 )
-from worker_agent.load.engine_metrics import MetricNames
 
 
 class _Described(msgspec.Struct):
@@ -84,7 +85,8 @@ def _event_sockets(config: str | msgspec.UnsetType | None) -> tuple[str, str]:
 class Sglang(EngineServer):
     """Start it with `--enable-metrics`. `"replay_endpoint": "tcp://*:5558"` in the event flag fills gaps.
 
-    A `--page-size` above 1 keeps events few. It states its event addresses. It answers 400 to a streamed chat that asks
+    A `--page-size` above 1 keeps events few. `/server_info` states its event addresses, and `tokenizer_path` there the
+    model's directory. Without `--enable-metrics`, `/metrics` answers 404. It answers 400 to a streamed chat that asks
     for token ids.
     """
 
@@ -102,4 +104,5 @@ class Sglang(EngineServer):
         used_tokens="sglang:num_used_tokens",
         total_tokens="sglang:max_total_num_tokens",
     )
+    rank_header: ClassVar = "X-data-parallel-rank"
     info: ClassVar = (Info(facts_of_server_info, ("/server_info", "/get_server_info")),)  # the latter before

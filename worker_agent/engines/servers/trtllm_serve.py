@@ -1,7 +1,7 @@
 """TensorRT-LLM's own server, `trtllm-serve`. The package `worker_agent.engines.trtllm` runs the engine in the agent.
 
-Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/serve/openai_server.py`, `tensorrt_llm/metrics/collector.py`; iteration
-statistics: `docs/SOURCES.md` E1.7; revisions in `docs/ATTACH.md`.
+Source: NVIDIA/TensorRT-LLM, in `tensorrt_llm/`: `serve/openai_server.py` at 00057725d9a6, `metrics/collector.py` at
+050f80def8df; iteration statistics: `docs/SOURCES.md` E1.7.
 """
 
 from typing import Any, ClassVar
@@ -15,11 +15,11 @@ from worker_agent.engines.servers.base import (
     EngineFacts,
     EngineServer,
     Info,
+    MetricNames,
     decoded,
     facts_of_version,
     within,
 )
-from worker_agent.load.engine_metrics import MetricNames
 
 
 def facts_of_metrics(body: bytes) -> EngineFacts:
@@ -39,7 +39,8 @@ class TrtllmServe(EngineServer):
     """Start it with `kv_cache_config.event_buffer_max_size`, block reuse, and `enable_iter_perf_stats`.
 
     No other client may ask `/kv_cache_events` or `/metrics`: each answer removes what it returns, and an engine without
-    rows of statistics seems idle. Newer versions have metrics as Prometheus text.
+    rows of statistics seems idle. Answers to both may take 5 s. Newer versions have metrics as Prometheus text: the
+    agent shows them if `engine.metrics_path` is their path. With attention DP the engine chooses a request's rank.
 
     An agent that starts later than the engine, or restarts, never sees the `created` events: until an event of the
     widest window comes, the widest that came counts, unless `events.attention_window` states it.
@@ -59,7 +60,6 @@ class TrtllmServe(EngineServer):
         total_blocks="trtllm_kv_cache_max_blocks",
     )
     metrics_answer_s: ClassVar = 5.0  # older versions wait 2 s for rows of statistics, and for events
-    takes_rank: ClassVar = False
     info: ClassVar = (Info(facts_of_metrics), Info(facts_of_version, ("/version",)))
 
     def iterations(self, body: bytes) -> list[dict[str, Any]] | None:

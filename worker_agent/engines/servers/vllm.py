@@ -1,8 +1,9 @@
 """vLLM's OpenAI server, `vllm serve`.
 
-Source: vllm-project/vllm, `vllm/entrypoints/openai/protocol.py`, `vllm/v1/metrics/loggers.py`,
-`vllm/config/kv_events.py` (`KVEventsConfig`); 0.33.0 `vllm/entrypoints/serve/instrumentator/basic.py`
-(`/kv_event_sources`); other revisions in `docs/ATTACH.md`.
+Source: vllm-project/vllm, in `vllm/`: `entrypoints/openai/protocol.py` at ec3b890c14b0, `v1/metrics/loggers.py` at
+005a810bc40f, `entrypoints/openai/engine/serving.py` (`_get_data_parallel_rank`), `config/kv_events.py`
+(`KVEventsConfig`); in the wheel 0.33.0 `entrypoints/serve/instrumentator/basic.py` (`/kv_event_sources`),
+`distributed/kv_events.py`.
 """
 
 from collections.abc import Iterable
@@ -17,11 +18,14 @@ from worker_agent.engines.servers.base import (
     EngineFacts,
     EngineServer,
     Info,
+    MetricNames,
+    Sample,
     decoded,
     facts_of_version,
+    label_count,
+    samples_in,
     within,
 )
-from worker_agent.load.engine_metrics import MetricNames, Sample, label_count, samples_in
 
 _CACHE_CONFIG = "vllm:cache_config_info"
 _SLEEP_STATE = "vllm:engine_sleep_state"
@@ -60,7 +64,8 @@ class Vllm(EngineServer):
     """vLLM. Start it with `--enable-prefix-caching`. `"replay_endpoint": "tcp://*:5558"` in the event flag fills gaps.
 
     Its streams carry token ids, so that another worker can continue them; before 0.10.2 it ignores the request for ids.
-    Since 0.33 it states its event addresses, whatever ports they have.
+    Since 0.33 it states its event addresses (`/kv_event_sources`), whatever ports they have. Before, they are assumed.
+    `root` of its models is the directory. While it sleeps (`vllm:engine_sleep_state`) it is not in the fleet.
     """
 
     name: ClassVar = "vllm"
@@ -81,7 +86,8 @@ class Vllm(EngineServer):
         total_blocks_label="num_gpu_blocks",
         others=(_SLEEP_STATE,),
     )
-    stream_words: ClassVar = "vllm"
+    rank_header: ClassVar = "X-data-parallel-rank"
+    stream_format: ClassVar = "vllm"
     info: ClassVar = (
         Info(facts_of_metrics),
         Info(facts_of_version, ("/version",)),

@@ -3,8 +3,8 @@
 They are strict: a path that the real server does not have is 404, another method 405, and both stand in `surprises`,
 which a test finds empty at the end. What is read once is gone, as it is there.
 
-Each engine of `SERVERS` has its double here, in a file of its own. A double has the `facts` that are to be found of it:
-tests of all engines go through `DOUBLES`.
+Each engine of `SERVERS` has its double here, in a file of its own (`base.py` says how to write one). Tests of all
+engines go through `DOUBLES`.
 """
 
 from importlib import import_module

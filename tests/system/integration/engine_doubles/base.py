@@ -1,6 +1,14 @@
-"""What the doubles of all engines share.
+"""What the doubles of all engines share: they serve the model `m`, and what a test sets in the fields below.
 
-A prefill and a decode server are two doubles with the same `contexts`: what the first holds for the second.
+For a new engine write a subclass of `PrometheusDouble` in a file of its own here, where `DOUBLES` finds it:
+
+    facts          what `EngineClient.query` has to find of a new double that has computed something
+    cards          the models in `/v1/models`
+    metrics_text   the metrics: of each of `ranks`, `running` and `waiting` requests, `used_blocks` of `total_blocks`
+    routes         if the engine has other paths: those of the base class, and these
+
+Tests of all engines then recognize it, read its facts and the load of two ranks, register it and forward requests to
+it. An engine with metrics in another form is a subclass of `EngineDouble`, with tests of its own.
 """
 
 import asyncio
@@ -19,16 +27,6 @@ from worker_agent.engines.servers.base import EngineFacts
 
 CHUNKS = (b'data: {"choices":[{"text":"a"}]}\n\n', b'data: {"choices":[{"text":"b"}]}\n\n', b"data: [DONE]\n\n")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-ONE_RANK: dict[str, Any] = {"directory": "m", "dp_ranks": 1, "block_size": 16, "max_seq_len": 4096}
-"""What vLLM and SGLang say of themselves besides."""
-
-
-def facts_of(kind: str, version: str, **more: Any) -> EngineFacts:
-    """Return the facts of an engine of 1,000 blocks that serves the model `m`."""
-    served: dict[str, Any] = {"served_names": ("m",), "total_kv_blocks": 1000, "api_endpoints": ("chat", "completions")}
-    return EngineFacts(kind=kind, version=version, **served, **more)
 
 
 @dataclass
@@ -52,10 +50,12 @@ class Rank:
 
 @dataclass
 class EngineDouble(ABC):
-    """What all have. `asked` counts paths; `requests` are generations: path, headers by lower-case name, body."""
+    """What all have. `asked` counts paths; `requests` are generations: path, headers by lower-case name, body.
+
+    A prefill and a decode server are two doubles with the same `contexts`: what the first holds for the second.
+    """
 
     facts: ClassVar[EngineFacts]
-    """What is to be found of a new one that has computed something."""
     states_version: ClassVar[bool] = False
     """Whether it answers `/version`."""
     model: str = "m"

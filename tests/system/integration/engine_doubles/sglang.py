@@ -4,14 +4,26 @@ from typing import Any, ClassVar
 
 from aiohttp import web
 
-from tests.system.integration.engine_doubles.base import ONE_RANK, PrometheusDouble, facts_of
+from tests.system.integration.engine_doubles.base import PrometheusDouble
+from worker_agent.engines.servers.base import EngineFacts
 
 
 class SglangDouble(PrometheusDouble):
     """SGLang's HTTP server, started with `--enable-metrics`. An old one has `/get_server_info` alone."""
 
-    facts: ClassVar = facts_of(
-        "sglang", "0.5.9", publish_endpoint="none", max_num_seqs=48, max_num_batched_tokens=8192, **ONE_RANK
+    facts: ClassVar = EngineFacts(
+        kind="sglang",
+        version="0.5.9",
+        directory="m",
+        served_names=("m",),
+        api_endpoints=("chat", "completions"),
+        publish_endpoint="none",
+        dp_ranks=1,
+        block_size=16,
+        total_kv_blocks=1000,
+        max_num_seqs=48,
+        max_num_batched_tokens=8192,
+        max_seq_len=4096,
     )
     is_old: bool = False
     kv_events_config: str | None = None

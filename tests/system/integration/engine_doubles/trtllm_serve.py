@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 from aiohttp import web
 
 from tests.system.integration.double_contexts import DISAGGREGATED_KEYS, FIRST_TOKEN, first_answer, prompt_of
-from tests.system.integration.engine_doubles.base import EngineDouble, facts_of
+from tests.system.integration.engine_doubles.base import EngineDouble
+from worker_agent.engines.servers.base import EngineFacts
 
 OPENAI_KEYS = frozenset({"model", "messages", "prompt", "max_tokens", "stream", "stream_options", "temperature", "n"})
 
@@ -17,7 +18,16 @@ OPENAI_KEYS = frozenset({"model", "messages", "prompt", "max_tokens", "stream", 
 class TrtllmServeDouble(EngineDouble):
     """`trtllm-serve`, which refuses unknown keys. Events and iterations, put there by a test, are answered once."""
 
-    facts: ClassVar = facts_of("trtllm-serve", "1.2.0", block_size=32, max_num_seqs=64, max_num_batched_tokens=8192)
+    facts: ClassVar = EngineFacts(
+        kind="trtllm-serve",
+        version="1.2.0",
+        served_names=("m",),
+        api_endpoints=("chat", "completions"),
+        block_size=32,
+        total_kv_blocks=1000,
+        max_num_seqs=64,
+        max_num_batched_tokens=8192,
+    )
     states_version: ClassVar = True
     block_size: int = 32
     events: list[dict[str, Any]] = field(default_factory=list)

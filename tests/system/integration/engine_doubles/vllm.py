@@ -5,13 +5,25 @@ from typing import Any, ClassVar
 from aiohttp import web
 
 from tests.system.integration.double_contexts import first_answer
-from tests.system.integration.engine_doubles.base import ONE_RANK, PrometheusDouble, facts_of
+from tests.system.integration.engine_doubles.base import PrometheusDouble
+from worker_agent.engines.servers.base import EngineFacts
 
 
 class VllmDouble(PrometheusDouble):
     """vLLM's OpenAI server, 0.33. `adapters` are LoRA names."""
 
-    facts: ClassVar = facts_of("vllm", "0.33.0", publish_endpoint="tcp://*:5557", **ONE_RANK)
+    facts: ClassVar = EngineFacts(
+        kind="vllm",
+        version="0.33.0",
+        directory="m",
+        served_names=("m",),
+        api_endpoints=("chat", "completions"),
+        publish_endpoint="tcp://*:5557",
+        dp_ranks=1,
+        block_size=16,
+        total_kv_blocks=1000,
+        max_seq_len=4096,
+    )
     states_version: ClassVar = True
     adapters: tuple[str, ...] = ()
     publishes_at: tuple[str, ...] = ()

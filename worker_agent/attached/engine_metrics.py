@@ -7,62 +7,14 @@ has its own `engine` number.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
-
-from prometheus_client import samples
-from prometheus_client.parser import text_string_to_metric_families
 
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.ids import DP_RANK_MAX
 from kv_protocol.load import COUNT_MAX, LoadReport
+from worker_agent.engines.servers.base import MetricNames, Sample, label_count
 
-Sample = samples.Sample
-"""One line of an engine's metrics: `name`, `labels`, `value`."""
 _COUNT_MAX = float(COUNT_MAX)
 """Beyond any count; infinity, NaN and negative numbers count as missing, too."""
-
-
-class MetricNames(NamedTuple):
-    """The metric names of one engine, all with `prefix`; empty: it has no such metric.
-
-    The first existing name of `usage` counts, of blocks or tokens in use / all. If `used_blocks` is missing,
-    `used_tokens` counts, then `usage`; if `total_blocks` is, `total_tokens`. `total_blocks_label`: the total is this
-    label's number, not the value. `others` are read for `EngineServer.is_asleep`.
-    """
-
-    prefix: str
-    running: str
-    waiting: str
-    usage: tuple[str, ...]
-    rank_label: str = ""
-    used_tokens: str = ""
-    total_tokens: str = ""
-    used_blocks: str = ""
-    total_blocks: str = ""
-    total_blocks_label: str = ""
-    others: tuple[str, ...] = ()
-
-    @property
-    def all(self) -> frozenset[str]:
-        """Every name that is read."""
-        named = (self.running, self.waiting, *self.usage, self.used_tokens, self.total_tokens, self.used_blocks)
-        return frozenset(filter(None, (*named, self.total_blocks, *self.others)))
-
-
-def samples_in(body: bytes, names: Iterable[str]) -> list[Sample]:
-    """Return the samples of `names` in Prometheus text; raise `MalformedMessage` for an unreadable one.
-
-    An engine has thousands of lines. A skipped line costs a comparison of its first characters, and cannot make the
-    rest unreadable.
-    """
-    openings = tuple(f"{name}{after}" for name in names for after in "{ \t")
-    text = body.decode("utf-8", errors="replace")
-    selected = [line for line in text.splitlines() if line.startswith(openings)]
-    try:
-        families = list(text_string_to_metric_families("\n".join([*selected, ""])))
-    except (ValueError, LookupError) as error:
-        raise MalformedMessage(0, f"metrics: {error}") from error
-    return [sample for family in families for sample in family.samples]
 
 
 def read_loads(
@@ -96,12 +48,6 @@ def read_loads(
     if not reports:
         raise MalformedMessage(0, f"metrics: found no {names.running} and {names.waiting} of ranks {dp_ranks}")
     return reports
-
-
-def label_count(labels: Mapping[str, str], name: str) -> int:
-    """Return the number in a label; 0 if it is `None` or not a number."""
-    text = labels.get(name, "")
-    return int(text) if text.isascii() and text.isdecimal() and len(text) < len(str(1 << 53)) else 0
 
 
 def _by_rank(names: MetricNames, samples: Iterable[Sample], dp_ranks: tuple[int, ...]) -> dict[int, dict[str, float]]:
