@@ -15,11 +15,11 @@ from kv_protocol.fleet import Role
 from kv_runtime.clock import Clock
 from tests.contract.engines import DESCRIPTION, PROMPT, failure, outputs, request, tokens_of
 from tests.system.integration.broker import eventually
-from worker_agent.engines.simulated.engine import SimulatedEngine
+from worker_agent.engines.simulated.engine import TRANSFERS_PATH, SimulatedEngine
 from worker_agent.engines.simulated.handovers import HeldContexts, TransferRules
-from worker_agent.engines.simulated.live_transfer import PATH, TransferFailed
 from worker_agent.engines.simulated.scheduler import Simulator
 from worker_agent.port.handoff import Handoff
+from worker_agent.port.types import EngineError
 
 SPEED = 1000.0
 PATIENT: dict[str, Any] = {"timeout_s": 3600.0}
@@ -81,7 +81,7 @@ async def test_a_prefill_worker_that_dies_during_the_transfer_fails_the_request(
             waiting = group.create_task(failure(outputs(decode.engine, request(handoff=handoff))))
             await eventually(lambda: decode.engine.fetching == 1)
             await prefills.aclose()
-        assert isinstance(waiting.result(), TransferFailed)
+        assert type(waiting.result()) is EngineError
         assert decode.engine.fetches.by_outcome["lost"] == 1
 
 
@@ -117,5 +117,5 @@ async def test_only_a_client_with_the_handoff_gets_the_context() -> None:
             *(("5", b"another", 404), ("6", state, 404), ("-5", state, 404), ("5", b" " * 5000, 413)),
             *(("5", state, 200), ("5", state, 404)),
         ):
-            async with session.post(f"{prefill.contexts.endpoint}{PATH}{name}", data=body) as response:
+            async with session.post(f"{prefill.contexts.endpoint}{TRANSFERS_PATH}{name}", data=body) as response:
                 assert response.status == status, (name, body)

@@ -3,6 +3,15 @@
 An iteration's outputs, events and statistics become visible at its deadline: the previous deadline plus its duration.
 So a late wake-up shortens the next wait. A delay of more than one iteration is not caught up.
 
+KV is transferred in wall time and over HTTP, but no KV is moved: the decode engine waits for the time of the transfer,
+then tells the prefill engine that all has come, which frees the blocks of the context.
+
+    POST /v1/kv_transfers/ID    the body is the handoff's state; the answer is 200, or 404 if the prefill engine holds
+                                no context with this id and state
+
+The state is the only secret of a fetch, and there is no TLS: all engines of a fleet are on one machine, and use its
+loopback address (`handovers.ENDPOINT`), so that a forged handoff cannot name another machine.
+
     role         what it computes
     aggregated   both phases of a request: prefill and decode
     prefill      one token and a handoff; `stop` also waits until the KV of each handoff is fetched, or has expired
@@ -19,18 +28,24 @@ from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
+import aiohttp
 import msgspec
+from aiohttp import web
+from yarl import URL
 
 from kv_runtime.clock import Clock
+from kv_runtime.http.access import require_token
+from kv_runtime.http.answers import error_response, openai_errors
+from kv_runtime.http.server import HttpServer
 from kv_runtime.supervise import TaskSet, until
-from worker_agent.engines.simulated.handovers import OUTCOMES
-from worker_agent.engines.simulated.live_transfer import LiveTransfers, TransferFailed
+from worker_agent.engines.simulated.handovers import HOST, OUTCOMES, TransferOutcome
 from worker_agent.engines.simulated.scheduler import Simulator
 from worker_agent.media.inputs import digest_words
 from worker_agent.media.safetensors import written_tensor
 from worker_agent.port.handoff import Handoff
 from worker_agent.port.types import (
     EngineDescription,
+    EngineError,
     EngineOutput,
     EngineRequest,
     EngineStopped,
@@ -41,6 +56,11 @@ from worker_agent.port.types import (
 )
 
 STATISTICS_MAX = 10_000
+TRANSFERS_PATH = "/v1/kv_transfers/"
+_TRANSFER_BYTES_MAX = 4096
+_TRANSFERS_DRAIN_S = 0.5
+"""How long the stopping server waits for running requests: an engine that stops normally holds no context by then."""
+_OUTCOMES: dict[int, TransferOutcome] = {200: "done", 404: "gone"}
 
 
 class SimulatedEngine:
@@ -57,10 +77,11 @@ class SimulatedEngine:
         """Engine seconds per second of the clock; a test may change it."""
         self._work, self._ended = asyncio.Event(), asyncio.Event()
         self.fetches = KvFetches(*OUTCOMES)
-        self.transfers: LiveTransfers | None = None
-        """Of a prefill or decode engine."""
+        self._transfers: HttpServer | None = None
         if simulator.role in ("prefill", "decode"):
-            self.transfers = LiveTransfers(simulator, clock, speed, self.fetches, self._work.set)
+            app = web.Application(middlewares=[openai_errors, require_token("")], client_max_size=_TRANSFER_BYTES_MAX)
+            app.add_routes([web.post(TRANSFERS_PATH + "{name:[0-9]{1,19}}", self._hand_over)])
+            self._transfers = HttpServer(app, HOST, 0, drain_s=_TRANSFERS_DRAIN_S, handler_cancellation=True)
         self._streams: dict[str, asyncio.Queue[EngineOutput | None]] = {}
         self._fetching = set[asyncio.Task[bool | None]]()
         self._fetch_slots = asyncio.Semaphore(len(simulator.description.dp_ranks) * simulator.description.max_num_seqs)
@@ -77,8 +98,9 @@ class SimulatedEngine:
 
     async def start(self) -> None:
         """Accept requests; `run` computes them, and answers other engines' KV fetches."""
-        if self.transfers is not None:
-            await self.transfers.start()
+        if self._transfers is not None:
+            await self._transfers.start()
+            self.contexts.endpoint = f"http://{HOST}:{self._transfers.port}"
         self._accepting = True
 
     async def run(self) -> None:
@@ -86,8 +108,8 @@ class SimulatedEngine:
         self._running = True
         try:
             async with TaskSet(1) as tasks:
-                if self.transfers is not None:
-                    tasks.spawn(self.transfers.run(self._ended), name="kv transfers")
+                if self._transfers is not None:
+                    tasks.spawn(self._transfers.run(self._ended), name="kv transfers")
                 try:
                     while not self._is_over():
                         await self._step_or_wait()
@@ -120,7 +142,7 @@ class SimulatedEngine:
                 self._fetching.add(fetch)
                 fetch.add_done_callback(self._on_fetched)
                 if not (has_come := await asyncio.shield(fetch)):
-                    failed = TransferFailed(f"{request.request_id}: its KV was not fetched from the prefill worker")
+                    failed = EngineError(f"{request.request_id}: its KV was not fetched from the prefill worker")
                     raise stopped if has_come is None else failed
             for choice, name in enumerate(names):
                 named = msgspec.structs.replace(request, request_id=name)
@@ -225,11 +247,33 @@ class SimulatedEngine:
 
     async def _fetch(self, request: EngineRequest) -> bool | None:
         """Return whether a request's KV has come; None: the engine ended before. It goes on if its request leaves."""
-        assert self.transfers is not None
         assert request.handoff is not None
         async with self._fetch_slots:
             tokens = self._simulator.uncached_tokens(request)
-            return await until(self._ended, self.transfers.fetch(request.handoff, tokens))
+            return await until(self._ended, self._transferred(request.handoff, tokens))
+
+    async def _transferred(self, handoff: Handoff, tokens: int) -> bool:
+        """Wait for the transfer time of `tokens` tokens, then tell the prefill engine; return whether all went well."""
+        rules, began_s = self._simulator.transfers, self._clock.now()
+        outcome: TransferOutcome = "timeout"
+        try:
+            async with asyncio.timeout(rules.timeout_s / self.speed):
+                await self._clock.sleep(rules.duration_s(tokens) / self.speed)
+                outcome = await _told(handoff)
+        except TimeoutError:
+            pass
+        self.fetches.by_outcome[outcome] += 1
+        if outcome == "done":
+            self.fetches.fetched_bytes += tokens * rules.token_bytes
+            self.fetches.seconds += (self._clock.now() - began_s) * self.speed
+        return outcome == "done"
+
+    async def _hand_over(self, http: web.Request) -> web.StreamResponse:
+        name = http.match_info["name"]
+        if not self._simulator.hand_over(int(name), await http.read()):
+            return error_response(404, f"transfer {name}: not held here", code=_OUTCOMES[404])
+        self._work.set()
+        return web.Response()
 
     def _on_fetched(self, fetch: asyncio.Task[bool | None]) -> None:
         self._fetching.discard(fetch)
@@ -260,13 +304,26 @@ class SimulatedEngine:
         self._end()
         if self._fetching:
             await asyncio.wait(self._fetching)
-        if self.transfers is not None:
-            await self.transfers.run(self._ended)
+        if self._transfers is not None:
+            await self._transfers.run(self._ended)
 
     def _end(self) -> None:
         self._accepting = False
         self._end_streams()
         self._ended.set()
+
+
+async def _told(handoff: Handoff) -> TransferOutcome:
+    """Tell the prefill engine that its context has been fetched; return the outcome that its answer means."""
+    try:
+        url = URL(handoff.ctx_info_endpoint or "").with_path(f"{TRANSFERS_PATH}{handoff.ctx_request_id}")
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session,
+            session.post(url, data=handoff.opaque_state, allow_redirects=False) as response,
+        ):
+            return _OUTCOMES.get(response.status, "lost")
+    except (aiohttp.ClientError, OSError, ValueError):  # of a made-up handoff the port may be none
+        return "lost"
 
 
 IMAGE_S = 0.02
