@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from kv_protocol.fleet import Role
 from tests.support.engine_description import described
 from tests.support.trtllm import Fake, trtllm
+from tests.unit.worker_agent.engine_arguments import effective
 from tests.unit.worker_agent.test_request_sampling import PASSED_ON
+from worker_agent.engine_args.arguments import EngineArgs
 from worker_agent.engines.trtllm.bindings import Bindings
 from worker_agent.engines.trtllm.requests import (
     NO_END_TOKEN,
-    Abilities,
     check_request,
     disaggregated_fields,
     sampling_fields,
@@ -35,6 +36,8 @@ STATE = Handoff(opaque_state=b"\xff", first_gen_tokens=(5,), multimodal_hashes=(
 MEDIA = Handoff(multimodal_embedding_handles=({"k": 1},), multimodal_hashes=((1, 2, 3, 4, 5, 6, 7, 8),))
 IMAGE = Media(field="f", media_type="image/png", data=b"\x89", digest="0" * 64)
 FILE = embeddings_media("f", written_tensor("F16", (2, 3), bytes(12)))
+LLGUIDANCE = effective({"guided_decoding_backend": "llguidance"})
+ATTENTION_DP = {"enable_attention_dp": True, "tensor_parallel_size": 2}
 TOKENS = st.lists(st.integers(0, 5), max_size=4)
 
 
@@ -47,9 +50,13 @@ def fields_of(role: Role = "aggregated", end_ids: tuple[int, ...] = (2,), **fiel
     return sampling_fields(asked(**fields), role, end_ids)
 
 
-def refusal(role: Role = "aggregated", abilities: dict[str, Any] | None = None, **fields: Any) -> str:
+def check(request: EngineRequest, args: EngineArgs, **settings: Any) -> None:
+    check_request(request, ENGINE, args, TrtllmSettings(**settings), id_in_use=False)
+
+
+def refusal(args: EngineArgs, processors: tuple[str, ...] = (), **fields: Any) -> str:
     with pytest.raises(RequestRefused) as error:
-        check_request(asked(**fields), ENGINE, Abilities(role=role, **(abilities or {})))
+        check(asked(**fields), args, logits_processors=dict.fromkeys(processors, "m:f"))
     return str(error.value)
 
 
@@ -106,7 +113,7 @@ def test_exactly_the_tokens_that_should_stop_do(stops: list[int], ends: list[int
 )
 def test_each_role_asks_for_its_part(role: Role, fields: dict[str, Any], request_type: str | None) -> None:
     request = asked(**fields)
-    check_request(request, ENGINE, Abilities(role=role))
+    check(request, effective(role=role))
     assert (disaggregated_fields(request, role) or {}).get("request_type") == request_type
     assert takes_transfer(request, role) == (request_type == "generation_only")
 
@@ -123,21 +130,21 @@ def test_each_role_asks_for_its_part(role: Role, fields: dict[str, Any], request
     ],
 )
 def test_what_the_engine_cannot_do_is_refused_with_its_field(role: Role, fields: dict[str, Any], says: str) -> None:
-    assert refusal(role, **fields).startswith(says)
+    assert refusal(effective(role=role), **fields).startswith(says)
 
 
 def test_a_structural_tag_is_refused_where_xgrammar_does_not_guide() -> None:
     wishes: dict[str, Any] = {"sampling": Sampling(guide=Guide(kind="structural_tag", value="{}"))}
     says = 'guided_decoding: found "a structural tag", allowed another guide: llguidance has none, xgrammar has'
-    assert refusal(abilities={"guided_by": "llguidance"}, **wishes) == says
-    check_request(asked(**wishes), ENGINE, Abilities(role="aggregated", guided_by="xgrammar"))
+    assert refusal(LLGUIDANCE, **wishes) == says
+    check(asked(**wishes), effective({"guided_decoding_backend": "xgrammar"}))
     other = Sampling(guide=Guide(kind="json_object"))
-    check_request(asked(sampling=other), ENGINE, Abilities(role="aggregated", guided_by="llguidance"))
+    check(asked(sampling=other), LLGUIDANCE)
 
 
 def test_processors_see_one_sequence() -> None:
     wishes: dict[str, Any] = {"logits_processors": ("p",), "sampling": Sampling(choices=2)}
-    assert refusal(abilities={"logits_processors": {"p"}}, **wishes).startswith("n: found 2, allowed 1 with logits")
+    assert refusal(effective(), ("p",), **wishes).startswith("n: found 2, allowed 1 with logits")
 
 
 @given(st.lists(st.text(alphabet="ab.*+?()[]{}|^$\\ -", min_size=1), min_size=1), st.text(alphabet="ab.|\\"))
@@ -171,10 +178,10 @@ def test_embeddings_have_a_salt_of_their_own_and_images_do_not() -> None:
 
 @pytest.mark.usefixtures("trtllm")
 def test_a_conversation_chooses_the_rank_where_the_engine_keeps_conversations_together() -> None:
-    bindings, request = Bindings(TrtllmSettings()), asked(conversation_id="c", dp_rank=1)
-    bindings.llm = SimpleNamespace(generate_async=dict)
+    args, request = effective(ATTENTION_DP), asked(conversation_id="c", dp_rank=1)
     for conversations, named in ((True, "conversation_params"), (False, "scheduling_params")):
-        abilities = Abilities(role="aggregated", attention_dp=True, conversations=conversations)
-        call = bindings.call(request, abilities, [])
+        bindings = Bindings(args, TrtllmSettings(conversation_affinity=conversations))
+        bindings.llm = SimpleNamespace(generate_async=dict)
+        call = bindings.call(request, [])
         assert isinstance(call, partial)
         assert call.keywords.keys() == {"streaming", named}

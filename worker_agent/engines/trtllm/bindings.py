@@ -29,11 +29,7 @@ from kv_runtime.extras import DISTRIBUTION, install_command
 from worker_agent.engine_args.arguments import EngineArgs
 from worker_agent.engine_args.layers import dotted, found, shown
 from worker_agent.engines.trtllm.logits import LogitsAdapter
-from worker_agent.engines.trtllm.requests import (
-    Abilities,
-    disaggregated_fields,
-    sampling_fields,
-)
+from worker_agent.engines.trtllm.requests import disaggregated_fields, sampling_fields
 from worker_agent.engines.trtllm.settings import TrtllmSettings
 from worker_agent.engines.trtllm.tensors import bias_of, file_of, image_of, tensor_of
 from worker_agent.media.inputs import cache_salt_of, has_media, with_digests
@@ -74,7 +70,7 @@ class Bindings:
         EngineError: the library is not installed, or cannot be imported.
     """
 
-    def __init__(self, settings: TrtllmSettings) -> None:
+    def __init__(self, args: EngineArgs, settings: TrtllmSettings) -> None:
         try:
             import tensorrt_llm  # noqa: PLC0415  see above
 
@@ -88,7 +84,7 @@ class Bindings:
         self.version = str(tensorrt_llm.__version__)
         self._of_requests = (request_error, HandoffInvalid)
         self._dropped, self._mismatches = set[str](), set[str]()
-        self._loras = settings.loras
+        self._args, self._settings = args, settings
         self.llm: Any = None
         self.placing = asyncio.Lock()
         _named("logger", "logger").set_level(settings.log_level)
@@ -105,12 +101,13 @@ class Bindings:
             return RequestRefused("request", str(error), "what the engine can serve")
         return None
 
-    def load(self, args: EngineArgs) -> None:
+    def load(self) -> None:
         """Load the engine; block this thread, for minutes.
 
         Raises:
             EngineError: the library refuses the arguments, or cannot load the model.
         """
+        args = self._args
         try:
             self.llm = _engine_class(args)(**args.as_dict())
         except ValidationError as error:
@@ -120,7 +117,7 @@ class Bindings:
             named = named_in(args, error) if isinstance(error, ValueError) else ""
             raise EngineError(f"the engine cannot be loaded: {type(error).__name__}: {error}{named}") from error
 
-    def call(self, request: EngineRequest, abilities: Abilities, adapters: list[LogitsAdapter]) -> Callable[[], Any]:
+    def call(self, request: EngineRequest, adapters: list[LogitsAdapter]) -> Callable[[], Any]:
         """Return the call that submits one request and returns its result object at once.
 
         `request` has passed `check_request`. One with media takes long here, so call this on a thread then: images are
@@ -130,25 +127,26 @@ class Bindings:
             RequestRefused: an image cannot be decoded.
             Exception: whatever the library raises.
         """
-        sampling, fields = _sampling(request, abilities, adapters), disaggregated_fields(request, abilities.role)
+        args, settings = self._args, self._settings
+        sampling, fields = self._sampling(request, adapters), disaggregated_fields(request, args.role)
         disaggregated = None if fields is None else self._disaggregated(fields)
         inputs: Any = list(request.prompt)
         if request.media or (has_media(request) and request.text is not None):
             inputs = self.llm.preprocess(_with_media(self.llm, request), sampling, disaggregated)
         others: dict[str, Any] = {
-            "streaming": abilities.role != "prefill",
+            "streaming": args.role != "prefill",
             "disaggregated_params": disaggregated,
             "trace_headers": dict(request.trace_headers) or None,
             "cache_salt": cache_salt_of(request),
             "priority": request.queue_priority,
         }
         if lora := request.lora_name:
-            number = 1 + list(self._loras).index(lora)  # unique in the engine
-            others["lora_request"] = _named("llmapi", "LoRARequest")(lora, number, self._loras[lora])
-        if abilities.conversations and request.conversation_id is not None:  # the engine chooses its rank
+            number = 1 + list(settings.loras).index(lora)  # unique in the engine
+            others["lora_request"] = _named("llmapi", "LoRARequest")(lora, number, settings.loras[lora])
+        if settings.conversation_affinity and request.conversation_id is not None:  # the engine chooses its rank
             named = _named("conversation_params", "ConversationParams")
             others["conversation_params"] = named(conversation_id=request.conversation_id)
-        elif abilities.attention_dp and request.dp_rank is not None:
+        elif request.dp_rank is not None and args.attention_dp_size > 1:
             scheduling = _named("scheduling_params", "SchedulingParams")
             others["scheduling_params"] = scheduling(attention_dp_rank=request.dp_rank, attention_dp_relax=False)
         given = {name: each for name, each in others.items() if each is not None}
@@ -216,6 +214,18 @@ class Bindings:
             return None
         return collector({"model_name": model, "engine_type": "trtllm"})
 
+    def _sampling(self, request: EngineRequest, adapters: list[LogitsAdapter]) -> Any:  # noqa: ANN401 - as above
+        sampling = sampling_fields(request, self._args.role, self._settings.end_ids)
+        if (guide := request.sampling.guide) is not None:  # each kind is the name of a field
+            params = _named("sampling_params", "GuidedDecodingParams")
+            sampling["guided_decoding"] = params(**{guide.kind: guide.value})
+        if request.logit_bias:
+            sampling["embedding_bias"] = bias_of(request.logit_bias, self._settings.vocab_size or 0)
+        if adapters:
+            _named("sampling_params", "LogitsProcessor").register(LogitsAdapter)
+            sampling["logits_processor"] = adapters
+        return _named("sampling_params", "SamplingParams")(**sampling)
+
     def _disaggregated(self, fields: dict[str, Any]) -> Any:  # noqa: ANN401 - as above
         """Return the handoff as the library's class; keys that this version lacks are dropped."""
         params = _named("disaggregated_params", "DisaggregatedParams")
@@ -248,19 +258,6 @@ def _engine_class(args: EngineArgs) -> Any:  # noqa: ANN401 - as above
     if args.role == "encode":
         return _named("llmapi", "MultimodalEncoder")
     return _named("_torch.auto_deploy" if args.value("backend") == "_autodeploy" else "llmapi", "LLM")
-
-
-def _sampling(request: EngineRequest, abilities: Abilities, adapters: list[LogitsAdapter]) -> Any:  # noqa: ANN401
-    sampling = sampling_fields(request, abilities.role, abilities.end_ids)
-    if (guide := request.sampling.guide) is not None:  # each kind is the name of a field
-        params = _named("sampling_params", "GuidedDecodingParams")
-        sampling["guided_decoding"] = params(**{guide.kind: guide.value})
-    if request.logit_bias:
-        sampling["embedding_bias"] = bias_of(request.logit_bias, abilities.vocab_size)
-    if adapters:
-        _named("sampling_params", "LogitsProcessor").register(LogitsAdapter)
-        sampling["logits_processor"] = adapters
-    return _named("sampling_params", "SamplingParams")(**sampling)
 
 
 def _with_media(llm: Any, request: EngineRequest) -> dict[str, Any]:  # noqa: ANN401 - as above

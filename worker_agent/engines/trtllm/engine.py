@@ -40,7 +40,7 @@ from worker_agent.engines.trtllm.calls import OwnMetrics, Stream, polled
 from worker_agent.engines.trtllm.loading import load_engine
 from worker_agent.engines.trtllm.logits import LogitsAdapter, factory_at
 from worker_agent.engines.trtllm.outputs import Outputs
-from worker_agent.engines.trtllm.requests import Abilities, check_request
+from worker_agent.engines.trtllm.requests import check_request
 from worker_agent.engines.trtllm.settings import TrtllmSettings
 from worker_agent.media.inputs import has_media
 from worker_agent.port.handoff import Handoff
@@ -90,15 +90,6 @@ class TensorRTLLMEngine:
             factory_at(name, specification)
         self.logits_errors_total: Counter[str] = Counter(dict.fromkeys(processors, 0))
         """How often each configured logits processor failed, in this process."""
-        self._abilities = Abilities(
-            role=args.role,
-            end_ids=self._settings.end_ids,
-            logits_processors=frozenset(processors),
-            guided_by=args.value("guided_decoding_backend"),
-            attention_dp=args.attention_dp_size > 1,
-            vocab_size=self._settings.vocab_size or 0,
-            conversations=self._settings.conversation_affinity,
-        )
         self.own_metrics: OwnMetrics | None = None
         self._bindings: Bindings | None = None
         self._description: EngineDescription | None = None
@@ -187,7 +178,7 @@ class TensorRTLLMEngine:
     async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineOutput, None]:
         """Yield each choice's new tokens as they come; see `Engine`."""
         bindings, is_in_use = self._loaded(request.request_id), request.request_id in self._working
-        check_request(request, self.describe(), self._abilities, id_in_use=is_in_use)
+        check_request(request, self.describe(), self._args, self._settings, id_in_use=is_in_use)
         with self._work(request.request_id):
             stream = await self._submitted(bindings, request)
             self._streams.add(stream)
@@ -283,9 +274,9 @@ class TensorRTLLMEngine:
         specifications, errors = self._settings.logits_processors, self.logits_errors_total
         adapters = [LogitsAdapter(name, specifications[name], errors) for name in request.logits_processors]
         if not has_media(request):
-            return bindings.call(request, self._abilities, adapters)
+            return bindings.call(request, adapters)
         async with bindings.placing:
-            call = await asyncio.to_thread(bindings.call, request, self._abilities, adapters)
+            call = await asyncio.to_thread(bindings.call, request, adapters)
         self._loaded(request.request_id)  # the engine may have stopped meanwhile
         return call
 

@@ -61,8 +61,8 @@ def load_engine(
         longest = _checked_seq_len(args)
     except TextError as error:
         raise EngineError(str(error)) from error
-    bindings = Bindings(settings)
-    bindings.load(args)
+    bindings = Bindings(args, settings)
+    bindings.load()
     try:
         description = described(args, bindings, model, longest)
     except EngineError:

@@ -31,12 +31,12 @@ Source: `docs/SOURCES.md` D4.2 and D6.5; NVIDIA/TensorRT-LLM, `tensorrt_llm/samp
 `tensorrt_llm/_torch/pyexecutor/grammar_matcher.py` (structural tags); `SURFACE.md` of the fake.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import msgspec
-
 from kv_protocol.fleet import Role
+from worker_agent.engine_args.arguments import EngineArgs
+from worker_agent.engines.trtllm.settings import TrtllmSettings
 from worker_agent.media.inputs import has_media, media_rules
 from worker_agent.port.handoff import Handoff, params_of
 from worker_agent.port.types import (
@@ -53,20 +53,8 @@ NO_END_TOKEN = -1
 _PAD_TOKEN = 0
 
 
-class Abilities(msgspec.Struct, frozen=True, kw_only=True):
-    """The loaded engine's features that requests may need. A vocabulary of size 0 is unknown."""
-
-    role: Role
-    end_ids: tuple[int, ...] = ()
-    logits_processors: Collection[str] = ()
-    guided_by: str | None = None
-    attention_dp: bool = False
-    vocab_size: int = 0
-    conversations: bool = False
-
-
 def check_request(
-    request: EngineRequest, engine: EngineDescription, abilities: Abilities, *, id_in_use: bool = False
+    request: EngineRequest, engine: EngineDescription, args: EngineArgs, settings: TrtllmSettings, *, id_in_use: bool
 ) -> None:
     """Check that the engine can serve the request when it is empty.
 
@@ -74,11 +62,11 @@ def check_request(
         RequestRefused: it never can, in this role and with its loaded features.
     """
     refuse_unmet(
-        role_rules(request, abilities.role),
-        media_rules(request, takes_transfer=takes_transfer(request, abilities.role)),
+        role_rules(request, args.role),
+        media_rules(request, takes_transfer=takes_transfer(request, args.role)),
         limits(request, engine, id_in_use=id_in_use),
-        _prompt_rules(request, engine, abilities.role),
-        _sampling_rules(request, abilities),
+        _prompt_rules(request, engine, args.role),
+        _sampling_rules(request, args.value("guided_decoding_backend"), settings),
     )
 
 
@@ -136,18 +124,18 @@ def _prompt_rules(request: EngineRequest, engine: EngineDescription, role: Role)
     yield "prompt", f"{tokens} tokens", f"at most {most}: max_num_tokens, without chunked prefill", is_allowed
 
 
-def _sampling_rules(request: EngineRequest, abilities: Abilities) -> Iterator[Rule]:
-    """Yield the rules for what not every engine can do: the API has checked the values themselves."""
-    guide, by = request.sampling.guide, abilities.guided_by
+def _sampling_rules(request: EngineRequest, by: str | None, settings: TrtllmSettings) -> Iterator[Rule]:
+    """Yield the rules for what not every engine can do, guided `by`: the API has checked the values themselves."""
+    guide, processors = request.sampling.guide, settings.logits_processors
     allowed = "none: the engine was loaded without guided_decoding_backend"
     yield "guided_decoding", "a guide", allowed, guide is None or by is not None
     is_tag = guide is not None and guide.kind == "structural_tag"
     allowed = f"another guide: {by} has none, xgrammar has"
     yield "guided_decoding", "a structural tag", allowed, not is_tag or by == "xgrammar"
-    allowed = ", ".join(sorted(abilities.logits_processors)) or "none: the engine was loaded without any"
+    allowed = ", ".join(sorted(processors)) or "none: the engine was loaded without any"
     for name in request.logits_processors:
-        yield "logits_processors", name, allowed, name in abilities.logits_processors
+        yield "logits_processors", name, allowed, name in processors
     n = request.sampling.choices
     yield "n", n, "1 with logits processors: they see one sequence", n == 1 or not request.logits_processors
     allowed = "none: the size of the model's vocabulary is not known to the agent"
-    yield "logit_bias", "some", allowed, bool(abilities.vocab_size) or not request.logit_bias
+    yield "logit_bias", "some", allowed, bool(settings.vocab_size) or not request.logit_bias
