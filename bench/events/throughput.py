@@ -39,7 +39,7 @@ from bench.processes import FleetProcesses, FleetShape
 from bench.tables import Rounds
 from kv_protocol import subjects
 from kv_runtime.clock import Clock
-from worker_agent.events.outbox import WINDOW_MESSAGES
+from worker_agent.events.outbox import Outbox
 
 BLOCK_TOKENS = 32
 EVENT_BLOCKS = 8
@@ -181,7 +181,7 @@ async def throughput(plan: EventsPlan, results: Rounds, on_progress: Callable[[s
             before, seconds, after = await used_s(), await play(), await used_s()
             now = await stage.log.stream_state(subjects.EVENTS_STREAM)
             copied = await bare.call("copy", after_seq=stored.last_seq, last_seq=now.last_seq)
-            published = await bare.call("publish", window=WINDOW_MESSAGES, messages_min=plan.bare_messages_min)
+            published = await bare.call("publish", window=Outbox.window, messages_min=plan.bare_messages_min)
             return {
                 "blocks/s": load.blocks / seconds,
                 "messages": copied["messages"],

@@ -186,11 +186,11 @@ class Agent:
             BLOCK_SIZE,
             self.instance,
             lambda: random.getrandbits(64),
-            outbox_bytes_max=setup.outbox_bytes_max,
             ring_bytes_max=setup.ring_bytes_max,
-            window_messages=setup.window,
-            chunk_blocks=setup.total_kv_blocks // CHUNKS,
         )
+        self.core.chunk_blocks = setup.total_kv_blocks // CHUNKS
+        for outbox in self.core.outboxes.values():
+            outbox.bytes_max, outbox.window = setup.outbox_bytes_max, setup.window
         self.connection = connect(self._register)
         for dp_rank in self.dp_ranks:
             Answering(self.rank(dp_rank), self.core, self.connection, timeline, setup.answer_part_s, chronicle.answers)

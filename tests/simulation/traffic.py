@@ -172,7 +172,7 @@ def _least_bytes(question: _Question, rank: WorkerRank, source: Consolidation) -
     if question.wants == "repair":
         differing = {_bucket(block) for block in held ^ reader.held}
         return _ROW_BYTES * sum(_bucket(block) in differing for block in held)
-    tail = outbox.tail(reader.seq)
+    tail = outbox.tail(reader.seq, 1 << 30)
     tail_bytes = None if tail is None else sum(len(message) - _COUNT_BYTES for message in tail)
     return all_bytes if tail_bytes is None or tail_bytes > all_bytes + _ENVELOPE_BYTES else tail_bytes
 

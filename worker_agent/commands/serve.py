@@ -191,16 +191,7 @@ class ServedWorker:
         await http.start()
         registration = self._registration(api, http.port)
         membership = Membership(registration, worker_id, clock)
-        loads = LoadReports(
-            engine,
-            log,
-            clock,
-            model=registration.model,
-            worker_id=section.id,
-            instance=self._instance,
-            dp_ranks=registration.dp_ranks,
-            in_flight=lambda: api.in_flight.running,
-        )
+        loads = LoadReports(engine, log, clock, registration, lambda: api.in_flight.running)
         exporter, encoders = None if self._tracing is None else self._tracing.exporter, self._encoders
         Projection(registry, partial(agent_families, section.id, rules, events, loads, api))
         Projection(registry, partial(served_families, section.id, engine, watch))

@@ -29,7 +29,7 @@ from worker_agent.events import recoveries
 from worker_agent.events.dialects.batches import BatchDecoder, count
 from worker_agent.events.engine_events import EngineBatch, EngineCleared, EngineStored
 from worker_agent.events.mirror import ENGINE, RankMirror
-from worker_agent.events.outbox import OUTBOX_BYTES_MAX, RING_BYTES_MAX, WINDOW_MESSAGES, Outbox
+from worker_agent.events.outbox import RING_BYTES_MAX, Outbox
 from worker_agent.events.quarantine import NEWEST_MAX, PROBLEM_CHARACTERS_MAX
 
 _STALE_CHARACTERS_MAX = 1000
@@ -69,6 +69,9 @@ class PublisherState:
 class Consolidation:
     """The ranks' mirrors and outboxes. `draw_epoch` gives each stream a random u64 other than 0."""
 
+    chunk_blocks = recoveries.CHUNK_BLOCKS
+    """Blocks in a part of an answer to a recovery request."""
+
     def __init__(
         self,
         dp_ranks: tuple[int, ...],
@@ -78,22 +81,13 @@ class Consolidation:
         *,
         origins: Sequence[Origin] = (SOLE,),
         is_eagle: bool = False,
-        outbox_bytes_max: int = OUTBOX_BYTES_MAX,
         ring_bytes_max: int = RING_BYTES_MAX,
-        window_messages: int = WINDOW_MESSAGES,
-        chunk_blocks: int = recoveries.CHUNK_BLOCKS,
     ) -> None:
         self._instance = instance
         self.dp_ranks = dp_ranks
         """The ranks that have a stream."""
         self.mirrors = {dp_rank: RankMirror(block_size, is_eagle=is_eagle) for dp_rank in dp_ranks}
-        self.outboxes = {
-            dp_rank: Outbox(
-                draw_epoch(), bytes_max=outbox_bytes_max, ring_bytes_max=ring_bytes_max, window=window_messages
-            )
-            for dp_rank in dp_ranks
-        }
-        self._chunk_blocks = chunk_blocks
+        self.outboxes = {dp_rank: Outbox(draw_epoch(), ring_bytes_max=ring_bytes_max) for dp_rank in dp_ranks}
         self.publishers: Mapping[Origin, PublisherState] = {origin: PublisherState() for origin in origins}
         """The states of all publishers, for metrics and operators."""
         self._stale: dict[tuple[int, str], str] = {}
@@ -208,4 +202,4 @@ class Consolidation:
 
     def recover(self, dp_rank: int, request: RecoverRequest) -> Iterator[Answer]:
         """Return the parts (at least one) of the answer to a recovery request, up to the rank's present last seq."""
-        return recoveries.answer(request, self.outboxes[dp_rank], self.mirrors[dp_rank], self._chunk_blocks)
+        return recoveries.answer(request, self.outboxes[dp_rank], self.mirrors[dp_rank], self.chunk_blocks)

@@ -62,21 +62,15 @@ class PublisherAddress(NamedTuple):
 
 
 class EngineEventSubscriber:
-    """Reads one publisher, from the beginning of its stream; after `idle_s` without a message a replay is due."""
+    """Reads one publisher, from the beginning of its stream; a replay may pause for `answer_s`."""
 
-    def __init__(
-        self,
-        publisher: PublisherAddress,
-        context: zmq.asyncio.Context,
-        clock: Clock,
-        *,
-        idle_s: float = 1.0,
-        answer_s: float = 2.0,
-    ) -> None:
+    answer_s = 2.0
+
+    def __init__(self, publisher: PublisherAddress, context: zmq.asyncio.Context, clock: Clock) -> None:
         self.origin, self._publish_endpoint, self._replay_endpoint = publisher
-        self.cursor = SourceCursor(has_replay=bool(self._replay_endpoint), idle_s=idle_s)
+        self.cursor = SourceCursor(has_replay=bool(self._replay_endpoint))
         """The position in the publisher's stream, for its counts."""
-        self._context, self._clock, self._answer_s = context, clock, answer_s
+        self._context, self._clock = context, clock
         self._disconnected_since_s: float | None = clock.now()
         self._was_connected = False
         self._log = RateLimitedLog(_log, clock)
@@ -187,7 +181,7 @@ class EngineEventSubscriber:
         """Request a replay if one is due and none is awaited; give up an awaited one after `answer_s`."""
         now_s = self._clock.now()
         if self._answered_at_s is not None:
-            if now_s - self._answered_at_s >= self._answer_s or self.cursor.is_overdue(now_s):
+            if now_s - self._answered_at_s >= self.answer_s or self.cursor.is_overdue(now_s):
                 self._end_replay(is_answered=False)
                 await self._deliver(self.cursor.on_no_answer(now_s), deliver)
         elif (start := self.cursor.next_replay(now_s)) is not None:

@@ -26,10 +26,7 @@ from kv_protocol.codec import (
 )
 from kv_protocol.events import Batch, Event
 
-WINDOW_MESSAGES = 32
 SMALL_MAX = 4
-OUTBOX_BYTES_MAX = 64 << 20
-"""Batches of a rank that wait for NATS. Beyond it a dump costs less than sending all that was missed."""
 RING_BYTES_MAX = 16 << 20
 ENTRY_BYTES = 56
 """Memory of a batch in the ring beside its bytes."""
@@ -47,18 +44,16 @@ class OutMessage(NamedTuple):
 class Outbox:
     """The stream of one `(worker_id, dp_rank, epoch)`."""
 
-    def __init__(
-        self,
-        epoch: int,
-        *,
-        bytes_max: int = OUTBOX_BYTES_MAX,
-        ring_bytes_max: int = RING_BYTES_MAX,
-        window: int = WINDOW_MESSAGES,
-    ) -> None:
+    bytes_max = 64 << 20
+    """Bytes of batches that wait for NATS. Beyond it a dump costs less than sending all that was missed."""
+    window = 32
+    """Messages in flight."""
+
+    def __init__(self, epoch: int, *, ring_bytes_max: int = RING_BYTES_MAX) -> None:
         self.epoch = epoch
         self.last_seq = 0
         self.dropped_batches_total = 0
-        self._bytes_max, self._ring_bytes_max, self._window = bytes_max, ring_bytes_max, window
+        self._ring_bytes_max = ring_bytes_max
         self._waiting: deque[bytes] = deque()
         self._waiting_bytes = 0
         self._boundaries: deque[int] = deque()
@@ -89,11 +84,11 @@ class Outbox:
             encoded = encode_batch(Batch(self.epoch, self.last_seq, part, source_seq, engine_time_ns))
             self._waiting.append(encoded)
             self._waiting_bytes += len(encoded)
-        if self._waiting_bytes > self._bytes_max:
+        if self._waiting_bytes > self.bytes_max:
             self._drop()
 
     def _drop(self) -> None:
-        while self._waiting_bytes > self._bytes_max:
+        while self._waiting_bytes > self.bytes_max:
             self._waiting_bytes -= len(self._waiting.popleft())
             self.dropped_batches_total += 1
         self._ring.clear()
@@ -115,7 +110,7 @@ class Outbox:
             return self._again.popleft()
         flying = len(self._in_flight)
         is_due = flying < SMALL_MAX or self._waiting_bytes >= _PAYLOAD_BYTES_MAX
-        if not self._waiting or not is_due or flying >= self._window:
+        if not self._waiting or not is_due or flying >= self.window:
             return None
         message = self._take()
         self._in_flight[message.first_seq] = message
@@ -130,7 +125,7 @@ class Outbox:
         """Queue all messages in flight to be published again."""
         self._again = deque(self._in_flight.values())
 
-    def tail(self, after_seq: int, bytes_max: int = OUTBOX_BYTES_MAX) -> list[bytes] | None:
+    def tail(self, after_seq: int, bytes_max: int) -> list[bytes] | None:
         """Return messages of every batch after `after_seq`, published or not, in order.
 
         None if one of them is no longer kept, they exceed `bytes_max`, or the stream has no such seq.

@@ -77,9 +77,10 @@ class _Question(NamedTuple):
 class SourceCursor:
     """The position, and frames buffered after a hole. Without messages for `idle_s` a replay is due."""
 
-    def __init__(self, *, has_replay: bool = True, idle_s: float = 1.0) -> None:
+    idle_s = 1.0
+
+    def __init__(self, *, has_replay: bool = True) -> None:
         self._has_replay = has_replay
-        self._idle_s = idle_s
         self._received_at_s = float("-inf")
         self._question: _Question | None = None
         self._asked_since_s: float | None = None
@@ -212,7 +213,7 @@ class SourceCursor:
         """Return the sequence to request a replay from; None if none is due, or one is in flight."""
         if not self._has_replay or self._question is not None:
             return None
-        is_idle = now_s - self._received_at_s >= self._idle_s
+        is_idle = now_s - self._received_at_s >= self.idle_s
         if self.is_settled and not is_idle and not self.is_unanswered:
             return None
         if self._asked_since_s is None:

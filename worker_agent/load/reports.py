@@ -45,6 +45,7 @@ import msgspec
 import structlog
 
 from kv_protocol import subjects
+from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.ids import WorkerRank
 from kv_protocol.load import COUNT_MAX, LoadReport, PhaseLoad, encode_load
 from kv_runtime.clock import Clock
@@ -84,21 +85,11 @@ class LoadReports:
     """Polls and announces, as the part `work`. `in_flight` returns how many requests of ours the engine has."""
 
     def __init__(
-        self,
-        engine: Engine,
-        log: EventLog,
-        clock: Clock,
-        *,
-        model: str,
-        worker_id: str,
-        instance: str,
-        dp_ranks: Iterable[int],
-        in_flight: Callable[[], int],
+        self, engine: Engine, log: EventLog, clock: Clock, worker: WorkerRegistered, in_flight: Callable[[], int]
     ) -> None:
         self._engine, self._event_log, self._clock = engine, log, clock
-        self._model, self._worker_id = model, worker_id
-        self._in_flight = in_flight
-        self.rows = LoadRows(instance, dp_ranks)
+        self._worker, self._in_flight = worker, in_flight
+        self.rows = LoadRows(worker.instance, worker.dp_ranks)
         """The parser of the statistics, for its skipped rows."""
         self.work = SupervisedWork("iteration-stats", self._run)
         """The part, and its unexpected failures."""
@@ -139,7 +130,7 @@ class LoadReports:
         self._rests_at_s = now_s + REST_PERIOD_S
         self.newest |= reports
         for dp_rank, report in reports.items():
-            await announce_load(self._event_log, self._model, self._worker_id, dp_rank, report)
+            await announce_load(self._event_log, self._worker.model, self._worker.worker_id, dp_rank, report)
 
 
 async def announce_load(log: EventLog, model: str, worker_id: str, dp_rank: int, report: LoadReport) -> None:

@@ -111,10 +111,11 @@ async def _agent(life: Life, engine: _Engine, log: EventLog, worker_id: str) -> 
             ),
             context,
             clock,
-            idle_s=0.2,
         )
         for rank, origin in enumerate(origins)
     ]
+    for reader in readers:
+        reader.cursor.idle_s = 0.2
     consolidator = Consolidator(core, readers, log, clock, model=MODEL, worker_id=worker_id)
     await consolidator.start()
     try:

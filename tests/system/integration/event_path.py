@@ -124,8 +124,11 @@ def event_path(
 ) -> Consolidator:
     """Return the consolidator of a worker, of which nothing runs; the epochs are 100, 101 and so on."""
     origins = [*([] if source is None else [SOLE]), *(each.origin for each in readers)]
+    core = Consolidation(dp_ranks, BLOCK_SIZE, "i", count(100).__next__, origins=origins)
+    for outbox in core.outboxes.values():
+        outbox.bytes_max = outbox_bytes
     return Consolidator(
-        Consolidation(dp_ranks, BLOCK_SIZE, "i", count(100).__next__, origins=origins, outbox_bytes_max=outbox_bytes),
+        core,
         readers,
         log,
         Clock(),
@@ -162,7 +165,9 @@ async def subscribed_agent(
 ) -> AsyncIterator[Agent]:
     """An agent of an engine that publishes its events there; without `replay` lost ones do not come back."""
     at = PublisherAddress(SOLE, publish, replay)
-    path = event_path(log, EngineEventSubscriber(at, context, Clock(), idle_s=0.2, answer_s=0.5))
+    reader = EngineEventSubscriber(at, context, Clock())
+    reader.answer_s, reader.cursor.idle_s = 0.5, 0.2
+    path = event_path(log, reader)
     async with running(path):
         yield Agent(log, path)
 

@@ -19,6 +19,7 @@ from tests.support.parts import at_work
 from tests.system.integration.broker import eventually
 from tests.system.integration.event_path import MODEL, WORKER
 from tests.system.integration.scripted_engine import ScriptedEngine
+from tests.unit.router.samples import registered
 from worker_agent.load.reports import LoadReports
 from worker_agent.port.types import EngineError
 
@@ -92,16 +93,8 @@ async def reporting(
     monkeypatch.setattr("worker_agent.load.reports.REPORT_PERIOD_S", 0.01)
     monkeypatch.setattr("worker_agent.load.reports.POLL_S", 0.01)
     engine, in_flight = CountingEngine(dp_ranks), [0]
-    loads = LoadReports(
-        engine,
-        log,
-        Clock(),
-        model=MODEL,
-        worker_id=WORKER,
-        instance="i",
-        dp_ranks=dp_ranks,
-        in_flight=lambda: in_flight[0],
-    )
+    worker = registered(WORKER, model=MODEL, dp_ranks=dp_ranks)
+    loads = LoadReports(engine, log, Clock(), worker, lambda: in_flight[0])
     running = Reporting(engine, loads, in_flight)
 
     async def on_report(message: LogMessage) -> None:

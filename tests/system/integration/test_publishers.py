@@ -130,7 +130,8 @@ async def test_a_replay_is_not_given_up_because_its_frames_take_long_to_apply() 
     async with zmq_context() as context, playing(context) as (source,):
         source.ring = dict.fromkeys(range(100), b"x")
         at = PublisherAddress(SOLE, endpoint_of(source.publish), endpoint_of(source.replay))
-        subscriber = EngineEventSubscriber(at, context, clock, idle_s=60.0, answer_s=0.1)
+        subscriber = EngineEventSubscriber(at, context, clock)
+        subscriber.answer_s, subscriber.cursor.idle_s = 0.1, 60.0
         async with at_work(subscriber.part(deliver, 0)):
             await eventually(lambda: len(applied) >= 100)
     assert applied == list(range(100))

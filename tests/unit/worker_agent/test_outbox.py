@@ -12,6 +12,12 @@ EPOCH = 77
 BATCH_BYTES = len(encode_batch(Batch(EPOCH, 1, Cleared())))
 
 
+def bounded(bytes_max: int) -> Outbox:
+    outbox = Outbox(EPOCH)
+    outbox.bytes_max = bytes_max
+    return outbox
+
+
 def add(outbox: Outbox, *events: Event) -> None:
     for event in events:
         outbox.add(event, source_seq=5, engine_time_ns=6)
@@ -38,7 +44,7 @@ def given(outbox: Outbox) -> list[OutMessage]:
 
 def in_tail(outbox: Outbox, after_seq: int) -> list[int] | None:
     """Return the seqs that the tail has; None where there is no tail."""
-    tail = outbox.tail(after_seq)
+    tail = outbox.tail(after_seq, 1 << 20)
     return None if tail is None else [batch.seq for message in tail for batch in decode_message(message)]
 
 
@@ -105,14 +111,14 @@ def test_the_largest_batch_fills_a_message_alone() -> None:
 
 # -------------------------------------------------------------------- too much
 def test_beyond_the_bound_the_oldest_give_way_and_are_counted() -> None:
-    outbox = Outbox(EPOCH, bytes_max=3 * BATCH_BYTES)
+    outbox = bounded(3 * BATCH_BYTES)
     add(outbox, *(Cleared() for _ in range(5)))
     assert (outbox.dropped_batches_total, outbox.last_seq, outbox.unacked_bytes) == (2, 5, 3 * BATCH_BYTES)
     assert [batch.seq for batch in batches(drained(outbox))] == [3, 4, 5]
 
 
 def test_a_drop_leaves_a_gap_in_the_seqs_that_a_reader_finds() -> None:
-    outbox = Outbox(EPOCH, bytes_max=BATCH_BYTES)
+    outbox = bounded(BATCH_BYTES)
     add(outbox, Cleared())
     messages = given(outbox)
     add(outbox, Cleared(), Cleared())
@@ -120,13 +126,13 @@ def test_a_drop_leaves_a_gap_in_the_seqs_that_a_reader_finds() -> None:
 
 
 def test_what_was_dropped_is_not_waited_for() -> None:
-    outbox = Outbox(EPOCH, bytes_max=BATCH_BYTES)
+    outbox = bounded(BATCH_BYTES)
     fill(outbox, 3)
     assert outbox.settled_seq == 2
 
 
 def test_an_event_larger_than_the_bound_is_dropped_and_the_stream_goes_on() -> None:
-    outbox = Outbox(EPOCH, bytes_max=BATCH_BYTES + 8)
+    outbox = bounded(BATCH_BYTES + 8)
     add(outbox, Stored((1, 2)))
     assert (outbox.next_message(), outbox.dropped_batches_total, outbox.last_seq) == (None, 1, 1)
     add(outbox, Stored((3,)))
@@ -166,7 +172,7 @@ def test_without_a_ring_what_waits_has_a_tail_still() -> None:
 
 
 def test_no_tail_reaches_over_what_was_dropped() -> None:
-    outbox = Outbox(EPOCH, bytes_max=2 * BATCH_BYTES)
+    outbox = bounded(2 * BATCH_BYTES)
     fill(outbox, 2)
     message = next_message(outbox)
     fill(outbox, 3)
@@ -200,7 +206,8 @@ class Log:
 
 @drawn(st.lists(st.sampled_from(["add", "give", "take", "lose the answer", "acknowledge", "go back"]), max_size=60))
 def test_every_batch_is_in_the_log_once_whatever_was_lost_on_the_way(steps: list[str]) -> None:
-    outbox, log, flying, answers = Outbox(EPOCH, window=3), Log(), [], []
+    outbox, log, flying, answers = Outbox(EPOCH), Log(), [], []
+    outbox.window = 3
     for step in [*steps, "go back"]:
         if step == "add":
             fill(outbox, 1)

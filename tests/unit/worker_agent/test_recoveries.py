@@ -75,10 +75,9 @@ EMPTY_TABLE = bucket_table([SetDigest().buckets] * 4)
 
 def consolidation(*, ring_bytes_max: int = 1 << 20, chunk_blocks: int = 8192) -> Consolidation:
     """One rank; its epoch is 1000."""
-    epochs = count(EPOCH)
-    return Consolidation(
-        (0,), BLOCK_SIZE, "i", epochs.__next__, ring_bytes_max=ring_bytes_max, chunk_blocks=chunk_blocks
-    )
+    core = Consolidation((0,), BLOCK_SIZE, "i", count(EPOCH).__next__, ring_bytes_max=ring_bytes_max)
+    core.chunk_blocks = chunk_blocks
+    return core
 
 
 def store(first: int, blocks: int, tier: Tier = Tier.GPU) -> EngineStored:

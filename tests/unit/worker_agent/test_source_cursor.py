@@ -91,7 +91,7 @@ def test_the_first_question_is_due_at_once_for_what_was_published_before_we_list
 
 
 def test_messages_put_the_question_off() -> None:
-    cursor = SourceCursor(idle_s=1.0)
+    cursor = SourceCursor()
     for sequence in range(5):
         live(cursor, sequence, NOW_S + sequence * 0.9)
         assert cursor.next_replay(NOW_S + sequence * 0.9 + 0.89) is None
