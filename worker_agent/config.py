@@ -6,6 +6,7 @@ import socket
 from collections.abc import Mapping
 from typing import Annotated, Literal, Self
 
+from aiohttp import web
 from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
 
 from kv_protocol.body_limits import BodyLimits
@@ -13,6 +14,7 @@ from kv_protocol.fleet import Role
 from kv_protocol.ids import WORKER_ID_PATTERN
 from kv_runtime.config.sections import LINES, BodyBoundsSection, NatsClientSection, Section, Settings, TelemetrySection
 from kv_runtime.http.hosts import HostName, HostNames, is_loopback
+from kv_runtime.http.server import HttpServer
 from kv_runtime.tracing.service import TracingSection
 from worker_agent.api.parsers.families import REASONING_PARSERS, TOOL_CALL_PARSERS, AnswerFormat
 from worker_agent.engines.simulated.handovers import NETWORK
@@ -111,9 +113,10 @@ class WorkerSection(Section):
         """The host that stands in the registered address."""
         return self.advertise_host or (self.host if self.host != "0.0.0.0" else socket.gethostname())  # noqa: S104
 
-    def host_names(self) -> HostNames:
-        """Return the accepted host names, including the advertised one."""
-        return HostNames(self.host, (self.advertised_host.lower(), *self.hosts), setting="worker.hosts")
+    def server(self, app: web.Application) -> HttpServer:
+        """Return the server of `app` at the worker's address, not started; it accepts the advertised host's name."""
+        hosts = HostNames(self.host, (self.advertised_host.lower(), *self.hosts), setting="worker.hosts")
+        return HttpServer(app, self.host, self.port, hosts=hosts, drain_s=self.drain_s, handler_cancellation=True)
 
     @property
     def endpoint_name(self) -> str:

@@ -29,7 +29,6 @@ from kv_runtime.clock import Clock
 from kv_runtime.config.loading import ConfigurationError
 from kv_runtime.event_log import EventLog
 from kv_runtime.http.hosts import url_of
-from kv_runtime.http.server import HttpServer
 from kv_runtime.supervise import Part, run_parts, until
 from kv_runtime.telemetry import Family, by_name, counter, gauge
 from kv_runtime.text.byte_model import BYTE_MODEL, ByteText
@@ -302,10 +301,19 @@ class AttachedWorker:
             self._loads = EngineLoads(engine.client, host.log, host.clock, worker, total_blocks=total_blocks)
             parts.append(Part("engine-loads", self._loads.run, 2))
         if settings.engine.is_forwarded:
-            forwarder, served = _forwarder(settings, worker, base_url, host.tracing)
-            self._forwarder = forwarder
+            section = settings.worker
+            forwarder = self._forwarder = Forwarder(
+                base_url,
+                api_key=settings.engine.api_key.get_secret_value(),
+                dp_ranks=worker.dp_ranks,
+                rank_header=settings.engine.server.rank_header,
+                inflight_requests_max=section.inflight_requests_max,
+                tracer=worker_tracer(host.tracing, worker.id, section.role, worker.model),
+            )
+            app = forwarder.app(token=section.token.get_secret_value(), body_bytes_max=section.body_bytes_max)
+            served = section.server(app)
             await served.start()
-            base_url = url_of(settings.worker.advertised_host, served.port)
+            base_url = url_of(section.advertised_host, served.port)
             parts.append(Part("forwarder", served.run, 1, lambda: {"requests": forwarder.in_flight.running}))
             until_run.push_async_callback(end_unrun, parts[-1:])
         registration = engine_registration(settings, engine.facts, engine.text, worker.instance, base_url)
@@ -343,23 +351,3 @@ class AttachedWorker:
             _log.error("engine_has_another_model", found=registration.model, allowed=worker.model)
             return None
         return registration
-
-
-def _forwarder(
-    settings: AttachSettings, worker: WorkerStreams, base_url: str, tracing: Tracing | None
-) -> tuple[Forwarder, HttpServer]:
-    """Return the forwarder of requests to the engine, and its server; neither is started."""
-    section = settings.worker
-    forwarder = Forwarder(
-        base_url,
-        api_key=settings.engine.api_key.get_secret_value(),
-        dp_ranks=worker.dp_ranks,
-        rank_header=settings.engine.server.rank_header,
-        inflight_requests_max=section.inflight_requests_max,
-        tracer=worker_tracer(tracing, worker.id, section.role, worker.model),
-    )
-    app = forwarder.app(token=section.token.get_secret_value(), body_bytes_max=section.body_bytes_max)
-    names, drain_s = section.host_names(), section.drain_s
-    return forwarder, HttpServer(
-        app, section.host, section.port, hosts=names, drain_s=drain_s, handler_cancellation=True
-    )

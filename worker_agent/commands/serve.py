@@ -31,7 +31,6 @@ from kv_protocol.hashing import HASH_SCHEME, canary
 from kv_runtime.clock import Clock
 from kv_runtime.event_log import EventLog, connected_log, log_families
 from kv_runtime.http.hosts import url_of
-from kv_runtime.http.server import HttpServer
 from kv_runtime.main_thread import ThreadCall
 from kv_runtime.supervise import Part, PartGaveUp, run_parts, until
 from kv_runtime.telemetry import Family, LoopLag, Projection, by_name, counter, gauge, new_registry
@@ -180,14 +179,7 @@ class ServedWorker:
         app = api.app(registry, token=section.token.get_secret_value(), body_bytes_max=section.body_bytes_max)
         if self._encode_api is not None:
             app.add_routes(self._encode_api.routes())
-        http = HttpServer(
-            app,
-            section.host,
-            section.port,
-            hosts=section.host_names(),
-            drain_s=section.drain_s,
-            handler_cancellation=True,
-        )
+        http = section.server(app)
         await http.start()
         registration = self._registration(api, http.port)
         membership = Membership(registration, worker_id, clock)
