@@ -67,12 +67,7 @@ def chosen_engine(settings: AgentSettings, options: EngineOptions) -> EngineChoi
         return _trtllm_chosen(settings, options)
     if options.given:
         expected = "options of this command; TensorRT-LLM's arguments go with --engine trtllm alone"
-        raise EngineArgsInvalid(
-            [
-                ArgumentFinding(severity="error", place=each, found="another", expected=expected)
-                for each in options.given
-            ]
-        )
+        raise EngineArgsInvalid([ArgumentFinding(each, "another", expected) for each in options.given])
     engine = settings.engine
     return EngineChoice(
         None,

@@ -223,9 +223,7 @@ def pruned(values: Values, role: Role) -> tuple[Values, list[ArgumentFinding]]:
         places = [each.place for path, each in values.items() if path[0] == name and each.layer not in _OURS]
         if why and places:
             what, expected = f"{found(shown((name,), at(values, name)))}; left out", f"nothing {why}"
-            warnings.append(
-                ArgumentFinding(severity="warning", place=places[0], path=(name,), expected=expected, found=what)
-            )
+            warnings.append(ArgumentFinding(places[0], what, expected, (name,), "warning"))
     return {path: each for path, each in values.items() if not left_out(role, path[0])}, warnings
 
 
@@ -325,14 +323,12 @@ def conflicts(args: EngineArgs, options: EngineOptions) -> list[ArgumentFinding]
     findings = []
     if version and not is_supported(version):
         severity: Severity = "warning" if options.allows_unknown else "error"
-        findings.append(
-            ArgumentFinding(severity=severity, place="tensorrt_llm", found=f"version {version}", expected=SUPPORTED)
-        )
+        findings.append(ArgumentFinding("tensorrt_llm", f"version {version}", SUPPORTED, severity=severity))
     for applies, severity, path, what, expected in rows:
         if applies:
             given = args.first(*path)
             place = "not given" if given is None else given.place
-            findings.append(ArgumentFinding(severity=severity, place=place, path=path, found=what, expected=expected))
+            findings.append(ArgumentFinding(place, what, expected, path, severity))
     return findings
 
 
@@ -370,8 +366,7 @@ def _findings(values: Values) -> Iterator[ArgumentFinding]:
         path = tuple(name.split("."))
         given, value = first_at(values, path), at(values, *path)
         if given is not None and (expected := _expected(kind, value)):
-            what = found(shown(path, value))
-            yield ArgumentFinding(severity="error", place=given.place, path=path, expected=expected, found=what)
+            yield ArgumentFinding(given.place, found(shown(path, value)), expected, path)
 
 
 def _expected(kind: Any, value: object) -> str:  # noqa: ANN401 - a type, in any of its forms

@@ -130,14 +130,14 @@ def nested(values: Mapping[Path, Any]) -> dict[str, Any]:
 Severity = Literal["error", "warning"]
 
 
-class ArgumentFinding(msgspec.Struct, frozen=True, kw_only=True):
+class ArgumentFinding(msgspec.Struct, frozen=True):
     """One problem of the arguments. `found` and `expected` are texts without secrets."""
 
-    severity: Severity
     place: str
-    path: Path = ()
     found: str
     expected: str
+    path: Path = ()
+    severity: Severity = "error"
 
     def __str__(self) -> str:
         where = f"{self.place}: {dotted(self.path)}" if self.path else self.place

@@ -109,7 +109,7 @@ def check_files(args: EngineArgs) -> None:
         given = args.first(*path)
         if problem and given is not None:
             what = f"{shortened(str(given.value))!r}, {problem}"
-            raise EngineArgsInvalid([_problem(given.place, what, expected, path)])
+            raise EngineArgsInvalid([ArgumentFinding(given.place, what, expected, path)])
 
 
 def _model_problem(model: str) -> str:
@@ -186,9 +186,11 @@ def read_flags(arguments: Sequence[str]) -> Values:
         path = tuple(flag.removeprefix(FLAG_PREFIX).split("."))
         one = layer("override", [(path, typed(text), flag)])
         if not all(map(_NAME.fullmatch, path)):
-            problems.append(_problem(flag, "no such path", f"{FLAG_PREFIX}a.b.c, of letters, digits and _"))
+            problems.append(ArgumentFinding(flag, "no such path", f"{FLAG_PREFIX}a.b.c, of letters, digits and _"))
         elif any(path[: len(each)] == each[: len(path)] for each in values):
-            problems.append(_problem(flag, "an earlier flag for the same path, or one above it", "one flag for a path"))
+            problems.append(
+                ArgumentFinding(flag, "an earlier flag for the same path, or one above it", "one flag for a path")
+            )
         values |= one
     if problems:
         raise EngineArgsInvalid(problems)
@@ -225,20 +227,16 @@ def _pairs(arguments: Sequence[str], problems: list[ArgumentFinding]) -> Iterato
         if not flag.startswith(FLAG_PREFIX):
             what = "no option of this command" if flag.startswith("-") else "a value that belongs to no option"
             place = flag if flag.startswith("-") else "arguments"
-            problems.append(_problem(place, what, f"this command's options, or {FLAG_PREFIX}a.b.c VALUE"))
+            problems.append(ArgumentFinding(place, what, f"this command's options, or {FLAG_PREFIX}a.b.c VALUE"))
         elif has_value:
             yield flag, text
         else:
             value = next(rest, None)
             if value is None or value.startswith("--"):
-                problems.append(_problem(flag, "nothing", "a value behind it"))
+                problems.append(ArgumentFinding(flag, "nothing", "a value behind it"))
             else:
                 yield flag, value
 
 
-def _problem(place: str, what: str, expected: str, path: ArgumentPath = ()) -> ArgumentFinding:
-    return ArgumentFinding(severity="error", place=place, path=path, found=what, expected=expected)
-
-
 def _invalid(place: str, what: str, expected: str) -> EngineArgsInvalid:
-    return EngineArgsInvalid([_problem(place, what, expected)])
+    return EngineArgsInvalid([ArgumentFinding(place, what, expected)])
