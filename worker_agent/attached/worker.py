@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import structlog
 import zmq.asyncio
+from msgspec.structs import replace
 
 from kv_protocol.fleet import NO_EVENTS, WorkerRegistered
 from kv_protocol.fleet_gate import FleetGate
@@ -41,7 +42,7 @@ from worker_agent.attached.client import EngineClient
 from worker_agent.attached.config import AttachSettings, completed_facts, engine_registration
 from worker_agent.attached.watch import EngineLoads, HealthWatch
 from worker_agent.engines.servers.base import NO_EVENTS_ENDPOINT, EngineFacts
-from worker_agent.events.consolidator import Consolidator, WorkerStreams, end_unrun, event_path
+from worker_agent.events.consolidator import Consolidator, WorkerStreams, event_path
 from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.source_poller import Source
 from worker_agent.fleet.membership import Membership
@@ -261,15 +262,11 @@ class AttachedWorker:
             tracing=events_of(host.tracing),
             stale="" if source or worker.publishers else NO_EVENTS,
         )
-        parts = streams.parts(first_stage=2)
-        async with AsyncExitStack() as until_run:
-            until_run.push_async_callback(end_unrun, parts)
-            others = [] if engine is None else await self._fronted(engine, worker, worker_id, cleanup, until_run)
-            await streams.start()
-            until_run.pop_all()  # from here on the parts own the sockets
+        await streams.start()
+        others = [] if engine is None else await self._fronted(engine, worker, worker_id, cleanup)
         self._streams = streams
         self._report(f"{worker.id}{self._summary(worker, facts)}", worker.model)
-        return [*parts, *others]
+        return [*streams.parts(first_stage=2), *others]
 
     def _summary(self, worker: WorkerStreams, facts: EngineFacts) -> str:
         engine, given = self._settings.engine, self._given
@@ -283,19 +280,15 @@ class AttachedWorker:
         )
 
     async def _fronted(
-        self,
-        engine: _Engine,
-        worker: WorkerStreams,
-        worker_id: WorkerId,
-        cleanup: AsyncExitStack,
-        until_run: AsyncExitStack,
+        self, engine: _Engine, worker: WorkerStreams, worker_id: WorkerId, cleanup: AsyncExitStack
     ) -> list[Part]:
         """Return the parts that watch and front the engine; forwarded requests are accepted from now on.
 
-        `cleanup` publishes `WorkerLeft`; `until_run` ends the forwarder if the parts will not run.
+        `cleanup` publishes `WorkerLeft`. What can fail comes before the forwarder's start: its part ends it.
         """
         settings, host, parts = self._settings, self._host, list[Part]()
         self._client, base_url = engine.client, engine.client.base_url
+        registration = engine_registration(settings, engine.facts, engine.text, worker.instance, base_url)
         if settings.engine.metrics_path:
             total_blocks = engine.facts.total_kv_blocks
             self._loads = EngineLoads(engine.client, host.log, host.clock, worker, total_blocks=total_blocks)
@@ -315,8 +308,7 @@ class AttachedWorker:
             await served.start()
             base_url = url_of(section.advertised_host, served.port)
             parts.append(Part("forwarder", served.run, 1, lambda: {"requests": forwarder.in_flight.running}))
-            until_run.push_async_callback(end_unrun, parts[-1:])
-        registration = engine_registration(settings, engine.facts, engine.text, worker.instance, base_url)
+            registration = replace(registration, base_url=base_url)
         membership = self._membership = Membership(registration, worker_id, host.clock)
         watch = HealthWatch(
             engine.client,

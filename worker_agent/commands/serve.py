@@ -46,7 +46,7 @@ from worker_agent.commands.engine_choice import EngineChoice, build_engine, engi
 from worker_agent.config import AgentSettings
 from worker_agent.engines.simulated.engine import SimulatedEngine
 from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
-from worker_agent.events.consolidator import Consolidator, WorkerStreams, end_unrun, event_path
+from worker_agent.events.consolidator import Consolidator, WorkerStreams, event_path
 from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.source_poller import Source
 from worker_agent.fleet.canary import CanaryWatch
@@ -140,9 +140,8 @@ class ServedWorker:
                 if stop.is_set():
                     return
                 rules, events = self._event_path(log, context)
-                until_run.push_async_callback(end_unrun, events.parts(first_stage=0))
                 parts = await self._parts(log, worker_id, rules, events, cleanup, report)
-                until_run.pop_all()  # from here on the parts end engine and events
+                until_run.pop_all()  # from here on its part ends the engine
             await run_parts(parts, stop=stop, drain_s=self._settings.drain_s + _ABORTS_S)
 
     def _event_path(self, log: EventLog, context: zmq.asyncio.Context) -> tuple[TrtllmRules, Consolidator]:

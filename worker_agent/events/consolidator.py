@@ -21,7 +21,7 @@ from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import Clock
 from kv_runtime.config.loading import ConfigurationError
 from kv_runtime.event_log import BrokerUnavailable, EventLog
-from kv_runtime.supervise import RESTARTS, Part, Restarts, run_parts
+from kv_runtime.supervise import RESTARTS, Part, Restarts
 from kv_runtime.tracing.service import EventTracing
 from worker_agent.events.consolidation import SOLE, Consolidation, Origin
 from worker_agent.events.engine_event_subscriber import EngineEventSubscriber, PublisherAddress
@@ -34,7 +34,6 @@ from worker_agent.events.source_cursor import Delivery
 from worker_agent.events.source_poller import Source, SourcePoller
 from worker_agent.port.types import POLL_S
 
-_END_S = 5.0
 _log = structlog.get_logger("consolidator")
 
 
@@ -215,16 +214,6 @@ class Consolidator:
 def new_epoch() -> int:
     """Return a random epoch for a stream; never 0."""
     return 1 + secrets.randbelow((1 << 64) - 1)
-
-
-async def end_unrun(parts: Iterable[Part]) -> None:
-    """Run the parts with `stop` set, so that they close their sockets and end.
-
-    A ZeroMQ context cannot be destroyed before all its sockets are closed, and the parts own these sockets.
-    """
-    stop = asyncio.Event()
-    stop.set()
-    await run_parts(parts, stop=stop, drain_s=_END_S)
 
 
 def event_path(

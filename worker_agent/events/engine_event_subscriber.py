@@ -74,15 +74,8 @@ class EngineEventSubscriber:
         self._disconnected_since_s: float | None = clock.now()
         self._was_connected = False
         self._log = RateLimitedLog(_log, clock)
-        self._live = _socket(context, zmq.SUB)
-        self._live.subscribe(b"")  # all topics: a publisher has its address to itself
-        self._line = self._live.get_monitor_socket(_LINE_EVENTS)
-        self._live.connect(self._publish_endpoint)
         self._replay: zmq.asyncio.Socket | None = None
         self._answered_at_s: float | None = None  # when the present replay was requested, or its newest frame applied
-        self._ready = zmq.asyncio.Poller()
-        self._ready.register(self._line, zmq.POLLIN)
-        self._ready.register(self._live, zmq.POLLIN)
         self._moved = asyncio.Condition()
         self.refused_messages_total = 0
 
@@ -111,6 +104,13 @@ class EngineEventSubscriber:
 
     async def _run(self, deliver: Deliver, stop: asyncio.Event) -> None:
         """Read until `stop` is set, then for at most `_DRAIN_S` what is still in flight or missing."""
+        self._live = _socket(self._context, zmq.SUB)
+        self._live.subscribe(b"")  # all topics: a publisher has its address to itself
+        self._line = self._live.get_monitor_socket(_LINE_EVENTS)
+        self._live.connect(self._publish_endpoint)
+        self._ready = zmq.asyncio.Poller()
+        self._ready.register(self._line, zmq.POLLIN)
+        self._ready.register(self._live, zmq.POLLIN)
         try:
             while not stop.is_set():
                 await self._read(deliver)

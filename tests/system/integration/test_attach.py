@@ -5,6 +5,7 @@ import re
 import sys
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import aiohttp
 import pytest
@@ -261,7 +262,7 @@ async def test_an_engine_is_described_again_and_leaves_while_it_sleeps_or_does_n
         await asyncio.gather(*running)
 
 
-async def test_an_attach_that_fails_once_its_forwarder_listens_closes_the_port(
+async def test_an_attach_that_fails_before_its_parts_run_leaves_no_port_open(
     log: EventLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (port,) = free_ports(1)
@@ -270,11 +271,7 @@ async def test_an_attach_that_fails_once_its_forwarder_listens_closes_the_port(
         {"engine": {**engine, "requests": "forward"}, "worker": {"id": WORKER, "host": "127.0.0.1", "port": port}}
     )
 
-    async def start(_: Consolidator) -> None:
-        (await asyncio.open_connection("127.0.0.1", port))[1].close()
-        raise BrokerUnavailable("away")
-
-    monkeypatch.setattr(Consolidator, "start", start)
+    monkeypatch.setattr(Consolidator, "start", AsyncMock(side_effect=BrokerUnavailable("away")))
     async with zmq_context() as context:
         host = Host(log, context, Clock(), FleetGate(), load_text)
         with pytest.raises(BrokerUnavailable):
