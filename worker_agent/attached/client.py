@@ -80,9 +80,9 @@ class EngineUnanswered(Exception):
 
 
 class EngineClient:
-    """A client of one engine, between entering and leaving the block. `api_key` goes with every request.
+    """A client of one engine. Make it in an event loop, as an `async with` block: its connections end with the block.
 
-    `kind` is a name in `SERVERS`, empty until it is known.
+    Every request has `api_key`. `kind` is a name in `SERVERS`, empty until the engine has named itself.
     """
 
     def __init__(
