@@ -49,11 +49,6 @@ def test_of_too_many_paths_those_that_clients_use_are_stated() -> None:
     assert (len(stated), stated[:3]) == (60, ("/tokenize", "/v1/rerank", "/00"))
 
 
-def test_a_server_that_says_only_names_says_only_names() -> None:
-    body = b'{"object": "list", "data": [{"id": "m", "object": "model", "created": 1, "owned_by": "tensorrt_llm"}]}'
-    assert facts_of_models(body) == EngineFacts(kind="trtllm-serve", served_names=("m",))
-
-
 def test_sglang_says_tokens_and_means_blocks() -> None:
     body = json.dumps(
         {
@@ -125,20 +120,12 @@ def test_metrics_are_rows_of_iterations_or_another_engine_s_text() -> None:
             SERVERS["trtllm-serve"].iterations(body)
 
 
-@pytest.mark.parametrize(
-    ("card", "kind", "directory"),
-    [
-        ({"owned_by": "vllm", "root": "/models/llama"}, "vllm", "/models/llama"),
-        ({"owned_by": "sglang", "root": "llama"}, "sglang", ""),
-        ({"owned_by": "tensorrt_llm"}, "trtllm-serve", ""),
-        ({"owned_by": "somebody", "root": "/models/llama"}, "", ""),
-    ],
-)
-def test_a_card_says_whose_engine_it_is_and_vllm_s_where_the_model_lies(
-    card: dict[str, str], kind: str, directory: str
-) -> None:
-    said = facts_of_models(json.dumps({"data": [{"id": "llama", **card}]}).encode())
-    assert (said.kind, said.directory) == (kind, directory)
+def test_the_root_of_a_card_is_a_directory_if_its_engine_says_so_there() -> None:
+    for server in (*SERVERS.values(), None):
+        card = {"id": "llama", "owned_by": "somebody" if server is None else server.owned_by, "root": "/models/llama"}
+        said = facts_of_models(json.dumps({"data": [card]}).encode())
+        directory = "/models/llama" if server is not None and server.states_directory else ""
+        assert (said.kind, said.directory) == ("" if server is None else server.name, directory)
 
 
 @pytest.mark.parametrize(

@@ -64,10 +64,6 @@ def test_vllm_tells_of_each_engine_by_its_index() -> None:
     assert loads("vllm", VLLM, dp_ranks=(0, 1)) == {0: (3, 1, 250, 1000), 1: (4, 0, 400, 800)}
 
 
-def test_sglangs_ranks_of_one_tensor_parallel_group_are_not_added_up() -> None:
-    assert loads("sglang", SGLANG) == {0: (2, 5, 3, 400)}
-
-
 def test_tensorrt_llm_tells_of_blocks_themselves() -> None:
     assert loads("trtllm-serve", TRTLLM) == {0: (6, 2, 12, 400)}
 
