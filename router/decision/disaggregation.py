@@ -34,7 +34,7 @@ PlacementReason = Literal["short", "prefill_busy", "decode_busy", "long"]
 """Why a prompt is computed where it is."""
 PLACEMENT_REASONS: tuple[PlacementReason, ...] = get_args(PlacementReason)
 AT_DECODE: tuple[PlacementReason, ...] = ("short", "prefill_busy")
-"""The decode worker computes the prompt."""
+"""The reasons for which the decode worker computes the prompt."""
 
 
 class _DisaggregatedParams(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ The first of these reasons excludes a rank:
     role           it serves other phases than the request's (`ROLES`)
     domain         the prompt's KV lies in another transfer domain, from which it cannot fetch
     transfer       the prompt's KV cannot be transferred: it is longer than the worker's buffer, a decode worker cannot
-                   take blocks of the prefill worker that has it (`misfit`), or no decode worker can take this one's
+                   take blocks of the prefill worker that has it (`misfit`), or no decode worker can take this worker's
     lora           the request names an adapter that the worker has not loaded; every worker serves the base model
     taint          the request requires a taint that the worker does not carry: `required_taints` must be a subset of
                    its `taints`. A taint does not exclude requests that require none
@@ -22,7 +22,7 @@ The first of these reasons excludes a rank:
 A positive weight makes a worker cheaper, a negative one dearer by the same factor, and opposite ones cancel out.
 Source: `docs/SOURCES.md` D1.5.
 
-The core asks for exclusions only where a request differs from others of its kind: `is_constrained` in
+The core asks for exclusions only if a request differs from others of its kind: `is_constrained` in
 `router/native/decide_module.cpp`.
 """
 
@@ -79,11 +79,11 @@ ROLES: dict[str, tuple[str, ...]] = {
 
 _NO_MISFITS: Mapping[str, str] = {}
 _LASTING = ("endpoint", "lora", "taint", "pinned", "max_seq_len", "max_prompt_tokens")
-"""How reasons of the request's own begin."""
+"""Prefixes of the reasons that lie in the request itself."""
 
 
 def constraints(view: ModelView, request: RouteRequest, policy: Policy) -> tuple[tuple[str, ...], list[float] | None]:
-    """Return why each rank may not take the request, empty if it may, and the factor of its cost; None: no preference.
+    """Return why each rank may not take the request (empty: it may), and each one's cost factor (None: all are 1).
 
     Raises:
         NoEligibleWorker: no rank may take the request.
@@ -115,7 +115,7 @@ def exclusions(view: ModelView, request: RouteRequest) -> tuple[str, ...]:
 
 
 def _apart(view: ModelView, request: RouteRequest) -> Mapping[str, str] | None:
-    """Return by worker id why KV cannot be transferred from or to it; None if none is transferred for the request.
+    """Return the workers that KV cannot be transferred from or to, with the reason; None: the request transfers none.
 
     A prefill worker has a reason if no decode worker can take its blocks.
     """
@@ -160,7 +160,7 @@ def exclusion(
 ) -> str:
     """Return why the rank may not take the request, apart from its fitness; empty if it may.
 
-    `apart` are the workers that the request's KV cannot be transferred from or to, with the reason; None: no KV is.
+    `apart` has the workers that the KV cannot be transferred from or to, with the reason; None: no transfer is needed.
     """
     if request.endpoint not in registration.api_endpoints:
         return f"endpoint {request.endpoint}: the worker states {stated_words(registration.api_endpoints)}"
@@ -229,7 +229,7 @@ def reason_kind(reason: str) -> str:
 
 
 BATCHED_TOKENS_DEFAULT = 8192
-"""For a worker that does not state its max_num_batched_tokens."""
+"""Assumed for a worker that does not state its max_num_batched_tokens."""
 
 
 def is_below(threshold: float, view: ModelView, queued_tokens: Sequence[int], request: RouteRequest) -> bool:

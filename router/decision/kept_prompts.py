@@ -1,4 +1,4 @@
-"""The beginnings and ends of prompts, for people who look into decisions; kept where `control.keep_text` is set.
+"""The beginnings and ends of prompts, for people who look into decisions; kept if `control.keep_text` is set.
 
 They are in memory alone: neither the journal nor the log has them. Token ids are kept, and become text when it is read.
 Prompts with images, and those that the mode does not encode, have no ids, and are not kept. Pure.
@@ -12,14 +12,14 @@ import msgspec
 
 HEAD_TOKENS, TAIL_TOKENS = 512, 512
 BYTES_MAX = 64 << 20
-"""Of all prompts together; the oldest are dropped."""
+"""Limit of all prompts together; the oldest are dropped."""
 _TOKEN_BYTES = 4
 _ENTRY_BYTES = 512
 """Upper bound of an entry's size without its ids."""
 
 
 class PromptText(msgspec.Struct, frozen=True):
-    """The text of a prompt; between `head` and `tail` so many tokens are left out. A short prompt is all head."""
+    """A prompt's text; `omitted_tokens` between `head` and `tail` are left out. A short prompt has only a head."""
 
     head: str
     tail: str
@@ -35,11 +35,11 @@ class _Kept(NamedTuple):
 
 
 class KeptPrompts:
-    """Prompts by the ids of their requests: of each id the newest.
+    """The newest prompt of each request id.
 
     Clients choose the ids, and may use one for several prompts. A prompt is shown only for decisions on that prompt:
-    its sequence hashes must begin the decision's, which has more of them after a migration. Prompts that differ in less
-    than a block have the same hashes; if two of them came under one id, neither is shown.
+    the decision's sequence hashes must begin with the prompt's; after a migration there are more. Prompts that differ
+    in less than a block have the same hashes; if two of them came under one id, neither is shown.
     """
 
     def __init__(self, decode: Callable[[Iterable[int]], str], bytes_max: int = BYTES_MAX) -> None:
@@ -47,7 +47,7 @@ class KeptPrompts:
         self._decode, self._bytes_max = decode, bytes_max
         self._kept: dict[str, _Kept] = {}
         self.size_bytes = 0
-        """An upper bound of their size."""
+        """An upper bound of the size of all kept prompts."""
 
     def keep(self, request_id: str, ids: bytes, hashes: bytes) -> None:
         """Keep the beginning and the end of a prompt: token ids as little-endian u32s, packed sequence hashes."""
@@ -72,7 +72,7 @@ class KeptPrompts:
         return PromptText(self._text_of(kept.head), self._text_of(kept.tail), kept.omitted_tokens)
 
     def excerpt(self, request_id: str, hashes: bytes, start: int, tokens: int) -> str | None:
-        """Return the text of so many tokens of a decision's prompt from `start` on; None: they are not kept."""
+        """Return the text of `tokens` tokens of a decision's prompt from `start` on; None: they are not kept."""
         kept = self._of(request_id, hashes)
         ids = b"" if kept is None else kept.head[start * _TOKEN_BYTES : (start + tokens) * _TOKEN_BYTES]
         return self._text_of(ids) if ids else None

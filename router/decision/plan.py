@@ -3,9 +3,9 @@
     phase     its worker answered      no worker eligible    its worker failed before its answer began
     whole     the answer               -                     whole elsewhere
     prefill   decode; or the answer,   alone                 prefill elsewhere; alone, when the retries are used up
-              where its first token
-              was the last
-    decode    the answer               alone                 decode elsewhere, where the worker never took the handoff;
+              if its first token was
+              the last
+    decode    the answer               alone                 decode elsewhere, if the worker never took the handoff;
                                                              else the prompt's KV is lost: prefill
     alone     the answer               -                     alone elsewhere
     -         nothing more is tried: an error, or, once the client has some of the answer, its end
@@ -14,7 +14,7 @@ A client that runs the phases itself fixes the phase: its request is retried in 
 `retry_limit` times and is tried once more. If a worker fails after its answer began, the request migrates: it goes to
 another worker with the tokens so far added to its prompt, at most `migration_limit` times.
 So a request is tried at most (migration_limit + 1) x (4 x retry_limit + 4) times, and a prompt is prefilled twice only
-where its KV was lost.
+if its KV was lost.
 """
 
 from collections.abc import Mapping
@@ -46,7 +46,7 @@ def first_phase(roles: frozenset[str], *, may_split: bool) -> RequestPhase:
 class RequestPlan(msgspec.Struct, frozen=True):
     """The phases of one request from one moment on. Each event returns the plan that follows it.
 
-    A plan that is `is_fixed` stays in its phase; without `falls_back` a phase that cannot be served ends the request.
+    A plan with `is_fixed` stays in its phase; without `falls_back` a phase that cannot be served ends the request.
     """
 
     phase: RequestPhase
@@ -61,7 +61,7 @@ class RequestPlan(msgspec.Struct, frozen=True):
 
     @property
     def is_aside(self) -> bool:
-        """Whether the phase's answer is a prefill worker's, which a decode worker continues, and not the client's."""
+        """Whether a decode worker continues this phase's answer, which the client then does not get itself."""
         return self.phase == "prefill" and not self.is_fixed
 
     @property
@@ -117,7 +117,7 @@ class RequestPlan(msgspec.Struct, frozen=True):
 
     @property
     def has_retry(self) -> bool:
-        """Whether the request is tried again if its worker fails now, which may have taken the handoff."""
+        """Whether the request is tried again if its worker, which may have taken the handoff, fails now."""
         if self.retries < self.retry_limit:
             return self.phase != "decode" or not self.is_fixed
         return self.phase == "prefill" and not self.is_fixed and self.falls_back
@@ -143,5 +143,5 @@ def _rerouted(plan: RequestPlan, why: Reroute, phase: RequestPhase) -> RequestPl
     rerouted = replace(plan, phase=phase, reroutes=(*plan.reroutes, why))
     if phase != "alone":
         return rerouted
-    tried = {"alone": plan.tried_by_phase.get("decode", ()), **plan.tried_by_phase}  # of the same workers
+    tried = {"alone": plan.tried_by_phase.get("decode", ()), **plan.tried_by_phase}  # decode workers serve both
     return replace(rerouted, tried_by_phase=tried)

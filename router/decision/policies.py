@@ -42,7 +42,7 @@ class Candidates(NamedTuple):
 class Choice(NamedTuple):
     """What a user's mode chooses: the winner, and if it compares, the next best, by their indices among the candidates.
 
-    `margin` is how much more the next best costs; `costs` those of the candidates, in the mode's own unit.
+    `margin` is how much more the next best costs; `costs` has each candidate's, in the mode's own unit.
     """
 
     winner: int

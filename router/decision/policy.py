@@ -23,13 +23,13 @@ class CostParameters(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True)
     host_weight: float = 0.75
     disk_weight: float = 0.25
     ttft_weight: float = 4.0
-    """Of the time to a request's own first token, against time that any request loses otherwise."""
+    """Weight of the time to a request's own first token; all other time that requests lose has weight 1."""
     lateness_s: float = 2.0
     """A first token as late as this counts twice."""
 
 
 class PhaseOverrides(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
-    """Differences from the policy for one phase of a request; None: no difference. Fields of both classes here."""
+    """Fields of `Policy` and `CostParameters` that differ for one phase of a request; None: no difference."""
 
     mode: str | None = None
     temperature: float | None = None

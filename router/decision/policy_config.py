@@ -205,8 +205,8 @@ def load_modes(names: Sequence[str]) -> dict[str, Mode]:
     """Return the built-in modes and those with these names.
 
     Raises:
-        ConfigurationError: a name is not of that form, nothing of that name can be imported, or it cannot be called so;
-            the error names all problems.
+        ConfigurationError: a name has another form, cannot be imported, or is no function with these arguments; the
+            error names all problems.
     """
     modes, problems = dict(MODES), list[str]()
     for name in names:

@@ -3,8 +3,8 @@
     PATCH   the named fields change, the others stay
     PUT     the named fields are set, the others get their defaults
 
-What the folds were made with (`seed`, `user_modes`, the bounds of the approximate index and of sessions) cannot change
-while the router runs. A decision is taken with one policy or with the other, never with something between. A policy
+What the state was created with (`seed`, `user_modes`, the bounds of the approximate index and of sessions) cannot
+change while the router runs. A decision is taken with the old policy or with the new one, never with a mix. A policy
 that was changed over `/v1/policy` is kept in a file in `state.dir`:
 
     command line (`--mode`, `--set policy...`)  >  the file  >  environment, YAML, defaults       field by field
@@ -126,7 +126,7 @@ class PolicyStore:
             _log.info("policy_restored", path=str(self._path), fields=named)
 
     def begin_with(self, body: bytes) -> None:
-        """Set `initial` to a policy that is in force already: the body of a `PUT /v1/policy`; empty: none is."""
+        """Set `initial` to a policy that is in force already: the body of a `PUT /v1/policy`; empty: there is none."""
         if body:
             self.initial = swapped(self.configured, msgspec.json.decode(body), self.modes, replace_all=True)
 

@@ -1,7 +1,7 @@
-"""A decision beside its outcome: by how much its predictions missed, and all that in words.
+"""A decision and its outcome: by how much its predictions missed, and both in words.
 
-explanation     of a decision alone, taken or only asked for
-report_lines    of a decision beside its outcome: what `router explain` prints
+explanation     the words for a decision alone, which was taken, or was only asked for
+report_lines    the words for a decision and its outcome: what `router explain` prints
 
 The control plane answers `/v1/decisions/{id}` in the shape of `RequestReport`; `router/cli/reports.py` makes it from a
 journal.
@@ -29,7 +29,7 @@ _BY_LOAD = "An embedding reuses no KV prefix: its worker is chosen without a loo
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of a decision, as `OutcomeKnown` of the journal; `error` is the attempt's failure, if known."""
+    """The outcome of a decision, as in the journal's `OutcomeKnown`; `error` is the attempt's failure, if known."""
 
     outcome: str
     cached_tokens: int | None = None
@@ -40,7 +40,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DecisionReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One decision, and its outcome once that is known. `note` is what the reader has to know of its source."""
+    """One decision, and its outcome once that is known. `note` is what a reader has to know about its source."""
 
     decision: Decision
     outcome: Outcome | None = None
@@ -54,12 +54,12 @@ class RequestReport(DecisionReport, frozen=True, kw_only=True):
 
 
 class Misses(msgspec.Struct, frozen=True):
-    """By how much a decision's predictions were too optimistic; below 0: pessimistic; None: not comparable."""
+    """By how much a decision's predictions were too optimistic; below 0: too pessimistic; None: not comparable."""
 
     cached_tokens: int | None = None
     """Predicted minus actual cached tokens."""
     ttft_s: float | None = None
-    """Seconds that the first token came after the request's target, or, without one, after the prediction."""
+    """Actual time to the first token minus the request's target, or minus the predicted time if it has no target."""
 
     def of(self, kind: MissKind) -> float | None:
         """Return the miss of this kind."""
@@ -93,7 +93,7 @@ def misses(decision: Decision, outcome: Outcome | OutcomeKnown | None, begun_s: 
 
 
 def explanation(decision: Decision, *, is_hypothetical: bool = False) -> str:
-    """Return in lines why that rank, and all candidates. `is_hypothetical`: no request went there."""
+    """Return why that rank was chosen, and a table of the candidates. `is_hypothetical`: no request went there."""
     verb = "would go" if is_hypothetical else "went"
     return "\n".join([_sentence(decision, verb, [_cause(decision), *_alternative(decision)]), *table(decision)])
 
@@ -108,7 +108,7 @@ def report_lines(report: RequestReport) -> list[str]:
 
 
 def sentence(report: DecisionReport) -> str:
-    """Return why that rank, what the next best would have cost, and whether the prediction held."""
+    """Return why that rank was chosen, what the next best would have cost, and whether the prediction held."""
     decision = report.decision
     parts = [_cause(decision), *_alternative(decision), _held(decision, report.outcome)]
     return _sentence(decision, "went", parts)
@@ -170,7 +170,7 @@ def _term_weights(decision: Decision) -> dict[str, float]:
 
 
 def _ttft_weight(terms: CostTerms) -> float:
-    """Return the weight of a request's own first token, which the cost was made with."""
+    """Return the weight of the time to the own first token, computed back from the cost; 1 if there is no such time."""
     first_ms, rest_ms = (
         sum(getattr(terms, f"{name}_ms") for name, each in ADDENDS.items() if each.until_first == is_first)
         for is_first in (True, False)
@@ -220,7 +220,7 @@ def _notes(candidate: Candidate) -> Iterator[str]:
 def _columns(
     decision: Decision, ranked: Sequence[Candidate], terms: Mapping[str, float]
 ) -> Iterator[tuple[str, str | None, list[str]]]:
-    """Yield the name of each column, the cell that has nothing to show, and the cells."""
+    """Yield each column's name, its cell for a candidate without a value (None: none is), and its cells."""
     yield "", None, ["*" if each is decision.chosen else "" for each in ranked]
     yield "rank", None, [_name(each) for each in ranked]
     if decision.chosen.is_weighed:
@@ -245,7 +245,7 @@ def _shown_terms(decision: Decision) -> dict[str, float]:
 
 
 def _unit(decision: Decision) -> str:
-    """Return the unit of costs, behind a space; a user's mode names none."""
+    """Return the unit of costs, after a space; a user's mode names none."""
     return " ms" if decision.cost_unit == "ms" else ""
 
 

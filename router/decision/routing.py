@@ -32,7 +32,7 @@ _outcome_in = msgspec.msgpack.Decoder(OutcomeKnown).decode
 _RENEWALS = 4
 """Largest number of renewals within the duration of a lease."""
 _COMPARED = (EXACT, trust_of((), "overpredicted"))
-"""The trust in a rank that the index does not doubt; the calibration may."""
+"""Trust in a rank that the index does not doubt: without and with a doubt of the calibration."""
 
 
 class OverlapIndex(Protocol):
@@ -67,7 +67,7 @@ class Lease(built.Lease):
                   ended, and gets no bytes, expires after the duration of a lease
     first_byte_s  from the decision to the answer's first byte; None until then
     ttft_s, itl_s as `latency_of` says; None until the end
-    number        of the router's leases, from 1
+    number        which of the router's leases it is, from 1
     """
 
     __slots__ = ()
@@ -102,7 +102,7 @@ class DecisionLog:
         return self._leases[-1].number if self._leases else 0
 
     def since(self, number: int, count_max: int) -> list[Lease]:
-        """Return the decisions behind the one of this number, newest first; the newest, if they are too many."""
+        """Return the decisions after the one with this number, newest first: the newest ones if there are too many."""
         return self.newest(min(self.added_total - number, count_max))
 
     def find(self, any_id: str) -> Lease | None:
@@ -144,8 +144,8 @@ class Routing:
     ) -> None:
         """Put the policy in force.
 
-        `journal` gets the records of leases; `recorders` are called with all that is applied beside them, in order, the
-        policy first. `noted` return further notes of `readiness`; empty: there is nothing to say.
+        `journal` gets the records of leases; `recorders` are called with all other records, in order, the policy's
+        first. Each of `noted` returns a further note of `readiness`; empty: no note.
         """
         self.state = state
         self.clock = clock
@@ -154,7 +154,7 @@ class Routing:
         self._seed = seed
         self.leases = built.Leases(Lease, state.core, clock.now, lease_s / _RENEWALS, state.breakers, journal)
         self.records = list(recorders)
-        """Called with all that is applied, but for what happens to leases."""
+        """Called with every record except those of leases."""
         self._noted = noted
         self.calibration = Calibration()
         self.set_policy(policy)
@@ -204,7 +204,7 @@ class Routing:
             tell(refused)
 
     def compare(self, verdict: Verdict, reported_tokens: int) -> None:
-        """The winner answered, and reported how many tokens of the prompt it reused.
+        """Compare the predicted reuse with the prompt tokens that the winner reported to have reused.
 
         Nothing is compared if the policy does not predict what requests in flight bring.
         """
@@ -226,8 +226,8 @@ class Routing:
     def readiness(self) -> Readiness:
         """Return whether the router takes requests now, and why not.
 
-        It does once the log was read and a rank can serve. What makes predictions worse is a note: a probe must not
-        take all routers away for one worker.
+        It does once the log was read and a rank can serve. Whatever only makes predictions worse is a note: one worker
+        must not make the probes of all routers fail.
         """
         now_s, fleet = self.clock.now(), self.state.fleet
         fit = [worker for worker in fleet.workers() if not fleet.unfit(worker, now_s)]
@@ -252,7 +252,7 @@ class Routing:
 
 
 def compared_of(verdict: Verdict, reported_tokens: int) -> Compared | None:
-    """Return what was predicted of the winner beside what it reported to reuse.
+    """Return the winner's predicted and reported reuse.
 
     None: the index was not asked, or had a doubt of its own.
     """

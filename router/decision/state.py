@@ -61,7 +61,7 @@ LEASE_S = 300.0
 """How long a lease lives that nothing renews."""
 _STANDINGS_MAX = _RULES_MAX = 256
 _KIND = ("model", "block_size", "hash_scheme", "phase", "endpoint")
-"""What requests of one kind have in common."""
+"""The fields that are equal in all requests of one kind."""
 
 
 class ApproximateLimits(NamedTuple):
@@ -89,7 +89,7 @@ class StateSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankLoad(NamedTuple):
-    """One rank's load: what was promised, and what its engine reports; `foreign_requests` were reported alone."""
+    """One rank's load: promised, and reported by its engine; `foreign_requests` are reported beyond the promised."""
 
     active_requests: int = 0
     active_blocks: int = 0
@@ -120,7 +120,7 @@ class RouterState:
         self._standings: dict[tuple[str, int, str], ModelView] = {}
         self._standings_of = 0
         self._bases: dict[tuple[str, int, str, str, str], built.Basis] = {}
-        """By the kind of their requests."""
+        """What decisions on requests of one kind are made of, by the values of `_KIND`."""
         self.policy = Policy()
         """The policy in force: the one applied last."""
         self.rule = lru_cache(_RULES_MAX)(partial(rule_of, modes))
@@ -191,7 +191,7 @@ class RouterState:
     def _reconcile(self, record: LoadApplied) -> None:
         report, known = record.report, self.fleet.worker(record.worker_id)
         if known is None or known.registration.instance != report.instance:
-            return  # of an unknown worker, or of a former epoch
+            return  # the report is of an unknown worker, or of a former instance
         if record.dp_rank in known.registration.dp_ranks:
             figures = report.running_requests, report.waiting_requests, report.used_blocks
             self.core.reported((record.worker_id, record.dp_rank), *figures, record.now_s)
@@ -220,7 +220,7 @@ class RouterState:
             self.show_worker(event.worker_id)
 
     def show_worker(self, worker_id: str) -> None:
-        """Have the core know the worker as it is in the fleet now."""
+        """Give the core the worker's present registration; a worker that left is removed from it."""
         worker = self.fleet.worker(worker_id)
         if worker is None:
             self.core.left(worker_id)
@@ -230,7 +230,7 @@ class RouterState:
             self.core.registered(worker_id, group, registration.block_size, registration.total_kv_blocks)
 
     def _begin_or_end_a_life(self, event: FleetEvent, known: Worker | None, now_s: float) -> None:
-        """Update what is known of the worker's instances. `known` is the worker before the event."""
+        """Begin or end an instance of the worker, if the event does so. `known` is the worker before the event."""
         is_same = known is not None and known.registration.instance == event.instance
         # the registration of a known instance, and the leaving of another one, change no life
         if isinstance(event, WorkerDraining) or isinstance(event, WorkerLeft) != is_same:
@@ -294,5 +294,5 @@ class RouterState:
         return {WorkerRank(*rank): RateFactors(*factors) for rank, factors in self.core.rate_factors()}
 
     def learnt(self) -> tuple[LearntRates, ...]:
-        """Return what was learnt of each model: what a router that starts can go on from."""
+        """Return the rates learnt for each model, with which a router that starts can begin."""
         return tuple(LearntRates(*each) for each in self.core.learnt())

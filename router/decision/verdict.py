@@ -1,4 +1,4 @@
-"""A decision: what the core chose (`router/native/core.hpp`), with what names it for people.
+"""A decision: what the core chose (`router/native/core.hpp`), and the names by which people read it.
 
 It keeps the columns that it was made of, so that `decision()` can name every rank, every cost term and every reason
 until `forget_others()`. A verdict promises nothing: `RouterState.take` does.
@@ -35,15 +35,15 @@ class Verdict(built.Verdict):
     overlap_blocks    leading blocks that the winner holds on its GPU. 0, like the next two, if the index was not asked
     expected_blocks   the same, including blocks that requests routed before will bring
     regret_blocks     the longest overlap of a candidate minus the winner's
-    uncached_tokens   of the prompt, that the winner is promised to compute
+    uncached_tokens   the prompt's tokens that the winner has to compute
     epoch             of the winner's stream; 0: nothing was received
-    ttft_s            until the winner's first token, as predicted; None: its costs are not in ms, or it decodes only
+    ttft_s            predicted time to the winner's first token; None: its costs are not in ms, or it decodes only
     action            what happens to the request; other than admit if no rank is predicted to meet its targets
-    decision_id       of the request's attempt
+    decision_id       the id of the request's attempt
     model_view        all ranks at the time of the decision; `trusts` has one of each
     why               for each rank, why it may not take the request, empty if it may; None: all may
-    epochs, seqs      where the ranks' streams stand; None: the index was not asked
-    registration      the winner's when it was chosen
+    epochs, seqs      of each rank's stream, as far as it was read; None: the index was not asked
+    registration      the winner's registration when it was chosen
     """
 
     __slots__ = ()

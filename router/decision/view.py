@@ -37,7 +37,7 @@ class RateColumns(NamedTuple):
     decode: Floats
     output_tokens: float
     is_learnt: bool = False
-    """Whether the prefill factors are of measurements, of these ranks or of a former router's; else they are 1."""
+    """Whether the prefill factors were measured, at these ranks or by a former router; else they are 1."""
 
 
 class View(NamedTuple):
@@ -87,7 +87,7 @@ TRUST_FACTOR: dict[TrustState, float] = {"EXACT": 1.0, "DEGRADED": 0.5, "FALLBAC
 class ModelView:
     """The ranks that serve a model, for prompts that are hashed in one way: what stays the same between decisions.
 
-    It holds until something that it was made of is applied, and no longer than `valid_until_s`, when time alone
+    It is valid until a record changes what it was made of, and no longer than `valid_until_s`, when time alone
     changes it.
     """
 
@@ -108,8 +108,8 @@ class ModelView:
         self.has_misfits = any(misfit(prefill, decode) for prefill in prefills for decode in decodes)
         """Whether a decode worker cannot take the KV blocks of a prefill worker."""
         self.apart: dict[str | None, dict[str, str]] = {}
-        """By prefill worker, then by decode worker, why it cannot take the blocks, filled as requests need it; at None,
-        by prefill worker, why no decode worker can (`eligibility.py`)."""
+        """Filled on demand (`eligibility.py`): for a prefill worker, why each decode worker cannot take its blocks; for
+        None, the prefill workers whose blocks no decode worker can take, and why."""
         domains = {registration.transfer_domain for registration in self.registrations}
         is_bounded = any(registration.transfer_buffer_tokens for registration in self.registrations)
         self.transfer_domain = None if self.has_misfits or is_bounded or len(domains) != 1 else domains.pop()

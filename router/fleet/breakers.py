@@ -14,7 +14,7 @@
     open -> half-open    by time: after `open_s`, doubled with each opening since the last ok, at most `open_s_max`
     half-open            one request at a time is routed there (`Routed`): the probe; for others the rank is unfit. Its
                          first token admits them, on probation: the next failure opens it again. Once its lease has
-                         ended another may go. Outcomes of other attempts are ignored: these began before
+                         ended another may go. Outcomes of other attempts are ignored: they began earlier
 
 Attribution of a 500: a poison request fails on every rank, and three of its kind must not empty a fleet. So a 500
 counts against a rank only once another rank has answered the same request (`erred_before` of the ok): it never counts
@@ -39,7 +39,7 @@ BREAKER_STATES: tuple[BreakerState, ...] = ("closed", "open", "half_open")
 RETRY_AFTER_DEFAULT_S = 1.0
 """How long a busy worker without a usable `Retry-After` gets no requests."""
 RETRY_AFTER_S_MAX = 30.0
-"""Longest `Retry-After` of a busy worker that is respected: beyond it, its word is old."""
+"""Longest `Retry-After` that is respected: later, the worker's answer is too old to count."""
 
 _NEVER_S = float("inf")
 _DOUBLINGS_MAX = 32
@@ -64,7 +64,7 @@ class BreakerStatistics(msgspec.Struct, array_like=True):
 
 
 class Breaker(msgspec.Struct, array_like=True):
-    """The breaker of a rank, and its row in a checkpoint; if `dp_rank` is None, of a worker's HTTP."""
+    """The breaker of a rank or, if `dp_rank` is None, of a worker's HTTP; also its row in a checkpoint."""
 
     worker_id: str
     dp_rank: int | None
@@ -74,7 +74,7 @@ class Breaker(msgspec.Struct, array_like=True):
     busy_until_s: float = -_NEVER_S
     busy_reason: str = ""
     openings: int = 0
-    """Since the last ok."""
+    """How often it has opened since the last ok."""
     probe: str = ""
     """Lease of the present probe of a half-open breaker."""
     last_probe: str = ""
@@ -185,7 +185,7 @@ class Breakers:
         return next((state for state in ("open", "half_open") if state in states), "closed")
 
     def reason(self, rank: WorkerRank, now_s: float) -> str:
-        """Return why that breaker opened; empty if it is closed."""
+        """Return why the breaker with that `state` opened; empty if it is closed."""
         state = self.state(rank, now_s)
         return next((each.reason for each in self._of(rank) if each.state(now_s) == state), "")
 

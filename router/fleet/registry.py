@@ -2,7 +2,7 @@
 
     registered, new instance     known; the state of the former instance is dropped
     heartbeat                    alive, if it is of the registered instance
-    silent for `SILENT_S`        not eligible while another worker is heard (if none is, heartbeats fail, not workers)
+    silent for `SILENT_S`        not eligible while another worker is not (if all are, heartbeats fail, not workers)
     draining / left              takes no new work / forgotten, if it is of the registered instance
     fleet full                   a registration beyond `WORKERS_MAX` or `RANKS_MAX` changes nothing
 
@@ -80,7 +80,7 @@ def _reason(field: str, found: object, allowed: object, prefill: WorkerRegistere
 
 
 def kinds(workers: Iterable[WorkerRegistered], role: Role) -> list[WorkerRegistered]:
-    """Return workers of this role, one of all that are alike in every field that `misfit` reads."""
+    """Return one worker of this role for each combination of the fields that `misfit` reads."""
     own = [each for each in workers if each.role == role]
     return [*{(each.block_size, kv_dtype(each), each.transfer_backend.lower()): each for each in own}.values()]
 
@@ -195,7 +195,7 @@ class Fleet:
         if known is not None and known.registration.instance == instance:
             before = self.unfit(known, now_s)
             beating = self._workers[worker_id] = msgspec.structs.replace(known, heard_at_s=now_s)
-            # Until a heartbeat ends the silence of all workers, none is refused for its own.
+            # While all workers are silent, none is unfit for it: the heartbeat that ends this may change all answers.
             ends_silence = now_s >= self._heard_last_s + SILENT_S
             self._heard_last_s = now_s
             self.changes += ends_silence or before != self.unfit(beating, now_s)
@@ -253,7 +253,7 @@ class Fleet:
         return None if registration is None else registration.images
 
     def _eldest(self, model: str, now_s: float) -> WorkerRegistered | None:
-        """Return the registration that defines a model's prompts; an encoder only if there is no other."""
+        """Return the registration that defines a model's prompts; an encoder's only if there is no other."""
         serving = self.serving(model)
         serving = [worker for worker in serving if worker.registration.role != "encode"] or serving
         eldest = next((worker for worker in serving if not self.unfit(worker, now_s)), next(iter(serving), None))
@@ -270,9 +270,9 @@ class Fleet:
         return ""
 
     def silence(self, worker: Worker) -> str:
-        """Return how long the worker is silent while others are heard; empty if it is not, or all are silent.
+        """Return how long the worker is silent while others are not; empty if it is not silent, or all are.
 
-        If no worker is heard, heartbeats fail, not workers.
+        If all workers are silent, heartbeats fail, not workers.
         """
         if worker.heard_at_s is None or self._heard_last_s < worker.heard_at_s + SILENT_S or not self.is_log_connected:
             return ""

@@ -116,12 +116,12 @@ class Compared(NamedTuple):
     held_tokens: int
     """The index says that the rank's GPU holds them, and they are not expected to be evicted before they are used."""
     possible_tokens: int
-    """The same with other tiers, and with what requests in flight bring."""
+    """The tokens that the rank holds on any tier, or gets by requests in flight."""
     reported_tokens: int
 
 
 class Move(NamedTuple):
-    """A doubt began or ended, and the requests that show why."""
+    """The begin or end of a doubt, with counts of the requests that caused it."""
 
     rank: WorkerRank
     doubt: CompareDoubt
@@ -172,9 +172,9 @@ class Calibration:
     def __init__(self) -> None:
         self._ranks: dict[WorkerRank, _Rank] = {}
         self.doubts_of = lru_cache(_MERGED_MAX)(self._doubts_of)
-        """Returns the doubt about each rank: the index's own, else this one; the same object while nothing changes."""
+        """Returns each rank's doubt: the index's, else the calibration's; the same object while nothing changes."""
         self.evidence: dict[WorkerRank, Move] = {}
-        """By rank that is in doubt: the move with which that began."""
+        """The move that began the doubt of each rank in doubt."""
         self.moves = deque[Move](maxlen=_MOVES_MAX)
         """The newest doubts that began or ended; `FleetWatch` takes them out and logs them."""
         self.begun_total: dict[CompareDoubt, int] = dict.fromkeys(COMPARE_DOUBTS, 0)
@@ -204,7 +204,7 @@ class Calibration:
         ]
 
     def tick(self, now_s: float, ranks: Collection[WorkerRank]) -> None:
-        """Forget ranks that are not of `ranks`; end doubts that get another try."""
+        """Forget ranks that are not in `ranks`; end `underpredicted` after `RETRY_S`."""
         for rank in [each for each in self._ranks if each not in ranks]:
             del self._ranks[rank]
             if self.evidence.pop(rank, None) is not None:
@@ -237,7 +237,7 @@ class Calibration:
             self.evidence[rank] = self.moves[-1]
             self.begun_total[doubt] += 1
         if before == "underpredicted" or doubt == "underpredicted":
-            known.window.clear()
+            known.window.clear()  # predictions have another source from now on
 
 
 def _error(compared: Compared) -> int:
