@@ -28,7 +28,7 @@ from router.journal.replay import JournalEntry, Redecided, Replay
 from router.native import built
 
 BEFORE_S, AFTER_S = 1, 10
-"""A decision is in the journal some 50 ms after it was taken, a removal in the log some ms after it was made."""
+"""A decision is in the journal up to 0.5 s after it was taken, a removal in the log some ms after it was made."""
 CELLS_MAX = 1_000_000
 """Largest number of pairs of a rank and a second with removals; further removals are counted, but not charged."""
 _NS_PER_S = 1_000_000_000
@@ -93,7 +93,7 @@ class JournalSavings:
         """Decisions that could not be made again, because the journal lacks records before them."""
         self._removals = removals
         self._placed = OrderedDict[str, tuple[WorkerRank, int]]()
-        """Rank and second of the decisions without an outcome, with removals alone."""
+        """Rank and second of each decision without an outcome; kept only if removals are charged."""
         self._since_ns, self._until_ns = since_ns, until_ns
         self._replays = defaultdict[str, Replay](Replay)
         self.first_ns: int | None = None

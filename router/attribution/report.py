@@ -1,7 +1,7 @@
 """The report as data, which `GET /v1/report` answers, and for people, as text and as one HTML page. Pure.
 
 Its numbers are sums, so reports of several routers are added field by field (`merged`). The page has no scripts, and
-nothing from elsewhere.
+loads nothing.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ ROWS_MAX = 64
 """Names with a row of their own in each dimension: as many as a reader or a dashboard takes in."""
 FAMILY_BLOCKS = 4
 PENDING_MAX = 65_536
-"""Largest number of decisions without an outcome."""
+"""Largest number of decisions that wait for their outcome; beyond it the oldest are dropped."""
 Source = Literal["router", "journal"]
 """Running routers, since they started; or their journals, for any period."""
 _STYLE = """
@@ -56,7 +56,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
     `reported_tokens` is the part of `reused_tokens` that workers reported; the rest is predicted. `learnt_s` is the
     part of `saved_s` by a learnt rate; the rest is by the reference engine's. `routing_tokens` is reused minus
-    baseline. `evicted_blocks` is None where the source has no removals.
+    baseline. `evicted_blocks` is None if the source has no removals.
     """
 
     requests: int = 0
@@ -128,13 +128,13 @@ class SavingsReport(msgspec.Struct, frozen=True, kw_only=True):
     not_counted: dict[str, int]
     """Requests, by why they are in no sum; `pending`: their outcome is not known yet."""
     removed_blocks: int | None = None
-    """Blocks that ranks removed from their GPUs in the period, whatever caused it; None where `evicted_blocks` is."""
+    """Blocks that ranks removed from their GPUs in the period, whatever caused it; None if `evicted_blocks` is."""
 
 
 def top_rows(
     found: built.Attribution, dimension: Dimension, titles: Mapping[str, str] | None = None, **named: object
 ) -> Rows:
-    """Return the present sums by name, those with most requests first; `titles` are other names of them.
+    """Return the present sums by name, those with most requests first; `titles` are the titles of names.
 
     `named`: fields that all rows have, as for `Figures.of`.
     """
@@ -180,10 +180,10 @@ def report_of(
 
 
 def merged(reports: Sequence[SavingsReport]) -> SavingsReport:
-    """Return one report made of those of one or more routers; it keeps `ROWS_MAX` names at most.
+    """Return the sum of one or more routers' reports; it keeps `ROWS_MAX` names at most.
 
-    A name that has a row in one report and none in another may be part of the other's `other`: its bound grows by that
-    report's `absent_requests_max`.
+    If a name has a row in one report and none in another, its requests may be in the field `other` of the latter: its
+    bound grows by that report's `absent_requests_max`.
     """
     first = reports[0]
     return msgspec.structs.replace(
@@ -310,7 +310,7 @@ _COLUMNS: dict[str, Callable[[Figures], str]] = {
     "ROUTING s": lambda each: _seconds(each.routing_s),
     "EVICTED": lambda each: f"{each.evicted_blocks or 0:.0f}",
 }
-"""The heads of a table, and its cells; the last column is that of reports with evictions."""
+"""The heads of a table, and what makes their cells; only reports with evictions have the last column."""
 
 
 def report_page(report: SavingsReport, dimensions: Sequence[Dimension] = DIMENSIONS) -> str:

@@ -1,8 +1,8 @@
 """What this router's requests saved since it started: the report of `GET /v1/report`, and the same sums as metrics.
 
 The metrics name the `SHOWN_MAX` most requested models, tenants, adapters and families. A name that is pushed out of its
-row and comes back begins at 0 again, as a counter does after a restart. Processes of one router differ in which names
-they show, so each has series of its own by name: a sum over those that show a name would fall when one no longer does.
+row and comes back begins at 0 again, as a counter does after a restart. The processes of a router show different names,
+so each has its own series by name: a sum over processes would fall when one of them no longer shows the name.
 """
 
 from collections.abc import Iterator

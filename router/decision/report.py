@@ -220,7 +220,7 @@ def _notes(candidate: Candidate) -> Iterator[str]:
 def _columns(
     decision: Decision, ranked: Sequence[Candidate], terms: Mapping[str, float]
 ) -> Iterator[tuple[str, str | None, list[str]]]:
-    """Yield each column's name, its cell for a candidate without a value (None: none is), and its cells."""
+    """Yield each column's name, its empty cell (a column with no other is left out), and its cells."""
     yield "", None, ["*" if each is decision.chosen else "" for each in ranked]
     yield "rank", None, [_name(each) for each in ranked]
     if decision.chosen.is_weighed:

@@ -1,4 +1,4 @@
-"""Tells the log, the history of `/v1/history` and the journal what changed in the fleet: each change once.
+"""Reports what changed in the fleet to the log, the history of `/v1/history` and the journal: each change once.
 
 | event of the log | level | mark | when |
 |---|---|---|---|
@@ -12,13 +12,13 @@
 | | | `policy`, `resync`, `log_lost`, `log_found` | another policy, a dump that the index took, the event log |
 | | | `router_started`, `others` | the first look; a look with more marks than are kept |
 
-`FleetWatch` compares two looks, a second apart: a change that is undone in between is not seen. Nothing is said of
-silence while the event log is away: no heartbeat comes then. Trust is told if two looks in a row found it the same: a
-heartbeat that overtakes its batches lowers it for one look.
+`FleetWatch` compares two looks, a second apart: a change that is undone in between is not seen. Silence is not reported
+while the event log is away: no heartbeat comes then. New trust is reported once two looks in a row found it: a
+heartbeat that overtakes its batches lowers trust for one look.
 
 In the log a rank has one line per state and reason in 10 s; beyond 256 lines in that time the others share one, with
 their number (`suppressed`). A look has `MARKS_OF_A_LOOK` marks at most, and one that counts the others. The
-journal has all changes of trust. Of a router's processes each one watches, and logs, for itself.
+journal has all changes of trust. Each process of a router watches and logs for itself.
 
 `EventOrigins` finds event addresses that were swapped: the blocks of a worker's requests appear at another worker.
 
@@ -78,7 +78,7 @@ class EventOrigins:
         self._seen = routing.decisions.added_total
         self._sent: list[_Sent] = []
         self._own: dict[WorkerRank, int] = {}
-        """The epoch of each stream that is the rank's own."""
+        """Ranks whose events are known to be their own, with the epoch of the stream."""
         self._votes: dict[WorkerRank, Counter[WorkerRank]] = {}
 
     def differs(self, worker_id: str) -> tuple[Disparity, ...]:
@@ -166,7 +166,7 @@ class FleetWatch:
         self._logged = dict[WorkerRank, Trust]()
 
     def look(self) -> None:
-        """Tell what has changed since the last look. The first look marks only that the router started."""
+        """Report what has changed since the last look. The first look marks only that the router started."""
         now_s = self._clock.now()
         self._look_at_router()
         self._look_at_workers(now_s)
@@ -245,7 +245,7 @@ class FleetWatch:
                     _log.info("breaker_closed", **fields)
 
     def _look_at_trust(self) -> None:
-        """Tell what requests showed, and each new state that was the same at the last look."""
+        """Report what requests showed, and each new trust that the last look found, too."""
         moves = self._routing.calibration.moves
         while moves:
             move = moves.popleft()

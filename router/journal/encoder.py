@@ -3,8 +3,8 @@
 journal        the newest records. Leases add decisions, first tokens and outcomes (`router/native/leases.cpp`);
                `record` adds anything else. A record that is longer than a message becomes parts
 a batch        the records of one message. If batches of more than `bytes_max` wait, the oldest are dropped and counted
-a decision     comes after a `RankStanding` of each rank with another epoch or doubt than was recorded of it last (at
-               first: none). Decisions state doubts as trust; `doubt_of` returns the doubt behind a rank's trust
+a decision     follows a `RankStanding` of each rank whose epoch or doubt is not the one recorded last (at first: none).
+               Decisions state doubts as trust; `doubt_of` returns the doubt behind a rank's trust
 a checkpoint   `CheckpointBegan`, `RankStanding`s, `CheckpointPart`s, `CheckpointEnded`. `step` encodes one of these
                records, so that a large checkpoint does not block the process
 losses         a record `Lost` has the numbers of the lost records; `broken_by` counts these until the next checkpoint
@@ -51,14 +51,14 @@ _FLEET = "fleet"
 BYTES_MAX = 128 << 20
 """Bytes of records that may wait for the log; the longest record has half of it."""
 _MESSAGES_MIN = 4
-"""A full buffer has at least so many messages: giving up the oldest loses only a part of it."""
+"""A full buffer has at least this many messages: dropping the oldest one loses only a part of it."""
 LossReason = Literal["buffer_full", "too_large", "not_encodable", "log_away"]
-"""The buffer was full; a record took too many parts; it holds what msgpack has no room for; the log did not take it
-before the router ended."""
+"""The buffer was full; a record took too many parts; it has a value that msgpack cannot encode; the log did not take
+it before the router ended."""
 LOSS_REASONS: tuple[LossReason, ...] = get_args(LossReason)
 _NOT_ENCODABLE = (OverflowError, TypeError, ValueError)
 _UNHEARD = (0, "")
-"""Default record of a rank: no epoch, no doubt."""
+"""The epoch and doubt of a rank without a `RankStanding`: none."""
 
 
 class CheckpointUnusable(Exception):
@@ -77,7 +77,7 @@ class _Fleet(msgspec.Struct, frozen=True, array_like=True):
 
 
 class JournalCheckpoint:
-    """A state at the time of creation, after the passing of time until `began.now_s` was applied."""
+    """The state at the moment of creation, with the passing of time applied until `began.now_s`."""
 
     def __init__(self, state: RouterState, began: CheckpointBegan) -> None:
         state.apply(began)
@@ -158,7 +158,7 @@ class EncodedMessage(NamedTuple):
 
 
 class _Batch(NamedTuple):
-    """The records of one message, joined; how many they are, and the numbers that they take."""
+    """The joined records of one message, their count, and how many numbers they take (a `Lost` takes many)."""
 
     records: bytes
     size: int
@@ -176,20 +176,20 @@ class JournalEncoder:
         now_s: float = 0.0,
         on_full: Callable[[int], None] = lambda _bytes: None,
     ) -> None:
-        """`kv_seq` says how far the index has read `KV_EVENTS`.
+        """`kv_seq` returns how far the index has read `KV_EVENTS`.
 
-        `on_full` is called with the bytes that wait when the first record is dropped.
+        `on_full` is called when the first record is dropped, with the number of bytes that wait.
         """
         self._life, self._on_full = life, on_full
         self._bytes_max = bytes_max
         batch_bytes_max = min(RECORD_BYTES_MAX, bytes_max // _MESSAGES_MIN)
         self.journal = built.Journal(self, kv_seq, encode_record, RECORD_BYTES_MAX, batch_bytes_max)
         self._waiting = deque[_Batch | Iterator[JournalRecord]]()
-        """Batches, and at their places the records of checkpoints."""
+        """Batches and, in their order among them, checkpoints as iterators of records."""
         self._ahead = deque[_Batch]()
         """Batches of a checkpoint, or of a loss: they are published before those that wait."""
         self._statuses = dict[WorkerRank, tuple[int, str]]()
-        """The epoch and the doubt of ranks, as recorded."""
+        """The epoch and the doubt of each rank, as recorded last."""
         self._checkpoint: Iterator[JournalRecord] | None = None
         self._encoded, self._encoded_records = bytearray(), 0
         """Records of the checkpoint that are in no batch yet."""
@@ -206,7 +206,7 @@ class JournalEncoder:
         """When the last checkpoint ended, or this run began; `records_total` and `bytes_total` then."""
         self.lost: Counter[LossReason] = Counter()
         self.broken_by: Counter[LossReason] = Counter()
-        """Losses behind the newest checkpoint that was taken: replay is not exact until the next."""
+        """Losses after the newest checkpoint that was taken: replay is not exact until the next one."""
 
     def __len__(self) -> int:
         return sum(each.size for each in self._batches()) + self._encoded_records + self.journal.records
@@ -227,7 +227,7 @@ class JournalEncoder:
     # ------------------------------------------------------------------------------------------------- what is added
 
     def record(self, what: JournalRecord | JournalCheckpoint) -> None:
-        """Add the records of `what`. Of what cannot be encoded the loss is recorded: no record may end the process."""
+        """Add the records of `what`. If it cannot be encoded its loss is recorded: no record may end the process."""
         if isinstance(what, JournalCheckpoint):
             self.journal.complete()
             self.journal.forget_seen()
@@ -252,11 +252,11 @@ class JournalEncoder:
             self.journal.put(part)
 
     def write_loss(self, now_s: float) -> None:
-        """Add that a record was lost, which could not be encoded."""
+        """Add the loss of a record that could not be encoded."""
         self.journal.put(self._loss(1, "not_encodable", now_s))
 
     def write_standings(self, verdict: Verdict) -> None:
-        """Add the standings that the decision is the first to see."""
+        """Add the standing of each rank whose epoch or doubt is new in this decision."""
         epochs = verdict.epochs or (0,) * len(verdict.ranks)
         for rank, epoch, trust in zip(verdict.ranks, epochs, verdict.trusts, strict=True):
             known = self._statuses.get(rank, _UNHEARD)
@@ -266,7 +266,7 @@ class JournalEncoder:
                 self.journal.put(encode_record(_standing(verdict.now_s, rank, *status)))
 
     def add_batch(self, records: bytes, count: int) -> None:
-        """Add a batch of the journal. The oldest ones give way if too many bytes wait, and checkpoints before them."""
+        """Add a batch of the journal. If too many bytes wait, drop the oldest batches, and checkpoints before them."""
         self._waiting.append(_Batch(records, count, count))
         dropped = 0
         while self._waiting and sum(len(each.records) for each in self._batches()) > self._bytes_max:
@@ -299,7 +299,7 @@ class JournalEncoder:
         return EncodedMessage(pack_journal(self._life, first, batch.size, batch.records), first, batch.size)
 
     def step(self, now_s: float) -> bool:
-        """Encode the next record of a checkpoint, if it is its turn; return whether `cut` has a message, or nothing."""
+        """Encode the next record of a checkpoint whose turn it is; return true once `cut` has a message, or nothing."""
         if self._ahead:
             return True
         if self._checkpoint is not None:
@@ -320,7 +320,7 @@ class JournalEncoder:
         try:
             record = next(checkpoint)
             parts = in_parts(encode_record(record), now_s)
-        except (LimitExceeded, *_NOT_ENCODABLE) as error:  # a row that msgpack or a record has no room for
+        except (LimitExceeded, *_NOT_ENCODABLE) as error:  # a row is too long, or msgpack cannot encode it
             reason: LossReason = "too_large" if isinstance(error, LimitExceeded) else "not_encodable"
             record, parts = None, (self._loss(1, reason, now_s),)
         for part in parts:

@@ -2,7 +2,7 @@
 
     record          is encoded into a bounded buffer (`encoder.py`); if that is full the oldest is dropped, and counted
     every `PERIOD_S`
-                    the buffer is published, a message at a time, each until it is confirmed
+                    the buffer is published, message by message; each is tried until it is confirmed
     the log away    unpublished records wait, the buffer fills
     another stream  it was replaced, or lost its end: a checkpoint follows
     records lost    the next message states how many (`Lost`), the text log says so once, and a checkpoint follows
@@ -47,7 +47,7 @@ _log = structlog.get_logger("router")
 PERIOD_S = 0.5
 CHECKPOINT_S = 300.0
 CHECKPOINT_RECORDS = 200_000
-"""A replay begins at a checkpoint: it reads so many records before the one that was asked for, in some seconds."""
+"""A replay begins at a checkpoint: it reads up to this many records before the requested one, in some seconds."""
 CHECKPOINT_GAP_S = 5.0
 """Shortest time between two checkpoints that follow losses."""
 _CHECKPOINTS_PER_JOURNAL = 8
@@ -67,7 +67,8 @@ async def read_journal(
 ) -> None:
     """Pass the readable messages of the router's journal to `take`; an empty `router` stands for all routers.
 
-    The rest as for `read_stream`. Of unreadable messages the text log names the first, and says at the end how many.
+    The other parameters are as in `read_stream`. The text log names the first unreadable message, and in the end their
+    number.
     """
     refused = 0
 
@@ -105,8 +106,7 @@ async def read_stream(
 ) -> None:
     """Pass the messages after `after_seq` that the stream has now to `on_message`; with `follow` later ones, too.
 
-    `from_ns`: none before that time (since 1970). Return after the last message, or at `stop`. The log's own part has
-    to run.
+    `from_ns`: none before that time (since 1970). Return after the last message, or at `stop`. `log` has to run.
     """
     state = await log.stream_state(stream)
     end = math.inf if follow else state.last_seq
@@ -139,7 +139,7 @@ class JournalSection(Section):
 
 
 def router_name(settings: JournalSection, instance: str) -> str:
-    """Return the router's name in the log: the configured one, or one of its process's random id (hex)."""
+    """Return the router's name in the log: the configured one, or one made of its process's random id (hex)."""
     return settings.router or f"router-{instance[:8]}"
 
 
@@ -179,8 +179,8 @@ class JournalWriter:
     ) -> None:
         """Begin a run: the first record states an empty state made of `made_of`.
 
-        `state` is that state, to which every record is applied before it comes to `encoder.record`. `kv_seq` says how
-        far the index has read `KV_EVENTS`.
+        `state` is that state, to which every record is applied before it comes to `encoder.record`. `kv_seq` returns
+        how far the index has read `KV_EVENTS`.
         """
         self.router = router
         self._event_log, self._clock = log, clock
@@ -196,7 +196,7 @@ class JournalWriter:
         self._is_past_gone = False
         """Whether the stream has lost messages of ours that a replay needs."""
         self.records_total = self.messages_total = self.bytes_total = self.failures_total = 0
-        """What the log has confirmed; messages that it did not confirm."""
+        """What the log has confirmed, and how many messages it did not."""
         self._checkpoint_taken_s = -math.inf
         self.checkpoint_pause_s = 0.0
         """For how long copying the state for the last checkpoint blocked the process."""

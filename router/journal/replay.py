@@ -76,7 +76,7 @@ class JournalEntry(NamedTuple):
 class Redecided(NamedTuple):
     """One recorded decision, or refusal (`recorded` is None), taken again.
 
-    `difference` says what is not as it was recorded, or, where not `is_exact`, why nothing can be said: not all that
+    `difference` says what differs from the record or, if not `is_exact`, why the two cannot be compared: not all that
     the decision read is known. Empty: every bit is equal.
     """
 
@@ -84,7 +84,7 @@ class Redecided(NamedTuple):
     difference: str
     recorded: WorkerRank | None
     otherwise: tuple[Comparison | str, ...] = ()
-    """What each other policy chooses, or one of `SKIPS`; empty for a refusal, and where it is not exact."""
+    """What each other policy chooses, or one of `SKIPS`; empty for a refusal, and if not `is_exact`."""
     is_exact: bool = True
     verdict: Verdict | None = None
     """The repeated decision with all its candidates; None: it could not be repeated, or was a refusal."""
@@ -106,7 +106,7 @@ class CheckpointRead(NamedTuple):
 
 
 class NotFolded(NamedTuple):
-    """A record of this kind that raised an error when it was folded: the fold has no state after it."""
+    """A record of this kind raised an error when it was folded: the fold has no state after it."""
 
     kind: str
     reason: str
@@ -131,9 +131,9 @@ class Replay:
         self._continuity = Continuity()
         self._standings: dict[WorkerRank, tuple[int, str]] = {}
         self._columns: dict[tuple[WorkerRank, ...], tuple[tuple[int, ...], tuple[int, ...], tuple[str, ...]]] = {}
-        """The standings of these ranks as the columns of an answer beside the overlap."""
+        """The standings of these ranks, as the columns of the index's answer other than the overlap."""
         self._checkpoint: Restoring | Iterator[CheckpointPart | CheckpointEnded] | None = None
-        """What is restored from; or the parts of the folded state, to be compared with those that were written."""
+        """The state that is being restored; or the parts of the folded state, to be compared with the recorded ones."""
         self.state: RouterState | None = None
         """None: earlier records are missing."""
         self._takes: dict[type, Callable[[Any], Found]] = {
@@ -268,7 +268,7 @@ def _no_overlap(_: bytes, ranks: tuple[WorkerRank, ...]) -> OverlapAnswer:
 
 
 def difference_of(recorded: Decided, found: bytes, ranks: Sequence[WorkerRank]) -> str:
-    """Return in words how the repeated decision's record differs; empty if every bit is equal. `ranks`: its columns."""
+    """Return in words how the repeated decision's record differs; empty if it does not. Column i is of `ranks[i]`."""
     again = decode_record(found)
     assert isinstance(again, Decided)
     words = []
@@ -281,7 +281,7 @@ def difference_of(recorded: Decided, found: bytes, ranks: Sequence[WorkerRank]) 
 
 
 def _values(field: str, decided: Decided, ranks: Sequence[WorkerRank]) -> dict[str, object]:
-    """Return what a field of the record says, by what it says it of."""
+    """Return the values of a field of the record, by the names under which a difference shows them."""
     match field:
         case "terms":
             rows = zip(best_columns(decided.best), best_terms(decided), strict=True)

@@ -184,7 +184,7 @@ class DecisionFilter(NamedTuple):
 def rows(routing: Routing, wanted: DecisionFilter, limit: int) -> list[dict[str, Any]]:
     """Return the newest decisions that are asked for, newest first; no more than `SCANNED_MAX` are looked at.
 
-    `at_s` is Unix time by the clock of now.
+    `at_s` is Unix time by the present clock.
     """
     now_s, wall_s = routing.clock.now(), routing.clock.wall_ns() / 1e9
     newest = routing.decisions.newest(SCANNED_MAX)
@@ -217,7 +217,7 @@ def warmth(ends: Sequence[tuple[int, float]], now_s: float) -> list[PassedReques
 
 
 def uses(nodes: Sequence[OutlineNode], records: Iterable[Lease], kept: KeptPrompts | None = None) -> list[NodeUse]:
-    """Return the use of each node, with text where prompts are kept; at most `NAMES_MAX` models and tenants each."""
+    """Return the use of each node, with text if prompts are kept; at most `NAMES_MAX` models and tenants each."""
     found = [NodeUse([], []) for _ in nodes]
     places = {node.depth_blocks - node.blocks for node in nodes}
     by_block = {(node.depth_blocks - node.blocks, pack_u64([node.first])): at for at, node in enumerate(nodes)}

@@ -111,7 +111,7 @@ class Trends:
     """The rows of one process; `Live` ends their steps."""
 
     def __init__(self, clock: Clock, read: Callable[[], Row], ttft_bounds_s: tuple[float, ...]) -> None:
-        """`read` returns the sums since the start. `ttft_bounds_s`: of the buckets of first tokens."""
+        """`read` returns the sums since the start. `ttft_bounds_s` are the bounds of the buckets of first tokens."""
         self._clock, self._read, self._bounds = clock, read, ttft_bounds_s
         self._rows = deque[Row](maxlen=STEPS)
         self._before = read()
@@ -133,7 +133,7 @@ class Trends:
 
 
 def merged_trends(shown: Sequence[TrendsPage]) -> TrendsPage:
-    """Return the rows of all processes by time: additions are summed; of gauges, which all know, the largest counts."""
+    """Return the rows of all processes by time: additions are summed; gauges, which all measure, have the largest."""
     found = defaultdict[int, list[Row]](list)
     for row in (row for each in shown for row in each.rows):
         found[row.at_s].append(row)
@@ -162,7 +162,7 @@ class Live:
         self.ring = Ring(RING_BYTES_MAX)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Keep the fleet, and then at the end of each step it and a row, until `stop` is set."""
+        """Keep the fleet now and at the end of each step, and a row of each step, until `stop` is set."""
         while not stop.is_set():
             await self.keep()
             await self.clock.wait(stop, STEP_S - self.clock.wall_ns() / 1e9 % STEP_S)
@@ -175,7 +175,7 @@ class Live:
         self.ring.add(fleet["at_s"], await asyncio.to_thread(zlib.compress, data, _COMPRESSION))
 
     async def fleet(self) -> dict[str, Any]:
-        """Return the fleet's columns now. Each turn of the event loop does a part: requests go on between two."""
+        """Return the fleet's columns now. Each turn of the event loop does a part: requests get turns in between."""
         blocks = self._index.block_counts()
         await asyncio.sleep(0)
         trust = self._routing.trust()

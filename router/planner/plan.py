@@ -30,7 +30,7 @@ Waiting in a group of equal servers, from utilisation:
                   Source: Lee and Longton 1959, and Whitt, "Approximations for the GI/G/m queue", Production and
                   Operations Management 2 (1993), 2.1 and 2.4: the wait of M/M/k times (1 + c^2) / 2, and an exponential
                   tail.
-    sequences     all of a rank's are served at once: as in M/G/infinity their number is Poisson.
+    sequences     a rank serves all of its at once: as in M/G/infinity their number is Poisson.
                   Source: Kleinrock, "Queueing Systems", volume 1, 3.4.
 
 One line means that a request goes to the rank that is free first. A router that prefers the rank with the longest
@@ -67,7 +67,7 @@ def mean_s(times: ServiceTimes) -> float:
 
 
 def begun_and_served_within(times: ServiceTimes, servers: int, rate_per_s: float, within_s: float) -> float:
-    """Return the share of requests that are served within so many seconds of their arrival; 0 if too many arrive."""
+    """Return the share of requests that are served `within_s` seconds after their arrival; 0 if too many arrive."""
     service_s, requests = mean_s(times), sum(count for _, count in times)
     busy = rate_per_s * service_s
     if busy >= servers:
@@ -106,7 +106,7 @@ class Group(NamedTuple):
 
 
 class OfferedLoad(NamedTuple):
-    """What came in `covered_s` seconds. `context_tokens` is the mean of a request; `prompts` their work."""
+    """The requests of `covered_s` seconds. `context_tokens` is their mean; `prompts` is the work of their prompts."""
 
     covered_s: float
     requests: int = 0
@@ -126,7 +126,7 @@ class OfferedLoad(NamedTuple):
 
 
 def offered(core: built.Core, window_s: float, now_s: float, began_s: float) -> defaultdict[Group, OfferedLoad]:
-    """Return what came in the window to a core that began to count at `began_s`, by group; others have an idle load."""
+    """Return each group's load in the window; the core began to count at `began_s`. Other groups have an empty load."""
     first_slot = int(now_s / SLOT_S) - max(1, round(window_s / SLOT_S)) + 1
     covered_s = max(SLOT_S, now_s - max(first_slot * SLOT_S, began_s))
     loads = defaultdict[Group, OfferedLoad](lambda: OfferedLoad(covered_s))
@@ -139,7 +139,7 @@ def offered(core: built.Core, window_s: float, now_s: float, began_s: float) -> 
 
 
 class Objectives(NamedTuple):
-    """At least `kept_ratio` of requests have a TTFT within `ttft_s`, and of sequences an ITL within `itl_s`."""
+    """The share `kept_ratio` of requests has a TTFT within `ttft_s`, and of sequences an ITL within `itl_s`."""
 
     ttft_s: float
     itl_s: float
@@ -181,7 +181,7 @@ class Prediction(NamedTuple):
 
 
 class _Sequences(NamedTuple):
-    """A rank's: fixed_s + n * each_s is the ITL of n sequences; `limit` of them are within the objective."""
+    """The sequences of one rank: the ITL of n is fixed_s + n * each_s; up to `limit` keep the objective."""
 
     fixed_s: float
     each_s: float

@@ -1,6 +1,6 @@
 """`GET /v1/planner` and the same numbers as metrics, computed when they are asked for.
 
-    GET /v1/planner?ttft_s=&itl_s=&kept_ratio=    in place of the section `planner`
+    GET /v1/planner?ttft_s=&itl_s=&kept_ratio=    objectives in place of those of the section `planner`
 
 The load is that of this router, and of the replicas that send it their bookings (`ledger.replicas`): each of them
 answers for the whole fleet. An autoscaler takes the greatest of their answers, not the sum.
@@ -23,7 +23,7 @@ from router.planner.plan import Group, GroupPlan, Objectives, Rates, Size, offer
 
 METHOD = "prompts: M/G/k by Lee and Longton's approximation; sequences: M/G/infinity with a limit by rank"
 WINDOW_S = 60.0
-"""Over which the offered load is measured: an autoscaler asks every 15 to 60 s, and smooths by itself."""
+"""The window of the offered load: an autoscaler asks every 15 to 60 s, and smooths by itself."""
 _ANSWERS_MAX = 1000
 """The mean length of answers is over this many of the newest decisions, or `journal.decisions_max` if that is less."""
 
@@ -92,7 +92,7 @@ class Planner:
         )
 
     def families(self) -> Iterator[Family]:
-        """Yield offered load, what a worker can do, and workers, those there are and those advised."""
+        """Yield the offered load, what one worker can do, and the present and advised numbers of workers."""
         plans = self.plans(self._settings)
         for name, meaning, values in (
             ("offered_prefill_tokens_per_second", "Prompt tokens to compute that are routed to the workers",
@@ -136,9 +136,9 @@ def shown(found: GroupPlan) -> dict[str, Any]:
 
 
 def answered_tokens(outcome: OutcomeKnown | None) -> float | None:
-    """Return the length of an answer: as the worker said, else by the times of its tokens; None if unknown.
+    """Return the length of an answer: as the worker reported, else by the times of its tokens; None if unknown.
 
-    A mean ITL is (duration - TTFT) / later tokens, so that a stream without usage tells its length.
+    A mean ITL is (duration - TTFT) / later tokens, so the length of a stream without usage can be computed.
     """
     if outcome is None or outcome.outcome != "ok":
         return None

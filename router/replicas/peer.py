@@ -6,7 +6,7 @@ doubt      behind, or differs: its open leases are requested, and again every `A
 buffered   messages that came while in doubt, or that show a gap: those after the answer's `seq` are folded into it
 answer     all parts of the answer to the newest request: its leases replace the known ones at once
 
-The log keeps the order of a router's messages, so that one out of order shows a loss.
+The log keeps the order of a router's messages, so that a message out of order shows a loss.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -67,7 +67,7 @@ class OpenLeases(dict[str, OpenLease]):
         self._count(lease, 1)
 
     def fold(self, event: LeaseEvent) -> bool:
-        """Fold the event in; return whether it was valid: of a new lease, or of an open one."""
+        """Fold the event in; return whether it was valid: `Routed` needs a new lease, any other event an open one."""
         known = self.get(event.lease_id)
         if isinstance(event, Routed):
             if known is None:
@@ -226,7 +226,7 @@ class Peer:
             seq += 1
             for event in events:
                 self._fold(leases, event)
-        if seq < self.seq:  # it was delayed: newer messages were applied
+        if seq < self.seq:  # the answer was delayed: newer messages were applied
             return None
         news = difference(self.open, leases)
         self._buffered = {

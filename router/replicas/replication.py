@@ -72,8 +72,8 @@ class Replication:
     def on_lease_event(self, event: LeaseEvent) -> None:
         """Queue an event of a lease of this router for sending.
 
-        The own ledger may also end (`Expired`) a lease of another router. That is told to nobody: if that router still
-        has the lease, a later answer restores it.
+        The own ledger may also end (`Expired`) a lease of another router. This is not sent: if that router still has
+        the lease, a later answer restores it.
         """
         if isinstance(event, Expired) and any(peer.open.fold(event) for peer in self.peers.values()):
             return
@@ -95,7 +95,7 @@ class Replication:
         return says
 
     def deaf(self, now_s: float) -> None:
-        """No message could be received until now: restart the silence timers."""
+        """Restart the silence timers: no message could be received until now."""
         for peer in self.peers.values():
             peer.received_at_s = now_s
 

@@ -53,7 +53,7 @@ SHADOW_NAME = r"^[a-z0-9][a-z0-9._-]{0,31}$"
 
 
 class Comparison(NamedTuple):
-    """A shadow's choice beside the live one. None: the view does not tell."""
+    """A shadow's choice beside the live one. None: the view does not show it."""
 
     rank: WorkerRank
     agrees: bool
@@ -68,8 +68,8 @@ def compared(
 ) -> Comparison | str:
     """Return the shadow's choice for the request of `verdict`, which the policy `live` decided.
 
-    It is one of `SKIPS` where the decision lacks what the shadow reads, or the shadow finds no rank. `is_folded`: a
-    replay has just decided, so that `state` is that of the decision; only the index's answer may be missing.
+    Return one of `SKIPS` if the decision lacks what the shadow reads, or the shadow finds no rank. `is_folded`: a
+    replay has just decided, so that `state` is the decision's; only the index's answer may be missing.
     """
     if not _is_readable(state, verdict, live, shadow, is_folded=is_folded):
         return "unreadable"
@@ -126,13 +126,13 @@ class SeriesMean(msgspec.Struct, frozen=True):
 
 
 class Pairs:
-    """The sum of the values at the live choices, that of the values at the shadow's, and the mean gain of the pairs.
+    """The sums of the values at the live and at the shadow's choices, and the mean gain of the pairs.
 
     The sums never fall.
     """
 
     def __init__(self, sign: int = 1) -> None:
-        """A gain is the live value minus the shadow's, times `sign`: -1 where more is better."""
+        """A gain is the live value minus the shadow's, times `sign`: -1 if more is better."""
         self.count, self.live, self.shadow = 0, 0.0, 0.0
         self._sign = sign
         self._batches: list[float] = []
@@ -140,7 +140,7 @@ class Pairs:
         self._length, self._sum = 1, 0.0
 
     def add(self, pair: Pair | None) -> None:
-        """Add a value of each; None: there is none."""
+        """Add the live value and the shadow's; None: there is no pair."""
         if pair is None:
             return
         self.count += 1
@@ -164,7 +164,7 @@ class Pairs:
 
 
 def pooled(means: Sequence[SeriesMean]) -> SeriesMean:
-    """Return the mean of several independent series together: one of each process of a router."""
+    """Return the mean of several independent series together: one from each process of a router."""
     known = [each for each in means if each.count]
     count = sum(each.count for each in known)
     if not count:

@@ -1,13 +1,13 @@
 """Shadows in a router: the newest decisions are evaluated in batches; endpoints and metrics.
 
     every `PERIOD_S`        the decisions since the last one are read from the router's log, `WAITING_MAX` at most: each
-                            is evaluated by all shadows while the budget allows it; others are skipped and counted
-                            After `SLICE_S` the event loop has its turn
-    GET    /v1/shadows      the shadows and their figures        PUT  /v1/shadows    others, until the end
+                            is evaluated by all shadows while the budget allows it; others are skipped and counted.
+                            After `SLICE_S` the event loop gets a turn
+    GET    /v1/shadows      the shadows and their figures        PUT  /v1/shadows    others, until a restart
     DELETE /v1/shadows      the configured ones
 
 Each request adds `budget_s` to an allowance, and each evaluation is subtracted from it. An evaluation may begin while
-the allowance is above 0, so that all time spent is at most `requests * budget_s` and one evaluation. What is not used
+the allowance is above 0, so that all time spent is at most `requests * budget_s` plus one evaluation. What is not used
 is kept, up to the allowance of `KEPT_REQUESTS` requests.
 
 Figures begin anew whenever the shadows or the policy in force change: they compare two policies. Shadows that were set
@@ -46,7 +46,7 @@ WAITING_MAX = 512
 """Decisions that wait for their evaluation; fewer if the log keeps less."""
 PERIOD_S = 0.01
 SLICE_S = 0.0005
-"""The longest that evaluations hold up the event loop at a stretch, but for one decision more."""
+"""The longest time for which evaluations block the event loop, plus that of one decision."""
 
 _log = structlog.get_logger("router")
 
@@ -161,7 +161,7 @@ class Shadows:
                 await self._clock.sleep(0)
 
     def evaluate_slice(self) -> bool:
-        """Evaluate the decisions since the last one, for `SLICE_S` at most; return whether more wait."""
+        """Evaluate the decisions after the last evaluated one, for `SLICE_S` at most; return whether more wait."""
         timer, decisions, budget_s = self._timer, self._routing.decisions, 1e-6 * self._section.budget_us
         began_s = timer()
         waiting = decisions.since(self._seen, WAITING_MAX)
@@ -193,7 +193,7 @@ class Shadows:
             return "failed"
 
     def beside(self, verdict: Verdict) -> list[dict[str, Any]]:
-        """Return what each shadow chooses in the place of a decision; nothing of those under another live policy."""
+        """Return what each shadow chooses in the place of a decision; empty if another live policy took it."""
         if verdict.now_s < self._since_s:
             return []
         return [{"name": name, **_shown(self._compared(name, verdict))} for name in self._policies]
