@@ -2,8 +2,8 @@
 
 A `WorkerAddress` names an engine that the router attaches, as `URL[,OPTION=VALUE...]` in flags, YAML and lists:
 
-engine             which engine it is, as the agent's `engine.kind`; without it the engine says
-kv-events          tcp://host:port of rank 0, `poll`, or `none`; without it the engine says, else its default
+engine             which engine it is, as the agent's `engine.kind`; without it the engine is asked
+kv-events          tcp://host:port of rank 0, `poll`, or `none`; without it what the engine states, else its default
 replay-endpoint    tcp://host:port of rank 0
 id                 its name in the fleet; without it host and port
 """
@@ -49,7 +49,7 @@ OPTIONS = ("engine", "kv-events", "replay-endpoint", "id")
 WORKERS_MAX = 256
 _ID_CHARACTERS_MAX = 64
 DNS = "dns://"
-"""Begins the place of a list that is a name's addresses."""
+"""Prefix of a DNS name and its port, in place of a file with the list."""
 FALLBACKS_MAX = 8
 _HTTP = HttpLimits()
 _BREAKERS = BreakerLimits()
@@ -170,7 +170,7 @@ class DataSection(BodyBoundsSection):
         return self
 
     def credentials(self, clock: Clock) -> Credentials:
-        """Return what clients are asked for, and the certificate; raise `ConfigurationError`."""
+        """Return the accounts and certificates that guard the data plane; raise `ConfigurationError`."""
         return Credentials(self.accounts_file, self.tls_certificate, self.tls_key, self.tls_client_ca, clock)
 
     def body_limits(self) -> BodyLimits:

@@ -53,7 +53,7 @@ _BODY_BYTES_MAX = 1 << 20
 _OF_A_REQUEST_MAX = 16
 """Decisions of one request that are shown: its phases and retries."""
 _ROWS_AT_ONCE = 256
-"""Workers that are shown before the event loop has its turn: some 3 ms."""
+"""Workers that are shown before the event loop gets a turn: some 3 ms."""
 _NOT_REGISTERED = Trust("FALLBACK", "its worker is not registered")
 
 
@@ -89,7 +89,7 @@ class ControlPlane:
     ) -> None:
         """Without `shadows` they have no endpoints.
 
-        gate          that of this router's feeds
+        gate          the gate of this router's feeds
         policies      without it, a policy that is changed lasts until the router ends
         trace_link    `tracing.link` of the settings
         kept          the prompts that are shown with decisions; without it none is
@@ -287,7 +287,7 @@ class ControlPlane:
         return uses(nodes, self._routing.decisions.newest(USED_MAX), self._kept)
 
     async def change_policy(self, request: web.Request) -> web.Response:
-        """Put the named fields in force; PUT: and the configured values of all others."""
+        """Put the named fields in force; with PUT all other fields get their defaults."""
         routing, replaces = self._routing, request.method == "PUT"
         body = await request.read()
         async with self._policies.writing:

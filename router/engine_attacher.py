@@ -1,14 +1,14 @@
 """Attaches engines in the router's own process, as `worker-agent attach` does it elsewhere.
 
-    listed          in the watched list `workers_from`: attached while it stands there
+    listed          in the watched list `workers_from`: attached while it is in there
     added           in `workers`, or over `POST /v1/workers`: attached until it is removed, or the router ends
-    not attached    the reason is logged once, and it is tried again every `RETRY_S`; no other worker is concerned
+    not attached    the reason is logged once, and it is tried again every `RETRY_S`; other workers are not affected
 
 The list is a file, read again each second, in which empty lines, and those that begin with #, do not count; or
 dns://name:port, every address of the name, each an engine at http://address:port. A list that cannot be read leaves the
 engines as they are; the reason is logged once.
 
-The agent's modules are imported when the first engine comes.
+The agent's modules are imported when the first engine is to be attached.
 """
 
 import asyncio
@@ -178,7 +178,7 @@ class EngineAttacher:
                     engine.stop.set()
 
     async def _follow_list(self) -> None:
-        """Attach what came to the list, let go what left it, and wait until it is to be read again."""
+        """Attach engines that are new in the list, detach those that left it, and wait until it is to be read again."""
         if self._list is None:
             await asyncio.Event().wait()
             return
@@ -199,7 +199,7 @@ class EngineAttacher:
             self._group.create_task(self._attach(engine), name=f"worker {engine.address.worker_id}")
 
     async def _attach(self, engine: _Engine) -> None:
-        """Attach the engine, again and again, until it is let go."""
+        """Attach the engine, again and again, until its `stop` is set."""
         from worker_agent.attached.worker import AttachedWorker  # noqa: PLC0415 - not every router needs the agent
 
         worker_id = engine.address.worker_id
@@ -262,7 +262,7 @@ async def stated_directory(settings: RouterSettings, clock: Clock, stop: asyncio
     """Return the first directory that an engine states and this machine has; wait until an engine answers.
 
     Raises:
-        ConfigurationError: no directory that was stated is on this machine; it has the command to run.
+        ConfigurationError: no stated directory is on this machine; the error has the command to run.
     """
     from worker_agent.attached.worker import reported_facts  # noqa: PLC0415 - likewise
 
@@ -272,7 +272,7 @@ async def stated_directory(settings: RouterSettings, clock: Clock, stop: asyncio
     while not stop.is_set():
         asked = list(named)
         for address in (await listed.read() if listed else None) or ():
-            with suppress(ConfigurationError):  # the log says it when the engine is attached
+            with suppress(ConfigurationError):  # it is logged when the engine is to be attached
                 asked.append(agent_settings(address, settings))
         tries = map(reported_facts, asked)
         answers = [each for each in await asyncio.gather(*tries) if each is not None]

@@ -23,7 +23,7 @@ from router.doctor.survey import look
 
 NOT_LOOKED = 3
 _LISTEN_S = 3.0
-"""Three heartbeats: one may be late, and two simultaneous epochs of a rank differ from two consecutive ones."""
+"""Three heartbeats: one may be late, and two epochs at the same time can be distinguished from a restart."""
 _TIMEOUT_S = 2.0
 
 

@@ -305,7 +305,7 @@ class _OneReplay:
         """Records since exactness was lost, or before the first start."""
 
     def news(self, record: JournalRecord, found: Found) -> str:
-        """Return in words whether this record, just folded in, made the replay exact or ended that; empty: neither."""
+        """Return in words whether this record, just folded in, began or ended exactness; empty: neither."""
         was_exact, self._is_exact = self._is_exact, self.replay.state is not None
         if isinstance(record, Lost):
             return f"{record.count} records are missing; not exact until the next start" * was_exact

@@ -29,7 +29,7 @@ _DRAIN_S = 5.0
 _URLS_MAX = 64
 _TIMEOUT_S = 10.0
 _UNAUTHORIZED = 401
-_ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104 - what a router that binds it is asked at instead
+_ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104 - a router that binds one is asked at 127.0.0.1
 
 
 _T = TypeVar("_T")
@@ -153,10 +153,10 @@ def asked(
     *,
     flag: str = "--router",
 ) -> _T:
-    """Return what `work` returns of the control plane at `url`, which `flag` gave; empty: at the settings' address.
+    """Return what `work` returns for the control plane at `url`, as `flag` gave it; empty: at the settings' address.
 
     Raises:
-        NothingRead: the control plane does not answer as one does.
+        NothingRead: nothing answers there, or not as a control plane does.
         Stopped: a signal came.
         ConfigurationError: the URL is not valid.
     """

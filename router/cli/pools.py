@@ -1,6 +1,6 @@
 """`router pools`: one address in front of several pools, each a router with its workers.
 
-Flags and variables have the names of Dynamo's global router where it has such. `--set` and `KVROUTER_*` set fields in
+Flags and variables have the names of Dynamo's global router if it has them. `--set` and `KVROUTER_*` set fields in
 `data`, `control`, `failures`, `queue`, `tokens` and `telemetry` of a router's settings. Source: `docs/SOURCES.md` D5.
 """
 
@@ -156,7 +156,7 @@ async def _serve(
 async def _open_own_routers(
     config: PoolsConfig, stop: asyncio.Event, cleanup: AsyncExitStack
 ) -> tuple[PoolsConfig, dict[str, RouterParts]]:
-    """Start the routers of the configured files, each once; return the configuration with their addresses, and them.
+    """Start the router of each configured file once; return the configuration with their addresses, and the routers.
 
     Routers of a disagg configuration accept requests of one phase.
 

@@ -6,8 +6,8 @@
 exit code   0 it is printed     2 it is not: invalid arguments, nothing found, or no answer
 
 Journals are read in one pass. They do not have every candidate's terms: to explain, each decision is taken again
-(`router/journal/replay.py`) and kept as its verdict, which is rendered if it is asked for. Outcomes and decisions of
-one request of a router are joined while it is among the newest `REQUESTS_MAX`.
+(`router/journal/replay.py`) and kept as its verdict, which is rendered if it is asked for. An outcome is joined to its
+decision while the request is among the newest `REQUESTS_MAX`.
 """
 
 import asyncio
@@ -81,7 +81,7 @@ class _Known:
 
 
 class JournalReports:
-    """What the journals of all routers say of a question."""
+    """Answers a question from the journals of all routers."""
 
     def __init__(self, question: Question) -> None:
         self._question = question

@@ -293,7 +293,7 @@ class RouterParts:
             self.picker_address = f"{settings.picker.host}:{self.picker.port}"
 
     def _on_attached(self, line: str, model: str) -> None:
-        """Print what was found of an engine, and once a command that shows the reuse of a prompt."""
+        """Print the line about an attached engine, and after the first one a command that shows prompt reuse."""
         print_lines(f"worker         {line}")
         if not self._is_shown:
             self._is_shown = True

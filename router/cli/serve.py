@@ -1,8 +1,8 @@
 """The command `router`: settings, what a router is opened with, and what it prints.
 
-`router --processes N`: N routers on one port; in this process the control plane of all, and the nats-server if any.
+`router --processes N`: N routers on one port; this process has the control plane of all, and the nats-server if any.
 
-Each of these processes is a router like any other of a fleet: it has an index of its own, and tells the others its
+Each of these processes is a router like any other of a fleet: it has an index of its own, and sends the others its
 leases. Its control plane is on loopback, for this process alone: its token is made at the start.
 """
 
@@ -51,9 +51,9 @@ EXPECTED = (
 )  # fmt: skip
 """Errors that end a process with one line."""
 _LATE_S = 2.0
-"""How long after its own time to stop a process is killed."""
+"""A process that takes this much longer to stop than its own limit is killed."""
 _REST_S = 10.0
-"""For the control plane and the nats-server to stop."""
+"""How long the control plane and the nats-server may take to stop, after the processes."""
 _TOKEN_BYTES = 32
 
 
@@ -86,7 +86,7 @@ async def opened(
 ) -> RouterParts:
     """Return a started router, to be run; raises what `EXPECTED` names.
 
-    `given` are the paths of what the command line says: it wins over a policy that was stored.
+    `given` are the paths of the settings on the command line: they win over a stored policy.
     """
     directory = settings.tokens.text
     if not directory and settings.attaches:
@@ -155,7 +155,7 @@ async def _serve_processes(settings: RouterSettings, stop: asyncio.Event, given:
 
 
 def _free_port(settings: RouterSettings) -> int:
-    """Return the port that the processes are to share; raise `PortUsed` where another router has it."""
+    """Return the port that the processes are to share; raise `PortUsed` if another router has it."""
     listening = listening_sockets(settings.data.host, settings.data.port, reuse_port=settings.data.reuse_port)
     port = port_of(listening)
     for each in listening:

@@ -10,11 +10,11 @@
 
 Consecutive heads are a restart. Without the log, missing heartbeats mean nothing.
 
-Events and trust are checked only if a mode reads overlap: other modes do not use the index. A rank that is FALLBACK for
-its parity or its events is reported by those checks. Parity is what a router says of its workers
+Events and trust are checked only if a mode reads overlap: other modes do not use the index. If a rank is FALLBACK by
+its parity or its events, those checks report it. Routers state how workers differ from parity
 (`router/fleet/registry.py`, `router/prompt/engine_parity.py`, `router/feeds/watch.py`). Encode workers need none.
 
-    exit code   0 nothing     1 warnings     2 errors     (3: it could not look; the command's)
+    exit code   0 nothing     1 warnings     2 errors     (3, from the command: it could not look)
 
 `pairing_findings`, also when workers register: whether the workers of one model can work together.
 
@@ -64,7 +64,7 @@ _K = TypeVar("_K")
 
 
 def pairing_findings(registrations: Sequence[WorkerRegistered]) -> list[Finding]:
-    """Return the incompatibilities among the workers of one model; none where it is served by one role alone."""
+    """Return the incompatibilities among the workers of one model; none if all have the same role."""
     return [*_buffers(registrations), *_dtypes(registrations), *_backends(registrations)]
 
 
@@ -227,7 +227,7 @@ def trust(facts: FleetFacts) -> Iterator[Finding]:
 
 
 def parity(facts: FleetFacts) -> Iterator[Finding]:
-    """Yield what routers say of workers that hash other prompts than they do, or have another worker's events."""
+    """Yield the workers that, as a router states, hash prompts otherwise, or have the events of another worker."""
     judged = {
         each.worker_id
         for registrations in facts.models().values()
@@ -272,7 +272,7 @@ def presence(facts: FleetFacts) -> Iterator[Finding]:
 
 
 def doubles(facts: FleetFacts) -> Iterator[Finding]:
-    """Yield unique values that two workers state."""
+    """Yield what two workers state though it must be unique: a rank's stream, an address, an id."""
     for rank, heads in _by(sorted(facts.heads, key=lambda head: head.first_s), lambda head: head.rank).items():
         if words := next((_at_once(one, other) for one, other in pairwise(heads) if _overlap(one, other)), ""):
             yield Finding("worker.doubled", str(rank), words)

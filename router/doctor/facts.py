@@ -3,7 +3,7 @@
 error      requests fail, or are routed by wrong facts
 warning    the fleet serves worse than it could, or something is about to fail
 
-`docs/reference/doctor.md` is the table `CATALOGUE`. An id never changes its meaning: alerts and scripts go by it.
+`docs/reference/doctor.md` is the table `CATALOGUE`. An id never changes its meaning: alerts and scripts rely on it.
 
 The facts are what a survey observed: the log for a while, and every HTTP address at the beginning and the end.
 
@@ -161,7 +161,7 @@ class AddressAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StreamHead(msgspec.Struct, frozen=True):
-    """One epoch of a rank's stream with heartbeats, first and last; seconds since the survey began."""
+    """One epoch of a rank's stream, and its first and last heartbeat in seconds since the survey began."""
 
     rank: WorkerRank
     instance: str
@@ -237,7 +237,7 @@ class FleetFacts(msgspec.Struct, frozen=True, kw_only=True):
     workers: tuple[WorkerSeen, ...] = ()
     draining: int = 0
     left: Mapping[str, str] = {}
-    """By worker id, why it left; of workers that have left and not come back."""
+    """Why each worker left, by its id; without those that have come back."""
     heads: tuple[StreamHead, ...] = ()
     used_blocks: Mapping[WorkerRank, int] = {}
     """The most that each rank's engine reported."""
@@ -245,7 +245,7 @@ class FleetFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The subject of the newest refused fleet event, and why it was refused; empty: none was."""
     routers: tuple[RouterSeen, ...] = ()
     planes: tuple[AddressAnswer, ...] = ()
-    """Data planes."""
+    """The answers of data planes."""
     log_problem: str = ""
     """Why the log could not be read."""
     fills: Mapping[str, tuple[int, int]] = {}

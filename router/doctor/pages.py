@@ -7,8 +7,8 @@
 | `/v1/policy` | a control plane | `mode`, of the phases too |
 | `/health` | an agent | `reason` |
 
-Source: `router/control_plane.py`, `worker_agent/api/app.py`. Unknown keys are
-ignored: another version may have more. Redirects are not followed, so that a token goes nowhere else.
+Source: `router/control_plane.py`, `worker_agent/api/app.py`. Unknown keys are ignored: another version may have more.
+Redirects are not followed, so that a token goes nowhere else.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ _T = TypeVar("_T")
 
 
 class PageUnreadable(Exception):
-    """A page did not come, or has another format; `status` and `body` are those of the answer in its place, if any."""
+    """A page could not be read; `status` and `body` are those of an answer with another status, if there was any."""
 
     def __init__(self, words: str, status: int = 0, body: bytes = b"") -> None:
         super().__init__(words)
@@ -139,10 +139,10 @@ def unhealthy(body: bytes) -> str:
 
 
 def samples(page: bytes, wanted: Iterable[str]) -> Iterator[Sample]:
-    """Yield the samples of these names; of a page's thousands of lines only those are parsed.
+    """Yield the samples of these names; only their lines are parsed, among a page's thousands.
 
     Raises:
-        ValueError, LookupError: a line of them is none of metrics.
+        ValueError, LookupError: one of these lines is no sample of a metric.
     """
     openings = tuple(f"{name}{after}" for name in wanted for after in "{ ")
     lines = [line for line in page.decode("utf-8", "replace").splitlines() if line.startswith(openings)]

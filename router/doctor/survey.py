@@ -6,7 +6,7 @@
     4   query routers again, and the log's size
 
 The facts state what could not be observed. `CannotLook` means that nothing could be: neither the log nor a router
-answers, or a router requires another token. Of an engine without our agent only `/health` is read.
+answers, or a router requires another token. An engine without our agent is asked for `/health` only.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ _T = TypeVar("_T")
 
 
 class LogWatch:
-    """What the log's messages since `start` say; it lasts for one survey."""
+    """What the log's messages have shown since `start`; for one survey."""
 
     def __init__(self, clock: Clock, gate: FleetGate) -> None:
         """`gate` checks fleet events."""
@@ -88,7 +88,7 @@ class LogWatch:
         await self._event_log.listen(subjects.LOAD_ALL, self._on_load)
 
     async def read_fleet(self, timeout_s: float) -> None:
-        """Read `KV_FLEET` completely, and subscribe to it; a problem is that there is none, or that it takes longer."""
+        """Read `KV_FLEET` completely, and subscribe to it; a missing or slow stream becomes the `problem`."""
         if self.problem:
             return
         with self._noted():
@@ -164,7 +164,7 @@ class RouterProbe:
         self.is_token_refused = False
 
     async def first(self) -> None:
-        """`seen.control` is the router's status; without a problem, all of it was read."""
+        """Set `seen`; `seen.control` is the router's status, and without a problem there all pages were read."""
         seen = self.seen
         seen.control = await ready_answer(self._asker, seen.control.url)
         if (policy := await self._page("/v1/policy", PolicyPage)) is not None:
@@ -189,7 +189,7 @@ class RouterProbe:
 
 
 async def worker_seen(asker: HttpAsker, registration: WorkerRegistered) -> WorkerSeen:
-    """Return a worker with what its registered address says of its health."""
+    """Return a worker with the answer of its registered address about its health."""
     url = registration.base_url.rstrip("/")
     problem = reason = ""
     try:

@@ -1,4 +1,4 @@
-"""The processes of one router: starts them, starts those again that end, and ends with the last of them.
+"""Starts the processes of one router, starts each one again that ends, and ends with the last of them.
 
     a process ends               another starts after a pause; if too often, or before the first served, all end
     it does not answer (`/live`) for `SILENT_CALLS` calls, 5 s each: it is killed, and so started again
@@ -34,7 +34,7 @@ LOOK_S = 1.0
 SILENT_CALLS = 2
 AT_ONCE_S = 1.0
 _ENDED_AS_ASKED = (0, -signal.SIGTERM)
-"""Exit codes after SIGTERM; the second of a process that had not yet come to handle it."""
+"""Exit codes after SIGTERM; the second if the process did not handle signals yet."""
 Work = Callable[[Connection], None]
 """What a process does. It sends the URL of its control plane once it serves."""
 
@@ -53,10 +53,10 @@ class Answer(NamedTuple):
 
 
 class Links:
-    """The control planes of the processes, by name; a process that serves has an address. `async with`."""
+    """Calls to the control planes of the processes, by name, within `async with`. Only one that serves has a URL."""
 
     def __init__(self, names: Sequence[str], clock: Clock, *, token: str = "") -> None:
-        """`token`: of the processes' control planes."""
+        """`token` is the token of the processes' control planes."""
         self.names = tuple(names)
         self._token = token
         self.urls: dict[str, str] = {}
@@ -230,7 +230,7 @@ class Supervisor:
 
 
 class _Process:
-    """One process, and its next one when it has ended."""
+    """One process, and those that replace it after its end."""
 
     def __init__(self, name: str, work_of: Callable[[str], Work], links: Links) -> None:
         self.name = name
@@ -239,10 +239,10 @@ class _Process:
         self.has_served = asyncio.Event()
         """Set when it serves for the first time."""
         self.ended: asyncio.Future[int]
-        """Its exit code; negative: the signal that killed it."""
+        """The exit code of the present process; negative: the signal that killed it."""
 
     def start(self) -> None:
-        """Start it."""
+        """Start the process; `ended` gets its exit code, and `links` its URL once it serves."""
         context, loop = multiprocessing.get_context("forkserver"), asyncio.get_running_loop()
         context.set_forkserver_preload(["router.cli.router_parts"])
         said, say = context.Pipe(duplex=False)
@@ -278,7 +278,7 @@ class _Process:
                 os.kill(self.pid, number)
 
     def kill(self, why: str) -> None:
-        """End it at once."""
+        """End the process at once."""
         _log.error("process_killed", process=self.name, why=why)
         self.signal(signal.SIGKILL)
 
