@@ -23,12 +23,12 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-cache",
 }
-"""Of every answer: only this server's own scripts and styles run, and in no frame; a copy is checked by its ETag."""
+"""Headers of every answer: only this server's scripts and styles run, in no frame; a copy is checked by its ETag."""
 
 
 _FILES = {ROOT + each.name.replace("index.html", ""): each for each in _ASSETS.iterdir() if each.suffix in _TYPES}
 PATHS = frozenset({"/", ROOT.rstrip("/"), *_FILES})
-"""Of the page: they need no token."""
+"""The paths of the page, which need no token."""
 
 
 def page_routes() -> list[web.RouteDef]:

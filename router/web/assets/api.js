@@ -1,4 +1,4 @@
-// What is read of the control plane: requests with its token, readings that are repeated, and the fleet that is shown.
+// Reads from the control plane: requests with its token, repeated readings, and the fleet that is shown.
 // The token stays in this tab: sessionStorage, no cookie.
 
 import { h, message, natural, rankId } from "./parts.js";
@@ -55,7 +55,7 @@ async function refusal(response) {
   }
 }
 
-/** A part of the page; the app draws what it returns. */
+/** A part of the page; the app draws what its `draw` returns. */
 export class View {
   constructor(app) {
     this.app = app;
@@ -67,7 +67,7 @@ export class View {
   }
 }
 
-/** Reads of the control plane again and again while it is open, and only while the page is in sight. */
+/** Reads from the control plane again and again while it is open, and only while the page is visible. */
 export class Poll extends View {
   everyMs = 5000;
   found = null; // the newest answer
@@ -136,14 +136,14 @@ const NOTHING = { fleet: null, ranks: [], decisions: null, history: null };
 /** The fleet, its past, and the decisions that the view shows. */
 export class Live extends Poll {
   everyMs = 1000;
-  version = ""; // of the router
-  past = null; // what is shown of a time, `at`; `isLoading`: it is not here yet; `problem`: it will not come
+  version = ""; // the router's
+  past = null; // the fleet and decisions of a time, `at`; `isLoading`: not read yet; `problem`: why they cannot be read
 
   get state() {
     return this.problem ? (this.isOver() ? "token" : "away") : this.found ? "live" : "connecting";
   }
 
-  /** The newest; `decisions` is null until a view that shows them is open. */
+  /** The newest answers; `decisions` is null until a view that shows them is open. */
   get now() {
     return this.found ?? NOTHING;
   }
@@ -199,7 +199,7 @@ export function inOrder(rows) {
   return rows.sort((left, right) => (places.get(left) < places.get(right) ? -1 : 1));
 }
 
-/** Return the ranks of `/v1/fleet`, each with what its worker is, in the order of their names. */
+/** Return the ranks of `/v1/fleet`, each with its worker's fields, in the order of their names. */
 function ranksOf({ workers, ranks, models, roles, reasons }) {
   const known = rowsOf(workers);
   return inOrder(rowsOf(ranks).map((rank) => {

@@ -1,4 +1,4 @@
-// The page: where one is (`#/decisions/ID`), what is drawn there, and when.
+// The page: its places (`#/decisions/ID`), what is drawn at each, and when.
 
 import { AccuracyView } from "./accuracy.js";
 import { hasToken, Live, setToken, View } from "./api.js";
@@ -60,7 +60,7 @@ class App {
     this.view?.moved?.();
   }
 
-  /** Let the address name the time that is shown, too: a link to it. */
+  /** Add the time that is shown to the address, so that the address is a link to it. */
   address() {
     const place = location.hash.split("?")[0], { past } = this.live;
     history.replaceState(null, "", past ? `${place || "#/fleet"}?at=${past.at}` : place || location.pathname);
@@ -137,7 +137,7 @@ const RANGES = { 900: "15 min", 3600: "1 h", 43200: "12 h" };
 class Timeline extends View {
   range = 3600;
 
-  /** Times of the two ends; null while nothing is kept. */
+  /** The times of the slider's two ends; null while nothing is kept. */
   get span() {
     const { live } = this.app, kept = live.now.history?.ring.from_s ?? null, to = live.now.fleet?.at_s ?? null;
     return kept === null || to === null || to <= kept ? null : [Math.max(kept, Math.min(to - this.range, live.past?.at ?? to)), to];
@@ -159,7 +159,7 @@ class Timeline extends View {
       h("select", { "aria-label": "Time range", value: String(this.range), onchange: (event) => this.show({ range: Number(event.target.value) }) }, Object.entries(RANGES).map(([key, text]) => h("option", { key, value: key, selected: key === String(this.range) }, text))));
   }
 
-  /** The end of the slider is the present. */
+  /** Show the time at which the slider is; its end is the present. */
   moved(input, from) {
     this.app.showTime(input.value === input.max ? null : from + Number(input.value));
   }

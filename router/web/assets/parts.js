@@ -14,7 +14,7 @@ export function h(tag, properties, ...children) {
   return { tag, properties: properties ?? {}, children: children.flat(Infinity).filter(isShown) };
 }
 
-/** Make the children of `parent` match. */
+/** Make the children of `parent` match these descriptions. */
 export function render(parent, ...children) {
   renderChildren(parent, children.flat(Infinity).filter(isShown));
 }
@@ -131,13 +131,13 @@ export const percent = known((ratio) => `${(100 * ratio).toFixed(0)} %`);
 
 export const factor = known((value) => `×${value.toFixed(2)}`);
 
-/** With its sign: a difference. */
+/** A difference, with its sign. */
 export const signed = known((value, text = count) => (value > 0 ? `+${text(value)}` : value < 0 ? `−${text(-value)}` : text(0)));
 
 /** A time of day in the browser's zone, from seconds since 1970. */
 export const clock = known((unixSeconds) => new Date(1e3 * unixSeconds).toLocaleTimeString("en-GB"));
 
-/** The value below which the share `quantile` of the sorted values lies; null without any. */
+/** The value below which this share of the sorted values lies; null without any. */
 export function quantile(sorted, share) {
   return sorted.length ? sorted[Math.min(sorted.length - 1, Math.floor(share * sorted.length))] : null;
 }
@@ -210,7 +210,7 @@ export function filtered(view, id, placeholder, rows, textOf) {
     h("span", { class: "muted" }, `${count(found.length)} of ${count(rows.length)}`))];
 }
 
-/** The name of the rank that a row is of. */
+/** The name of a row's rank. */
 export function rankId({ worker_id: workerId, dp_rank: dpRank }) {
   return `${workerId}/${dpRank}`;
 }
@@ -225,13 +225,13 @@ export function rankColumn(width) {
   return { name: "Rank", width, phone: "minmax(56px, 1fr)", cell: (row) => link(["workers", row.worker_id], rankId(row), { class: "name", title: rankId(row), tabindex: "-1" }), sort: (row) => natural(rankId(row)) };
 }
 
-/** What a decision predicted of cached tokens; null if there is nothing to compare. */
+/** The cached tokens that a decision predicted; null if there is nothing to compare. */
 export function predictedCached(decision) {
   const { outcome, misses } = decision;
   return outcome?.cached_tokens != null && misses?.cached_tokens != null ? outcome.cached_tokens + misses.cached_tokens : null;
 }
 
-/** What a decision predicted of its time to the first token (or its target), seconds. */
+/** The predicted time to a decision's first token (or its target), in seconds; null if there is nothing to compare. */
 export function predictedTtft(decision) {
   const { outcome, misses } = decision;
   return outcome?.ttft_s != null && misses?.ttft_s != null ? outcome.ttft_s - misses.ttft_s : null;

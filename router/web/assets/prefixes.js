@@ -38,7 +38,7 @@ export class PrefixesView extends Poll {
     this.moved();
   }
 
-  /** The slider moved: of the past there is no tree. */
+  /** Read the tree of now; while a past time is shown there is none. */
   moved() {
     if (this.app.live.past) this.close();
     else super.open();

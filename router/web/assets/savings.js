@@ -11,7 +11,7 @@ const WIDTH = 180, HEIGHT = 36;
 const sum = (rows, field) => total(rows.map((row) => row[field]));
 const ratio = (part, whole) => (whole ? part / whole : null);
 
-/** Each figure: how a point is made from a window of rows, one value a line. */
+/** The figures; each of `lines` makes a point of its line from a window of rows. */
 const FIGURES = [
   { name: "Requests", lines: [(rows, { step_s: step }) => sum(rows, "requests") / (rows.length * step)], text: (value) => (value === null ? UNKNOWN : `${value.toFixed(1)}/s`) },
   { name: "TTFT p50, p90", lines: [(rows, found) => quantile(rows, found, 0.5), (rows, found) => quantile(rows, found, 0.9)], text: seconds, hint: "Time to the first token" },
@@ -66,7 +66,7 @@ export class Trends extends Poll {
   }
 }
 
-/** The time below which the share of the first tokens of these rows came; null without any. */
+/** The time within which this share of the rows' first tokens came; null without any. */
 function quantile(rows, { ttft_bounds_s: bounds }, share) {
   const counts = rows[0].first_tokens.map((_, at) => total(rows.map((row) => row.first_tokens[at])));
   let missing = share * total(counts);

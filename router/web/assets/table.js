@@ -31,7 +31,7 @@ export class Table {
     });
   }
 
-  /** Select the row in the place of a selected one that is gone. */
+  /** If the selected row is gone, select the row that is in its place. */
   keepSelection() {
     if (this.selected === null || !this.rows.length) return;
     const at = this.rows.findIndex((each) => this.key(each) === this.selected);
@@ -154,7 +154,7 @@ export class Table {
   }
 }
 
-/** Compare two values; what is not known comes last in either order. */
+/** Compare two values; unknown values come last in both orders. */
 function compared(left, right, sign) {
   const isLess = left === null || left === undefined, isMore = right === null || right === undefined;
   if (isLess || isMore) return isLess === isMore ? 0 : isLess ? sign : -sign;
