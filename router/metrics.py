@@ -196,7 +196,7 @@ class RequestMetrics(built.RequestSums):
                 of_mode[bounds[bisect_left(bounds, seconds)]] = Exemplar(labels, seconds)
 
     def families(self) -> Iterator[Family]:
-        """Yield all counters."""
+        """Yield all metrics of requests."""
         self.follow()
         models, workers = self.models, self.workers.items()
         requests = dict.fromkeys(product(models, self._modes, OUTCOMES), 0)

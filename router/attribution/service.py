@@ -38,12 +38,12 @@ class ReportSection(Section):
     )
 
     def attribution(self) -> built.Attribution:
-        """Return sums of no requests yet."""
+        """Return new sums, of no request yet."""
         return built.Attribution(ROWS_MAX, self.family_blocks, PENDING_MAX)
 
 
 class Savings:
-    """Has a core sum up what its decisions save."""
+    """What a core's decisions save: from its creation on, the core sums that up."""
 
     def __init__(self, settings: ReportSection, core: built.Core, clock: Clock, process: str = "") -> None:
         """`process` names the process in metrics, if the router has several."""

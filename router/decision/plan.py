@@ -61,7 +61,7 @@ class RequestPlan(msgspec.Struct, frozen=True):
 
     @property
     def is_aside(self) -> bool:
-        """Whether a decode worker continues this phase's answer, which the client then does not get itself."""
+        """Whether this phase's answer goes to a decode worker, which continues it, and not to the client."""
         return self.phase == "prefill" and not self.is_fixed
 
     @property
@@ -75,12 +75,12 @@ class RequestPlan(msgspec.Struct, frozen=True):
         return self.failures_by_phase.get(self.phase, 0)
 
     def prefilled(self) -> "RequestPlan":
-        """The prompt is computed: decode is next."""
+        """Return the plan after the prompt was computed: decode is next."""
         assert self.phase == "prefill"
         return replace(self, phase="decode")
 
     def computed_at_decode(self) -> "RequestPlan":
-        """The decode worker computes the prompt, too."""
+        """Return the plan by which the decode worker computes the prompt, too."""
         assert not self.is_fixed
         return replace(self, phase="alone")
 
@@ -89,7 +89,7 @@ class RequestPlan(msgspec.Struct, frozen=True):
         return replace(self, phase=phase, failures_by_phase={})
 
     def no_candidate(self) -> "RequestPlan | None":
-        """No worker is eligible for the phase; None: no other phase is tried."""
+        """Return the plan if no worker is eligible for the phase; None: no other phase is tried."""
         if self.is_fixed or not self.falls_back:
             return None
         if self.phase == "prefill":
@@ -97,7 +97,7 @@ class RequestPlan(msgspec.Struct, frozen=True):
         return _rerouted(self, "no_decode_worker", "alone") if self.phase == "decode" else None
 
     def failed(self, rank: WorkerRank, *, took_handoff: bool) -> "RequestPlan | None":
-        """A worker failed before its answer began; None: the request is not tried again.
+        """Return the plan after a worker failed before its answer began; None: the request is not tried again.
 
         `took_handoff`: the worker may have fetched the prefill worker's KV, which can be fetched once only.
         """
@@ -128,7 +128,7 @@ class RequestPlan(msgspec.Struct, frozen=True):
         return self.migrations < self.migration_limit
 
     def migrated(self, rank: WorkerRank) -> "RequestPlan":
-        """Resume on another rank: `rank` failed in the middle of the answer."""
+        """Return the plan that resumes on another rank, after `rank` failed in the middle of the answer."""
         assert self.may_migrate
         plan = replace(
             self,

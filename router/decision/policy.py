@@ -61,9 +61,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """predicted-ttft: largest acceptable predicted time to the first token, if the request states none."""
     unmet: Unmet = "admit"
     prefill: PhaseOverrides = PhaseOverrides()
-    """For workers of the role prefill."""
+    """What differs for workers of the role prefill."""
     decode: PhaseOverrides = PhaseOverrides()
-    """For workers of the role decode."""
+    """What differs for workers of the role decode."""
 
     def of(self, phase: RequestPhase) -> "Policy":
         """Return the policy that chooses a worker for `phase`."""

@@ -65,7 +65,7 @@ class Lease(built.Lease):
                   `answer` is what a complete answer says (`router/native/answer.hpp`); `sums` count it if it is ok.
                   Requests end theirs in `FleetRecords.settle` alone (`router/request/records.py`). A lease that is not
                   ended, and gets no bytes, expires after the duration of a lease
-    first_byte_s  from the decision to the answer's first byte; None until then
+    first_byte_s  seconds from the decision to the answer's first byte; None until then
     ttft_s, itl_s as `latency_of` says; None until the end
     number        which of the router's leases it is, from 1
     """
@@ -106,7 +106,7 @@ class DecisionLog:
         return self.newest(min(self.added_total - number, count_max))
 
     def find(self, any_id: str) -> Lease | None:
-        """Return the decision with this id, or a request's last one."""
+        """Return the decision with this id, or the last one of the request with this id; None: none is kept."""
         by_id = (each for each in self._leases if each.verdict.request.decision_id == any_id)
         return next(by_id, None) or next(iter(self.of_request(any_id, 1)), None)
 
@@ -117,7 +117,7 @@ class DecisionLog:
 
     @property
     def oldest(self) -> Lease | None:
-        """The eldest decision that is kept."""
+        """The eldest decision that is kept; None: there was none yet."""
         return self._leases[0] if self._leases else None
 
     def newest(self, count: int) -> list[Lease]:

@@ -172,7 +172,7 @@ class RouterProbe:
         seen.before = await self._page("/v1/workers", Workers) or seen.before
 
     async def last(self) -> None:
-        """Query it again."""
+        """Set `seen.after` to the workers that the router has now."""
         self.seen.after = await self._page("/v1/workers", Workers) or self.seen.before
 
     async def _page(self, path: str, kind: type[_T]) -> _T | None:

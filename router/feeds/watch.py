@@ -90,7 +90,7 @@ class EventOrigins:
         return ()
 
     def look(self) -> None:
-        """Look for the blocks of requests."""
+        """Look at which ranks the blocks of the watched requests have appeared, and forget requests that are judged."""
         now_s, workers = self._routing.clock.now(), self._routing.state.fleet.workers()
         ranks = tuple(rank for worker in workers for rank in worker.registration.ranks)
         self._own = {rank: epoch for rank, epoch in self._own.items() if rank in ranks}
@@ -147,7 +147,7 @@ class _SeenWorker(NamedTuple):
 
 
 class FleetWatch:
-    """Looks at the fleet."""
+    """Looks at the fleet, and reports what has changed since the last look."""
 
     def __init__(self, routing: Routing, dumps: Callable[[], dict[WorkerRank, int]]) -> None:
         """`dumps` returns how many complete dumps the index has taken of each rank."""

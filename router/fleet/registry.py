@@ -190,7 +190,7 @@ class Fleet:
             )
 
     def on_heartbeat(self, worker_id: str, instance: str, now_s: float) -> None:
-        """A heartbeat came."""
+        """Note that a heartbeat came; one of another instance than the registered one does not count."""
         known = self._workers.get(worker_id)
         if known is not None and known.registration.instance == instance:
             before = self.unfit(known, now_s)
@@ -201,7 +201,7 @@ class Fleet:
             self.changes += ends_silence or before != self.unfit(beating, now_s)
 
     def on_log_connection(self, *, connected: bool, now_s: float) -> None:
-        """The log was connected or lost; after a reconnection every worker has `SILENT_S` for its next heartbeat."""
+        """Note that the log was connected or lost; after a reconnection workers have `SILENT_S` for a heartbeat."""
         if connected and not self.is_log_connected:
             for worker_id, worker in self._workers.items():
                 if worker.heard_at_s is not None:

@@ -114,14 +114,14 @@ class Compared(NamedTuple):
     decision_id: str
     block_size: int
     held_tokens: int
-    """The index says that the rank's GPU holds them, and they are not expected to be evicted before they are used."""
+    """The tokens that the rank's GPU holds by the index, without those that are expected to be evicted before use."""
     possible_tokens: int
     """The tokens that the rank holds on any tier, or gets by requests in flight."""
     reported_tokens: int
 
 
 class Move(NamedTuple):
-    """The begin or end of a doubt, with counts of the requests that caused it."""
+    """The beginning or end of a doubt, with counts of the requests that caused it."""
 
     rank: WorkerRank
     doubt: CompareDoubt
@@ -146,7 +146,7 @@ class _Rank:
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
         self.window = deque[int](maxlen=WINDOW)
-        """1 overpredicted, -1 underpredicted, 0 neither."""
+        """What each request showed: 1 overpredicted, -1 underpredicted, 0 neither."""
         self.doubt: CompareDoubt | None = None
         self.since_s = 0.0
         self.newest = ""

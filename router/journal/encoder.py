@@ -299,7 +299,7 @@ class JournalEncoder:
         return EncodedMessage(pack_journal(self._life, first, batch.size, batch.records), first, batch.size)
 
     def step(self, now_s: float) -> bool:
-        """Encode the next record of a checkpoint whose turn it is; return true once `cut` has a message, or nothing."""
+        """Encode the next record of a due checkpoint; return true once `cut` has a message, or if nothing waits."""
         if self._ahead:
             return True
         if self._checkpoint is not None:

@@ -148,7 +148,7 @@ class Replay:
         }
 
     def read(self, message: JournalMessage) -> Iterator[tuple[JournalRecord, Found]]:
-        """Fold in the new records of the next message, and yield each with its result; as for `Continuity.records`."""
+        """Fold in the new records of the next message (`Continuity.records`), and yield each with its result."""
         for record in self._continuity.records(message):
             yield record, self.take(record)
 

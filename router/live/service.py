@@ -41,7 +41,7 @@ class Ring:
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
         self.samples: dict[float, bytes] = {}
-        """By Unix time, in its order."""
+        """By Unix time, in the order of time."""
 
     @property
     def size(self) -> int:
@@ -108,7 +108,7 @@ class TrendsPage(msgspec.Struct, frozen=True):
 
 
 class Trends:
-    """The rows of one process; `Live` ends their steps."""
+    """The rows of one process; `Live` calls `step` at the end of each."""
 
     def __init__(self, clock: Clock, read: Callable[[], Row], ttft_bounds_s: tuple[float, ...]) -> None:
         """`read` returns the sums since the start. `ttft_bounds_s` are the bounds of the buckets of first tokens."""
@@ -133,7 +133,7 @@ class Trends:
 
 
 def merged_trends(shown: Sequence[TrendsPage]) -> TrendsPage:
-    """Return the rows of all processes by time: additions are summed; gauges, which all measure, have the largest."""
+    """Return the rows of all processes by time: additions are summed; a gauge has the largest value of all."""
     found = defaultdict[int, list[Row]](list)
     for row in (row for each in shown for row in each.rows):
         found[row.at_s].append(row)

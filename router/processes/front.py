@@ -72,7 +72,7 @@ LEAST = frozenset({"kvrouter_log_connected", "kvrouter_rank_fit"})
 
 
 class Front:
-    """The endpoints."""
+    """The endpoints of the control plane of all processes."""
 
     def __init__(self, links: Links, states: Callable[[], list[ProcessState]], registry: CollectorRegistry) -> None:
         self._links, self._states, self._registry = links, states, registry

@@ -272,7 +272,7 @@ class _Process:
         loop.add_reader(process.sentinel, on_ended)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal, if it has not ended."""
+        """Send a signal to the process, if it has not ended."""
         if self.pid:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)

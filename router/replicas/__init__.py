@@ -1,1 +1,1 @@
-"""Routers of one fleet tell each other their leases."""
+"""Routers of one fleet send each other their leases."""

@@ -73,14 +73,14 @@ class Replicas:
             await self._event_log.listen(subject, self._on_message)
 
     def record(self, what: JournalRecord) -> None:
-        """Tell the others that the own ledger ended a lease; one of the `records` of `Routing`."""
+        """Pass on that the own ledger ended a lease; one of the `records` of `Routing`."""
         if type(what) is LedgerApplied and not what.router and isinstance(what.event, Expired):
             self._read_news()
             self.replication.on_lease_event(what.event)
             self._news.set()
 
     def _read_news(self) -> None:
-        """Tell the other routers, with the next messages, what happened to own leases since the last call."""
+        """Queue for the next messages what happened to own leases since the last call."""
         events, begun = self._routing.leases.news()
         tell = self.replication.on_lease_event
         for tag, lease_id in events:

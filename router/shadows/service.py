@@ -46,7 +46,7 @@ WAITING_MAX = 512
 """Decisions that wait for their evaluation; fewer if the log keeps less."""
 PERIOD_S = 0.01
 SLICE_S = 0.0005
-"""The longest time for which evaluations block the event loop, plus that of one decision."""
+"""Evaluations block the event loop at most this long, plus the time of one decision."""
 
 _log = structlog.get_logger("router")
 
