@@ -143,5 +143,5 @@ def _rerouted(plan: RequestPlan, why: Reroute, phase: RequestPhase) -> RequestPl
     rerouted = replace(plan, phase=phase, reroutes=(*plan.reroutes, why))
     if phase != "alone":
         return rerouted
-    tried = {"alone": plan.tried_by_phase.get("decode", ()), **plan.tried_by_phase}  # decode workers serve both
+    tried = {"alone": plan.tried_by_phase.get("decode", ()), **plan.tried_by_phase}  # both phases have decode workers
     return replace(rerouted, tried_by_phase=tried)

@@ -89,7 +89,7 @@ class StateSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankLoad(NamedTuple):
-    """One rank's load: promised, and reported by its engine; `foreign_requests` are reported beyond the promised."""
+    """One rank's load: promised, and reported by its engine; `foreign_requests` are reported beyond its leases."""
 
     active_requests: int = 0
     active_blocks: int = 0
@@ -232,7 +232,7 @@ class RouterState:
     def _begin_or_end_a_life(self, event: FleetEvent, known: Worker | None, now_s: float) -> None:
         """Begin or end an instance of the worker, if the event does so. `known` is the worker before the event."""
         is_same = known is not None and known.registration.instance == event.instance
-        # the registration of a known instance, and the leaving of another one, change no life
+        # a known instance that registers again begins none, and another one that leaves ends none
         if isinstance(event, WorkerDraining) or isinstance(event, WorkerLeft) != is_same:
             return
         if known is not None:

@@ -4,7 +4,7 @@
 |---|---|---|
 | `/ready` | a router's planes | whether it is ready, and why not |
 | `/v1/workers` | a control plane | registrations, ranks (trust, unfit), `differs` |
-| `/v1/policy` | a control plane | `mode`, of the phases too |
+| `/v1/policy` | a control plane | `mode`, and those of the phases |
 | `/health` | an agent | `reason` |
 
 Source: `router/control_plane.py`, `worker_agent/api/app.py`. Unknown keys are ignored: another version may have more.

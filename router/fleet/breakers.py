@@ -14,7 +14,7 @@
     open -> half-open    by time: after `open_s`, doubled with each opening since the last ok, at most `open_s_max`
     half-open            one request at a time is routed there (`Routed`): the probe; for others the rank is unfit. Its
                          first token admits them, on probation: the next failure opens it again. Once its lease has
-                         ended another may go. Outcomes of other attempts are ignored: they began earlier
+                         ended, another probe may go. Outcomes of other attempts are ignored: they began earlier
 
 Attribution of a 500: a poison request fails on every rank, and three of its kind must not empty a fleet. So a 500
 counts against a rank only once another rank has answered the same request (`erred_before` of the ok): it never counts

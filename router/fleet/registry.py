@@ -2,7 +2,7 @@
 
     registered, new instance     known; the state of the former instance is dropped
     heartbeat                    alive, if it is of the registered instance
-    silent for `SILENT_S`        not eligible while another worker is not (if all are, heartbeats fail, not workers)
+    silent for `SILENT_S`        not eligible, unless all workers are silent: then heartbeats fail, not workers
     draining / left              takes no new work / forgotten, if it is of the registered instance
     fleet full                   a registration beyond `WORKERS_MAX` or `RANKS_MAX` changes nothing
 

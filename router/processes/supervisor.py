@@ -53,7 +53,7 @@ class Answer(NamedTuple):
 
 
 class Links:
-    """Calls to the control planes of the processes, by name, within `async with`. Only one that serves has a URL."""
+    """Calls the control planes of the processes, by name, within `async with`. A process that serves has a URL."""
 
     def __init__(self, names: Sequence[str], clock: Clock, *, token: str = "") -> None:
         """`token` is the token of the processes' control planes."""
