@@ -39,16 +39,16 @@ class CallbackCoroutine(ABC):
 
     @abstractmethod
     def on_error(self, error: Exception) -> None:
-        """The coroutine raised."""
+        """Handle an error that ended the coroutine."""
 
     @types.coroutine
     def until_resumed(self) -> "Generator[None, Any, Any]":
-        """Suspend the coroutine until `resume`; return what that is given, or was given already."""
+        """Suspend the coroutine until `resume` is called, unless it was called before; return its argument."""
         early, self._early = self._early, None
         return (yield) if early is None else early[0]
 
     async def later(self, found: "T | asyncio.Future[T]") -> T:
-        """Return what was found, now or later; `stop` cancels the future."""
+        """Return `found`, or its result if it is a future; `stop` cancels the future."""
         if not isinstance(found, asyncio.Future):
             return found
         self._awaited = found
@@ -67,7 +67,7 @@ class CallbackCoroutine(ABC):
             self.resume()
 
     def resume(self, value: Any = None) -> None:  # noqa: ANN401 - what the coroutine waits for
-        """Go on with the coroutine, which waits for this or is about to."""
+        """Continue the coroutine that waits in `until_resumed`, or is about to."""
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
             self.run(waiting, value)
@@ -75,7 +75,7 @@ class CallbackCoroutine(ABC):
             self._early = (value,)
 
     def stop(self) -> None:
-        """Nothing more is run."""
+        """Run nothing more: cancel the awaited future, and close the waiting coroutine."""
         self.is_over = True
         if self._awaited is not None:
             self._awaited.cancel()

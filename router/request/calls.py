@@ -4,15 +4,15 @@ The phase of a request with one worker is `whole`, or `alone` in a fleet of pref
 
 | phase | body | limits |
 |---|---|---|
-| whole | the client's | as the client streams or not |
-| whole, embeddings | the client's | of a whole answer, which may be 4 MiB before it is passed on |
-| whole, responses | the client's; its stream's tokens are its `.delta` events | as the client streams or not |
+| whole | the client's | of a stream if the client asks for one, else of a whole answer |
+| whole, embeddings | the client's | of a whole answer; up to 4 MiB of it wait until it is complete |
+| whole, responses | the client's; its stream's tokens are its `.delta` events | as for `whole` |
 | prefill | one token, not streamed, `context_only` (`handoff.py`) | of a whole answer |
-| decode | with the prefill answer's parameters | as the client streams or not; may outlive the client |
-| alone | of a worker whose role is to decode: `context_and_generation` | as the client streams or not |
+| decode | with the prefill answer's parameters | as for `whole`; the call may outlive the client |
+| alone | the client's; with `context_and_generation` if the worker's role is to decode | as for `whole` |
 
 The body is preceded by the prompt's token ids, for workers that take them, and by the progress of a resumed answer
-(`kv_protocol/continuation.py`). An attached engine that tells token ids is asked for the ids of streams that may
+(`kv_protocol/continuation.py`). An attached engine that can report token ids is asked for those of streams that may
 migrate; it resumes an answer as a completion (`resumption.py`). If the client leaves between prefill and decode, the
 decode worker still gets the request, so that it fetches the prompt's KV from the prefill worker; then its connection is
 closed.
@@ -56,13 +56,13 @@ from router.request.resumption import (
 _EMBEDDINGS_BYTES_MAX = 4 << 20
 """Largest buffered answer with embeddings; until it is complete the request can be retried at another worker."""
 _DELTA = b'.delta"'
-"""In a response's stream, the type of each event with tokens ends so. No answer's text does: JSON escapes quotes."""
+"""Ends the type of each event with tokens in a response's stream. No answer's text has it: JSON escapes quotes."""
 _NO_HANDOFF = PrefillAnswer(b"", CONTEXT_AND_GENERATION, is_final=False)
 """Parameters for a decode worker that also computes the prompt."""
 _EVENT_BYTES_MAX = 16 << 20
 """Longest event of a stream with token ids that waits to be complete: the first event has the ids of the prompt."""
 _CONTINUING = frozenset({"trtllm", "simulated", "none"})
-"""Event sources of agents that run an engine, which read `kv_continue`."""
+"""Event sources of workers whose agent runs the engine: these agents read `kv_continue`."""
 _CONTINUABLE = b"%b: 1\r\n" % CONTINUABLE_HEADER
 
 
@@ -70,18 +70,18 @@ class Calls(Destination[RankAttempt]):
     """The part of `Serving` that builds calls to workers of the fleet."""
 
     def __init__(self, settings: RouterSettings, detokenizer: Callable[[], Detokenizer]) -> None:
-        """`detokenizer` returns a new one of the models' text."""
+        """`detokenizer` returns a new detokenizer for the models' text."""
         self._detokenizer = detokenizer
         limits = settings.failures
         self._streamed = CallLimits(CONNECT_S, limits.first_byte_s, limits.between_bytes_s, limits.total_s)
         self._buffered = self._streamed._replace(first_byte_s=limits.whole_s)
-        self._text_bytes_max = settings.data.prompt_bytes_max  # of workers, too: it counts a prompt's text and ids
+        self._text_bytes_max = settings.data.prompt_bytes_max  # workers bound text and ids together by it, too
         token = settings.data.worker_token.get_secret_value()
         authorization = f"authorization: Bearer {token}\r\n".encode() if token else b""
         self._lines = CallLines(b"%bcontent-type: %b\r\n" % (authorization, JSON)).lines
 
     def call(self, request: Request[RankAttempt], attempt: RankAttempt) -> OutboundCall:
-        """Return the call to the winner, after the request's handoff and progress, and set the lines of its answer.
+        """Return the call to the winner, with the request's handoff and progress, and set `attempt.lines`.
 
         Raises:
             CannotResume: the winner cannot continue the answer.
@@ -120,7 +120,7 @@ class Calls(Destination[RankAttempt]):
         return call if is_plain else _changed(call, request, verdict)
 
     def _with_ids(self, request: Request[RankAttempt], verdict: Verdict, headers: bytes) -> OutboundCall:
-        """Return the call to an attached engine that tells its stream's token ids, or resumes a stream."""
+        """Return the call to an attached engine that is to report its stream's token ids, or to resume a stream."""
         inbound, text, registration = request.inbound, request.body.text, verdict.registration
         path = inbound.path
         sent: tuple[Bytes | memoryview, ...] = asking(text)
@@ -139,13 +139,13 @@ class Calls(Destination[RankAttempt]):
     def _resumed(
         self, registration: WorkerRegistered, request: Request[RankAttempt], progress: Progress
     ) -> tuple[tuple[bytes], StreamReplayBuffer]:
-        """Return the body of the completion that goes on, and what makes the client's events of its events."""
+        """Return the body of the completion that continues the answer, and the buffer that rewrites its events."""
         inbound, body, prompt = request.inbound, request.body, request.prompt
         if body.images or not may_be_asked(inbound):
             raise CannotResume("the request's answer is more than its text")
         check_text_only(inbound)
         stops = stops_of(inbound)
-        if not progress.prompt:  # an agent began it: its stop strings hold other text back
+        if not progress.prompt:  # an agent began the answer: it holds back other text for stop strings
             if stops or prompt is None or not prompt.ids:
                 raise CannotResume("the prompt's ids are unknown, or text is held back", elsewhere=True)
             progress = replace(progress, prompt=prompt.ids)
@@ -162,7 +162,7 @@ class Calls(Destination[RankAttempt]):
 
 
 def _rare_lines(request: Request[RankAttempt]) -> bytes:
-    """Return the lines of an answer that most answers lack."""
+    """Return the header lines that only a few answers have."""
     prompt, lines = request.prompt, ""
     if prompt is not None and prompt.unrendered:
         lines += f"x-kv-unrendered: {prompt.unrendered}\r\n"
@@ -172,7 +172,7 @@ def _rare_lines(request: Request[RankAttempt]) -> bytes:
 
 
 def _changed(call: OutboundCall, request: Request[RankAttempt], verdict: Verdict) -> OutboundCall:
-    """Return the call with what differs from a chat's and a completion's, and the alternatives of a gateway."""
+    """Return the call, changed for endpoints other than chats and completions, and with a gateway's alternatives."""
     inbound, endpoint, headers, gateway = request.inbound, request.inbound.endpoint, call.headers, request.gateway
     if isinstance(inbound, PassedInbound):
         headers = headers.replace(JSON, request.exchange.headers.get(b"content-type", JSON), 1)
@@ -188,7 +188,7 @@ def _changed(call: OutboundCall, request: Request[RankAttempt], verdict: Verdict
 
 
 def _tells_ids(request: Request[RankAttempt], registration: WorkerRegistered, phase: RequestPhase) -> bool:
-    """Return whether the attached engine is to tell the stream's token ids, which are kept."""
+    """Return whether the attached engine is to report the stream's token ids, which the replay buffer keeps."""
     if not request.may_resume or phase != "whole" or _continues(registration):
         return False
     return request.progress is not None or (not request.body.images and may_be_asked(request.inbound))
@@ -200,7 +200,7 @@ def _continues(registration: WorkerRegistered) -> bool:
 
 
 def _continuing(text: Bytes, registration: WorkerRegistered, inbound: Inbound, progress: Progress) -> bytes:
-    """Return the body with which an agent continues the answer; raise `CannotResume` if it would not as it is."""
+    """Return the body with which an agent continues the answer; raise `CannotResume` if it might not do so exactly."""
     if not _continues(registration):
         raise CannotResume("the engine continues no answer", elsewhere=True)
     if progress.prompt and (not progress.tokens or progress.is_parsed or stops_of(inbound)):
@@ -209,7 +209,7 @@ def _continuing(text: Bytes, registration: WorkerRegistered, inbound: Inbound, p
 
 
 def _of_phase(body: Bytes, request: Request[RankAttempt], attempt: RankAttempt) -> Bytes:
-    """Return the body for the phase; the answer's lines name who computed the prompt, if not its worker."""
+    """Return the body for the phase; for a decode worker, add the prefill worker's name to the answer's lines."""
     phase, handoff = attempt.verdict.request.phase, request.handoff or _NO_HANDOFF
     if request.prefilled_by is not None and phase == "decode":
         attempt.lines += f"x-prefill-instance-id: {request.prefilled_by.worker_id}\r\n".encode()

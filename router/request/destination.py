@@ -8,15 +8,15 @@ An attempt is one try to serve a request. What its end says about the health of 
 
 | the worker | outcome |
 |---|---|
-| answered | ok; client_fault where it refused the request (4xx) |
+| answered | ok; client_fault if it refused the request (4xx) |
 | 401, 407 | failed: it refused the router's token; clients' tokens are never passed on |
-| 429, 503 | back_pressure: it gets no requests for its `Retry-After` |
+| 429, 503 | back_pressure: it gets no requests until its `Retry-After` has passed |
 | another status of 500 or more | erred: possibly the request's fault |
 | a limit of the router (sockets, dials), or a `Move` that is no fault | cancelled: it says nothing of the worker |
 | 502, 504, a redirect, no connection, cut off, too slow | failed |
 
-Where no other worker is left, a failed answer is passed on as it came, with the reason in `x-kv-failure`; but not 401,
-407 and redirects.
+If no other worker is left, a failed answer is passed on unchanged, except 401, 407 and redirects. Its reason is in the
+header `x-kv-failure`.
 """
 
 import re
@@ -59,7 +59,7 @@ class Attempt(ABC):
 
     status = 0
     headers = _NO_HEADERS
-    """The worker's."""
+    """Headers of the worker's answer."""
     lines = b""
     """Header lines that the client's answer gets; each ends by CRLF."""
     stage: UpstreamStage = "first_byte"
@@ -71,14 +71,14 @@ class Attempt(ABC):
     is_retried = False
     """Whether the attempt failed before its answer, and the router looked for another worker."""
     is_success = True
-    """No error status so far."""
+    """Whether the answer has no error status so far."""
     has_begun = False
-    """Whether a byte of the answer's body came, before its end."""
+    """Whether a byte of the answer's body came before the answer was complete."""
     is_streamed = False
     """Whether the answer is an event stream; known once its head came."""
     answer = NO_ANSWER
     replay_buffer: StreamReplayBuffer | None = None
-    """Of the call; None: no other worker can continue the answer."""
+    """The call's buffer; None: no other worker can continue the answer."""
 
     def __init__(self, rank: WorkerRank) -> None:
         self.rank = rank
@@ -116,7 +116,7 @@ class RankAttempt(Attempt):
     """A worker rank's attempt: the decision, and the lease of its work."""
 
     lease: Lease
-    """Set where the work is booked."""
+    """Set when the work is booked."""
 
     def __init__(self, verdict: Verdict) -> None:
         self.rank, self.verdict = verdict.winner, verdict
@@ -147,7 +147,7 @@ class RankAttempt(Attempt):
         self.lease.on_bytes()
 
     def judge(self, status: int) -> None:
-        """Set what a status of 300 or more means; of a failed attempt, the lines say so."""
+        """Set what a status of 300 or more means; if the attempt has failed by it, `lines` say so."""
         self.is_success = status < CLIENT_FAULT
         if status in _BUSY:
             retry_after = self.headers.get(b"retry-after", b"")
@@ -188,7 +188,7 @@ class Destination(ABC, Generic[A]):
 
     @abstractmethod
     def read(self, request: "Request[A]") -> Coroutine[Any, Any, None]:
-        """Set the request's body, prompt, route and plan; `Request.later` awaits what takes a thread.
+        """Set the request's body, prompt, route and plan; `Request.later` awaits what a thread computes.
 
         Raises:
             RequestInvalid, TextError, EncodersBusy, RequestRejected: it cannot be served.
@@ -198,7 +198,7 @@ class Destination(ABC, Generic[A]):
         """Return once the request may go on; raise `RequestRejected` if it may not."""
 
     def routed(self, request: "Request[A]", pinned: str | None = None) -> None:
-        """Route the request for its plan's present phase, under a new decision id. `pinned`: to this worker alone."""
+        """Set the route for the present phase of the plan, with a new decision id. `pinned`: the only worker."""
 
     @abstractmethod
     def choose(self, request: "Request[A]") -> A:
@@ -209,7 +209,7 @@ class Destination(ABC, Generic[A]):
         """Return the call to the chosen worker, and set the attempt's `lines`; raise `CannotResume`."""
 
     def fetching_call(self, request: "Request[A]") -> OutboundCall | None:  # noqa: ARG002 - the default
-        """Return the call that has a decode worker fetch the KV of `request.handoff`: the client left; None: none."""
+        """The client left: return the call by which a decode worker fetches the KV of `request.handoff`, if any."""
         return None
 
     def has_other(self, request: "Request[A]") -> bool:  # noqa: ARG002 - the default
@@ -219,7 +219,7 @@ class Destination(ABC, Generic[A]):
     def reason_to_move(self, attempt: A, quiet_s: float, *, begun: bool) -> Move | None:  # noqa: ARG002 - the default
         """Return why a request is to leave a worker that has not failed; None: it stays.
 
-        `quiet_s`: since the answer's last byte. `begun`: the client has part of the answer.
+        `quiet_s`: seconds since the answer's last byte. `begun`: the client has part of the answer.
         """
         return None
 
@@ -237,7 +237,7 @@ class Destination(ABC, Generic[A]):
 
     @abstractmethod
     def settle(self, request: "Request[A]", attempt: A, outcome: OutcomeName) -> None:
-        """A worker's part is over; `request.attempts` has those before. If `request.is_over`, this was the last."""
+        """An attempt is over; `request.attempts` has those before it. If `request.is_over`, it was the last."""
 
     @abstractmethod
     def ended(self, request: "Request[A]", outcome: OutcomeName, refusal: Refusal | None) -> None:

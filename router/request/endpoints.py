@@ -3,7 +3,7 @@
 POST /v1/chat/completions, /v1/completions,   served: decided, forwarded, relayed (`request.py`)
      /v1/responses, /v1/embeddings
 POST /v1/route                                the decision only: nothing is forwarded, no lease is taken
-POST, GET other paths that workers state      passed on as they are to a worker that states the path, where
+POST, GET other paths that workers state      passed on as they are to a worker that states the path, if
                                               `data.passed_paths` has it; placed by load, `/v1/messages` by its text.
                                               Limits, retries before the first byte and metrics are those of all
                                               requests; the mode in metrics is `other`
@@ -28,7 +28,7 @@ _PATHS: dict[str, str] = {str(name): path for name, path in PATHS.items()}
 
 
 def endpoints(serving: Serving, *, passed_paths: Sequence[str] = ()) -> Replies:
-    """Return the data plane's service; `passed_paths` are open besides, where a worker states them."""
+    """Return the data plane's service; `passed_paths` are open, too, if a worker states them."""
     routing = serving.routing
 
     def explains(exchange: Exchange) -> None:
@@ -57,7 +57,7 @@ def is_passed(path: str, allowed: Sequence[str]) -> bool:
 
 
 async def _explain(request: FleetRequest, serving: Serving) -> None:
-    """Answer with the present decision and its reasons; with disaggregation, of both workers.
+    """Answer with the decision that would be made now, and its reasons; with disaggregation, with both decisions.
 
     `?endpoint=` names the endpoint that the body is for; without it, it is inferred from the body.
     """

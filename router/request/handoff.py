@@ -6,22 +6,22 @@
     max_tokens, max_completion_tokens    max_tokens 1                   as they are
     min_tokens                           1 at most                      as it is
     n, best_of                           1                              as they are
-    prompt_token_ids                     as they are                    the prefill answer's, where it has some
+    prompt_token_ids                     as they are                    the prefill answer's, if it has some
     disaggregated_params                 {"request_type":               those of the prefill answer's choice, with
                                           "context_only"}               "request_type": "generation_only" and the
                                                                         answer's usage as "ctx_usage"
     nvext: backend_instance_id,          prefill_worker_id and          as they are
       decode_worker_id, dp_rank          prefill_dp_rank instead
-    nvext: prefill_worker_id,            under those names              left out
-      prefill_dp_rank
+    nvext: prefill_worker_id,            as backend_instance_id and     left out
+      prefill_dp_rank                    dp_rank
     all else                             as it came, byte for byte      as it came, byte for byte
 
 A request for one token is not split, as no decode phase would fetch the KV: the decode worker computes all of it
 (`CONTEXT_AND_GENERATION`).
 
-The prefill answer is complete if its `finish_reason` is neither `length` nor `not_finished`, or if one token is all
-that is left to generate: of a request that migrated, or that a client sent to the phase itself. Then no decode phase
-follows, and the client gets the prefill answer, as an event stream if it asked for one.
+The prefill answer is complete if its `finish_reason` is neither `length` nor `not_finished`, or if only one token was
+left to generate. Then no decode phase follows, and the client gets the prefill answer, as an event stream if it asked
+for one.
 
 Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/serve/openai_disagg_service.py` (`_get_ctx_request`, `_get_gen_request`,
 `_need_gen`) and `tensorrt_llm/serve/openai_protocol.py` (`DisaggregatedParams`).

@@ -77,7 +77,7 @@ def decode_body(path: str, body: Bytes) -> Inbound:
     try:
         inbound = decode_inbound(path, rest)
     except RequestInvalid:
-        return decode_inbound(path, body)  # which names the place in the whole body
+        return decode_inbound(path, body)  # it names the error's place in the whole body
     if key in inbound.__struct_fields__:
         force_setattr(inbound, key, msgspec.Raw(memoryview(body)[begin:end]))
     return inbound
@@ -123,7 +123,7 @@ class _ServedModel(msgspec.Struct, frozen=True):
     """Whether prompts are read."""
     hashing: Hashing
     seed: int
-    """Of the hashes of prompts without a salt."""
+    """Seed of the block hashes of prompts without a salt."""
     images: ImageRule | None
     route: RouteRequest
     """The fields that all plain requests share."""
@@ -135,7 +135,7 @@ class FleetReader(Destination[RankAttempt]):
     """Reads requests for workers of the fleet. Call `follow_policy` first."""
 
     _changes = -1
-    """Those of the fleet that `_served` is of."""
+    """The value of `Fleet.changes` for which `_served` is valid."""
 
     def __init__(
         self,
@@ -233,13 +233,13 @@ class FleetReader(Destination[RankAttempt]):
         return body, replace(inbound, path=f"{path}?{exchange.query}" if exchange.query else path, model=model)
 
     def follow_policy(self) -> None:
-        """From now on, read what the policy needs."""
+        """Read what the policy in force needs, from now on."""
         reads_prompts = self._encodes_always or self._state.reads_overlap
         self._prompt_endpoints = PROMPT_ENDPOINTS if reads_prompts else frozenset[str]()
         self._served.clear()
 
     def _resolve(self, inbound: Inbound) -> _ServedModel:
-        """Return what the present fleet says of a model at an endpoint."""
+        """Return, and cache, what the present fleet states of a model at an endpoint; raise `RequestRejected`."""
         (name, endpoint), fleet, now_s = (inbound.model, inbound.endpoint), self._fleet, self._now()
         if self._changes != fleet.changes:
             self._changes = fleet.changes
@@ -279,7 +279,7 @@ class FleetReader(Destination[RankAttempt]):
     def _first_plan(self, request: "FleetRequest", served: _ServedModel) -> RequestPlan:
         """Return the plan with which the present fleet serves the request; raise `RequestInvalid`."""
         inbound, route = request.inbound, request.route
-        is_sent_here = request.gateway is None  # else once, and to one worker
+        is_sent_here = request.gateway is None  # else the gateway sends it: once, and to one worker
         whole, resumable = (self._whole, self._resumable) if is_sent_here else (_ONCE, _ONCE)
         if route.endpoint not in DEFAULT_ENDPOINTS:
             return whole
@@ -291,14 +291,14 @@ class FleetReader(Destination[RankAttempt]):
         if served.is_aggregated:
             return plan
         view = self._state.model_view(route.model, route.block_size, route.hash_scheme, self._now())
-        # for one token no KV would be fetched
+        # a request for one token has no decode phase that would fetch the KV
         may_split = self._disaggregation.enabled and is_sent_here and is_one and route.max_tokens != 1
         phase = first_phase(view.roles, may_split=may_split)
         plan = RequestPlan(phase, plan.retry_limit, plan.migration_limit)
         return self._placed(request, plan) if plan.is_aside and self._disaggregation.conditional != "off" else plan
 
     def _placed(self, request: "FleetRequest", plan: RequestPlan) -> RequestPlan:
-        """Return the plan as `disaggregation.conditional` has it: perhaps the decode worker computes the prompt."""
+        """Return the plan that `disaggregation.conditional` gives: the decode worker may compute the prompt, too."""
         try:
             verdict = self.routing.decide(self.route_of(request, plan.beside("alone")))
         except (NoEligibleWorker, WorkerNotNamed):
@@ -310,7 +310,7 @@ class FleetReader(Destination[RankAttempt]):
     def route_of(self, request: "FleetRequest", plan: RequestPlan) -> RouteRequest:
         """Return the routing fields for the plan's phase.
 
-        The prefill worker is named apart from the decode worker; a session is bound to its prefill rank.
+        Clients name the prefill worker and the decode worker separately; a session is bound to its prefill rank.
         """
         phase, extension, pins = plan.phase, request.inbound.extension, dict[str, Any]()
         if phase == "prefill":

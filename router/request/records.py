@@ -2,16 +2,16 @@
 
 The request log has one line a request, for operators:
 
-| event | level | of |
+| event | level | requests |
 |---|---|---|
 | `request_ended` | info | the share `telemetry.request_log_ratio` of requests, drawn by the hash of their ids |
-| `request_refused` | warning | requests answered with an error of the router, or with a worker's failure (429, 5xx) |
-| `request_cut_off` | warning | answers that a worker began and did not finish |
+| `request_refused` | warning | those answered with an error of the router, or with a worker's failure (429, 5xx) |
+| `request_cut_off` | warning | those whose answer a worker began and did not finish |
 
 A worker's other 4xx is a `request_ended`. The draw has no seed: routers with the same ratio log the same requests. The
-last two are logged always: every line of drawn requests, of others one line a reason in 10 s. A line has names, counts
-and times; what a client wrote is not in it, but for the id that it gave its request and the tenant as
-`queue.fair_share_by` names it.
+last two events are also logged for requests that were not drawn: one line per reason in 10 s. A line has names, counts
+and times. It has no text of the client, except the id that it gave its request, and the tenant as `queue.fair_share_by`
+names it.
 """
 
 import re
@@ -79,7 +79,7 @@ class FleetRecords(Destination[RankAttempt]):
             self._admission.poke()
 
     def _first_token(self, request: "FleetRequest", attempt: RankAttempt, ttft_s: float | None) -> None:
-        """The answer's first token came: the client's, unless another worker began the answer."""
+        """The answer's first token came: record when, unless another worker began the client's answer."""
         if ttft_s is not None and request.progress is None:
             if request.attempts:
                 ttft_s += attempt.verdict.now_s - request.attempts[0].verdict.now_s
@@ -90,7 +90,7 @@ class FleetRecords(Destination[RankAttempt]):
         """A worker's part is over: end its lease, update the rank's breaker, poke the queue."""
         lease, answer = attempt.lease, attempt.answer
         lease.end(outcome, answer, attempt.is_streamed, self.metrics if request.is_over else None)
-        if outcome != "ok" or request.attempts or self._breakers.by_key:  # else none changes
+        if outcome != "ok" or request.attempts or self._breakers.by_key:  # else no breaker changes
             self._judge(request, attempt, "cancelled" if outcome == "cancelled" else attempt.outcome)
         if self._admission.waiting:
             self._admission.poke()
@@ -104,7 +104,7 @@ class FleetRecords(Destination[RankAttempt]):
                 self.routing.compare(attempt.verdict, answer.cached_tokens)
 
     def _judge(self, request: "FleetRequest", attempt: RankAttempt, outcome: AttemptOutcome) -> None:
-        """Tell the rank's breaker, and of ranks that failed the same request before, possibly by its fault."""
+        """Tell the rank's breaker the outcome; an "ok" also counts against ranks at which this request erred before."""
         rank = attempt.rank
         erred = tuple(each.rank for each in request.attempts if each.outcome == "erred")
         if outcome == "ok" and not erred and not self._breakers.by_key:
@@ -164,7 +164,7 @@ class FleetRecords(Destination[RankAttempt]):
             self.metrics.count("streams_lost", request.stream_loss)
 
     def _log_end(self, request: "FleetRequest", outcome: str, refusal: Refusal | None, e2e_s: float) -> None:
-        """Log a request that was drawn, refused, or failed. `e2e_s`: since its first byte."""
+        """Log a request that was drawn, refused, or failed. `e2e_s`: seconds since its first byte."""
         is_drawn = self._log_ratio >= 1
         if request.is_read:
             is_drawn = xxh3_64_intdigest(request.route.request_id.encode()) < self._log_ratio * _HASHES
@@ -234,7 +234,7 @@ def _fields(request: "FleetRequest", outcome: str, refusal: Refusal | None, e2e_
             "cached_tokens": answer.cached_tokens,
             "output_tokens": answer.output_tokens,
             "itl_ms": _milliseconds(last.lease.itl_s),
-            "reason": last.stage if last.reason else "",  # of an answer that was cut off
+            "reason": last.stage if last.reason else "",  # why the answer was cut off
         }
     if refusal is not None:
         known |= _of_refusal(refusal)

@@ -1,4 +1,4 @@
-"""Finds what answers a path, in the router and in `router pools`, and answers for the process itself.
+"""Finds the endpoint of a path, in the router and in `router pools`, and answers paths about models and the process.
 
 GET  /v1/models, /v1/models/{name}            the names that are served
 GET  /health, /live, /ready, /version         of this process; /ready is 503 with the reason while it is not to be used

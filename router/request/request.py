@@ -50,7 +50,7 @@ A = TypeVar("A", bound=Attempt)
 
 
 class Request(CallbackCoroutine, Generic[A]):
-    """One request; it handles the answers to its own calls. `run` `live()` to serve it, or a coroutine that reads it.
+    """One request, and the handler of its calls. `run` takes `live()`, or a coroutine that only reads the request.
 
     `body`, `inbound` and `model` are set once the body is parsed, `prompt`, `plan` and `route` once it `is_read`.
     """
@@ -60,20 +60,20 @@ class Request(CallbackCoroutine, Generic[A]):
     prompt: EncodedPrompt | None = None
     plan: RequestPlan
     route: RouteRequest
-    """Of the present phase; `first_route` is as the client sent it."""
+    """The route of the present phase; `first_route` has the fields as the client sent them."""
     first_route: RouteRequest
     model = ""
     gateway: Gateway | None = None
-    """It sends the request itself; None: the router does."""
+    """The gateway that sends the request itself; None: the router sends it."""
     trace: "RequestTrace | None" = None
     place: "Place | None" = None
-    """In the queue, while it waits there."""
+    """Its place in the queue, while it waits there."""
     events_when_left = 0
     """Events of the answer, without the first, that had come when the client left."""
     attempt: A | None = None
     """The present attempt; None while no worker has the request."""
     attempts: tuple[A, ...] = ()
-    """Those that are over."""
+    """The attempts that are over, the first one first."""
     ttft_s: float | None = None
     """From the first decision to the client's first token; None until that is known to have come."""
     stream_loss: StreamLoss | None = None
@@ -95,7 +95,7 @@ class Request(CallbackCoroutine, Generic[A]):
 
     @property
     def is_read(self) -> bool:
-        """Whether all was read: the plan comes last."""
+        """Whether all was read: the plan is set last."""
         return hasattr(self, "plan")
 
     @property
@@ -112,7 +112,7 @@ class Request(CallbackCoroutine, Generic[A]):
     # ------------------------------------------------------------------------------------------- to a worker
 
     async def live(self) -> None:
-        """Read and serve the request of a client that is there; `run` it."""
+        """Read the request, wait for admission, and send it to a worker. `run` takes it while the client is there."""
         self.exchange.when_gone, destination = self._left, self.destination
         await destination.read(self)
         if destination.is_bounded:
@@ -202,17 +202,17 @@ class Request(CallbackCoroutine, Generic[A]):
         await self._send_elsewhere()
 
     async def _migrate(self, attempt: A, progress: Progress) -> None:
-        """The worker failed in the midst of its stream: another one continues it."""
+        """The worker failed during its stream: another one continues the stream."""
         self.progress, self._failed = progress, attempt
         self._settle(attempt, "failed")
         plan = self.plan.migrated(attempt.rank)
         if plan.phase == "prefill" and self.inbound.limit_tokens == progress.token_count + 1:
-            plan = plan.computed_at_decode()  # as for requests for one token
+            plan = plan.computed_at_decode()  # one token is left: as for a request for one token
         self.plan = plan
         await self._send_elsewhere()
 
     async def _move(self, attempt: A, worker_id: str) -> None:
-        """A gateway's answer is of another worker than the chosen one: book the work there."""
+        """The gateway sent the request to another worker than the chosen one: book the work there."""
         self._settle(attempt, "failed")
         self.destination.routed(self, worker_id)
         self._send()
@@ -251,7 +251,7 @@ class Request(CallbackCoroutine, Generic[A]):
         self.destination.ended(self, outcome, refusal)
 
     def _settle(self, attempt: A, outcome: OutcomeName) -> None:
-        """A worker's part is over. Nothing else ends the lease of an attempt, so each of these ends here.
+        """The attempt is over. Nothing else ends the lease of an attempt, so every end of one leads here.
 
         | what ended the attempt | who reports it | here by |
         |---|---|---|
@@ -334,7 +334,7 @@ class Request(CallbackCoroutine, Generic[A]):
             self.attempt.on_bytes()
 
     def on_end(self, tail: bytes, later_events: int) -> None:
-        """The answer is complete, at the client, or in the router for a prefill worker's."""
+        """The answer is complete: the client has it, or the router if it is a prefill worker's."""
         attempt = self.attempt
         if attempt is None:
             return
@@ -369,7 +369,7 @@ class Request(CallbackCoroutine, Generic[A]):
     def reason_to_stop(self, quiet_s: float, begun: bool) -> str:  # noqa: FBT001 - a callback's fact
         """Return why the worker's answer is no longer awaited: the request is to move, and another worker can take it.
 
-        `begun`: the client has part of the answer; `quiet_s`: since the last byte of it.
+        `begun`: the client has part of the answer; `quiet_s`: seconds since its last byte.
         """
         attempt, plan = self.attempt, self.plan
         if attempt is None or (begun and attempt is self._unmovable):

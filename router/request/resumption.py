@@ -5,8 +5,8 @@
                    reduced by the answer's ids; if the client sent a chat, the router rewrites the completion's events
                    as a chat's
 
-The engine also tells the ids of text that it still holds back: half a character, or, with stop strings, as many last
-characters as the longest stop string has, less one. So the router decodes the last ids, and finds the place in them
+The engine also reports the ids of text that it still holds back: half a character, or, with stop strings, the last
+characters, one less than the longest stop string has. So the router decodes the last ids, and finds the place in them
 where the stream continues:
 
     ids     i0 i1 .. ik | ik+1 ..        the text of i0..ik is whole, and does not end in the beginning of a stop string
@@ -15,7 +15,7 @@ where the stream continues:
 
 The router does not resume an answer with parts that a parser of the engine takes out of the text (tool calls,
 reasoning), an answer with log probabilities, `echo`, several choices or guided decoding, an answer to a prompt with
-media, or a stream without such an ik. `may_be_asked` and `resumed_body` exclude further options.
+media, or a stream that has no such ik. `may_be_asked` and `resumed_body` exclude further options.
 
 Source: vllm-project/vllm 0.24.0, `vllm/v1/engine/detokenizer.py` (`stop_buffer_length`, `DecodeStream(ids=..)` primed
 with the prompt: after half a character it would repeat the prompt's text), `vllm/entrypoints/openai/completion/
@@ -47,7 +47,7 @@ _WINDOW = 64
 """The router decodes this many of the answer's last ids, and one more for each character that the engine may hold back
 for a stop string, to compare their text with what the client has."""
 _PRIMED = 16
-"""So many ids before those are decoded first, so that the decoder knows whether a word begins."""
+"""This many ids before the window are decoded first, so that the decoder knows whether a word begins."""
 _TOKEN_BYTES = 4
 _TEXT_PARTS = frozenset({"text", "input_text", "refusal"})
 _shaping_of, _PLAIN = attrgetter(*SHAPING_KEYS), (ABSENT,) * len(SHAPING_KEYS)
@@ -195,7 +195,7 @@ class EventRewriter:
     """Rewrites the events of vLLM's completion, in their order, as events of the client's stream, with vLLM's keys."""
 
     def __init__(self, inbound: Inbound, progress: Progress, held: str) -> None:
-        """`held` is put before their first text."""
+        """`held` is put before the first text of the events."""
         self._is_chat, self._hides_ids = inbound.path == CHAT, not inbound.return_token_ids
         self._progress, self._held = progress, held
 

@@ -8,8 +8,8 @@
 | `x-session-id` | a session: its requests prefer the rank of the last one; not for embeddings | |
 | `x-required-taints` | names between commas: only workers that carry all of them | |
 | `x-preferred-taints` | `name=weight` between commas: workers with them cost less, with a weight below 0 more | |
-| `x-request-priority` | a whole number: more comes sooner out of the queue | `nvext.agent_hints.priority`, `priority` |
-| `x-request-strict-priority` | a whole number: before all with a lower one | `nvext.agent_hints.strict_priority` |
+| `x-request-priority` | a whole number: higher ones leave the queue sooner | `nvext.agent_hints.priority`, `priority` |
+| `x-request-strict-priority` | a whole number: it goes before all lower ones | `nvext.agent_hints.strict_priority` |
 
 A header that cannot be read is refused by its name; `x-request-id` is replaced. Source: `docs/SOURCES.md` D1.5, D7.
 """
@@ -42,7 +42,7 @@ _INTEGER = re.compile(r"-?[0-9]{1,9}")
 
 
 def plain_route(inbound: Inbound, hashing: Hashing) -> RouteRequest:
-    """Return the routing fields of requests that state no wishes, without their ids and what else each has."""
+    """Return the routing fields that requests without wishes share: ids, prompts and limits are left out."""
     return RouteRequest(
         decision_id="",
         request_id="",

@@ -1,4 +1,4 @@
-"""Where requests of clients go: the workers of the fleet. Admission, decisions, calls, answers."""
+"""Serves clients' requests at the workers of the fleet: admission and decisions, joined with the other parts."""
 
 from collections.abc import Callable
 
@@ -42,7 +42,7 @@ FleetRequest = Request[RankAttempt]
 
 
 class Serving(FleetReader, Calls, FleetRecords):
-    """The parts that serve requests at workers."""
+    """Serves requests at workers: the part that admits and decides, joined with those that read, call and record."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Serving(FleetReader, Calls, FleetRecords):
         self.follow_policy()
 
     def serve(self, exchange: Exchange, mode: str = "", gateway: Gateway | None = None) -> "FleetRequest | None":
-        """Serve a request; return it, None if it is refused for want of capacity, or by its account's limits.
+        """Serve a request and return it; None: it is refused for lack of capacity, or by its account's limits.
 
         `mode` names the mode in metrics and logs; empty: the mode in force.
         """
@@ -99,7 +99,7 @@ class Serving(FleetReader, Calls, FleetRecords):
     # ------------------------------------------------------------------------------------------- admission
 
     def record(self, what: JournalRecord) -> None:
-        """One of the `records` of `Routing`."""
+        """Follow a policy that changed. `Routing` calls this, as its other `records`, with what it applies."""
         if type(what) is PolicyChanged:
             self.follow_policy()
 
@@ -125,7 +125,7 @@ class Serving(FleetReader, Calls, FleetRecords):
     # ------------------------------------------------------------------------------------------- deciding
 
     def routed(self, request: FleetRequest, pinned: str | None = None) -> None:
-        """Route the request for its plan's present phase, under a new decision id. `pinned`: to this worker alone."""
+        """Set the route for the present phase of the plan, with a new decision id. `pinned`: the only worker."""
         request.route = self.route_of(request, request.plan)
         if pinned is not None:
             request.route = replace(request.route, pinned_worker=pinned)
@@ -185,7 +185,7 @@ class Serving(FleetReader, Calls, FleetRecords):
         for each in error.exclusions:
             worker, rank = fleet.worker(each.worker_id), WorkerRank(each.worker_id, each.dp_rank)
             lasting = "" if worker is None else exclusion(worker.registration, rank, route)
-            kinds.add(reason_kind(lasting or each.reason))  # why not even a fit rank could take it comes first
+            kinds.add(reason_kind(lasting or each.reason))  # a reason that holds for a fit rank, too, comes first
         if kinds == {"max_seq_len"}:
             return Refusal(400, str(error), code="context_length_exceeded")
         if kinds and kinds <= _CLIENT_FAULTS:
@@ -196,7 +196,7 @@ class Serving(FleetReader, Calls, FleetRecords):
         """Return whether a fit rank other than the present attempt's can serve the request."""
         state, now_s, route, plan = self.routing.state, self.routing.clock.now(), request.first_route, request.plan
         ranks = state.model_view(route.model, route.block_size, route.hash_scheme, now_s)
-        if not ranks.roles:  # the usual case, without a look at each rank
+        if not ranks.roles:  # no fit worker serves chats: no need to look at each rank
             return False
         assert request.attempt is not None
         plans = [plan]
@@ -212,7 +212,7 @@ class Serving(FleetReader, Calls, FleetRecords):
         request only if another worker can take it over. A condition on what a stream says: `attempt.replay_buffer` sees
         the stream's events (`StreamReplayBuffer.add`), and can keep what it saw.
 
-        A worker fails without being asked here: its connection ends, a time limit is exceeded
+        A worker fails for other reasons without a call of this: its connection ends, a time limit is exceeded
         (`AnswerRelay.check_call`), or its engine reports an error (`failure_in`).
         """
         if begun and quiet_s < SILENT_S:
@@ -232,7 +232,7 @@ class Serving(FleetReader, Calls, FleetRecords):
     # ------------------------------------------------------------------------------------------- forwarding
 
     def fetching_call(self, request: FleetRequest) -> OutboundCall | None:
-        """Return the call that has a decode worker fetch the KV of a request: the client left; None: no worker can."""
+        """The client left: return the call by which a decode worker fetches the request's KV; None: no worker can."""
         try:
             return self.call(request, RankAttempt(self.decide(request)))
         except (RequestRejected, CannotResume):

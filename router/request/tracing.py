@@ -12,7 +12,7 @@ that have no name there are `kvrouter.*`. Text of clients is cut (`spans.text`);
 only if workers serve it. Times are nanoseconds since 1970.
 
 While tracing is off there is no `Tracer`, and a request has no record. An unsampled request costs its ids and a few
-times: spans are made only of requests that are sent.
+times: spans are made only for requests whose trace is sent.
 
 Source: OpenTelemetry semantic conventions, "Generative AI client spans", "HTTP spans".
 """
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from router.request.serving import FleetRequest
 
 TURNS_MAX = 32
-"""Of a request with more turns, the spans of the first ones are left out."""
+"""If a request has more turns, the spans of its first turns are left out."""
 StepName = Literal["prompt", "queue"]
 _NS_PER_S = 1_000_000_000
 _TRACE_ID_BITS, _SPAN_ID_BITS = 128, 64
@@ -60,12 +60,12 @@ class Turn(msgspec.Struct, eq=False):
     """None: no worker was chosen; `refused` says why, in a word."""
     refused: str = ""
     span_id: int = 0
-    """Of the upstream request; 0: none was sent."""
+    """The span of the upstream request; 0: none was sent."""
     sent_ns: int = 0
     first_token_ns: int = 0
     ended_ns: int = 0
     attempt: RankAttempt | None = None
-    """Set at its end, as `ended_ns` and `outcome`: ok, refused, failed or cancelled."""
+    """Set when it is over, like `ended_ns` and `outcome` (ok, refused, failed or cancelled)."""
     outcome: str = ""
 
 
@@ -77,7 +77,7 @@ class Tracer(NamedTuple):
 
 
 class RequestTrace:
-    """The record of one request: its place in the trace, and its turns, first one first."""
+    """The record of one request: its place in the trace, and its turns in their order."""
 
     def __init__(self, tracer: Tracer, headers: Headers, began_s: float) -> None:
         """`headers` are the client's; `began_s` is when the request began, by `perf_counter`."""
@@ -91,10 +91,10 @@ class RequestTrace:
         is_sampled = None if parent is None else parent.is_sampled
         self._is_sampled = tracer.sampling.is_sampled(self._trace_id, parent=is_sampled)
         self._span_id = 0
-        """0: it is drawn once it is needed."""
+        """The SERVER span; 0: its id is drawn once it is needed."""
         self._turns: list[Turn] = []
         self._steps: dict[StepName, tuple[int, int]] = {}
-        """From when to when the request was in the steps that it needed before its first decision."""
+        """Begin and end of each step that the request needed before its first decision."""
 
     @property
     def hex_id(self) -> str:
@@ -104,7 +104,7 @@ class RequestTrace:
     # ------------------------------------------------------------------------------------------- in a request's order
 
     def was_in(self, step: StepName, seconds: float) -> None:
-        """The request leaves a step after so long, which another clock may have measured; 0: it skipped the step."""
+        """The request leaves a step that took `seconds` by any clock; 0: it skipped the step."""
         if seconds > 0:
             now_ns = perf_counter_ns() + self._epoch_ns
             self._steps[step] = max(self._began_ns, now_ns - round(seconds * _NS_PER_S)), now_ns
@@ -140,7 +140,7 @@ class RequestTrace:
         turn.first_token_ns = turn.first_token_ns or perf_counter_ns() + self._epoch_ns
 
     def attempt_over(self, attempt: RankAttempt, outcome: str) -> None:
-        """The worker's part is over, and its lease has ended. Cancelled at the stage `local`: it was not called."""
+        """The attempt is over, and its lease has ended. If it was cancelled at `local`, the worker was not called."""
         turn = self._turns[-1]
         if outcome == "cancelled" and attempt.stage == "local":
             turn.span_id = 0
@@ -152,7 +152,7 @@ class RequestTrace:
     def ended(self, request: "FleetRequest", outcome: str, refusal: Refusal | None) -> bool:
         """The request has ended: send its spans if they are wanted; return whether they were."""
         status = 0
-        """Of the client's answer; 0: unknown, the client left."""
+        """Status of the client's answer; 0: unknown, the client left."""
         if outcome != "cancelled":
             last = request.attempts[-1].status if request.attempts else 0
             status = last if refusal is None else refusal.status
