@@ -13,8 +13,8 @@
 | another key, or none | 401, before its body is read |
 | a key whose account is beyond a limit | 429 with `Retry-After` |
 
-A limit grows back evenly, up to its whole amount. Tokens of prompt and answer are charged when the request is over, so
-that an account may once go beyond a limit of tokens, and then waits longer. Each router counts by itself.
+A used amount grows back evenly, up to the whole limit. Tokens of prompt and answer are charged when the request is
+over, so an account may exceed a limit of tokens once, and then waits longer. Each router counts by itself.
 Keys are random and long: a hash without salt reveals nothing of them (`KEY_BYTES`).
 """
 
@@ -72,7 +72,7 @@ class AccountSection(Section):
     @field_validator("keys")
     @classmethod
     def _are_digests(cls, keys: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
-        if not all(_DIGEST.fullmatch(each.get_secret_value()) for each in keys):  # it may be a key: it is not shown
+        if not all(_DIGEST.fullmatch(each.get_secret_value()) for each in keys):  # it may be a key: do not show it
             raise ValueError("allowed SHA-256 digests of keys, in hex, as `router key` prints them")
         return keys
 
@@ -98,7 +98,7 @@ class Account:
         self.section = section
         """May be replaced: what was used of a limit stays used, unless the account no longer has the limit."""
         self._used = dict.fromkeys(LIMITS, 0.0)
-        """By the limits' names, as of `_at_s`."""
+        """What is used of each limit, by its name, as of `_at_s`."""
         self._at_s = 0.0
 
     @property
@@ -107,9 +107,9 @@ class Account:
         return self.section.name
 
     def refusal(self, now_s: float) -> Refusal | None:
-        """Return why a request is refused; None: it is counted, and at its end `spend` must be told of its tokens.
+        """Return why a request is refused; None: it is counted, and `spend` must be called with its tokens at its end.
 
-        `now_s` is of a clock that does not go back.
+        `now_s` is the time of a clock that never goes back.
         """
         refusal, passed_s, self._at_s = None, now_s - self._at_s, now_s
         for name, limit in LIMITS.items():
@@ -167,7 +167,7 @@ class Accounts:
         """Return the account of the request's key.
 
         Raises:
-            Malformed: 401.
+            Malformed: 401, the key is missing or unknown.
         """
         given = headers.get(b"authorization", b"")
         key = given[len(_BEARER) :].strip() if given[: len(_BEARER)].lower() == _BEARER else b""

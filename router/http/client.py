@@ -6,14 +6,14 @@
 
 | the client | what happens |
 |---|---|
-| has no API key of an account (`accounts.py`), where those are asked for | 401 |
+| has no API key of an account (`accounts.py`), if accounts are configured | 401 |
 | calls us by a name that is not ours, or is a foreign page's browser | 421, 403 (`sites.py`) |
 | sends the next request before it has its answer | it is kept, within a bound, and served in its turn |
 | expects `100-continue` | it gets `100 Continue`, or the refusal |
 | is slower than `head_s`, `body_s`, `body_total_s`, `body_rate_min_bytes_s` | 408 |
 | reads nothing for `write_s` | cut off |
 | resets its connection while it is served | it has left: its worker's call ends |
-| closes, or half-closes, while it is served | serving goes on, and a probe is sent that changes no answer: before |
+| closes, or half-closes, while it is served | serving continues, and a probe that changes no answer is sent: before |
 | | its head `100 Continue`, between events a comment. If a reset answers the probe, the client has left |
 | is refused early | its bytes are read and ignored for `linger_s`, so that it can read the answer |
 """
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _TURN_BYTES = 64 << 10
 """Bytes read at once. Beyond them other connections get their turn before more of a body is read."""
 _RESET_CHECK_S, _RESET_CHECK_S_MAX = 0.00025, 0.25
-"""Seconds from a probe to the first check for a reset; each check is four times as late. Later, the sweep checks."""
+"""Seconds from a probe to the first and the last check for a reset, each four times as late; then the sweep checks."""
 _CLOSE = b"connection: close\r\n"
 _IDLE, _HEAD, _BODY, _SERVING, _LINGERING, _CLOSED = range(6)
 
@@ -58,14 +58,14 @@ class ClientConnection:
         self._read, self._posts, self._service = plane.requests.read, plane.posts, plane.service
         self._state = _HEAD
         self.buffer = b""
-        """What was read of the next requests."""
+        """Bytes of the next requests that were read."""
         self._gathered: GatheredBody | None = None
         """The body that is awaited or, once it is complete, counted until its request is answered."""
         self._exchange: Exchange | None = None
         self._keep_alive = self.http_1_1 = True
         self.writing_paused = self.reading_paused = self.half_closed = False
         self._has_more = False
-        """Whether there is more to do at the end of the answer than to await the next request."""
+        """Whether the end of the answer has to do more than await the next request."""
         self._pending_bytes = 0
 
     # ------------------------------------------------------------ the connection
@@ -106,7 +106,7 @@ class ClientConnection:
         return True
 
     def _check_reset(self, waited_s: float) -> None:
-        """Leave if the probe was answered by a reset: from a half-closed connection nothing is read that would tell."""
+        """Leave if the probe was answered by a reset: reading a half-closed connection does not show it."""
         if self._state != _SERVING:
             return
         if self._is_reset():
@@ -166,7 +166,7 @@ class ClientConnection:
                 exchange.refuse(our_fault(error))
 
     def _take(self, data: bytes) -> Exchange | None:
-        """Take bytes that continue a request, or that come before their turn; return the request that is complete."""
+        """Take bytes that continue a request, or that come before their turn; return the request if it is complete."""
         state = self._state
         if state == _BODY:
             assert self._gathered is not None, "there is one while a body is awaited"
@@ -220,7 +220,7 @@ class ClientConnection:
             self._transport.resume_reading()
 
     def _checked(self, head: RequestHead | None, data: bytes) -> Exchange | None:
-        """Check a head with which `data` begins (None: it is not complete); return its request if it can be served."""
+        """Check the head at the start of `data` (None: it is not complete); return its request if it is complete."""
         if head is None:
             self.buffer = data
             self._begin_head()
@@ -254,7 +254,7 @@ class ClientConnection:
         return self._complete(gathered.exchange, data[end:])
 
     def _complete(self, exchange: Exchange, rest: bytes) -> Exchange | None:
-        """Return a request that was checked and is complete, and that `rest` follows; None: it is answered here."""
+        """Return the request, which was checked and is complete; `rest` follows it. None: it was answered here."""
         plane = self._plane
         self._keep(rest)
         if self._keep_alive and (plane.draining or (self.half_closed and not rest)):

@@ -1,13 +1,12 @@
-"""What the data plane asks its clients for, and its certificate: files that are read again when they change.
+"""The accounts and certificates of the data plane: files that are read again when they change.
 
 | file | changed | unreadable or wrong, after the start |
 |---|---|---|
 | `data.accounts_file` | counts for the next request | the former accounts stay; logged and counted |
 | `data.tls_certificate`, `data.tls_key`, `data.tls_client_ca` | count for the next connection | the former stay |
 
-The endpoint picker has the same certificate and authority. Connections that stand, and what they serve, go on. Without
-`tls_client_ca` no certificate of a client is asked for; with it a client without one that this authority signed gets no
-connection.
+The endpoint picker has the same certificate and authority. Open connections, and the requests on them, go on. Without
+`tls_client_ca` clients are asked for no certificate; with it a client needs a certificate that this authority signed.
 """
 
 import asyncio
@@ -29,7 +28,7 @@ _log = structlog.get_logger("http")
 
 @dataclass(frozen=True)
 class ServerTls:
-    """The context of new connections, and the contents of the files that it was made of; without authorities: empty."""
+    """The context of new connections, and the contents of its files; `client_ca` is empty without authorities."""
 
     context: ssl.SSLContext
     key: bytes = field(repr=False)  # no log and no error shows it
@@ -43,7 +42,7 @@ class Credentials:
     def __init__(
         self, accounts: str = "", certificate: str = "", key: str = "", client_ca: str = "", clock: Clock | None = None
     ) -> None:
-        """Read the files of these paths; empty: there is none. `clock` times how often they are looked at.
+        """Read the files of these paths; an empty path: there is no file. `clock` times the checks of the files.
 
         Raises:
             ConfigurationError: one cannot be read, or is wrong.
@@ -53,7 +52,7 @@ class Credentials:
         self.tls = _server_tls(certificate, key, client_ca) if certificate else None
         self._stamps = self._found()
         self.loads = {"ok": 0, "failed": 0}
-        """Files that were read again since the start."""
+        """How many files were read again since the start, by outcome."""
 
     @property
     def asks_for_nothing(self) -> bool:
@@ -68,7 +67,7 @@ class Credentials:
                 await self.check()
 
     async def check(self) -> None:
-        """Read what has changed."""
+        """Read the files that have changed since the last check."""
         stamps = await asyncio.to_thread(self._found)
         accounts, tls = stamps[0] != self._stamps[0], stamps[1:] != self._stamps[1:]
         self._stamps = stamps
@@ -95,7 +94,7 @@ class Credentials:
 
 
 def _stamp(file: str) -> tuple[int, int, int] | None:
-    """Return what changes when the file, or the link to it, is replaced or written; None: there is none."""
+    """Return values that change when the file, or the link to it, is replaced or written; None: there is no file."""
     try:
         found = Path(file).stat() if file else None
     except OSError:

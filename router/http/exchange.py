@@ -38,7 +38,7 @@ _SEQUENCE_NUMBER = re.compile(rb'"sequence_number"\s*:\s*(\d{1,9})')
 BUFFERED_BYTES_MAX = 256 << 10
 """Longer answers, and longer events, are passed on before they are complete."""
 ASIDE_BYTES_MAX = 4 << 20
-"""Of a prefill worker's answer: its handoff may have a megabyte of state, in base64."""
+"""Most bytes of a prefill worker's answer: its handoff may have a megabyte of state, in base64."""
 _HEAD_END = b"\r\n\r\n"
 JSON, EVENT_STREAM = b"application/json", b"text/event-stream"
 HeaderLines = Sequence[tuple[bytes, bytes]]
@@ -83,7 +83,7 @@ class OutboundCall(msgspec.Struct, frozen=True):
 class ResponseHandler(Protocol):
     """The handler of a forwarded call.
 
-    The last call is of `on_dropped`, `on_end`, `on_failed`, or an `on_cut` that returns bytes. If the client leaves,
+    The last call is `on_dropped`, `on_end`, `on_failed`, or an `on_cut` that returns bytes. If the client leaves,
     the plane stops or the router fails before, the exchange's `when_gone` is called instead, and no method after it.
     `on_failed` may be called before `forward` returns.
     """
@@ -106,13 +106,13 @@ class ResponseHandler(Protocol):
     def on_end(self, tail: bytes, later_events: int) -> None:
         """The complete answer was passed on; `tail` is the end of its body, 4 KB at most, empty without a body.
 
-        `later_events` counts the events of a stream behind its first bytes, without the mark of its end.
+        `later_events` counts the events of a stream after its first bytes, without the mark of its end.
         """
 
     def reason_to_stop(self, quiet_s: float, begun: bool) -> str:  # noqa: FBT001 - a fact
         """Return why to stop waiting for the answer, which fails the call; empty: go on. Called at each timeout check.
 
-        `quiet_s`: since the last byte, or since the call was sent. `begun`: the client has part of the answer.
+        `quiet_s`: seconds since the last byte, or since the call was sent. `begun`: the client has part of the answer.
         """
 
     def on_cut(self, stage: UpstreamStage, reason: str) -> bytes | None:
@@ -189,13 +189,13 @@ class Exchange(msgspec.Struct, eq=False):
     headers: Headers
     body: Bytes
     began_s: float
-    """Of `perf_counter`, at the request's first byte."""
+    """`perf_counter` at the request's first byte."""
     connection_line: bytes = b""
     """Header lines of an answer: whether the connection ends, and which page may read it."""
     account: Account | None = None
-    """Of the request's key; None: no keys are asked for."""
+    """The account of the request's key; None: the request needs no key."""
     relay: "WorkerConnection | None" = None
-    """Of the forwarded call; None: nothing is forwarded."""
+    """The relay of the forwarded call; None: nothing is forwarded."""
     has_begun: bool = False
     """Whether the client has the beginning of a worker's answer. If nothing is forwarded at the moment, this answer is
     an event stream, and another call or the router continues it."""
@@ -216,7 +216,7 @@ class Exchange(msgspec.Struct, eq=False):
     def probe(self) -> bytes:
         """Bytes that may be sent to the client now without changing the answer's meaning; empty: none.
 
-        Before an answer an interim answer, which HTTP/1.0 lacks (RFC 9110, 15.2), between two events a comment.
+        They are an interim answer before an answer (HTTP/1.0 lacks it: RFC 9110, 15.2), a comment between two events.
         """
         client = self.client
         if client is None:
@@ -310,7 +310,7 @@ class Exchange(msgspec.Struct, eq=False):
 
 
 class BufferedResponse:
-    """Stands in for the connection of a client: where there is none, and where it has left.
+    """Stands in for the connection of a client, if there is none, or if the client has left.
 
     It keeps `ASIDE_BYTES_MAX` of a worker's answer at most, head included; the call of a longer one fails.
     """
@@ -361,10 +361,10 @@ class BufferedResponse:
             self._exchange.relay.fail("body", f"an answer of more than {ASIDE_BYTES_MAX} bytes")
 
     def finish(self) -> None:
-        """The answer is over; if it is cut, the handler of the call knows it already."""
+        """The answer is over; if it is cut, the handler of the call was called already."""
         self._exchange = None
 
     cut = finish
 
     def reply(self, status: int, body: bytes, content_type: bytes, headers: HeaderLines) -> None:
-        """Ignore an answer of the router itself: the handler of the call knows the reason already."""
+        """Ignore an answer of the router itself: the handler of the call got the reason already."""

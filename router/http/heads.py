@@ -55,9 +55,9 @@ class Malformed(Exception):
 
 
 class RequestHead(NamedTuple):
-    """A request's head. `body_bytes` is its length, or `CHUNKED`.
+    """A request's head. `body_bytes` is the body's length, or `CHUNKED`.
 
-    `body` is all of it; None: it has not come whole. `rest` is what followed the parsed bytes.
+    `body` is the whole body; None: a part of it is missing. `rest` is what followed the parsed bytes.
     """
 
     method: str
@@ -132,8 +132,8 @@ AnswerBody = built.AnswerBody
 """Reads an answer's body the same way, and stores its payload until taken. `AnswerBody(body_bytes, mark, is_later)`.
 
     feed(data)        reads the payload in `data`; raises as `BodyReader.feed` does. While a stream `flows`, takes the
-                      complete events and returns them as the client gets them, maybe empty. None: take them yourself:
-                      the stream does not flow, nothing was taken before, the body ends, or an alarm is in what waits
+                      complete events and returns them as the client gets them, maybe empty. None: the caller takes
+                      them: the stream does not flow, nothing was taken yet, the body ends, or an alarm is in what waits
     end               where in the last `data` the body ends, -1 if it does not
     until_close       whether it ends with the connection
     pass_on(...)      makes it a stream that may flow, as `chunks` or not. An alarm is one of the texts `alarms`, or
@@ -146,7 +146,7 @@ AnswerBody = built.AnswerBody
     take(size)        takes this many bytes, or all that wait
     drop()            drops what waits
     marks             how many marks the last take had; if `mark` is empty, how many events
-    later             of a stream, the number of marks taken after the first take with one; all if it `is_later`
+    later             in a stream, how many marks were taken after the first take with one; all marks if `is_later`
     has_end_mark      whether the last bytes that were read have the event `data: [DONE]`
     tail              the last bytes that were taken, at most `TAIL_BYTES`
 """

@@ -2,7 +2,8 @@
 
     limit of open files = used at the start + RESERVED + clients' connections + connections to workers
 
-A request takes one descriptor of each side, so a side gets half of what is free, 16,384 at most.
+A request takes a descriptor for its client and one for its worker, so each side gets half of the free ones, at most
+16,384.
 """
 
 from typing import NamedTuple
@@ -25,7 +26,7 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     body_bytes_max: int = 64 << 20
     bodies_bytes_max: int = 1 << 30
-    """Of all requests together, until they are answered. A body that arrives in one read is not counted."""
+    """Bytes of all requests' bodies, until they are answered. A body that arrives in one read is not counted."""
     head_s: float = 20.0
     """Longest time for a request's head, from its first byte or from the connection's beginning."""
     body_s: float = 30.0
@@ -41,7 +42,7 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
     linger_s: float = 2.0
     """How long a refused client may go on sending, so that it can read the refusal."""
     connections_max: int = CONNECTIONS_MAX
-    """Of clients; fewer where the limit of open files is lower."""
+    """Connections of clients; fewer if the limit of open files is lower."""
     pipelined_bytes_max: int = 64 << 10
     """Bytes of later requests that are read while one is served; beyond them reading stops until it is answered."""
     write_bytes_max: int = 64 << 10
@@ -54,7 +55,7 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
     drain_idle_s: float = 1.0
     """How long after a stop an idle connection may still bring a request, which is served."""
     sweep_s: float = 0.5
-    """How often timeouts are checked. A time is counted from a check on, so its end is noticed up to twice as late."""
+    """How often timeouts are checked. A time counts from a check on, so its end may be noticed two periods late."""
 
 
 class TooFewFiles(Exception):
@@ -69,7 +70,7 @@ class Capacity(NamedTuple):
 
 
 def capacity(limits: HttpLimits, files: OpenFiles) -> Capacity:
-    """Return how many connections are served.
+    """Return how many connections may be open.
 
     Raises:
         TooFewFiles: there is no room for `CLIENTS_MIN` requests.

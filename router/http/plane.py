@@ -38,7 +38,7 @@ REFUSED_MAX = 16
 _PARTS = 8
 """Parts of the connections, which are checked for timeouts one after the other."""
 _OPEN_PATHS = frozenset({"/health", "/live", "/ready"})
-"""Asked by probes, which have no key."""
+"""Paths that probes ask for without a key."""
 
 _log = structlog.get_logger("http")
 
@@ -61,7 +61,7 @@ class HttpPlane:
 
         `sites` checks `Host` and `Origin`; without it, only names of loopback are served.
 
-        `credentials` are what clients are asked for, and the certificate; without, nothing and none.
+        `credentials` have the accounts and the certificate; None: clients need no key, and there is no TLS.
         `not_passed_on` are headers of workers that clients do not get; `files` is read once, at the start.
         """
         self.service = service
@@ -83,17 +83,17 @@ class HttpPlane:
         self._adoptions: TaskSet | None = None
         self._adopting = 0
         self.connections: set[ClientConnection] = set()
-        """Open ones of clients."""
+        """Open connections of clients."""
         self._all_closed = asyncio.Event()
         self.is_over = False
         self.accepted = 0
         """Connections that clients opened."""
         self.bodies_bytes = 0
-        """Of request bodies in memory, whole or not."""
+        """Bytes of request bodies in memory, whole or not."""
         self.gone = 0
         """Requests whose client left before the answer was complete."""
         self.handshakes_failed = 0
-        """Of TLS: clients that left, spoke another protocol, or had no certificate that they need."""
+        """Failed handshakes of TLS: the client left, spoke another protocol, or lacked the certificate it needs."""
         self.refusals = Counter[int]()
         """Refused messages by status (malformed, too large or too slow); connections beyond the bound as 503."""
 
@@ -116,7 +116,7 @@ class HttpPlane:
 
     @property
     def port(self) -> int:
-        """The bound port, also where 0 was configured."""
+        """The bound port, also if 0 was configured."""
         return self.acceptor.port
 
     @property
@@ -182,7 +182,7 @@ class HttpPlane:
         """Return the account of the request's key; None: it needs no key.
 
         Raises:
-            Malformed: 401.
+            Malformed: 401, the key is missing or unknown.
         """
         accounts = self.credentials.accounts
         if accounts is None or head.path in _OPEN_PATHS or self.sites.preflight(head.method, head.headers):

@@ -16,7 +16,7 @@ RefusalOutcome = Literal["refused", "failed"]
 _UNAUTHORIZED, _SERVER_ERRORS, _UNAVAILABLE = 401, 500, 503
 _INVALID = "invalid_request_error"
 _KINDS = {_UNAUTHORIZED: "authentication_error", 429: "rate_limit_error", 501: _INVALID, 505: _INVALID}
-"""Of 501 and 505 the client's message is the reason."""
+"""501 and 505 are errors of the client's message."""
 _CODES = {
     401: "invalid_api_key", 403: "foreign_origin", 408: "timeout", 413: "body_too_large", 421: "unknown_host",
     431: "head_too_large",
@@ -33,7 +33,7 @@ class Refusal(NamedTuple):
     retry_after_s: float | None = None
     outcome: RefusalOutcome = "refused"
     allowed: str = ""
-    """Of a 405: the method that the path has."""
+    """For a 405: the method that the path has."""
 
     @property
     def kind(self) -> str:
@@ -47,7 +47,7 @@ class Refusal(NamedTuple):
 
     @property
     def headers(self) -> tuple[tuple[bytes, bytes], ...]:
-        """`Retry-After` in whole seconds, if a retry makes sense; `Allow`; for which key is asked."""
+        """`Retry-After` in whole seconds, `Allow`, and `WWW-Authenticate`, each if the refusal has it."""
         retry_after_s = self.retry_after_s
         again = () if retry_after_s is None else ((b"retry-after", b"%d" % max(1, round(retry_after_s))),)
         allow = ((b"allow", self.allowed.encode()),) if self.allowed else ()

@@ -32,7 +32,7 @@ DONE = b"[DONE]"
 _EVENTS, _GATHER, _PASS_THROUGH = range(3)
 """Forms of a body."""
 NONE: Any = None
-"""The call, and its watcher, of a relay that is over."""
+"""Stands for the call and the watcher of a relay that is over."""
 
 _log = structlog.get_logger("http")
 
@@ -60,7 +60,7 @@ class AnswerRelay(built.AnswerReceiver):
         self.exchange: Exchange | None = exchange
         """None: there is no call."""
         self.call, self.watcher, self.since_s = call, watcher, since_s
-        """Since when it is forwarded, by the loop's clock; known from the first check of timeouts on."""
+        """When the call was forwarded, by the loop's clock; over a lent connection, set by the first check."""
         self.lines = b""
         """Head of the client's answer, without the connection's lines."""
         self.reusable = self.is_chunked = False
@@ -77,15 +77,15 @@ class AnswerRelay(built.AnswerReceiver):
         if self.paused:
             self.resume()
         self.is_fresh = False
-        """Whether no call has ended over the connection."""
+        """Whether the present call is the first one over the connection."""
         self.is_odd = False
-        """Whether `reset` is needed: an answer that came whole, in one read, changes nothing that it resets."""
+        """Whether the next call needs a `reset`: not after an answer that came whole in one read."""
         self.part, self.has_part = b"", False
-        """Of the head, before the rest came; whether a byte came, if only of an interim answer."""
+        """Bytes of a head, until its rest comes; whether a byte came, if only of an interim answer."""
         self.received, self.received_s = False, 0.0
-        """Whether bytes came since the last check of timeouts; when they were last seen to have come, or 0."""
+        """Whether bytes came since the last check of timeouts; the last check that saw new bytes, or 0."""
         self.body: AnswerBody | None = None
-        """Where it follows the head as it comes. What was taken of it was passed on."""
+        """The body, unless it came whole with its head. What was taken of it was passed on."""
         self.form = _GATHER
         self.paused = self.is_told = False
         """`is_told`: `watcher.on_first_byte` was called."""
@@ -120,7 +120,7 @@ class AnswerRelay(built.AnswerReceiver):
 
     @property
     def later_events(self) -> int:
-        """Events of a stream behind its first bytes."""
+        """Events of a stream after its first bytes."""
         return 0 if self.body is None else self.body.later
 
     @property
@@ -153,7 +153,7 @@ class AnswerRelay(built.AnswerReceiver):
         self._over(exchange, reusable=reusable).on_dropped()
 
     def _begin_body(self, exchange: Exchange, head: AnswerHead, added: bytes) -> None:
-        """A body follows as it comes."""
+        """Begin to relay a body that did not come whole with its head."""
         body_bytes, call, self.reusable = head.body_bytes, self.call, head.reusable
         body = self.body = AnswerBody(body_bytes, call.token_mark, exchange.has_begun)
         self.lines, self.form, self.is_chunked = head.lines + added, _GATHER, False
@@ -182,7 +182,7 @@ class AnswerRelay(built.AnswerReceiver):
         self.lines += added + (b"transfer-encoding: chunked\r\n" if self.is_chunked else framing)
 
     def take(self, exchange: Exchange, body: AnswerBody, size: int) -> None:
-        """Take what `body.feed` has read of `size` bytes, and not passed on."""
+        """Pass on what `body.feed` has read, the last `size` bytes included, and has not passed on itself."""
         if exchange.client is None:
             self.give_up()
             return
@@ -193,7 +193,7 @@ class AnswerRelay(built.AnswerReceiver):
             self._write_payload(exchange, body, payload)
         if self.silent and body.has_begun and self.exchange is exchange:
             self._tell_first(exchange)
-        if self.exchange is not exchange:  # it was too long for who gets it, and given up
+        if self.exchange is not exchange:  # the answer was too long for its reader, which gave it up
             return
         if end >= 0:
             self.end(exchange, body, extra=end < size)
@@ -253,16 +253,16 @@ class AnswerRelay(built.AnswerReceiver):
         client.write(payload)
 
     def _tell_first(self, exchange: Exchange) -> None:
-        """The body has begun."""
+        """The body has begun: tell the watcher, unless it awaits a token mark."""
         self.silent = False
-        if not (exchange.is_stream and self.call.token_mark):  # else `_write_payload` tells
+        if not (exchange.is_stream and self.call.token_mark):  # else `_write_payload` does it
             self.is_told = True
             self.watcher.on_first_byte()
 
     # ------------------------------------------------------------ how it ends
 
     def _over(self, exchange: Exchange, *, reusable: bool = False) -> ResponseHandler:
-        """The call is over: return its watcher, which gets its last event, and nothing after it."""
+        """The call is over: return its watcher, which gets one more call at most."""
         watcher, exchange.relay = self.watcher, None
         self.release(reusable)
         return watcher
@@ -279,7 +279,7 @@ class AnswerRelay(built.AnswerReceiver):
         if self.form == _GATHER:
             self._frame(exchange, b"", len(rest))
         self._write_payload(exchange, body, rest, is_last=True)
-        if self.exchange is not exchange:  # it was too long for who gets it, and given up
+        if self.exchange is not exchange:  # the answer was too long for its reader, which gave it up
             return
         tail, later_events = body.tail, body.later
         if later_events and not self.call.token_mark:
@@ -351,8 +351,8 @@ class AnswerRelay(built.AnswerReceiver):
     def leave(self, exchange: Exchange, *, at_once: bool = False) -> int:
         """The client left: end the call, and return its `later_events`.
 
-        The worker's connection is closed; of an `is_once` call once the body of its answer begins, or `at_once`. Until
-        then the exchange has no client, and the watcher is told nothing.
+        The worker's connection is closed now; for an `is_once` call, unless `at_once`, when the body of its answer
+        begins. Until then the exchange has no client, and no method of the watcher is called.
         """
         later_events = self.later_events
         if at_once or not (self.call.is_once and self.silent):
@@ -360,7 +360,7 @@ class AnswerRelay(built.AnswerReceiver):
         return later_events
 
     def check_call(self, exchange: Exchange, now_s: float) -> None:
-        """Fail the attempt if a limit of the call is exceeded at `now_s`, or the watcher awaits no more of it."""
+        """Fail the attempt if a limit of the call is exceeded at `now_s`, or if the watcher gives the answer up."""
         call = self.call
         if self.received:
             self.received, self.received_s = False, now_s

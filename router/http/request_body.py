@@ -16,13 +16,13 @@ class GatheredBody:
     __slots__ = ("_began_s", "_body", "_counted", "_grew_s", "_plane", "_reader", "_seen", "exchange")
 
     def __init__(self, body_bytes: int, exchange: Exchange, plane: "HttpPlane") -> None:
-        """`exchange` is to get the body of this length, or `CHUNKED`."""
+        """`exchange` is to get the body; `body_bytes` is its length, or `CHUNKED`."""
         self.exchange, self._plane = exchange, plane
         self._body = bytearray()
         self._reader = BodyReader(body_bytes)
         self._counted = 0
         self._began_s = self._grew_s = 0.0
-        """Time of the loop's clock; 0 until the first timeout check."""
+        """When the body began, and last grew, by the loop's clock; 0 until the first timeout check."""
         self._seen = 0
 
     def feed(self, data: bytes) -> int:
@@ -42,12 +42,12 @@ class GatheredBody:
         return end
 
     def take(self) -> Bytes:
-        """Return all of it, and keep only its count; a long one is not copied."""
+        """Return the complete body, and keep only its count; a long body is not copied."""
         body, self._body = self._body, bytearray()
         return body if len(body) > SCANNED_BYTES else bytes(body)
 
     def release(self) -> None:
-        """Count its bytes no more."""
+        """Take the body's bytes out of the total of all bodies."""
         self._plane.bodies_bytes -= self._counted
         self._counted = 0
 

@@ -7,7 +7,7 @@
 | an `Origin` that is listed | served; the answer lets the page read it |
 | any other `Origin` (`null` is one) | 403 |
 
-Each answer has `vary: origin` where answers differ by origin. A preflight (`OPTIONS` with
+Each answer has `vary: origin` if answers differ by origin. A preflight (`OPTIONS` with
 `access-control-request-method`) of a listed origin is answered here.
 Source: Fetch standard, CORS protocol; RFC 9110, 15.5.20.
 """
@@ -23,7 +23,7 @@ CORS_HEADERS = frozenset(
         b"access-control-allow-origin", b"access-control-expose-headers", b"access-control-max-age",
     }
 )  # fmt: skip
-"""Headers of a worker's answer: the router decides which page may read an answer."""
+"""Headers of a worker's answer that are dropped: the router decides which page may read an answer."""
 _EXPOSED = (
     b"access-control-expose-headers: retry-after, x-request-id, x-decision-id, x-worker-instance-id, x-dp-rank,"
     b" x-overlap-blocks, x-ignored-parameters, x-kv-unrendered, x-kv-failure\r\n"
@@ -40,7 +40,7 @@ class Sites:
     __slots__ = ("_lines_of", "_names", "lines", "served_hosts")
 
     def __init__(self, names: HostNames, origins: Iterable[str] = ()) -> None:
-        """`origins` are in lower case; `*` is any."""
+        """`origins` are in lower case; `*` allows any origin."""
         listed = set(origins)
         if ANY in listed:
             listed = {ANY}

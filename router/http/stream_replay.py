@@ -21,7 +21,7 @@ CONTINUABLE_HEADER = HEADER.encode()
 FAILURE = b'data: {"error":'
 """How an event of vLLM begins that reports an error: in JSON's strings each quote is escaped."""
 REPLAYED_BYTES_MAX = 1 << 20
-"""Of a longer answer nothing is kept, and it does not migrate: each stream in progress takes as much memory."""
+"""A longer answer is not kept, and does not migrate: each stream in progress may take this much memory."""
 _SERVER_ERROR = 500
 _MESSAGE_CHARACTERS_MAX = 200
 _IDS = b'token_ids":['
@@ -95,7 +95,7 @@ class StreamReplayBuffer(msgspec.Struct, kw_only=True, eq=False):
     """Keeps the complete events of a stream as the worker sent them, and says what the client gets of them."""
 
     kept: built.KeptEvents = msgspec.field(default_factory=partial(built.KeptEvents, REPLAYED_BYTES_MAX))
-    """Its `events` are at most as many bytes as it was made for; if there are more it keeps none, and `is_overfull`."""
+    """Its `events` have at most the bytes that it was made for; beyond that it keeps none, and `is_overfull` is set."""
     hides_tokens: bool = True
     """Whether the client gets no token comments."""
     is_engines: bool = False

@@ -87,7 +87,7 @@ class WorkerConnection(AnswerRelay):
     __slots__ = ("_upstreams", "deadline", "due_s", "origin")
 
     deadline: asyncio.Timeout
-    """Of the task that opens it."""
+    """The timeout of the task that opens the connection."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class WorkerConnection(AnswerRelay):
         watcher: ResponseHandler,
         since_s: float,
     ) -> None:
-        """It is to be opened for this call, which is forwarded since then."""
+        """The connection is to be opened for this call, which was forwarded at `since_s`."""
         super().__init__(upstreams.answers, exchange, call, watcher, since_s)
         exchange.relay = self
         self._upstreams, self.origin = upstreams, origin
@@ -116,7 +116,7 @@ class WorkerConnection(AnswerRelay):
                 await get_running_loop().create_connection(
                     lambda: cast("asyncio.Protocol", self),
                     origin.host, origin.port, ssl=upstreams.tls if origin.tls else None,
-                    ssl_handshake_timeout=connect_s if origin.tls else None,  # uvloop holds it for as long
+                    ssl_handshake_timeout=connect_s if origin.tls else None,  # else uvloop holds it longer
                 )  # fmt: skip
         except TimeoutError:
             reason = f"TimeoutError: not connected within {connect_s:g} s"
@@ -138,7 +138,7 @@ class WorkerConnection(AnswerRelay):
         if exchange is None or self.deadline.expired():
             opened.abort()
             return
-        self.deadline.reschedule(None)  # uvloop tells of no connection's end that it closes as its task is cancelled
+        self.deadline.reschedule(None)  # else its task may be cancelled, after which uvloop reports no end of it
         self.deadline = NONE
         self.transport = opened
         upstreams.opened += 1
@@ -165,7 +165,7 @@ class WorkerConnection(AnswerRelay):
             self.abandon(exchange)
 
     def _step(self, exchange: Exchange, step: Callable[..., None], *arguments: object, **options: object) -> None:
-        """Take a step of the call."""
+        """Take a step of the call; if it raises, abandon the call."""
         try:
             step(*arguments, **options)
         except Exception:  # noqa: BLE001 - a fault of the router: see `abandon`
@@ -183,7 +183,7 @@ class WorkerConnection(AnswerRelay):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - it is lost either way
         """The connection is closed."""
-        if not self.is_open:  # its call is given up, or fails as not opened
+        if not self.is_open:  # its call was given up, or `open` fails it
             return
         self.origin.idle.pop(self, None)
         self._upstreams.connections.discard(self)
@@ -259,7 +259,7 @@ class Upstreams:
         watcher: ResponseHandler,
         since_s: float = 0.0,
     ) -> None:
-        """Send a call, which is forwarded since then or now, over a new connection."""
+        """Send a call over a new connection. `since_s`: when it was forwarded; 0: now."""
         since_s = since_s or get_running_loop().time()
         connection = WorkerConnection(self, origin, exchange, call, watcher, since_s)
         stage: UpstreamStage = "local"
