@@ -1,8 +1,8 @@
 """Draining with hand-over: prefixes that only the leaving worker holds are computed elsewhere first.
 
-    looking    decides on each recent prompt (`chains.py`), the newest first, for half of the time: how much of it the
-               worker holds, and how much the best other eligible rank holds or will soon hold. Lists prefixes by
-               heat, within the budget (`warming.py`)
+    looking    makes a decision on each recent prompt (`chains.py`), the newest first, for half of the time, to see how
+               much of it the worker holds, and how much the best other eligible rank holds or will soon hold. Lists
+               prefixes by heat, within the budget (`warming.py`)
     warming    computes the listed prefixes, `WARMERS` at a time, each at the rank that the policy chooses
     waiting    waits for requests that still run at the worker; then looks and warms a second time, for their prompts
     over       all listed prefixes were tried, or the time is over: the remaining prefixes are skipped
@@ -37,7 +37,7 @@ from router.prompt.chains import EncodedPrompt, RecentPrompt, RecentPrompts
 from router.request.serving import Serving
 
 SHOWN_MAX = 32
-"""Prefixes of a list that are shown."""
+"""Most prefixes that a hand-over's status shows."""
 
 State = Literal["looking", "warming", "waiting", "over"]
 OUTCOMES: tuple[WarmingOutcome, ...] = ("warmed", "failed", "skipped")
@@ -72,11 +72,11 @@ class HandoverStatus(msgspec.Struct, kw_only=True):
     within_s: float
     seconds: float = 0.0
     prefixes: list[HotPrefix] = []
-    """The first `SHOWN_MAX`."""
+    """The first `SHOWN_MAX` prefixes that were listed."""
 
 
 class HandoverRun:
-    """One worker's hand-over; `Handover` writes it."""
+    """One worker's hand-over; `Handover` changes its fields."""
 
     task: asyncio.Task[None]
 

@@ -1,7 +1,7 @@
 """The control plane's endpoints for draining a worker.
 
-POST /v1/workers/{id}/drain            {"handover_tokens": N, "handover_s": S}, both optional: the event, the status
-GET  /v1/workers/{id}/drain?wait=S     the status, now or, after S seconds at most, once it is drained
+POST /v1/workers/{id}/drain            {"handover_tokens": N, "handover_s": S}, both optional; returns event and status
+GET  /v1/workers/{id}/drain?wait=S     the status, now or, after S seconds at most, once the worker is drained
 DELETE /v1/workers/{id}/drain          put back: it takes new work, and its hand-over ends; refused if its agent stops
 
 No router sends it new requests; the router that was asked hands over the prompts of its own clients.
@@ -76,7 +76,7 @@ class DrainRoutes:
         refused = await self._publish(registration.model, event)
         if refused is not None:
             return refused
-        self._routing.apply(FleetApplied(now_s=self._routing.clock.now(), event=event))  # the log says it again, soon
+        self._routing.apply(FleetApplied(now_s=self._routing.clock.now(), event=event))  # the log brings it again, soon
         if tokens:
             try:
                 self._handover.begin(registration, tokens, within_s)
@@ -99,7 +99,7 @@ class DrainRoutes:
         refused = await self._publish(event.model, event)
         if refused is not None:
             return refused
-        self._routing.apply(FleetApplied(now_s=self._routing.clock.now(), event=event))  # the log says it again, soon
+        self._routing.apply(FleetApplied(now_s=self._routing.clock.now(), event=event))  # the log brings it again, soon
         self._handover.cancel(worker_id, "the worker was put back")
         _log.info("drain_ended_by_hand", worker=worker_id)
         return json_response({"published": event, "drain": self._status(worker_id)}, status=202)

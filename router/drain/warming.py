@@ -4,9 +4,9 @@
     heat of a block       the sum of the weights of the prompts that have it
     exclusive             the worker's ranks hold the block on the GPU, and no other eligible rank does
     bought                the hottest blocks that the budget pays for: each costs `block_size` tokens
-    selected              the newest prompts, as long as they have `BLOCKS_MAX` exclusive blocks, counted per prompt
-    listed                the longest prefixes of bought blocks: next is always the one with the highest mean heat of
-                          the blocks that are not listed yet
+    selected              the newest prompts, with `BLOCKS_MAX` exclusive blocks in all at most, counted per prompt
+    listed                the longest prefixes of bought blocks, one by one: each time the one whose blocks that are not
+                          listed yet have the highest mean heat
 
 Every prompt with a block has all blocks before it, so heat never grows along a prefix: the hottest blocks (of equal
 heat, the newest prompt's first) form complete prefixes, and no other choice of blocks has more heat for its tokens.
@@ -50,7 +50,7 @@ from router.request.serving import FleetRequest, Serving
 HALF_LIFE_S = 300.0
 """A request five minutes ago counts half: users of a chat come back within minutes."""
 BLOCKS_MAX = 1 << 17
-"""Some 200 ms in a thread; with blocks of 32 tokens 4 million tokens, and budgets are a fraction of that."""
+"""Take about 200 ms in a thread. With blocks of 32 tokens they are 4 million tokens; budgets are a fraction of that."""
 WarmingOutcome = Literal["warmed", "failed", "skipped"]
 _GIVEN_UP = "local: given up: it took too long, or the router stops"
 
@@ -64,7 +64,7 @@ class PromptHolding(NamedTuple):
 
     @property
     def exclusive(self) -> list[int]:
-        """The hashes of the blocks behind those that lie elsewhere, which only the worker holds."""
+        """The hashes of the blocks after those that lie elsewhere, which only the worker holds."""
         hashes = memoryview(self.recent.prompt.sequence_hashes).cast("Q")
         return hashes[self.elsewhere_blocks : self.held_blocks].tolist()
 
@@ -72,8 +72,8 @@ class PromptHolding(NamedTuple):
 class HotPrefix(msgspec.Struct, kw_only=True):
     """The first `blocks` blocks of a prompt, to be handed over, and its outcome, empty until it is known.
 
-    `new_blocks` counts those that only the leaving worker holds and that no prefix listed before has; `heat` is their
-    sum. `worker` is chosen to compute the prefix; `reason` says why it did not.
+    `new_blocks` counts the blocks that only the leaving worker holds and that no prefix listed before has; `heat` is
+    the sum of their heat. `worker` is chosen to compute the prefix; `reason` says why it did not.
     """
 
     model: str
@@ -104,7 +104,7 @@ def hot_prefixes(
             heat[block] = heat.get(block, 0.0) + weight
     bought = set(sorted(heat, key=heat.__getitem__, reverse=True)[: budget_tokens // block_size])
     runs = [list(takewhile(bought.__contains__, chain)) for _, chain in selected]
-    inner = {block for run in runs for block in run[:-1]}  # a run that ends there is part of a longer one
+    inner = {block for run in runs for block in run[:-1]}  # a run that ends at one is part of a longer run
     waiting = [(-fmean(map(heat.__getitem__, run)), at) for at, run in enumerate(runs) if run and run[-1] not in inner]
     heapify(waiting)
     found, listed = list[tuple[RecentPrompt, HotPrefix]](), set[int]()
@@ -173,7 +173,7 @@ async def compute(
 
 
 class _Cache(Destination[RankAttempt]):
-    """Where one prompt goes; `over` is set at its end."""
+    """The destination of one prompt: the cache of the first worker; `over` is set at the request's end."""
 
     def __init__(self, prompt: EncodedPrompt, verdict: Verdict, serving: Serving) -> None:
         """`verdict` is the decision for the first worker."""
@@ -213,7 +213,7 @@ class _Cache(Destination[RankAttempt]):
         attempt.lease.first_token()
 
     def settle(self, request: FleetRequest, attempt: RankAttempt, outcome: OutcomeName) -> None:
-        """A worker's part is over, as of any request."""
+        """An attempt is over: record it as for any request, and set `fault`."""
         self._serving.settle(request, attempt, outcome)
         if attempt.verdict.request.phase != "decode" and outcome != "cancelled":
             self.fault = "" if attempt.is_success else f"status {attempt.status}"

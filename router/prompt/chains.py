@@ -1,4 +1,4 @@
-"""Prompts as the router decides on them: tokens, and chains of sequence hashes; their ids in a worker's body.
+"""Prompts as decisions read them: tokens, and chains of sequence hashes; and their ids in a worker's body.
 
 A chain is packed: little-endian u64s of a prompt's full blocks, in their order. A sequence hash names its block and all
 before it, so equal hashes mean equal prefixes.
@@ -20,7 +20,7 @@ TOKEN_BYTES = 4
 BLOCK_BYTES = 8
 _IDS_OPENING, _IDS_CLOSING = b'{"kv_prompt_ids":"', b'",'
 BYTES_MAX = 64 << 20
-"""Some 16 million tokens of the whole fleet; a hand-over looks at prompts that the leaving worker alone holds."""
+"""About 16 million tokens, of all workers: a hand-over looks only for prompts that one worker alone holds."""
 ENTRY_BYTES = 512
 """Upper bound of an entry's size without its tokens and hashes."""
 
@@ -55,7 +55,7 @@ class EncodedPrompt(msgspec.Struct, frozen=True, gc=False):
     def beginning(self, blocks: int) -> "EncodedPrompt":
         """Return the prompt with which a worker computes this many blocks, and one more token if there is one.
 
-        With one more, all of the blocks could have been reused, and a hash window that looks ahead by a token is full.
+        With that token all of these blocks are reusable, and a hash window that looks ahead by a token is full.
         """
         count = min(self.token_count, blocks * self.hashing.block_size + 1)
         ids, hashes = self.ids[: count * TOKEN_BYTES], self.sequence_hashes[: blocks * BLOCK_BYTES]
@@ -63,7 +63,7 @@ class EncodedPrompt(msgspec.Struct, frozen=True, gc=False):
 
 
 def with_prompt_ids(body: Bytes, ids: bytes) -> tuple[Bytes | memoryview, ...]:
-    """Return the JSON object `body` in parts, with `kv_prompt_ids` as its first key; all behind it unchanged.
+    """Return the JSON object `body` in parts, with `kv_prompt_ids` as its first key; the rest is unchanged.
 
     `ids` are little-endian u32s. The body is not copied; white space before the object is left out.
     """
@@ -82,7 +82,7 @@ class RecentPrompt(msgspec.Struct, frozen=True, gc=False):
 
 
 class RecentPrompts:
-    """At most `bytes_max` bytes of prompts."""
+    """The newest prompts, at most `bytes_max` bytes of them."""
 
     __slots__ = ("_bytes_max", "_prompts", "size_bytes")
 
@@ -90,7 +90,7 @@ class RecentPrompts:
         self._bytes_max = bytes_max
         self._prompts: deque[tuple[int, RecentPrompt]] = deque()
         self.size_bytes = 0
-        """Their size."""
+        """Size of the kept prompts."""
 
     def add(self, prompt: RecentPrompt) -> None:
         """Keep the prompt; evict the oldest, or the prompt itself if it alone is too long."""

@@ -1,7 +1,7 @@
 """Compares the token ids of chats with those that engines make of them, so that a wrong template is found at once.
 
     a worker joins that states /tokenize    its engine tokenizes a fixed chat
-    a worker gets the ASKEDth chat          its engine tokenizes that chat, too, beside the request
+    each ASKEDth chat goes to a worker      its engine tokenizes that chat, too, beside the request
 
 An engine whose ids differ is asked for them again at once. If they differ again, the chats of its model are unrendered
 (`prompts.py`) and routed by their text, until the worker leaves or its ids of a chat are equal. An engine that refuses
@@ -65,7 +65,7 @@ _Instance = tuple[str, str]
 
 
 class _Tokenization(NamedTuple):
-    """A chat that an engine is to tokenize; `body` is the request, `options` those with which the router renders it."""
+    """A chat that an engine is to tokenize by the request `body`, and the `options` by which the router renders it."""
 
     at: _Instance
     body: dict[str, Any]
@@ -86,7 +86,7 @@ class EngineParity:
         self._ended = Counter[Outcome]()
 
     def differs(self, worker_id: str, instance: str) -> tuple[Disparity, ...]:
-        """Return in what the worker's prompts differ from the router's; empty: nothing is known to."""
+        """Return the known differences of the worker's prompts from the router's; empty: none is known."""
         found = self._differs.get((worker_id, instance))
         return () if found is None else (found,)
 
@@ -109,7 +109,7 @@ class EngineParity:
             self._samples.append(_Tokenization((worker_id, worker.registration.instance), body, options))
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Ask until `stop` is set."""
+        """Ask engines until `stop` is set."""
         timeout = aiohttp.ClientTimeout(total=_ANSWER_S)
         async with aiohttp.ClientSession(headers=self._headers, timeout=timeout) as session:
             while not stop.is_set():
@@ -127,7 +127,7 @@ class EngineParity:
         yield counter("engine_parity_checks", meaning, ("outcome",), samples)
 
     def _present(self) -> Mapping[_Instance, Worker]:
-        """Return the workers of the fleet; forget what is known of others, and tell the prompts what is left."""
+        """Return the workers of the fleet; forget others' differences, and tell the prompts which models differ."""
         workers = self._fleet.workers()
         present = {(each.registration.worker_id, each.registration.instance): each for each in workers}
         self._differs = {at: found for at, found in self._differs.items() if at in present}
@@ -153,7 +153,7 @@ class EngineParity:
             return
         url = worker.registration.base_url.rstrip("/") + PATH
         found = None
-        for _ in range(2):  # at midnight a template may write another day there
+        for _ in range(2):  # around midnight the engine's template may write another date
             theirs = await self._ids(session, url, asked.body)
             if theirs is None:
                 self._ended["unanswered"] += 1

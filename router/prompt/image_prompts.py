@@ -1,7 +1,7 @@
 """Prompts with images: the tokens up to which the router knows them, and the positions of images.
 
     the workers state a rule for images           known up to the first unseen image
-      the image is in a `data:` URL, and counted    seen: BLAKE3 of its bytes, and its size, which is in the first ones
+      the image is in a `data:` URL, and counted    seen: BLAKE3 of its bytes, and its size, from its first bytes
       anything else (https, file, no size)          unseen: only workers fetch images
     they state none                               known up to the last special token before the first image's message
 
@@ -30,7 +30,7 @@ TOKENS_MAX = 1 << 18
 """Bound on all images of a prompt: a few bytes may become 65,536 tokens each."""
 _HEAD_CHARACTERS_MAX = 128
 PIECE_DIGITS = 1 << 20
-"""Base64 characters that are decoded at first; an image's size must be in them."""
+"""Base64 characters that are decoded at a time; an image's size must be in the first of these pieces."""
 _DATA = "data:"
 _UNKNOWN_BYTE_IDS = pack_tokens(UNKNOWN_FROM_HERE.encode())
 
@@ -54,7 +54,7 @@ class KnownPrompt(NamedTuple):
     images_seen: int
 
     def sequence_hashes(self, hashing: Hashing, seed: int) -> bytes:
-        """Return the hashes of the full blocks of the tokens, packed; `seed`: of local hashes."""
+        """Return the sequence hashes of the full blocks, packed; `seed` is the seed of local hashes."""
         block_size, is_eagle = hashing.block_size, hashing.is_eagle
         return pack_u64(chain(mm_block_hashes(self.tokens, self.runs, block_size, seed=seed, is_eagle=is_eagle)))
 
@@ -73,7 +73,7 @@ def seen_image(url: str, rule: ImageRule, body: Body | None = None) -> SeenImage
             return None
         try:
             data = binascii.a2b_base64(encoded[at : at + PIECE_DIGITS], strict_mode=True)
-        except ValueError:  # also of characters that are not ASCII
+        except ValueError:  # also raised for characters that are not ASCII
             return None
         digest.update(data)
         first = first or data
@@ -84,7 +84,7 @@ def seen_image(url: str, rule: ImageRule, body: Body | None = None) -> SeenImage
 
 
 def seen_images(urls: Sequence[str], rule: ImageRule, body: Body | None = None) -> list[SeenImage]:
-    """Return the first images, up to one that is not seen, or that would be too many tokens."""
+    """Return the images before the first one that is unseen, or would exceed `TOKENS_MAX`."""
     seen: list[SeenImage] = []
     remaining = TOKENS_MAX
     for url in urls:

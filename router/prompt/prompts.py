@@ -5,17 +5,17 @@
     nvext.token_data           those
     prompt: [ids]              those
     prompt: text               the text's, with what the tokenizer puts around a prompt
-    several prompts            the worker's alone; the hashes are the first one's
+    several prompts            known to the worker only; the hashes are the first prompt's
     messages                   the rendered chat's; segments that were encoded before are not encoded again
-    input of a response        those of the chat that it is (`kv_protocol/openai/responses.py`)
-    messages with images       the worker's alone; its hashes are known as far as its images are (`image_prompts.py`)
-    what is not rendered here  the worker's alone; the hashes are those of the request's text (`TEXT_SCHEME`)
+    input of a response        those of the chat that engines make of it (`kv_protocol/openai/responses.py`)
+    messages with images       known to the worker only; the hashes end where an image is unknown (`image_prompts.py`)
+    what is not rendered here  known to the worker only; the hashes are those of the request's text (`TEXT_SCHEME`)
 
 A prompt is not rendered if a key changes it in the engine (`Inbound.changed_by`), or if no rule here makes text or
 tokens of it. Whether the request is valid is for the worker to say.
 
-A prompt is ready at once if the body is short. Text of more than `OFF_LOOP_BYTES`, and prompts that are long to read or
-render, ids and images too, are worked on by a bounded set of threads (`encoding_pool.py`).
+A prompt is ready at once if the body is short. A bounded set of threads (`encoding_pool.py`) works on text of more than
+`OFF_LOOP_BYTES`, and on prompts that take long to read or render, such as many ids, or images.
 """
 
 import re
@@ -49,11 +49,11 @@ if TYPE_CHECKING:
     import asyncio
 
 OFF_LOOP_BYTES = {"hf": 4 << 10, "fast": 64 << 10, "byte": 64 << 10, "none": 64 << 10}
-"""By encoder: text of more bytes is encoded by threads. It is some 2 ms of the first, some tenths of the others."""
+"""By encoder: longer text is encoded by threads. This much takes hf about 2 ms, the others some tenths of a ms."""
 _READ_BYTES_MAX = 256 << 10
 """Bytes of JSON that are read on the loop; threads take more, and chats with many messages."""
 _FEW_MESSAGES = 192
-"""Of a chat that is rendered on the loop."""
+"""Most messages of a chat that is rendered on the loop."""
 _TEXT_SEED = 0x7465_7874
 """Keeps hashes of text apart from hashes of tokens."""
 _PARITY, _TOKEN_DATA = "parity", "nvext.token_data"
@@ -61,14 +61,14 @@ UNRENDERED_KEYS = (
     *CHANGING_KEYS,
     _PARITY, "tokenizer", "messages", "tools", "documents", "chat_template_kwargs", "prompt", "input", "other",
 )  # fmt: skip
-"""What a metric tells apart."""
+"""The label values of a metric: why a prompt is not rendered."""
 _KEY_END = re.compile(r"[.\[]")
 _UNPRINTED = re.compile(r"[^\w.\[\]-]", re.ASCII)
 
 
 CACHE_BYTES_MAX = 256 << 20
 WAITING_BYTES_MAX = 64 << 20
-"""What one thread encodes in some 10 s."""
+"""Text that one thread encodes in about 10 s."""
 _log = structlog.get_logger("router")
 
 
@@ -113,8 +113,8 @@ class ModelPrompts:
     ) -> "EncodedPrompt | asyncio.Future[EncodedPrompt]":
         """Return the prompt as the workers of the adapter `lora` (empty: base model) will see it, or its future.
 
-        `images` is what those workers say that images become; None: they do not say. A cancelled future ends its work,
-        unless that has begun.
+        `images` is the rule for images that those workers state; None: they state none. Cancelling the future skips
+        its work, unless that has begun.
 
         Raises (also the future):
             RequestInvalid: `nvext.token_data` is no list of ids.
@@ -130,7 +130,7 @@ class ModelPrompts:
     def short_chat(self, chat: Inbound, hashing: Hashing, seed: int) -> EncodedPrompt | None:
         """Return the prompt of a short chat without `UNCOMMON_KEYS`.
 
-        None: it is none, or has more than text, or cannot be rendered: ask `prompt`.
+        None: it is no short chat, has more than text, or cannot be rendered: call `prompt`.
         """
         if self.other_chats or not isinstance(chat, ChatInbound) or len(chat.messages) > self._off_loop_bytes:
             return None
@@ -145,7 +145,7 @@ class ModelPrompts:
     def _made(
         self, body: Body, inbound: Inbound, hashing: Hashing, seed: int, images: ImageRule | None, *, is_aside: bool
     ) -> EncodedPrompt | None:
-        """Return the prompt, `is_aside`, in a thread, however long it takes; else None if it takes too long."""
+        """Return the prompt; None: it would take too long on the loop. `is_aside`: this is a thread, never None."""
         size_bytes = 0 if is_aside else len(body.text)
         try:
             if size_bytes > _READ_BYTES_MAX:
@@ -179,7 +179,7 @@ class ModelPrompts:
     def _of_chat(
         self, body: Body, inbound: Inbound, hashing: Hashing, seed: int, images: ImageRule | None, *, is_aside: bool
     ) -> EncodedPrompt | None:
-        """Return the prompt; None: it has many messages, or images, and is not made in a thread."""
+        """Return the prompt; None: it has many messages, or images, and this is not a thread."""
         messages, options = inbound.read_messages(), inbound.read_options()
         if not is_aside and len(messages) > _FEW_MESSAGES:
             return None
@@ -197,7 +197,7 @@ class ModelPrompts:
         return EncodedPrompt(tokens, count, hashing, hashes)
 
     def _not_rendered(self, inbound: Inbound, hashing: Hashing, seed: int, field: str) -> EncodedPrompt:
-        """Return a prompt that only the worker knows, by the request's text; `field` is why."""
+        """Return a prompt that only the worker can render, with hashes of the request's text; `field` is the reason."""
         self._count_unrendered(_KEY_END.split(field, 1)[0])
         text = b"".join(inbound.prompt_parts)
         words, hashing = text[: len(text) // TOKEN_BYTES * TOKEN_BYTES], Hashing(hashing.block_size, TEXT_SCHEME)

@@ -67,7 +67,7 @@ class Admission:
         return placed if placed.arrival in self.waiting else None
 
     def cancel(self, place: Place) -> None:
-        """The client left: the callback is not called any more. No effect after it, or a second time."""
+        """The client left: the callback is not called any more. A call after it, or a second one, has no effect."""
         self.queue.cancel(place)
 
     def poke(self) -> None:
@@ -130,7 +130,7 @@ class Admission:
         return is_below(threshold, view, state.core.queued_tokens(view.standing), request)
 
     def uncached_tokens(self, request: RouteRequest) -> int:
-        """Return the prompt's tokens without the longest prefix that a candidate holds; all without a candidate."""
+        """Return the prompt's tokens without the longest prefix that a candidate holds; all if there is none."""
         verdict = self._verdict(request)
         if verdict is None:
             return request.isl_tokens

@@ -1,7 +1,7 @@
 """Names tenants for fair shares, without revealing a secret.
 
     none       all requests have the same tenant
-    api_key    the account of the key (`router/http/accounts.py`); where there are none, a keyed hash of
+    api_key    the account of the key (`router/http/accounts.py`); if there are no accounts, a keyed hash of
                `authorization`, else of `x-api-key`; without both `anonymous`
     a header   its value; without it `anonymous`. A value that is too long, or not printable
                ASCII, is replaced by its hash
@@ -28,7 +28,7 @@ class TenantNames:
         self._by, self._secret = by, secret
         of_keys, own = (b"authorization", b"x-api-key"), () if by == "none" else (by.encode(),)
         self.headers = frozenset(of_keys if by == "api_key" else own)
-        """Those that are read: all requests without them have the same tenant."""
+        """The headers that are read: all requests without them have the same tenant."""
 
     def name(self, header: Callable[[bytes], bytes | None], account: str | None = None) -> str:
         """Return the tenant of a request, at most `NAME_CHARACTERS_MAX` printable characters; empty for `none`.

@@ -31,12 +31,12 @@ Each model has a virtual time in tokens, 0 at first:
     start          of a tenant: the virtual time at which it came, or at which its last request went
     finish         of a tenant: its start + the cost of its first request that may go now / its weight
     next           the tenant with the least finish, which becomes the virtual time
-    nothing waits  the tenant is forgotten: idle tenants save nothing up
+    nothing waits  the tenant is forgotten: an idle tenant gains nothing by waiting
     none of its requests may go now    the tenant is skipped
 
 So while two tenants always have a request that may go, what each was served, divided by its weight, differs by no more
 than the sum of their largest requests, each divided by its tenant's weight. While a request of cost c is its tenant's
-first, another tenant is served no more than c x the ratio of their weights and one request, whatever others send.
+first, another tenant is served no more than c x the ratio of their weights, plus one request, whatever others send.
 Source: S. J. Golestani, "A self-clocked fair queueing scheme for broadband applications", INFOCOM 1994.
 """
 
@@ -56,7 +56,7 @@ from router.queue.config import QueueSection
 RefusalReason = Literal["tenant_full", "queue_full", "timeout", "stopping"]
 REFUSAL_REASONS: tuple[RefusalReason, ...] = ("tenant_full", "queue_full", "timeout", "stopping")
 Told = Callable[[Refusal | None], None]
-"""Called once: None admits the request."""
+"""A callback that is called once, with None to admit the request, or with its refusal."""
 Placing = tuple[object, ...]
 """A request's constraints and targets (`placing_of`). Requests that have the same find the same headroom."""
 OTHERS = "others"
@@ -70,7 +70,7 @@ RATE_HALF_LIFE_S = 10.0
 
 
 def order_of(request: RouteRequest, cost_tokens: int, limits: QueueSection, now_s: float, arrival: int) -> Order:
-    """Return the key of a request in the order of its tenant's; `arrival` is its number among all that ever waited."""
+    """Return the key that orders a request among its tenant's; `arrival` is its number among all that ever waited."""
     priority = max(0, request.priority)
     match limits.policy:
         case "fcfs":
@@ -201,7 +201,7 @@ class RequestQueue:
         self._limits = limits
         self._models: dict[str, ModelQueue] = {}
         self.waiting: dict[int, Place] = {}
-        """By arrival, and in this order, in which they time out."""
+        """The waiting requests by arrival, in the order of arrival, in which they time out."""
         self._arrivals = 0
         self._requests_of, self._tokens_of = Counter[str](), Counter[str]()
         """Waiting requests, and their tokens, by tenant."""
@@ -317,7 +317,7 @@ class RequestQueue:
         if not self._requests_of[place.tenant]:
             del self._requests_of[place.tenant], self._tokens_of[place.tenant]
 
-    # ---------------------------------------------------------------- what is said
+    # ---------------------------------------------------------------- refusals
 
     def _refusal(self, reason: RefusalReason, tenant: str, tokens: int, now_s: float) -> Refusal:
         """Return the refusal of a tenant's request of `tokens`."""
