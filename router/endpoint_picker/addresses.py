@@ -1,8 +1,8 @@
 """Which workers a gateway may send a request to, by their endpoints, and which others may take the same call. Pure.
 
-An endpoint is `ip:port`, of IPv6 `[ip]:port`. Only workers that the gateway can reach, and offers, are eligible. It
-gets a list: the chosen worker, then up to `picker.fallbacks` others, cheapest first. It sends the request once: no
-prefill worker is asked, and its stream does not resume on another worker.
+An endpoint is `ip:port`, for IPv6 `[ip]:port`. Only workers that the gateway can reach, and offers, are eligible. The
+gateway gets a list: the chosen worker, then up to `picker.fallbacks` others, cheapest first. It sends the request once:
+to no prefill worker, and the stream does not resume on another worker.
 """
 
 import ipaddress
@@ -17,7 +17,7 @@ _PORTS = {"http": 80, "https": 443}
 
 
 def endpoint_of(base_url: str) -> str | None:
-    """Return the endpoint of a worker's URL; None if its host is no IP address: a gateway cannot be told a name.
+    """Return the endpoint of a worker's URL; None if its host is no IP address: a gateway takes no host name.
 
     Source: `docs/SOURCES.md`, D11.
     """
@@ -55,7 +55,7 @@ def addresses_of(registrations: Sequence[WorkerRegistered]) -> FleetAddresses:
 def alternatives(verdict: Verdict, count: int) -> tuple[str, ...]:
     """Return the URLs of at most `count` other workers that take the winner's call as it is, cheapest first.
 
-    They take token ids or not as the winner does, have a rank of the same number, and can be reached by a gateway.
+    They have the winner's role and rank number, take token ids if the winner does, and a gateway can reach them.
     """
     if not count:
         return ()

@@ -25,7 +25,7 @@ from router.metrics import PickerStatistics
 from router.request.serving import Serving
 
 STREAMS_MAX = 4096
-"""Requests of gateways that are read or served: half of what all clients' may be."""
+"""Requests of gateways that are read or served: half of the default of `queue.inflight_requests_max`."""
 _MESSAGE_BYTES_MORE = 1 << 20
 """Room in a message beside the body: heads and metadata."""
 _SERVING, _NOT_SERVING = 1, 2
@@ -82,7 +82,7 @@ class EndpointPicker:
         await self._server.start()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serve until `stop` is set; then requests on their way may take `data.drain_s`."""
+        """Serve until `stop` is set; then requests in flight may take `data.drain_s` more."""
         await stop.wait()
         await self._server.stop(self.limits.drain_s)
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from router.request.serving import FleetRequest
 
 CHUNK_BYTES_MAX = 64 << 10
-"""Parts in which a request's body is sent back."""
+"""Largest part in which a request's body is sent back."""
 _STREAM = b"text/event-stream"
 _PATHS = frozenset(PATHS.values())
 _NOT_OURS = ("authorization", "x-dp-rank", "x-kv-continuable")
@@ -53,7 +53,7 @@ _TOO_MUCH = refusals.unavailable("data.bodies_bytes_max: no room for the body; t
 
 
 class GatewayStream:
-    """One stream. `replies` takes each message, and `close` follows once."""
+    """One stream. `replies` takes each message; `close` is called once, at the end."""
 
     http_1_1 = True
     writing_paused = False
@@ -82,7 +82,7 @@ class GatewayStream:
         self._began_s = perf_counter()
 
     async def replies(self, kind: str, message: Any) -> list[Any]:  # noqa: ANN401 - a class made from numbers
-        """Take a message; return what the gateway is sent, once the router has said it.
+        """Take a message; return the replies to it, after the router's decision if they need it.
 
         Raises:
             MessageRefused: the request's head is missing, or is the second one.
@@ -107,7 +107,7 @@ class GatewayStream:
         return self._taken()
 
     def too_slow(self) -> list[Any]:
-        """Return what the gateway is sent where its next message did not come within `pause_max_s`."""
+        """Return the replies if the gateway's next message did not come within `pause_max_s`."""
         self._refuse(_TOO_SLOW)
         return self._taken()
 

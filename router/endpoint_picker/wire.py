@@ -5,7 +5,6 @@ picked endpoints are in the header and in the dynamic metadata, with the same va
 Sources: Envoy 1.40, `api/envoy/service/ext_proc/v3/external_processor.proto`, `api/envoy/config/core/v3/base.proto`,
 `api/envoy/type/v3/http_status.proto`; gRPC, `doc/health-checking.md`; the endpoint picker protocol 1.0.0 of the Gateway
 API inference extension (proposal 004); docs/SOURCES.md, D11.
-
 """
 
 from collections.abc import Iterable
@@ -103,7 +102,7 @@ class RequestCame(msgspec.Struct, frozen=True):
     is_last: bool = False
     """The request has no body."""
     modes: tuple[BodyMode, BodyMode] | None = None
-    """How request and answer are sent; None: the gateway is too old to say so."""
+    """How the bodies of request and answer are sent; None: the gateway is too old to state it."""
     subset: tuple[str, ...] | None = None
     """The endpoints from which one is to be picked; None: any."""
 

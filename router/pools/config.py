@@ -11,18 +11,18 @@
      "num_decode_pools" ... "decode_pool_mapping":  likewise; axes context_length_*, itl_*
      "pools": {"namespaces": {"p": {"routers": [{"url": "http://10.0.0.1:8000", "control_url": "..."}]}}}}
 
-    agg:  num_agg_pools, agg_pool_...; axes ttft_*, itl_*, and isl_* before them where all three of its keys are given
+    agg:  num_agg_pools, agg_pool_...; axes ttft_*, itl_*, and isl_* before them if all three of its keys are given
 
 | key of `pools` | means |
 |---|---|
 | `namespaces` | by namespace: `routers`, or `config` (the file of a router that this process runs), and own limits |
 | `routers` | a list of `url` (data plane) and `control_url` (control plane, for queue and latencies) |
 | `look_period_s`, `look_timeout_s` | how often routers are looked at, and how long one may take to answer |
-| `characters_per_token` | bytes of text that are taken for a token where there is no tokenizer |
+| `characters_per_token` | bytes of text that count as a token if there is no tokenizer |
 | fields of `LiveLimits` | when a pool is passed over: here for all pools, in a namespace for that pool |
 
-`ttft_min`, `ttft_max`, `itl_min`, `itl_max` are read as `*_ms`, with a warning. Keys that are not known have no effect,
-and are warned of; in `pools` and in overrides they are refused. Source: `docs/SOURCES.md` D5.1.
+`ttft_min`, `ttft_max`, `itl_min`, `itl_max` are read as `*_ms`, with a warning. Unknown keys have no effect, and cause
+a warning; in `pools` and in overrides they are refused. Source: `docs/SOURCES.md` D5.1.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -102,7 +102,7 @@ class LiveLimits(Section):
 
 
 class PoolSettings(LiveLimits):
-    """A pool's limits, and its routers, or the file of one in this process; neither: it has no place yet."""
+    """A pool's limits, and its routers, or the file of a router of this process; neither: it has no router yet."""
 
     routers: tuple[RouterAddress, ...] = Field((), max_length=16)
     config: str = ""
@@ -128,7 +128,7 @@ class PoolsSection(LiveLimits):
     def settings(
         self, names: Sequence[str], given: Mapping[str, PoolSettings], problems: list[str]
     ) -> dict[str, PoolSettings]:
-        """Return the pools of these names. A `given` pool replaces the configured one, but for its limits."""
+        """Return the pools of these names. A `given` pool replaces the configured one, except its limits."""
         pools, allowed = dict[str, PoolSettings](), ", ".join(dict.fromkeys(names))
         others = sorted({*self.namespaces, *given} - {*names})
         problems += [
@@ -169,7 +169,7 @@ class Axis(msgspec.Struct, frozen=True):
 
     @property
     def midpoint(self) -> float:
-        """Replacement of an absent value."""
+        """The value that replaces an absent one."""
         total = self.least + self.most
         return total // 2 if self.name in TOKEN_AXES else total / 2
 
@@ -195,7 +195,7 @@ class _Strategy(Section):
     @model_validator(mode="before")
     @classmethod
     def _renamed(cls, given: Any) -> Any:  # noqa: ANN401 - any JSON
-        """Take old names for new ones that are not given."""
+        """Read old names as the new ones, unless those are given."""
         if not isinstance(given, dict):
             return given
         return {f"{key}_ms": value for key, value in given.items() if f"{key}_ms" in cls.model_fields} | given
@@ -265,7 +265,7 @@ class PoolsConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_config(data: Any, given: Mapping[str, PoolSettings] | None = None) -> PoolsConfig:  # noqa: ANN401 - any JSON
-    """Return the configuration from a JSON value. A `given` pool replaces the configured one, but for its limits.
+    """Return the configuration from a JSON value. A `given` pool replaces the configured one, except its limits.
 
     Raises:
         ConfigurationError: with every problem found.
@@ -293,7 +293,7 @@ def read_config(data: Any, given: Mapping[str, PoolSettings] | None = None) -> P
 def _problem(error: Any) -> str:  # noqa: ANN401 - pydantic's ErrorDetails, which it does not export
     """Return one line: the path, what was found, what is allowed."""
     path, found = ".".join(map(str, error["loc"])) or "the configuration", repr(error["input"])
-    is_object = error["type"] == "value_error" and isinstance(error["input"], dict)  # the words say what of it
+    is_object = error["type"] == "value_error" and isinstance(error["input"], dict)  # the message names the part
     is_hidden = len(found) > FOUND_CHARACTERS_MAX or "@" in found  # perhaps a password
     if error["type"] in ("missing", "extra_forbidden") or is_object or is_hidden:
         return f"{path}: {allowed(error)}"

@@ -1,12 +1,12 @@
 """The process of `router pools`: makes its parts and connects them.
 
 data plane     POST /v1/chat/completions, /v1/completions    served by pools (`served.py`)
-               POST /v1/pools/select    which pools such a request would be for now, and why: nothing is forwarded
-control plane  GET /v1/pools            every pool: where, within which limits, how it stands and why
+               POST /v1/pools/select    to which pools such a request would go now, and why: nothing is forwarded
+control plane  GET /v1/pools            every pool: its routers, its limits, its status and the reasons of it
                GET /metrics, /health, /live, /ready, /version
 
 `/v1/models` names what pools serve; `/ready` is 503 while a phase has no pool that is up. Beyond loopback a token
-guards the control plane. The order in which it stops: data plane, control plane and looks at routers, the routers of
+guards the control plane. The parts stop in this order: data plane, control plane and probes of routers, the routers of
 this process.
 """
 

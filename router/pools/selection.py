@@ -1,10 +1,10 @@
 """Selects the pool of a request: a cell of a grid, unless a priority rule overrides it. Pure.
 
     step  = (most - least) / resolution                        of an axis
-    index = clamp(int((x - least) / step), 0, resolution - 1)  `int` cuts toward 0; `most` is in the last
-    x     = the request's, else the process's default, else
-            of milliseconds  (least + most) / 2                a 0 that is given counts as given
-            of tokens        (least + most) // 2
+    index = clamp(int((x - least) / step), 0, resolution - 1)  `int` cuts toward 0; `most` is in the last cell
+    x     = the request's value, else the process's default, else
+            milliseconds  (least + most) / 2                   a 0 that is given counts as given
+            tokens        (least + most) // 2
     pool  = mapping[index of each axis, in their order]
     pool  = the target of the first override with min_priority <= priority <= max_priority, if the request has one
 
@@ -22,8 +22,8 @@ Which pools are then tried, and in which order:
     tried        the first only; with `enable_priority_retry` all of them, until one answers
 
 So an unfit pool is skipped while a fit one is left, and is used as a last resort. Without retries only the selected
-pool is tried, unless it is not fit: then only the first of the order. D5.3 uses only the selected and faster pools,
-whatever their status.
+pool is tried, unless it is not fit: then only the first of the order. Dynamo (D5.3) uses only the selected and faster
+pools, whatever their status.
 
 Source: `docs/SOURCES.md` D5.2 and D5.3; ai-dynamo/dynamo, `components/src/dynamo/global_router/pool_selection.py`.
 """
@@ -56,7 +56,7 @@ class SelectionInput(msgspec.Struct, frozen=True):
 
 
 class Coordinate(msgspec.Struct, frozen=True):
-    """A request's position on an axis. `clamped`: outside the axis, counted into its first or last cell."""
+    """A request's position on an axis. `clamped`: it is outside the axis, and counts into the first or last cell."""
 
     axis: AxisName
     value: float
@@ -78,7 +78,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def select(group: PoolGroup, asked: SelectionInput, defaults: Targets) -> Selection:
-    """Return the pool of `group` for the request."""
+    """Return the pool of `group` for the request, and why it is this one."""
     coordinates = tuple(_coordinate(axis, asked, defaults) for axis in group.axes)
     grid_pool: Any = group.mapping  # nested as deep as there are axes: validated
     for each in coordinates:

@@ -1,4 +1,4 @@
-"""Where requests to pools go: a router of a pool, for each phase in turn.
+"""Sends requests to pools: to a router of a pool, for each phase in turn.
 
     agg      read -> pools selected -> forwarded
              in disagg, too, a request for one token: the decode pool serves it
@@ -9,7 +9,7 @@
 |---|---|
 | a router cannot be reached, or is cut off or too slow before its answer | it tries the next router |
 | a router answers with a status of 500 or more, or with a redirect | it tries the next router |
-| the last router fails in one of these ways | it passes on that router's answer; without one, it answers 502 and why |
+| the last router fails in one of these ways | it passes on that router's answer; if it has none, it answers 502 |
 | a router answers anything else, a 4xx too | it passes on the answer |
 | a router fails within its answer | it ends the request; for a prefill answer it tries the next router |
 | the request exceeds a limit of this process | it answers 503, and counts no failure of the router |
@@ -18,8 +18,8 @@
 |---|---|
 | TTFT and ITL targets, ms | `ttft_target` and `itl_target` of `nvext.router`, else of `extra_args` |
 | priority | `x-request-priority`, `nvext.agent_hints.priority`, `priority`; without all three no override applies |
-| ISL, where a grid reads it | token ids, counted; else the model's tokenizer; without one the bytes of `prompt` or |
-| | `messages` as they stand in the body, by `pools.characters_per_token` |
+| ISL, if a grid reads it | token ids, counted; else the model's tokenizer; without one the bytes of `prompt` or |
+| | `messages` in the body, divided by `pools.characters_per_token` |
 
 Headers and body are read as the router reads them (`router/request/route_request.py`), and refused as it refuses them.
 
@@ -99,7 +99,7 @@ class PoolService:
     def __init__(
         self, identity: Identity, settings: RouterSettings, watch: PoolWatch, prompts: ModelPrompts | None
     ) -> None:
-        """`prompts`: None without a tokenizer: lengths are then estimated."""
+        """`prompts` is None if there is no tokenizer: then lengths are estimated."""
         config = self.config = watch.config
         self.identity, self.pools, self.metrics = identity, watch.pools, watch.metrics
         self.prompts, self.bodies = prompts, BodyParser(settings.data.body_limits())
@@ -115,7 +115,7 @@ class PoolService:
         self._requests: Counter[str] = Counter()
 
     def serve(self, exchange: Exchange) -> None:
-        """Serve a request, or refuse it for want of capacity."""
+        """Serve a request, or refuse it for lack of capacity."""
         if self.metrics.inflight >= self._inflight_max:
             message = f"queue.inflight_requests_max: {self._inflight_max} requests are being served; try again"
             exchange.refuse(refusals.unavailable(message, "overloaded"))
@@ -186,7 +186,7 @@ class PoolAttempt(Attempt):
 
     @property
     def namespace(self) -> str:
-        """The pool."""
+        """The pool's namespace."""
         return self.rank.worker_id
 
     def judge(self, status: int) -> None:
@@ -211,7 +211,7 @@ class Pools(Destination[PoolAttempt]):
     def __init__(self, service: PoolService) -> None:
         self._service = service
         self._question: dict[str, object] = {}
-        """What the pools were selected by, for people."""
+        """The inputs of the selection, which `explain` shows."""
         self._sequences: tuple[PoolSequence, ...] = ()
         """The pools of each phase."""
         self._phase = ""
@@ -254,7 +254,7 @@ class Pools(Destination[PoolAttempt]):
         self.routed(request)
 
     async def _isl(self, request: Request[PoolAttempt]) -> tuple[int | None, IslOrigin]:
-        """Return the prompt's length, if it is read, and how it is known; set the prompt if it has to be encoded."""
+        """Return the prompt's length, if it is read, and its origin; set the prompt if it has to be encoded."""
         service, inbound = self._service, request.inbound
         if not service.reads_isl:
             return None, "unread"
@@ -269,7 +269,7 @@ class Pools(Destination[PoolAttempt]):
         return math.ceil(text_bytes / service.config.own.characters_per_token), "estimate"
 
     async def explain(self, request: Request[PoolAttempt]) -> None:
-        """Answer with what the pools were selected by, and the pools."""
+        """Answer with the inputs of the selection, and the pools of each phase."""
         try:
             await self.read(request)
         except Exception as error:  # noqa: BLE001 - the edge: whatever it was, the client gets an answer
@@ -333,7 +333,7 @@ class Pools(Destination[PoolAttempt]):
         return Move("the router is silent", is_fault=True) if is_silent else None
 
     def settle(self, request: Request[PoolAttempt], attempt: PoolAttempt, outcome: OutcomeName) -> None:  # noqa: ARG002
-        """A router's part is over."""
+        """An attempt is over: count it, and report its failure."""
         service, is_local = self._service, attempt.stage == "local"
         service.metrics.attempts[attempt.pool_phase, attempt.namespace, "cancelled" if is_local else outcome] += 1
         if is_local or not attempt.reason:

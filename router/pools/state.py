@@ -1,18 +1,19 @@
-"""The state of a pool, as a fold: `looked` and `attempt_failed` of observations; each applies the passing of time.
+"""The state of a pool, a fold of observations: `looked` and `attempt_failed` take one, and apply the passing of time.
 
 A pool is
 
     down       if no router of it is up
-    strained   if one is, but   queue   more requests wait than `queue_requests_max`
-                                ttft    fewer than `attainment_min_ratio` of the answers began within `ttft_bound_ms`
-                                itl     fewer than that had their tokens within `itl_bound_ms`
+    strained   if one is up, and one of these causes holds
+                   queue   more requests wait than `queue_requests_max`
+                   ttft    less than the share `attainment_min_ratio` of the answers began within `ttft_bound_ms`
+                   itl     less than that share had a time between tokens within `itl_bound_ms`
     fit        otherwise
 
 | what | begins | ends |
 |---|---|---|
 | a router is not up | `failures_max` probes or attempts in a row fail | `successes_min` probes in a row find it ready |
-| queue | above the bound, routers and engines together | at half of it; `hold_s` without a figure |
-| ttft, itl | too few answers of a window are timely | at most half of the allowed share is late; `hold_s` without one |
+| queue | above the bound, routers and engines together | at half of it, or after `hold_s` without a figure |
+| ttft, itl | too few answers of a window are timely | half of the allowed share is late, or `hold_s` without a window |
 
 A window is `window_requests_min` answers, or more. The first probe of a router decides at once. A pool that is passed
 over gives no answers to judge: after `hold_s` it is tried again. Counts are those of routers since their start; a
@@ -75,11 +76,11 @@ class Looked(NamedTuple):
     queue: Queue | None = None
     """None: not stated."""
     attained: Mapping[Target, Attained] = {}
-    """By the targets that are checked and stated."""
+    """The answers by target, for the targets that are checked and that the router states."""
 
 
 class PoolStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A pool's present status. `causes` and `reasons` (in words) of being unfit; ratios are of the last window."""
+    """A pool's present status. `causes` and `reasons` (in words) say why it is unfit; ratios are of the last window."""
 
     namespace: str
     fitness: Fitness
@@ -126,7 +127,7 @@ class PoolState:
         self._queue_long = False
 
     def looked(self, url: str, look: Looked, now_s: float) -> None:
-        """Fold the result of a probe in."""
+        """Fold in the result of a probe of a router."""
         router = self._routers[url]
         router.answered = look.answered
         if look.reason:

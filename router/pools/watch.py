@@ -44,7 +44,7 @@ _log = structlog.get_logger("pools")
 
 
 class PoolMetrics:
-    """Counters, and projections of `pools`."""
+    """Counts what happens to requests and probes; yields the counters, and the status of `pools`."""
 
     def __init__(self, groups: tuple[PoolGroup, ...], pools: Mapping[str, PoolState]) -> None:
         phases = [(group.phase, name) for group in groups for name in dict.fromkeys(group.namespaces)]

@@ -127,7 +127,7 @@ class EngineParity:
         yield counter("engine_parity_checks", meaning, ("outcome",), samples)
 
     def _present(self) -> Mapping[_Instance, Worker]:
-        """Return the workers of the fleet; forget others' differences, and tell the prompts which models differ."""
+        """Return the workers of the fleet; forget others' differences, and update `other_chats` of the prompts."""
         workers = self._fleet.workers()
         present = {(each.registration.worker_id, each.registration.instance): each for each in workers}
         self._differs = {at: found for at, found in self._differs.items() if at in present}

@@ -67,7 +67,7 @@ class Admission:
         return placed if placed.arrival in self.waiting else None
 
     def cancel(self, place: Place) -> None:
-        """The client left: the callback is not called any more. A call after it, or a second one, has no effect."""
+        """The client left: the callback is not called any more. No effect once it was called, or a second time."""
         self.queue.cancel(place)
 
     def poke(self) -> None:
