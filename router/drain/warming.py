@@ -1,4 +1,4 @@
-"""Which prefixes a leaving worker should hand over: those that only it holds, the hottest first.
+"""Chooses the prefixes that a leaving worker hands over: those that only it holds, the hottest first; computes them.
 
     weight of a prompt    2 ** -(its age / `HALF_LIFE_S`)
     heat of a block       the sum of the weights of the prompts that have it

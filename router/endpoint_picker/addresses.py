@@ -1,4 +1,4 @@
-"""Which workers a gateway may send a request to, by their endpoints, and which others may take the same call. Pure.
+"""Finds the workers to which a gateway may send a request, by their endpoints, and others for the same call. Pure.
 
 An endpoint is `ip:port`, for IPv6 `[ip]:port`. Only workers that the gateway can reach, and offers, are eligible. The
 gateway gets a list: the chosen worker, then up to `picker.fallbacks` others, cheapest first. It sends the request once:

@@ -65,7 +65,7 @@ class GatewayStream:
         self._answer_mode: BodyMode | None = None
         self._head: RequestCame | None = None
         self._body: bytearray | bytes = bytearray()
-        """What has come of the request's body; once it is complete, the same bytes as the exchange has."""
+        """The request's body, as far as it has come; once it is complete, the same bytes as the exchange has."""
         self._trailers = False
         self._is_stream = False
         self._token_mark = b""

@@ -143,7 +143,7 @@ class Accounts:
         self.load()
 
     def load(self) -> None:
-        """Read the file; requests that are being served go on.
+        """Read the file; requests that are being served are not affected.
 
         Raises:
             ConfigurationError: it cannot be read, or has errors: nothing has changed.

@@ -5,7 +5,7 @@
 | `data.accounts_file` | counts for the next request | the former accounts stay; logged and counted |
 | `data.tls_certificate`, `data.tls_key`, `data.tls_client_ca` | count for the next connection | the former stay |
 
-The endpoint picker has the same certificate and authority. Open connections, and the requests on them, go on. Without
+The endpoint picker has the same certificate and authority. Open connections, and the requests on them, stay. Without
 `tls_client_ca` clients are asked for no certificate; with it a client needs a certificate that this authority signed.
 """
 

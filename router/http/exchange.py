@@ -4,7 +4,7 @@
                        ->  exchange.forward(call, watcher)          a worker's answer, relayed
                                on_head -> None, on_dropped          not passed on: forward again, or answer
                                on_failed(begun=False)               nothing was passed on: forward again, or answer
-                               on_cut -> b"", then forward          the event stream goes on with events of that call
+                               on_cut -> b"", then forward          the event stream continues with events of that call
                                on_failed(begun=True)                over: the client has an error, or was cut off
                                on_end                               over
                        ->  exchange.when_gone = callback            the client left: no call of the watcher follows
@@ -49,7 +49,7 @@ class CallLimits(NamedTuple):
 
     connect_s: float
     first_byte_s: float
-    """From `forward` on, connecting included."""
+    """Until the answer's first byte, from `forward` on, connecting included."""
     between_bytes_s: float
     """Between two reads of the answer."""
     total_s: float

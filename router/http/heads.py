@@ -32,7 +32,7 @@ from kv_protocol.body_limits import Bytes
 from router.native import built
 
 CHUNKED, UNTIL_CLOSE = -1, -2
-"""In place of a body's length in bytes: the body ends with its last chunk, or with the connection."""
+"""Values in place of a body's length in bytes: the body ends with its last chunk, or with the connection."""
 
 Headers = dict[bytes, bytes]
 """Names in lower case; values of a repeated name joined by commas."""

@@ -5,7 +5,7 @@
     stop           the socket closes once the connections in its queue are accepted (`acceptor.py`)
     drain_idle_s   requests that still come are served; every answer says `connection: close`, and ends its connection.
                    Then connections without a request are closed
-    drain_s        requests under way go on
+    drain_s        requests in flight are served to their end
     afterwards     they are ended: a stream by an error event, an answer that has not begun by 503, any other by a cut
 """
 

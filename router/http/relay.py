@@ -10,7 +10,7 @@
 A response's stream (`call.token_mark`) ends with an error event of its own kind, without `[DONE]`; the watcher's
 `on_first_byte` follows its first event with a token.
 
-The complete events of each read of a stream go on as one chunk; the beginning of another event waits. If a worker
+The complete events of each read of a stream are sent as one chunk; the beginning of another event waits. If a worker
 fails after `[DONE]`, the stream is complete. A client of HTTP/1.0 gets bytes until its connection ends. Only the last
 4 KB of the body are kept, unless the call has a `replay_buffer`. A stream with a buffer may also be resumed if it ends
 without `[DONE]`, or if an attached engine reports its failure in an event, which the client does not get. The buffer

@@ -99,11 +99,11 @@ class StreamReplayBuffer(msgspec.Struct, kw_only=True, eq=False):
     hides_tokens: bool = True
     """Whether the client gets no token comments."""
     is_engines: bool = False
-    """The worker is an attached engine that tells ids: an error event (`failure_in`) is its death."""
+    """Whether the worker is an attached engine that reports ids: an error event (`failure_in`) means its death."""
     rewriter: Callable[[bytes], bytes] | None = None
     """Translates an attached engine's events for the client; None: the client gets them unchanged."""
     before: Progress | None = None
-    """How far the stream had come when an attached engine continued it."""
+    """The stream's progress from which an attached engine continues it; None: no such engine continues it here."""
     has_begun: bool = False
     """Whether the client has the first events."""
     later_tokens: int = 0

@@ -1,10 +1,10 @@
-"""What serves requests, and one try there: the interfaces that `request.py` calls.
+"""The interfaces that `request.py` calls: a destination, which serves requests, and an attempt, which is one try there.
 
 the workers of a fleet    `serving.py`
 pools                     `router/pools/served.py`
 the cache of a worker     `router/drain/warming.py`
 
-An attempt is one try to serve a request. What its end says about the health of a worker rank:
+What the end of an attempt shows about the health of a worker rank:
 
 | the worker | outcome |
 |---|---|
@@ -180,7 +180,7 @@ A = TypeVar("A", bound=Attempt)
 
 
 class Destination(ABC, Generic[A]):
-    """Where requests go. First the methods that find a worker, then those that find another, then those that record."""
+    """Serves requests. First the methods that find a worker, then those that find another, then those that record."""
 
     __slots__ = ()
     is_bounded = False

@@ -118,7 +118,7 @@ def as_events(body: bytes, *, include_usage: bool) -> bytes:
 
 
 def _read(body: bytes | bytearray, left_out: Container[str], renamed: Mapping[str, str]) -> dict[str, Any]:
-    """Return the request's keys, those of `nvext` without some, and with others under new names."""
+    """Return the request's keys; in `nvext` those in `left_out` are missing, and the `renamed` ones have new names."""
     request: dict[str, Any] = {**_objects.decode(body)}
     extension = msgspec.json.decode(request.get("nvext", b"null"), type=_Object | None)
     if extension is not None:

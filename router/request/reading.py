@@ -116,7 +116,7 @@ class BodyParser:
 
 
 class _ServedModel(msgspec.Struct, frozen=True):
-    """What requests for a model at an endpoint share until the fleet changes or a worker's fitness expires."""
+    """The facts that requests for a model at an endpoint share until the fleet or a worker's fitness changes."""
 
     valid_until_s: float
     has_prompts: bool

@@ -1,4 +1,4 @@
-"""What is recorded of requests that workers of the fleet serve: leases, breakers, metrics, traces, the request log.
+"""Records requests that workers of the fleet serve: in leases, breakers, metrics, traces and the request log.
 
 The request log has one line a request, for operators:
 

@@ -75,7 +75,7 @@ class Request(CallbackCoroutine, Generic[A]):
     attempts: tuple[A, ...] = ()
     """The attempts that are over, the first one first."""
     ttft_s: float | None = None
-    """From the first decision to the client's first token; None until that is known to have come."""
+    """Seconds from the first decision to the client's first token; None until that token is known to have come."""
     stream_loss: StreamLoss | None = None
     """Why a stream that had begun ended with an error."""
     handoff: PrefillAnswer | None = None
@@ -83,7 +83,7 @@ class Request(CallbackCoroutine, Generic[A]):
     progress: Progress | None = None
     """How far the answer had come when its last worker failed."""
     prefilled_by: "WorkerRank | None" = None
-    """Who computed the prompt, if not the worker that answers."""
+    """The rank that computed the prompt, if it is not the one that answers."""
     _failed: A | None = None
     _unmovable: A | None = None
     """An attempt that stays at its worker, though there is a reason to move: no other worker can take it over."""
@@ -329,7 +329,7 @@ class Request(CallbackCoroutine, Generic[A]):
             self.destination.began(self, attempt)
 
     def on_bytes(self) -> None:
-        """The answer goes on."""
+        """Bytes of the answer came after its first ones: renew the lease."""
         if self.attempt is not None:
             self.attempt.on_bytes()
 
@@ -413,7 +413,7 @@ class Request(CallbackCoroutine, Generic[A]):
         return progress_of(buffer.kept.events, buffer.before or self.progress) if attempt.has_begun else self.progress
 
     def served_elsewhere(self, worker_id: str) -> bool:
-        """A gateway says which worker answered; return whether it is another one, at which the work is now booked."""
+        """A gateway reports which worker answered; if it is another one, book the work there. Return whether it is."""
         attempt = self.attempt
         if attempt is None or worker_id == attempt.rank.worker_id:
             return False

@@ -171,7 +171,7 @@ class Serving(FleetReader, Calls, FleetRecords):
         return attempt
 
     def _unmet(self, verdict: Verdict) -> None:
-        """No rank is predicted to meet the request's targets: go on or refuse, as configured."""
+        """No rank is predicted to meet the request's targets: count it, and raise if the policy rejects the request."""
         if verdict.action != "reject":
             self.metrics.count("fallback", "unmet_target")
             return

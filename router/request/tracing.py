@@ -1,7 +1,7 @@
-"""What a request records of itself while it is traced, and the spans that are made of it when it ends.
+"""The record of a traced request, and the spans that are made of the record when the request ends.
 
     chat {model}                        SERVER     the request, from its first byte to its end
-      prompt                            INTERNAL   rendering, encoding and hashing, where the mode needs it
+      prompt                            INTERNAL   rendering, encoding and hashing, if the mode needs it
       queue                             INTERNAL   the wait in the queue, if there was one
       decide                            INTERNAL   one for each decision
       chat | prefill | decode {model}   CLIENT     one for each upstream request; events first_token, last_token
@@ -70,7 +70,7 @@ class Turn(msgspec.Struct, eq=False):
 
 
 class Tracer(NamedTuple):
-    """Which requests' traces are sent, and the function that takes one; it does not block."""
+    """The rule which traces are sent, and the function that takes a trace without blocking."""
 
     sampling: Sampling
     send: Callable[[TraceData], None]
