@@ -244,7 +244,7 @@ class GatewayStream:
 
     @property
     def outward(self) -> "Upstreams":
-        """Nothing is sent from here."""
+        """Never used: the gateway sends the calls."""
         raise AssertionError("the gateway sends the requests")
 
     def write(self, data: bytes) -> None:

@@ -54,7 +54,7 @@ class Usage(NamedTuple):
 
 
 class Limit(NamedTuple):
-    """What a limit bounds: an attribute of `Usage`. The amount grows back within `period_s` seconds."""
+    """A kind of limit: it bounds the attribute `counts` of `Usage`. The amount grows back within `period_s` seconds."""
 
     counts: Literal["requests", "tokens", "prompt_tokens", "output_tokens"]
     period_s: float
@@ -90,7 +90,7 @@ class AccountsFile(Section):
 
 
 class Account:
-    """Who sent a request, and how much it has used of its limits."""
+    """An account of clients, and how much it has used of its limits."""
 
     __slots__ = ("_at_s", "_used", "section")
 

@@ -124,14 +124,14 @@ class ClientConnection:
             exchange.leave()
 
     def pause_writing(self) -> None:
-        """The client reads too slowly."""
+        """The client reads too slowly: stop reading from its worker."""
         self.writing_paused = True
         self.due_s, self._pending_bytes = 0.0, self._transport.get_write_buffer_size()
         if self._exchange is not None and self._exchange.relay is not None:
             self._exchange.relay.pause()
 
     def resume_writing(self) -> None:
-        """The client has read most of the pending bytes."""
+        """The client has read most of the pending bytes: read from its worker again, or serve its next request."""
         self.writing_paused = False
         if self._exchange is not None:
             if self._exchange.relay is not None:
@@ -287,7 +287,7 @@ class ClientConnection:
         return self._exchange is not None
 
     def end_with_answer(self) -> None:
-        """The connection ends with the answer in progress, which says so if its head was not sent."""
+        """End the connection with the answer in progress; the answer's head says so, unless it was sent before."""
         exchange = self._exchange
         self.due_s = min(self.due_s, self._since_s)  # an idle connection is kept for a shorter time
         if exchange is not None and self._keep_alive and (self.half_closed or not exchange.has_begun):

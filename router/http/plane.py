@@ -36,7 +36,7 @@ REFUSED_MAX = 16
 """Connections beyond the bound that are held until their client has the refusal; further ones are closed at once."""
 
 _PARTS = 8
-"""Parts of the connections, which are checked for timeouts one after the other."""
+"""The connections are checked for timeouts in this many parts, one after the other."""
 _OPEN_PATHS = frozenset({"/health", "/live", "/ready"})
 """Paths that probes ask for without a key."""
 

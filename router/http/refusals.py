@@ -76,7 +76,7 @@ def unavailable(message: str, code: str, *, retry_after_s: float = 1.0, outcome:
 
 
 def unknown_model(name: str, models: tuple[str, ...]) -> Refusal:
-    """Return a refusal: no worker serves a model of this name, and these are served; 503 if none is."""
+    """Return a refusal that names the served `models`: no worker serves this one; 503 if there are none."""
     if not models:
         return unavailable("no worker is registered yet", "no_worker")
     return Refusal(404, f"model: found {as_json(name)}, allowed {', '.join(models)}", "model", "model_not_found")

@@ -83,7 +83,7 @@ class AnswerRelay(built.AnswerReceiver):
         self.part, self.has_part = b"", False
         """Bytes of a head, until its rest comes; whether a byte came, if only of an interim answer."""
         self.received, self.received_s = False, 0.0
-        """Whether bytes came since the last check of timeouts; the last check that saw new bytes, or 0."""
+        """Whether bytes came since the last check of timeouts; when a check last saw new bytes, or 0."""
         self.body: AnswerBody | None = None
         """The body, unless it came whole with its head. What was taken of it was passed on."""
         self.form = _GATHER
@@ -217,7 +217,7 @@ class AnswerRelay(built.AnswerReceiver):
         return True
 
     def _passable(self, exchange: Exchange, body: AnswerBody) -> bytes:
-        """Take what may be passed on."""
+        """Take and return what may be passed on; empty: nothing yet."""
         if self.form == _EVENTS and (events := body.take_events()):
             exchange.is_mid_event = False
             return events

@@ -186,7 +186,7 @@ class PoolGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Strategy(Section):
-    """A selection strategy; unknown keys are kept, to be warned of."""
+    """A selection strategy. Unknown keys are kept for warnings."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -227,7 +227,7 @@ def _strategy_of(phase: PoolPhase) -> type[_Strategy]:
 
 
 class _PoolsFile(Section):
-    """The whole JSON. Unknown keys, and the keys of the other mode, are kept to be warned of."""
+    """The whole JSON. Unknown keys, and the keys of the other mode, are kept for warnings."""
 
     model_config = ConfigDict(extra="allow")
 

@@ -63,7 +63,7 @@ def _pools_of(service: PoolService, group: PoolGroup) -> list[dict[str, object]]
 
 
 class PoolsProcess:
-    """The parts; `start` binds the addresses, and `parts` run."""
+    """The parts of the process: `start` binds the addresses, and `parts` returns what is to run."""
 
     def __init__(self, config: PoolsConfig, identity: Identity, settings: RouterSettings, text: str) -> None:
         """`text` is the tokenizer; without one lengths are estimated. Raises `TextError` if it cannot be loaded."""

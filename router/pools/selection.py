@@ -66,7 +66,7 @@ class Coordinate(msgspec.Struct, frozen=True):
 
 
 class Selection(msgspec.Struct, frozen=True, kw_only=True):
-    """The pool of one phase, and why. `override`: index of the rule that matched; None: chosen by the grid."""
+    """The selected pool of one phase, and why. `override`: index of the rule that matched; None: the grid chose it."""
 
     phase: PoolPhase
     pool: int

@@ -36,7 +36,7 @@ class EncodedPrompt(msgspec.Struct, frozen=True, gc=False):
     tokens           ids as little-endian u32s, or strings whose code points are the ids; empty if only the worker
                      knows them (images), or for several prompts
     token_count      a lower bound if only the worker knows the ids; the sum of several prompts
-    sequence_hashes  of the blocks that are known
+    sequence_hashes  those of the blocks that are known
     unrendered       the request's field for which the router cannot render the prompt; the hashes are of its text
     """
 

@@ -73,7 +73,7 @@ class _Tokenization(NamedTuple):
 
 
 class EngineParity:
-    """Asks engines, `_AT_ONCE` at a time, and keeps what differs."""
+    """Asks engines, `_AT_ONCE` at a time, and keeps their differences."""
 
     def __init__(self, fleet: Fleet, prompts: ModelPrompts, text: Text, clock: Clock, token: str = "") -> None:
         """`token` is the bearer token of workers; empty: none."""

@@ -120,7 +120,7 @@ def with_images(ids: Sequence[int], urls: Sequence[str], rule: ImageRule, body: 
 
 
 def before_images(text: Text, messages: Sequence[Message], options: dict[str, Any]) -> KnownPrompt:
-    """Return what is known of a chat that contains `UNKNOWN_FROM_HERE`."""
+    """Return the known beginning of a chat that contains `UNKNOWN_FROM_HERE`, up to that mark at most."""
     if not isinstance(text, TokenizerText):
         ids = text.pack_chat(messages, **options)
         return KnownPrompt(unpack_tokens(ids[: max(0, ids.find(_UNKNOWN_BYTE_IDS))]), [], len(ids) // TOKEN_BYTES, 0)

@@ -189,7 +189,7 @@ class ModelPrompts:
             return self._with_images(body, messages, options, hashing, seed, images) if is_aside else None
 
     def _of_tokens(self, tokens: bytes | tuple[str, ...], key: str, hashing: Hashing, seed: int) -> EncodedPrompt:
-        """Return the prompt of these tokens; `key` is where the request has it."""
+        """Return the prompt of these tokens; `key` is the field of the request that has them."""
         if not tokens:
             raise RequestInvalid(key, "0 tokens", "one or more")
         count, hashes, hash_s = hash_blocks(tokens, hashing, seed)

@@ -123,7 +123,7 @@ class RankAttempt(Attempt):
 
     @property
     def outcome(self) -> AttemptOutcome:
-        """What the attempt says of the rank's health."""
+        """What the attempt shows about the rank's health."""
         if self.stage == "local" or not self.is_at_fault:
             return "cancelled"
         if self.retry_after_s is not None:
@@ -248,6 +248,6 @@ class Gateway(NamedTuple):
     """A gateway that sends a request itself: once, and to one worker, the chosen one or an alternative."""
 
     allowed_workers: frozenset[str] | None
-    """Ids of the workers that it can reach, and offers; None: all."""
+    """Ids of the workers that the gateway can reach, and offers; None: all."""
     alternatives: Callable[[Verdict], tuple[str, ...]]
     """Returns base URLs of other workers that may take the same call, best first."""

@@ -87,7 +87,7 @@ class FleetRecords(Destination[RankAttempt]):
             request.ttft_s = ttft_s
 
     def settle(self, request: "FleetRequest", attempt: RankAttempt, outcome: OutcomeName) -> None:
-        """A worker's part is over: end its lease, update the rank's breaker, poke the queue."""
+        """An attempt is over: end its lease, update the rank's breaker, poke the queue."""
         lease, answer = attempt.lease, attempt.answer
         lease.end(outcome, answer, attempt.is_streamed, self.metrics if request.is_over else None)
         if outcome != "ok" or request.attempts or self._breakers.by_key:  # else no breaker changes

@@ -106,7 +106,7 @@ class Request(CallbackCoroutine, Generic[A]):
 
     @property
     def may_resume(self) -> bool:
-        """Whether another worker may continue the stream of the attempt that begins: its events are kept."""
+        """Whether another worker may continue the stream of the attempt that begins; if so, its events are kept."""
         return self.exchange.has_begun or (self.plan.may_migrate and not self.plan.is_aside and not self.is_over)
 
     # ------------------------------------------------------------------------------------------- to a worker
@@ -124,7 +124,7 @@ class Request(CallbackCoroutine, Generic[A]):
         self._refuse(refusal_of(error, self))
 
     def _send(self) -> None:
-        """Choose a worker and send it the request: the handler's methods follow, perhaps before this returns."""
+        """Choose a worker and send it the request. Its answer calls the `on_` methods, perhaps before this returns."""
         destination = self.destination
         while not self.is_over:
             try:
@@ -329,7 +329,7 @@ class Request(CallbackCoroutine, Generic[A]):
             self.destination.began(self, attempt)
 
     def on_bytes(self) -> None:
-        """Bytes of the answer came after its first ones: renew the lease."""
+        """Bytes of the answer came after its first ones: notify the attempt."""
         if self.attempt is not None:
             self.attempt.on_bytes()
 
