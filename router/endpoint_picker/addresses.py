@@ -55,7 +55,7 @@ def addresses_of(registrations: Sequence[WorkerRegistered]) -> FleetAddresses:
 def alternatives(verdict: Verdict, count: int) -> tuple[str, ...]:
     """Return the URLs of at most `count` other workers that take the winner's call as it is, cheapest first.
 
-    They have the winner's role and rank number, take token ids if the winner does, and a gateway can reach them.
+    They have the winner's role and rank number, take token ids exactly if it does, and a gateway can reach them.
     """
     if not count:
         return ()

@@ -9,7 +9,7 @@
 |---|---|
 | a router cannot be reached, or is cut off or too slow before its answer | it tries the next router |
 | a router answers with a status of 500 or more, or with a redirect | it tries the next router |
-| the last router fails in one of these ways | it passes on that router's answer; if it has none, it answers 502 |
+| the last router fails in one of these ways | it passes on that router's answer; if none, it answers 502 and why |
 | a router answers anything else, a 4xx too | it passes on the answer |
 | a router fails within its answer | it ends the request; for a prefill answer it tries the next router |
 | the request exceeds a limit of this process | it answers 503, and counts no failure of the router |

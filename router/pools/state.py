@@ -13,7 +13,7 @@ A pool is
 |---|---|---|
 | a router is not up | `failures_max` probes or attempts in a row fail | `successes_min` probes in a row find it ready |
 | queue | above the bound, routers and engines together | at half of it, or after `hold_s` without a figure |
-| ttft, itl | too few answers of a window are timely | half of the allowed share is late, or `hold_s` without a window |
+| ttft, itl | too few answers of a window are timely | at most half the allowed share late; no window for `hold_s` |
 
 A window is `window_requests_min` answers, or more. The first probe of a router decides at once. A pool that is passed
 over gives no answers to judge: after `hold_s` it is tried again. Counts are those of routers since their start; a
