@@ -12,7 +12,7 @@ A publisher reports for one source (the engine, a host tier's owner, ...) and fo
     clear                              the source's blocks at that rank are removed
 
 A loss or clear keeps the blocks of other sources. The removals are events of the same epoch, so readers need only the
-stream; an epoch lasts as long as this object. A block that is missing here only costs its computation. A loss or clear
+stream; an epoch lasts as long as this object. A block that is missing here is only computed again. A loss or clear
 ends a source's staleness, unless the batch of the clear also had an unreadable event. `recoveries.py` answers readers
 that lost their place or doubt their state.
 """
@@ -127,7 +127,7 @@ class Consolidation:
         return changed
 
     def _rank_of(self, batch: EngineBatch, origin: Origin) -> int | None:
-        """Return the worker's rank that a batch is of; None if it is not the publisher's.
+        """Return the worker's rank to which a batch belongs; None if it is not the publisher's.
 
         If the publisher has one rank, a batch of another rank makes its source stale there.
         """
@@ -189,7 +189,7 @@ class Consolidation:
         )
 
     def heartbeat(self, dp_rank: int, source_stale: str = "") -> Heartbeat:
-        """Return the rank's heartbeat. `source_stale` is its reason to be stale, if this object knows none."""
+        """Return the rank's heartbeat. `source_stale`: why it is stale, if this object knows no reason."""
         outbox = self.outboxes[dp_rank]
         outbox.end_message_here()
         return Heartbeat(

@@ -99,7 +99,7 @@ class Consolidator:
     def parts(self, first_stage: int) -> list[Part]:
         """Return the parts in three stages, which stop in this order.
 
-        Sources; the ranks' streams; answers to readers, and heartbeats.
+        They are: sources; the ranks' streams; answers to readers, and heartbeats.
         """
         prefix, streams, answers = f"{self.worker_id}-", self.streams.items(), self.answers.items()
         return [

@@ -1,7 +1,7 @@
 """Subscribes to one publisher of engine events: sockets, replay, and a cursor that finds losses.
 
 One task reads live messages and replays, which are requested one at a time. If a replay pauses for `answer_s`, or
-settled nothing for `REPLAY_S`, the request is given up and its socket closed, so that no late frame of it is received.
+messages wait for `REPLAY_S`, the request is given up and its socket closed, so that no late frame of it is received.
 
 A socket holds `_HWM_MESSAGES` messages; further ones wait at the publisher, whose own bound then drops them: the cursor
 finds the hole. ZeroMQ does not bound the number of frames of one message, but ZeroMQ publishers send it as a whole.
@@ -42,9 +42,9 @@ _MESSAGES_AT_ONCE, _BYTES_AT_ONCE = 64, 256 << 10
 _POLL_S = 0.1
 _DRAIN_S = 1.0
 _DISCONNECTED_S = 1.0
-"""After so long without a connection to the publisher its state is in doubt."""
+"""After this long without a connection to the publisher its state is in doubt."""
 NO_EVENTS_S = 30.0
-"""After so long, or if there never was a connection, the publisher is taken for one that does not exist."""
+"""After this long the publisher counts as missing; if there never was a connection, after `_DISCONNECTED_S`."""
 _LINE_EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 
 Deliver = Callable[[Origin, Delivery], Awaitable[None]]

@@ -1,7 +1,7 @@
 """The mirror of one rank's KV cache: engine events with engine hashes in, canonical events out.
 
     block  = our sequence hash -> parent, position, and per tier the number of usable names
-    name   = engine hash of one source -> block, and per (tier, attention group) stores less removals
+    name   = engine hash of one source -> block, and per (tier, attention group) stores minus removals
     usable = a name is usable on a tier while every attention group that was ever stored there has a copy
     former = names that were removed lately (bounded): an engine may offload a block by its name alone, in the same
              batch in which it evicts it
@@ -50,7 +50,7 @@ class MirrorBlock:
 
 
 class EngineName:
-    """One engine hash, while its source holds a copy by it."""
+    """One engine hash, while its source holds a copy under it."""
 
     __slots__ = ("block", "copies", "usable_bits")
 
@@ -164,7 +164,7 @@ def _of_buckets(tier_bits: Mapping[int, int], buckets: bytes) -> dict[int, int]:
 
 
 NAMES_MAX = 1 << 24
-"""Names of a rank's blocks, of all sources: some 8 GB; more than the blocks of any engine."""
+"""Most names of a rank's blocks, of all sources: some 8 GB, and more than any engine has blocks."""
 ENGINE = "engine"
 """The source of a worker's events if it has only one."""
 
@@ -289,7 +289,7 @@ class RankMirror:
                 yield block
 
     def _live(self, former: MirrorBlock) -> MirrorBlock | None:
-        """Return the block while it is held, or revive it; None below a gap."""
+        """Return the block if it is held, else revive it; None: its parent is not held."""
         block = self._blocks.get(former.sequence_hash)
         if block is None and (former.parent is None or former.parent in self._blocks):
             block = self._blocks[former.sequence_hash] = former

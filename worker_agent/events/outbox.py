@@ -9,7 +9,7 @@ in flight   sent and not acknowledged, at most `window` messages; each is acknow
 boundary    a seq that a heartbeat carries: no message crosses it, so that a reader can compare digests exactly there
 go back     the log did not take a message: all in flight are sent again, unchanged and in order, before new ones
 ring        sent batches, for readers that request the batches after a seq: at most `ring_bytes_max`, the oldest are
-            dropped; none before a dropped batch, because a replay cannot cross the gap
+            dropped. No batch before a lost one stays, because a replay cannot cross the gap
 """
 
 from collections import deque

@@ -57,7 +57,7 @@ def rank_endpoints(field: str, value: str, ranks: int, *, allow_remote: bool) ->
 
 
 def rank_endpoint(endpoint: str, dp_rank: int) -> str:
-    """Return the address of the rank's own publisher; `endpoint`, which was checked, is that of rank 0.
+    """Return the address of the rank's own publisher; `endpoint` is rank 0's, and was checked.
 
     Raises:
         ValueError: the port would be beyond 65535.
@@ -84,7 +84,7 @@ class PublisherSection(Section):
 
     @model_validator(mode="after")
     def _endpoints(self) -> "PublisherSection":
-        assert self.at  # or it names the address that is none
+        assert self.at  # raises ValueError, which names a wrong address
         return self
 
     @property

@@ -26,7 +26,7 @@ _log = structlog.get_logger("rank_answers")
 
 
 class RankAnswers:
-    """A part of a process, `run`, once `listen` has returned."""
+    """Its `run` is a part of a process, which begins after `listen` has returned."""
 
     def __init__(self, model: str, rank: WorkerRank, core: Consolidation, log: EventLog, clock: Clock) -> None:
         self._rank, self._core, self._event_log, self._clock = rank, core, log, clock
@@ -42,7 +42,7 @@ class RankAnswers:
         """Questions that were repeated or late, or that a later question of the same asker replaced."""
 
     async def listen(self) -> None:
-        """Accept questions; those before `run` wait for it."""
+        """Accept questions; those that come before `run` wait for it."""
         await self._event_log.listen(self._subject, self._on_question)
 
     async def run(self, stop: asyncio.Event) -> None:

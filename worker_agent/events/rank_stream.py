@@ -7,15 +7,15 @@
 
 While the server is away, slow, full or without the stream, the outbox may drop batches. The failure is logged once.
 
-The spans of a rank's messages of KV events, from the engine to the log, of the share that is traced.
+A share of a rank's messages is traced, from the engine to the log, with these spans:
 
     kv_events            INTERNAL   from the engine's flush of the first batch until the log has the message
       consolidate        INTERNAL   from that flush until the batch was in the outbox
       outbox             INTERNAL   until the message was sent for the first time
       publish            PRODUCER   until the log confirmed it, with the attempts that it took
 
-The index adds its own span below `kv_events` (`indexer/service/feed.py`). The first begins by the engine side's
-clock; if that is ahead of this process's, or the engine states no time, `consolidate` is empty.
+The index adds its own span below `kv_events` (`indexer/service/feed.py`). `kv_events` begins by the engine
+side's clock; if that is ahead of this process's, or the engine states no time, `consolidate` is empty.
 Source of `messaging.*`: OpenTelemetry semantic conventions, "Messaging spans".
 """
 
@@ -40,7 +40,7 @@ from worker_agent.events.outbox import Outbox, OutMessage
 _RETRY_S = 0.1
 _RETRY_MAX_S = 2.0
 ARRIVALS_MAX = 1024
-"""Remembered times at which batches came into the outbox; of older ones `outbox` begins with the next known time."""
+"""Most remembered times of batches' arrival in the outbox; if one is forgotten, `outbox` begins at the next one."""
 _SPAN_ID_BITS = 64
 
 
@@ -57,7 +57,7 @@ class _Sent(msgspec.Struct):
 
 
 class RankTracer:
-    """Traces one rank's messages; for its event loop. The outbox bounds how many are unconfirmed."""
+    """Traces one rank's messages, on its event loop. The outbox bounds how many are unconfirmed."""
 
     def __init__(self, tracing: EventTracing, rank: WorkerRank, subject: str) -> None:
         self._tracing, self._rank = tracing, rank
@@ -72,11 +72,11 @@ class RankTracer:
         }
 
     def arrived(self, last_seq: int) -> None:
-        """Batches up to this seq are in the outbox."""
+        """Note that batches up to this seq are in the outbox."""
         self._arrivals.append((last_seq, self._tracing.wall_ns()))
 
     def sending(self, epoch: int, message: OutMessage) -> None:
-        """The message is handed to the log, for the first time or again."""
+        """Note that the message is handed to the log, for the first time or again."""
         sent = self._sent.get(message.first_seq)
         if sent is None:
             arrived_ns = self._arrival_ns(message.first_seq)
@@ -87,7 +87,7 @@ class RankTracer:
         sent.attempts += 1
 
     def confirmed(self, message: OutMessage) -> None:
-        """The log has the message: its spans are handed over, if it is traced."""
+        """Note that the log has the message; send its spans if it is traced."""
         sent = self._sent.pop(message.first_seq, None)
         if sent is not None:
             self._tracing.send(self._trace(sent, message))
@@ -137,7 +137,7 @@ class RankStreamSender:
         *,
         tracing: EventTracing | None = None,
     ) -> None:
-        """`tracing`: None: the way of messages is not traced."""
+        """`tracing` None: messages are not traced."""
         self._rank, self._outbox, self._event_log, self._clock = rank, outbox, log, clock
         self._subject = subjects.events(model, rank)
         self._tracer = None if tracing is None else RankTracer(tracing, rank, self._subject)
@@ -198,7 +198,7 @@ class RankStreamSender:
         self._moved.set()
 
     def _succeed(self) -> None:
-        if self._failure is not None:  # of another message: everything is published again anyway
+        if self._failure is not None:  # another message failed: everything is published again anyway
             return
         self._retry_s = _RETRY_S
         if self.is_refused:

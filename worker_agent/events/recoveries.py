@@ -34,7 +34,7 @@ class PendingRecovery(NamedTuple):
 
 
 class Questions:
-    """The questions about one rank."""
+    """The questions about one rank: those that wait, and the one that is being answered."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, PendingRecovery] = {}

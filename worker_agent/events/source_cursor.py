@@ -44,7 +44,7 @@ BUFFERED_MAX = 10_000
 BUFFERED_BYTES_MAX = 64 << 20
 """Bytes of payloads buffered for one publisher; some minutes of a busy engine."""
 REPLAY_S = 60.0
-"""How long replays may take until nothing waits for one; a ring of 10,000 messages is read in a third of it."""
+"""How long replays may take until nothing waits for one; a ring of 10,000 messages is read in a third of this time."""
 AHEAD_MAX = 1 << 32
 """Nearly three years of 50 messages a second; a number further ahead is not a sequence of this stream."""
 UNANSWERED_MAX = 3

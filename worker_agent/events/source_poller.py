@@ -2,7 +2,7 @@
 
 The engine is polled again once all that a poll brought is applied; meanwhile the engine's own buffer fills, and when it
 is full, it drops the oldest events. A thread of its own (`SupervisedWork.call`) translates the events, and polls an
-engine of this process: neither waits behind requests' work.
+engine of this process: neither waits for requests' work.
 
     pace      begins                                                            polls             ends
     -------   ---------------------------------------------------------------   ---------------   ----------------------
@@ -105,7 +105,7 @@ class SourcePoller:
         self.lost_before_read: Mapping[int, int] = {}
         """By rank, how many events were lost before the last moment at which all of the source's events were applied.
 
-        A rank that has lost more since is being learnt again, from where its event ids jumped.
+        A rank that has lost more since is being learned again, from where its event ids jumped.
         """
         self.poll_failures_total = 0
         self.failure = ""

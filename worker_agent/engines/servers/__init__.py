@@ -9,6 +9,6 @@ from worker_agent.engines.servers.base import EngineServer
 for _file in iter_modules(__path__):
     import_module(f"{__name__}.{_file.name}")
 SERVERS: Mapping[str, EngineServer] = {each.name: each() for each in EngineServer.__subclasses__()}
-"""By name."""
+"""The engines by name."""
 ASSUMED = "vllm"
-"""The kind of an engine without an address, which cannot be asked."""
+"""The kind that is assumed for an engine without an address, which cannot be asked."""

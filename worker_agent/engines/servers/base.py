@@ -27,9 +27,9 @@ Sample = samples.Sample
 """One line of an engine's metrics: `name`, `labels`, `value`."""
 
 POLL = "poll"
-"""In place of an address of KV events: the engine is polled for them."""
+"""Replaces an address of KV events if the engine is polled for them."""
 NO_EVENTS_ENDPOINT = "none"
-"""In place of an address of KV events: the engine publishes none."""
+"""Replaces an address of KV events if the engine publishes none."""
 PATH_CHARACTERS_MAX = 4096
 KV_BLOCKS_MAX = 100_000_000
 SEQS_MAX = 65_536
@@ -113,7 +113,7 @@ class EngineServer:
     """
 
     name: ClassVar[str]
-    """Of the setting `engine.kind` and of the router's `--worker URL,engine=NAME`."""
+    """Its value of the setting `engine.kind`, and NAME in the router's `--worker URL,engine=NAME`."""
     owned_by: ClassVar[str]
     """`owned_by` in its models' cards at /v1/models, by which the engine is recognized."""
     states_directory: ClassVar[bool] = False

@@ -75,7 +75,7 @@ def facts_of_server_info(body: bytes) -> EngineFacts:
 
 
 def _event_sockets(config: str | msgspec.UnsetType | None) -> tuple[str, str]:
-    """Return the addresses in `kv_events_config`; empty where the server does not state it."""
+    """Return the addresses in `kv_events_config`; empty if the server does not state it."""
     if config is msgspec.UNSET:
         return "", ""
     stated = decoded(_KvEvents, config.encode(), "/server_info: kv_events_config") if config else _KvEvents()

@@ -37,7 +37,7 @@ class _Source(msgspec.Struct):
 
 
 def facts_of_event_sources(body: bytes) -> EngineFacts:
-    """Return the addresses of events that vLLM 0.33 states, in the order of ranks; any port, if 0 was configured.
+    """Return the event addresses that vLLM 0.33 states, in the order of ranks, with real ports if 0 was configured.
 
     Raises:
         MalformedMessage: the body has another form.

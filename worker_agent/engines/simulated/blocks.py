@@ -8,9 +8,9 @@
 The reuse tree is a dictionary (parent block, tokens, LoRA, salt) -> block; its full blocks can be reused. With a host
 tier some of its blocks lie in host memory; a block is copied back to the GPU when it is reused.
 
-A sequence gets the blocks of its prompt when admitted, and one at a time later; at the end of its context the full
-blocks of all prompt tokens but the last enter the tree, at its release all computed tokens do, the last block perhaps
-partial. If an equal block is in the tree already, the sequence takes that one and gives its own back: no event, and
+A sequence gets the blocks of its prompt when admitted, then one at a time. At the end of its context the full blocks of
+all prompt tokens but the last enter the tree; at its release the blocks of all computed tokens do, and the last one may
+be partial. If an equal block is in the tree already, the sequence takes that one and gives its own back: no event, and
 reservations stay valid, because one block becomes used and one free. (If the equal block is on the host, the sequence's
 own block replaces it in the tree.)
 
@@ -24,7 +24,7 @@ children, and is dropped after them. The blocks of a prefix on the GPU come firs
 
 Events have TensorRT-LLM's JSON shape and numbering:
 
-    event_id    from 0, incremented for each event of the rank, without holes; a hole at a reader is an event lost later
+    event_id    from 0, incremented for each event of the rank; a hole means that an event was lost on its way
     created     the first event: how many blocks the pool has on GPU and on host
     stored      new blocks in chain order; `parent_hash` is the block before the first of them
     removed     removals in a row, up to another event or the end of the iteration, are one event
@@ -44,7 +44,7 @@ from kv_protocol.events import Tier
 from kv_protocol.hashing import Namespace
 
 _PRIORITY = 35
-"""Of every block: the engine's default retention priority. Source: `docs/SOURCES.md` E1.3."""
+"""The retention priority of every block: the engine's default. Source: `docs/SOURCES.md` E1.3."""
 EngineEvent = dict[str, Any]
 """One event, as the engine's JSON has it."""
 
@@ -119,7 +119,7 @@ class RankEvents:
         )
 
     def removed(self, block: Block) -> None:
-        """Record a removal, in one event with those in a row with it."""
+        """Record a removal; removals in a row become one event."""
         self._removed.append(block.engine_hash)
 
     def moved(self, block: Block, old: Tier, new: Tier) -> None:
@@ -218,7 +218,7 @@ class BlockPool:
         ):
             return None
         onboarded_blocks = sum([self._have(block) for block in path])
-        for _ in range(onboarded_blocks):  # after all are the sequence's: an eviction may drop what lies on the host
+        for _ in range(onboarded_blocks):  # only now: evictions may drop host blocks that no sequence has
             self._claim()
         table = BlockTable(namespace, path, reserved_blocks)
         self.reserved_blocks += reserved_blocks
@@ -281,7 +281,7 @@ class BlockPool:
         table.own_blocks += 1
 
     def _claim(self) -> None:
-        """Take a block of the GPU away from those that are free, or else cached."""
+        """Take a free block of the GPU, or evict a cached one if none is free."""
         if self.free_blocks:
             self.free_blocks -= 1
         else:

@@ -16,7 +16,7 @@ loopback address (`handovers.ENDPOINT`), so that a forged handoff cannot name an
     aggregated   both phases of a request: prefill and decode
     prefill      one token and a handoff; `stop` also waits until the KV of each handoff is fetched, or has expired
     decode       fetches the handoff's KV, then generates; both phases for a request with `is_context_and_generation`.
-                 A fetch goes on when its request is cancelled: else the prefill engine would keep the blocks
+                 A fetch continues when its request is cancelled: else the prefill engine would keep the blocks
     encode       images only, by `encode` and `embeddings`
 
 Source of the fetch after a cancellation: `docs/SOURCES.md` D4.1 (5).
@@ -180,14 +180,14 @@ class SimulatedEngine:
         )
 
     async def embeddings(self, text: str, media: Sequence[Media]) -> tuple[bytes, ...]:
-        """Return a `.safetensors` file for each image, of its digest; otherwise as `encode`."""
+        """Return a `.safetensors` file for each image, made from its digest; otherwise as `encode`."""
         await self.encode(text, media)
         digests = [bytes.fromhex(each.digest) for each in media]
         return tuple(written_tensor("F16", (2, len(digest) // 2), digest * 2) for digest in digests)
 
     @property
     def fetching(self) -> int:
-        """How many requests wait for their KV, or did when they were cancelled."""
+        """How many KV fetches are under way, those of cancelled requests included."""
         return len(self._fetching)
 
     def kv_events(self, timeout_s: float) -> list[dict[str, Any]]:
@@ -246,7 +246,7 @@ class SimulatedEngine:
         return min(times_s, default=None)
 
     async def _fetch(self, request: EngineRequest) -> bool | None:
-        """Return whether a request's KV has come; None: the engine ended before. It goes on if its request leaves."""
+        """Return whether a request's KV has come, even if it was cancelled; None: the engine ended before."""
         assert request.handoff is not None
         async with self._fetch_slots:
             tokens = self._simulator.uncached_tokens(request)
@@ -322,7 +322,7 @@ async def _told(handoff: Handoff) -> TransferOutcome:
             session.post(url, data=handoff.opaque_state, allow_redirects=False) as response,
         ):
             return _OUTCOMES.get(response.status, "lost")
-    except (aiohttp.ClientError, OSError, ValueError):  # of a made-up handoff the port may be none
+    except (aiohttp.ClientError, OSError, ValueError):  # a forged handoff may have an invalid port
         return "lost"
 
 

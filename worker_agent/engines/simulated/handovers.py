@@ -32,7 +32,7 @@ OUTCOMES: tuple[TransferOutcome, ...] = ("done", "timeout", "gone", "lost")
 _STATE = b"simulated-kv:"
 HOST = "127.0.0.1"
 ENDPOINT = re.compile(rf"http://{re.escape(HOST)}:[0-9]{{1,5}}")
-"""Where an engine fetches contexts: at another one of the same machine."""
+"""The addresses from which an engine fetches contexts: engines on the same machine."""
 KV_TOKEN_BYTES = 144 * 1024
 """K/V of one token in all layers: 36 layers, 8 heads of 128, keys and values, bf16. The model of `timing.H200_8B`."""
 
@@ -49,7 +49,7 @@ class TransferRules(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float = 60.0
 
     def duration_s(self, tokens: int) -> float:
-        """Return the transfer time of so many tokens, in engine seconds."""
+        """Return the transfer time of this many tokens, in engine seconds."""
         return self.latency_s + tokens * self.token_bytes / self.bandwidth_bytes_s
 
 
@@ -64,7 +64,7 @@ def state_of(prompt: Sequence[int], transfer_id: int) -> bytes:
 
 
 class HeldContext(NamedTuple):
-    """A computed prompt, its blocks at a rank (None: of one), and the state that a fetch must present."""
+    """A computed prompt, its blocks at a rank (None: the only one), and the state that a fetch must present."""
 
     dp_rank: int | None
     table: BlockTable
@@ -82,7 +82,7 @@ class HeldContexts:
         self._number = 0
         self.handed_over_total = self.expired_total = 0
         self.endpoint: str | None = None
-        """The address to fetch them from, which handoffs name once it is known."""
+        """The address from which contexts are fetched, for handoffs; None until it is known."""
 
     def __len__(self) -> int:
         return len(self._held)
@@ -94,11 +94,11 @@ class HeldContexts:
 
     @property
     def next_expiry_s(self) -> float | None:
-        """When the next one expires, in engine seconds; None if none is held."""
+        """When the next context expires, in engine seconds; None if none is held."""
         return min((each.until_s for each in self._held.values()), default=None)
 
     def count_at(self, dp_rank: int | None) -> int:
-        """Return how many a rank holds."""
+        """Return how many contexts a rank holds."""
         return sum(each.dp_rank == dp_rank for each in self._held.values())
 
     def hold(
@@ -108,7 +108,7 @@ class HeldContexts:
         now_s: float,
         dp_rank: int | None,
     ) -> Handoff:
-        """Hold a computed prompt's blocks under a name that is not in use; return its handoff, with the next token."""
+        """Hold a computed prompt's blocks under a name that is not in use; return its handoff, with the first token."""
         request = running.request
         name = request.transfer_id
         while name is None or name in self._held:

@@ -5,13 +5,13 @@
     3. waiting requests are admitted in the order of arrival while budget, sequences and blocks last; the first that
        does not fit blocks all others
 
-`scheduling.py` says where engines differ; `sglang` computes 2 and 3 alone, and 1 only where they find nothing. The
+`scheduling.py` says where engines differ; `sglang` does 1 only if 2 and 3 have nothing to compute. The
 iteration that completes a prompt emits the first token. The last token is only emitted, never computed; a stop token is
 the last one.
 
     prefill    one token, which is the last; unless it is a stop token, the request keeps its blocks until its KV is
                fetched, or expires
-    decode     a request whose KV was fetched decodes once it is admitted, with the prefill engine's first token
+    decode     a request whose KV was fetched decodes as soon as it is admitted, after the prefill engine's first token
 """
 
 import math
@@ -32,9 +32,9 @@ from worker_agent.port.sampling import TokenLogprobs
 from worker_agent.port.types import EngineDescription, EngineOutput, EngineRequest, computed_tokens_max, takes_transfer
 
 _SHARE_FIRST, _SHARE_LEAST, _SHARE_FALL = 0.7, 0.7 * 0.14, 0.7 * 0.86 / 600
-"""Of SGLang: the share of the tokens that running answers may still have for which admission leaves blocks. It begins
-with the first on an idle engine, falls by the last with each iteration that decodes, and is never less than the second.
-A retraction computes it anew from the requests that decode on."""
+"""SGLang's share: admission leaves blocks for this part of the tokens that running answers may still have. It is
+`_SHARE_FIRST` on an idle engine, falls by `_SHARE_FALL` in each iteration that decodes, and never below `_SHARE_LEAST`.
+A retraction computes it anew from the requests that still decode."""
 _AFTER_RETRACTION_TOKENS = 20
 """Tokens of each running answer for which a retraction leaves blocks."""
 
@@ -136,9 +136,9 @@ class Rank:
         return RankStep(work, outputs, self._did(work, chunks))
 
     def _decode_batch(self, budget: int) -> list[Generation]:
-        """Return what decodes, at most `budget` requests, after those for which no block is left have given way.
+        """Put requests back until the decoding ones have the blocks they need; return at most `budget` of the latter.
 
-        None of them is admitted again in this iteration: it needs more blocks than it freed, and some are taken.
+        A request that was put back is not admitted in this iteration: it needs more blocks than it left free.
         """
         was_retracted = False
         for running in tuple(self._decoding.values()) if self._scheduling != TRTLLM else ():
@@ -156,7 +156,7 @@ class Rank:
         return list(islice(self._decoding.values(), budget))
 
     def _put_back(self) -> None:
-        """Let one request give way: free its blocks, and let it wait before all others, of SGLang after them."""
+        """Free the blocks of one request, and let it wait before all others; with SGLang's rules, after them."""
         if self._scheduling == SGLANG:
             running = min(self._decoding.values(), key=lambda each: (each.answer_tokens, -len(each.request.prompt)))
             del self._decoding[running.request.request_id]
@@ -182,7 +182,7 @@ class Rank:
         return chunks
 
     def _resume(self) -> list[Generation]:
-        """Let requests decode whose KV has come, in the order of arrival, up to the first that computes its prompt."""
+        """Let requests whose KV has come decode, in the order of arrival, up to one that must compute its prompt."""
         resumed = []
         while self._next_has_kv and (running := self._admit_next()) is not None:
             running.computed_tokens = len(running.request.prompt)
@@ -197,7 +197,7 @@ class Rank:
         return bool(self._waiting) and takes_transfer(next(iter(self._waiting.values())).request, self._role)
 
     def _admit(self) -> Generation | None:
-        """Return the next request, which has a prompt to compute."""
+        """Admit and return the next request; None if it has no prompt to compute, or does not fit."""
         if self._next_has_kv or (running := self._admit_next()) is None:
             return None
         self._context[running.request.request_id] = running
@@ -224,7 +224,7 @@ class Rank:
     def _answers_blocks(self, waiting: Generation) -> int:
         """Return the blocks for a request's answer and the estimated rest of the running ones; 0 if it would be alone.
 
-        A page more for the request, and for each whose prompt is not computed yet.
+        They include one more block for the request, and for each whose prompt is not computed yet.
         """
         if not self._running_count:
             return 0
@@ -280,9 +280,9 @@ class Rank:
     def _did(self, work: IterationWork, chunks: list[Chunk]) -> dict[str, Any]:
         """Return the row of statistics in TensorRT-LLM's JSON shape, as far as it is read.
 
-        Counts of requests and blocks are those at the end of the iteration, so the last one before idleness shows no
-        load. With several ranks every row is its own rank's, block counts and queue included, where TensorRT-LLM copies
-        the base row's. Source: `docs/SOURCES.md` E1.7.
+        Counts of requests and blocks are those at the end of the iteration, so the last row before idleness shows no
+        load. With several ranks every row has its own rank's block counts and queue, while TensorRT-LLM copies those of
+        the base row. Source: `docs/SOURCES.md` E1.7.
         """
         rank = {} if self._attention_dp_rank is None else {"attentionDpRank": self._attention_dp_rank}
         return {

@@ -38,7 +38,7 @@ EVENT_BUFFER_MAX_SIZE = 100_000
 
 
 class Step(NamedTuple):
-    """One iteration: its length in engine seconds, (request id, output) pairs at its end, one row for each rank."""
+    """One iteration: its engine seconds, (request id, output) pairs at its end, a row of statistics for each rank."""
 
     duration_s: float
     outputs: tuple[tuple[str, EngineOutput], ...]
@@ -46,10 +46,10 @@ class Step(NamedTuple):
 
 
 class Simulator:
-    """An engine of one or more ranks. Same calls, same order: same outputs, events and durations.
+    """An engine of one or more ranks. The same calls in the same order give the same outputs, events and durations.
 
-    A rank has `host_blocks` in host memory beside those of its GPU. The event buffer holds `event_buffer_max_size`
-    events per rank, one buffer for all ranks; the oldest are dropped, which leaves a hole in the ids. Source:
+    A rank has `host_blocks` in host memory beside those of its GPU. The one event buffer of all ranks holds
+    `event_buffer_max_size` events per rank; beyond that it drops the oldest, which leaves a hole in the ids. Source:
     `docs/SOURCES.md` E1.5.
     """
 
@@ -104,7 +104,7 @@ class Simulator:
         return bool(self._visible)
 
     def submit(self, request: EngineRequest, now_s: float, choice: int = 0) -> None:
-        """Queue a request that arrives at `now_s`, on its rank or on that with the fewest requests.
+        """Queue a request that arrives at `now_s`, on the rank that it names, or on the one with the fewest.
 
         `choice` is its number among the choices of a prompt: each choice is a request of its own here.
 
@@ -184,7 +184,7 @@ class Simulator:
         return Step(duration_s, outputs, statistics)
 
     def flush_events(self) -> None:
-        """Make visible what happened since the last call; the end of an iteration."""
+        """Make the events since the last call visible, as at the end of an iteration."""
         for rank in self._ranks.values():
             self._visible.extend(rank.pool.events.take())
 
@@ -195,5 +195,5 @@ class Simulator:
         return drained
 
     def pool(self, dp_rank: int = 0) -> BlockPool:
-        """Return a rank's blocks, to be read."""
+        """Return a rank's block pool, only to be read."""
         return self._ranks[dp_rank].pool

@@ -10,10 +10,10 @@
               blocks for its prompt. When a decoding request needs a block and none is left, the request admitted last
               is preempted: it frees its blocks, goes to the front of the queue, and later computes prompt and answer
               anew, except what is still cached.
-    sglang    The batch is fixed as vllm's is. An iteration computes prompts alone while there are any, up to the token
-              budget. A request is admitted when there are blocks for its prompt, its longest answer, and what running
-              answers will probably still need. When a decoding request needs a block and none is left, the request with
-              the shortest answer so far (of several, the longest prompt) goes to the end of the queue.
+    sglang    The batch is fixed as vllm's is. While there are prompts, an iteration computes only these, up to the
+              token budget. A request is admitted when there are blocks for its prompt, its longest answer, and what
+              running answers will probably still need. When a decoding request needs a block and none is left, the
+              request with the shortest answer so far (of several, the longest prompt) goes to the end of the queue.
 
 Source of trtllm: TensorRT-LLM without its overlap scheduler, GUARANTEED_NO_EVICT.
 
@@ -46,7 +46,7 @@ SGLANG: Scheduling = "sglang"
 class Generation:
     """One request at a rank, waiting or running: its tokens so far, and how many of them are computed.
 
-    It has no `table` while it waits. Its context phase ends when `context_tokens`, of its last admission, are computed.
+    It has no `table` while it waits. Its context phase ends when all tokens that it had when admitted are computed.
     `cached_tokens` are those that its first admission reused.
     """
 
@@ -73,7 +73,7 @@ class Generation:
             self.cached_tokens = reused_tokens
 
     def add(self, tokens: tuple[int, ...]) -> None:
-        """Continue the answer by these tokens."""
+        """Append these tokens to the answer."""
         self.tokens += tokens
         self.prefix_state = self.source.fold(tokens, self.prefix_state)
 
@@ -89,7 +89,7 @@ class Generation:
 
     @property
     def ending(self) -> FinishReason | None:
-        """Why the last token is the last; None where it is not."""
+        """Why the answer ends with its last token; None: it continues."""
         if self.tokens[-1] in self.request.stop_token_ids:
             return "stop"
         return None if self.tokens_left > 0 else "length"

@@ -3,16 +3,16 @@
     request   = fixed q + prompt tokens * p                          before the engine, which computes meanwhile
     linear    = max(base b, tokens computed * t)                     reading the weights, or multiplying by them
     busy      = linear + attention pairs * a + KV tokens read * r + sequences beyond the knee * s
-    iteration = max(busy, floor f, where there is a context) + neighbours * busy * n
+    iteration = max(busy, floor f if there is a context) + neighbours * busy * n
                 + sequences decoded beside a context * m + tokens moved between GPU and host * h
 
 A context of n tokens after p computed ones has n * (p + n / 2) attention pairs, so cutting a prompt into long chunks
 costs nothing. Decoding is bound by memory: the weights, then the K/V of every sequence (`r`). An iteration with a
 context runs without CUDA graphs, bound from below by the launching of kernels.
 
-Neighbours are other engines (processes) on the same GPU that have work: the GPU gives each a slice of time after the
-other, so an engine waits for them in proportion to what it computes itself. It launches kernels meanwhile: the floor is
-not stretched. `n` above 1 is what changing between processes costs.
+Neighbours are other engines (processes) on the same GPU that have work: they take turns on the GPU, so an engine waits
+for them in proportion to what it computes itself. It launches kernels while it waits, so the floor is not stretched.
+`n` is above 1 because changing between processes costs time.
 
 The time before the engine (HTTP, parsing, block hashes) is no part of an iteration. A driver of a simulator in virtual
 time adds `request_s`; an agent has a real front end instead.
@@ -25,7 +25,7 @@ class IterationWork(msgspec.Struct, frozen=True, kw_only=True):
     """What one iteration of a rank computes.
 
     kv_tokens    tokens in the KV cache that the decoding sequences read
-    host_tokens  tokens of which the KV cache was copied between GPU and host
+    host_tokens  tokens whose K/V was copied between GPU and host
     """
 
     context_tokens: int = 0

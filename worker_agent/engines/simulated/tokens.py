@@ -18,7 +18,7 @@ from worker_agent.port.sampling import TokenLogprob, TokenLogprobs
 
 _MULTIPLIER = 0x5851_F42D_4C95_7F2D  # Source: Knuth's MMIX generator, TAOCP volume 2, 3.3.4
 LETTERS_AND_SPACES = tuple(b"abcdefghijklmnopqrstuvwxyz     ")
-"""Ids of the byte tokenizer: words of about five letters. A space stands here five times, so it is drawn as often."""
+"""Ids of the byte tokenizer: words of about five letters. A space is listed, and so drawn, five times as often."""
 
 
 class TokenSource(msgspec.Struct, frozen=True):
@@ -42,7 +42,7 @@ class TokenSource(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, seed=splitmix64(self.seed + choice & U64_MASK)) if choice else self
 
     def logprobs(self, state: int, top: int) -> TokenLogprobs:
-        """Return the log probabilities of the token after the prefix of `state`, and of the `top` likeliest there."""
+        """Return the log probabilities of the token after the prefix of `state`, and of the `top` most likely."""
         token, left = self.next_token(state), (1 + unit_interval(splitmix64(state))) / 4
         others = [each for each in dict.fromkeys(LETTERS_AND_SPACES) if each != token]
         first = choice_index(splitmix64(state), len(others))
@@ -57,7 +57,7 @@ class TokenSource(msgspec.Struct, frozen=True):
 class ScriptedSource(TokenSource, frozen=True, kw_only=True):
     """Generates `script` repeatedly, for tests and demonstrations; it should end with an end token.
 
-    The state is how many tokens of the script's beginning came last, so that a cut stream continues where it was.
+    The state is how many tokens of the script's beginning end the prefix, so that a cut stream continues from there.
     """
 
     script: tuple[int, ...]

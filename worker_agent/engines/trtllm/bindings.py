@@ -38,12 +38,12 @@ from worker_agent.port.types import EngineError, EngineRequest, Media, RequestRe
 
 EXTRA = "trtllm"
 _LOGGED_MAX = 64
-"""Dropped handoff keys, and messages of mismatches, that are logged, each once."""
+"""At most this many dropped handoff keys, and as many mismatches, are logged, each once."""
 _log = structlog.get_logger("trtllm")
 
 
 _MESSAGE_CHARACTERS_MAX = 300
-"""Of a message: the missing name stands at its end."""
+"""A message's characters that are kept: enough for the missing name at its end."""
 
 
 class LibraryMismatch(EngineError):
@@ -57,8 +57,8 @@ class Bindings:
 
     An error of the library                          means
     AttributeError, TypeError, ImportError           `LibraryMismatch`: this version lacks a name, or takes other
-                                                     arguments than the agent gives. 500, one log line a message
-    any other, at submission                         `RequestRefused`: a value of the request, or what it names
+                                                     arguments than the agent gives: 500, each message logged once
+    any other, at submission                         `RequestRefused`: because of a value of the request, or its target
     `RequestError`, or a handoff that cannot be      `RequestRefused`
       read, after submission
     any other, after submission                      the engine is dead
@@ -120,7 +120,7 @@ class Bindings:
     def call(self, request: EngineRequest, adapters: list[LogitsAdapter]) -> Callable[[], Any]:
         """Return the call that submits one request and returns its result object at once.
 
-        `request` has passed `check_request`. One with media takes long here, so call this on a thread then: images are
+        `request` has passed `check_request`. If it has media, this takes long and belongs on a thread: images are
         decoded, and placed in the prompt.
 
         Raises:
@@ -153,7 +153,7 @@ class Bindings:
         return partial(self.llm.generate_async, inputs, sampling, **given)
 
     async def encode(self, text: str, media: Sequence[Media]) -> Handoff:
-        """Return the handles of an encoder's images, and the images' digests as their hashes.
+        """Return a handoff with the encoder's handle for each image, and the images' digests as their hashes.
 
         Images are decoded, and placed in `text`, on a thread.
 
@@ -296,7 +296,7 @@ def refusals(args: EngineArgs, error: ValidationError) -> Iterator[str]:
 
 
 def named_in(args: EngineArgs, error: Exception) -> str:
-    """Return, as a message's ending, where the arguments that the error names were given."""
+    """Return where the arguments that the error names were given, to be appended to a message."""
     words = set(_WORD.findall(str(error)))
     given = [setting for setting in args.settings if setting.path[0] in words and setting.layer != "default"]
     return "".join(f"; {setting.name}: {setting.origin}" for setting in given)

@@ -36,7 +36,7 @@ class Stream:
         self._wait: asyncio.Timeout | None = None
 
     async def step(self) -> list[EngineOutput]:
-        """Return the new outputs of the engine's next response; raise TimeoutError once cut, or the engine's error."""
+        """Return the new outputs of the engine's next response; raise TimeoutError after `cut`, or its error."""
         try:
             async with asyncio.timeout(None) as self._wait:
                 await anext(self.result)
@@ -84,7 +84,7 @@ class OwnMetrics:
 
     def finished(self, result: Any) -> None:  # noqa: ANN401 - as above
         """Count a finished request."""
-        of_choices = getattr(result, "candidate_metrics", None) or [result.metrics_dict]  # one of each choice, from 1.4
+        of_choices = getattr(result, "candidate_metrics", None) or [result.metrics_dict]  # one per choice, since 1.4
         for each in of_choices:
             self._count(self._collector.log_request_metrics_dict, each)
 

@@ -7,7 +7,7 @@
     the engine's death found by a request, or by the health checks of `run`: streams end with `EngineStopped`, then
                        `run` raises it
     closing a stream   aborts the engine's request. A decode worker's request that fetches KV is aborted after its first
-                       token: aborted earlier, the prefill worker would keep its blocks
+                       token: if it were aborted earlier, the prefill worker would keep its blocks
     media              decoded and placed in the prompt on a thread, while other streams continue; one request at a
                        time, because threads may not share tokenizers
     stop               running requests get the grace time, then they are cut. A prefill worker waits for its transfers.
@@ -60,19 +60,19 @@ _ABORTS_MAX = 10_000
 _CUT_S = 1.0
 """How long streams that were cut may take to end before the engine is shut down."""
 _HEALTH_S = 30.0
-"""An engine is dead if its health check takes longer, as no iteration does."""
+"""An engine is dead if its health check takes longer, because no iteration takes so long."""
 _EVENTS_PAUSE_S, _STATISTICS_PAUSE_S = 0.02, 0.1
 _OURS, _RANDOM_BITS = 1 << 62, 62
 """Ids of transfers have the highest of 63 bits set, unlike the ids that an engine counts itself. The other bits are
 random, so that ids differ in the fleet. Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/llmapi/disagg_utils.py`,
 `get_global_disagg_request_id` (`MIN_GLOBAL_ID`, 2**42, and above)."""
 _REST_S = 0.2
-"""An engine without statistics for so long is idle."""
+"""An engine that reports no statistics for this long is idle."""
 _log = structlog.get_logger("trtllm")
 
 
 class TensorRTLLMEngine:
-    """An `Engine`. `model` is its name in requests. Belongs to one event loop, from `start` on."""
+    """An `Engine`. `model` is its name in requests. It belongs to one event loop from `start` on."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class TensorRTLLMEngine:
 
     @property
     def fault(self) -> str | None:
-        """Why the engine is dead; None as far as is known."""
+        """Why the engine is dead; None: no fault is known."""
         return None if self._fault is None else f"{type(self._fault).__name__}: {self._fault}"
 
     def describe(self) -> EngineDescription:
@@ -192,7 +192,7 @@ class TensorRTLLMEngine:
                 self._let_go(stream)
 
     async def encode(self, text: str, media: Sequence[Media]) -> Handoff:
-        """Return the handles of a prompt's images, one placeholder each in `text`, and their digests as hashes.
+        """Return a handle for each image, which has one placeholder in `text`, and the images' digests as hashes.
 
         Raises:
             RequestRefused: the engine is no encoder, or refuses this prompt or its images.
@@ -268,7 +268,7 @@ class TensorRTLLMEngine:
         return Stream(request.request_id, result, outputs, takes_transfer=fetches)
 
     async def _call(self, bindings: Bindings, request: EngineRequest) -> Callable[[], Any]:
-        """Return the call that submits the request: at once, but media are decoded and placed on a thread."""
+        """Return the call that submits the request, once a thread has decoded and placed its media, if it has any."""
         if self._args.role == "prefill" and request.transfer_id is None:
             request = msgspec.structs.replace(request, transfer_id=_OURS | secrets.randbits(_RANDOM_BITS))
         specifications, errors = self._settings.logits_processors, self.logits_errors_total
@@ -315,7 +315,7 @@ class TensorRTLLMEngine:
         return EngineStopped(f"{request_id}: {self._over_because}")
 
     def _let_go(self, stream: Stream) -> None:
-        """Abort what a client left before its end: at once, or once its KV has come."""
+        """Abort a request that its client left before the end: at once, or after its KV has come."""
         is_over = stream.result.finished or stream.outputs.is_over
         if not is_over and stream.takes_transfer and not stream.outputs.has_begun and self._aborts is not None:
             work = self._abort_after_first(stream)
@@ -375,7 +375,7 @@ class TensorRTLLMEngine:
             stream.cut()
 
     async def _await_transfers(self, last_handoff_s: float) -> None:
-        """Return when no request is left and the engine is idle, or at the bound."""
+        """Return when the engine reports no more iterations and no request, or after `transfer_s`."""
         if not self._args.value("enable_iter_perf_stats"):
             await self._clock.sleep(last_handoff_s + self._settings.transfer_s - self._clock.now())
             return

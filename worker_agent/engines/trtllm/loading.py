@@ -78,7 +78,7 @@ def _checked_seq_len(args: EngineArgs) -> int | None:
     """Return the longest sequence, if it is known before loading; an encoder's is 1: it generates nothing.
 
     Raises:
-        EngineError: it is unknown, and the engine will not report it either; or an encoder's model has none of its own.
+        EngineError: it is unknown, and the engine will not report it either; or the model has no encoder of its own.
         TextError: the model's configuration cannot be read.
     """
     requested, model = args.value("max_seq_len"), str(args.value("model"))
@@ -186,7 +186,7 @@ def kv_cache_dtype(
 
 
 def model_seq_len(config: Mapping[str, Any]) -> int | None:
-    """Return the longest sequence of a model in tokens, by its `config.json`; None where that has no positions."""
+    """Return the longest sequence of a model in tokens, by its `config.json`; None if that has no positions."""
     for section in sections(config):
         positions = section.get("max_position_embeddings")
         if type(positions) is int and positions > 0:
@@ -198,7 +198,7 @@ def engine_seq_len(requested: int | None, config: Mapping[str, Any], *, model: s
     """Return the longest sequence that the engine will serve, in tokens. `requested` is the engine argument.
 
     Raises:
-        EngineError: neither the model nor the argument has it.
+        EngineError: neither the model nor the argument states it.
     """
     own = model_seq_len(config)
     if requested is not None:

@@ -1,4 +1,4 @@
-"""Turns TensorRT-LLM's cumulative outputs into the new part since the last one.
+"""Turns TensorRT-LLM's cumulative outputs into their new parts.
 
     its finish reason     ours       because
     stop, length          the same
@@ -31,7 +31,7 @@ CANCELLED = "cancelled"
 
 
 class Outputs:
-    """One request's outputs."""
+    """How much of one request's outputs is passed on already."""
 
     def __init__(
         self,
@@ -43,8 +43,8 @@ class Outputs:
     ) -> None:
         """`hands_over`: the engine makes one token, and another worker continues.
 
-        `expanded` is the prompt with its media's tokens; the first output of each choice carries it. `transfers`: where
-        another worker computed the prompt, its measured transfer is added there.
+        `expanded` is the prompt with its media's tokens; the first output of each choice carries it. If another
+        worker computed the prompt, its measured transfer is added to `transfers`.
         """
         self._prompt, self._expanded = expanded or request.prompt, expanded
         self._max_tokens, self._logprobs = 1 if hands_over else request.max_tokens, request.sampling.logprobs

@@ -56,7 +56,7 @@ _PAD_TOKEN = 0
 def check_request(
     request: EngineRequest, engine: EngineDescription, args: EngineArgs, settings: TrtllmSettings, *, id_in_use: bool
 ) -> None:
-    """Check that the engine can serve the request when it is empty.
+    """Check that an engine without other requests can serve this one.
 
     Raises:
         RequestRefused: it never can, in this role and with its loaded features.
@@ -125,7 +125,7 @@ def _prompt_rules(request: EngineRequest, engine: EngineDescription, role: Role)
 
 
 def _sampling_rules(request: EngineRequest, by: str | None, settings: TrtllmSettings) -> Iterator[Rule]:
-    """Yield the rules for what not every engine can do, guided `by`: the API has checked the values themselves."""
+    """Yield the rules for what not every engine can do; `by` guides. The API has checked the values themselves."""
     guide, processors = request.sampling.guide, settings.logits_processors
     allowed = "none: the engine was loaded without guided_decoding_backend"
     yield "guided_decoding", "a guide", allowed, guide is None or by is not None

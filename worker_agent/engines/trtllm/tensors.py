@@ -4,7 +4,7 @@
     embeddings     a torch tensor of the file's one tensor; and back, from any device
     logit_bias     a torch tensor, f32, one number for each token of the vocabulary
 
-Both come with TensorRT-LLM (the extra `trtllm`), and are imported when they are used. Everything here takes long, or
+Pillow and torch come with TensorRT-LLM (the extra `trtllm`), and are imported on use. Everything here takes long, or
 may copy from a GPU: it belongs on a thread. Bytes were checked before (`media/parts.py`): an image has no more
 pixels than is allowed, and a file contains only tensors.
 

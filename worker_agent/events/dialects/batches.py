@@ -16,8 +16,8 @@ For every event, the first line that applies:
     otherwise                      accepted
 
 Unreadable events are refused too. Ignored events have no meaning for prefixes, refused ones might have; the rest of
-the batch is processed in both cases. Hashes are u64: an integer mod 2^64; of bytes the last 8, big-endian, which is the
-integer that their engine would send. Source: `docs/SOURCES.md` E3.2, E3.3, E4.2 (ingress filter).
+the batch is processed in both cases. A hash is a u64: an integer mod 2^64, or its last 8 bytes, big-endian, which is
+the integer that the engine would send. Source: `docs/SOURCES.md` E3.2, E3.3, E4.2 (ingress filter).
 
 The wire of engine events:
 
@@ -53,14 +53,14 @@ from worker_agent.events.engine_events import EngineBatch, EngineCleared, Engine
 
 REPLAY_END = (1 << 64) - 1
 PAYLOAD_BYTES_MAX = 16 << 20
-"""Bound on frames, which sockets keep: 2^18 blocks of 8 tokens, ten times what an engine stores in one step."""
+"""Bound of a frame, which a socket keeps: 2^18 blocks of 8 tokens, ten times what an engine stores in one step."""
 _SEQUENCE_BYTES = 8
 _FRAMES = 3
 TIME_S_MAX = 9e9
 """The year 2255; about the last that an i64 of nanoseconds can represent."""
 HASH_BYTES_MIN = 8
 EVENTS_MAX = 1 << 18
-"""Events of a batch: an engine with a block of one token has one for each token of a step."""
+"""Most events of a batch: an engine with blocks of one token sends one for each token of a step."""
 
 
 KINDS = (

@@ -2,14 +2,14 @@
 
     reading     fields and refusals of an event: `trtllm_wire.py`. A refused or unreadable event is counted and kept for
                 operators (`events/quarantine.py`); the others are processed. Its rank's set is in doubt until the rank
-                is known to be empty: cleared.
+                is cleared, and so known to be empty.
                 If even the rank is unreadable, all ranks are in doubt, each until its next event: a consecutive id
                 shows that the rank lost nothing, any other clears it
-    event_id    consecutive for a rank. After a jump the rank's set is unknown, the engine cannot report it: the rank
-                is published as cleared, its state is forgotten, and it is learned again from there. Ids that go back
+    event_id    consecutive for a rank. After a jump the rank's set is unknown, and the engine cannot report it: the
+                rank is published as cleared, its state is forgotten, and learned anew from there. Ids that go back
                 mean that the engine restarted: its windows are learned again, too. A restart begins with id 0; missed
                 events are counted
-    window      only events of the widest window are applied; if another window turns out to be it, the rank is
+    window      only events of the widest window are applied; if the widest turns out to be another, the rank is
                 cleared: `_Rank`
 
 The blocks of the window that counts become published events by attention group:
@@ -22,8 +22,8 @@ The blocks of the window that counts become published events by attention group:
                 the other blocks go out in runs of one tier, each under the block before it. An event under a block
                 that was not published is dropped
     withheld    a block that was dropped, by its hash; its removal and its moves are not published either
-    `removed`   goes out on the tier where the block is; blocks are on the GPU unless it was said otherwise
-    `updated`   to another tier: stored there by name, then removed where it was; a new priority is counted only
+    `removed`   goes out on the tier where the block is; blocks are on the GPU unless an event said otherwise
+    `updated`   to another tier: stored there by name, then removed where it was; a new priority is only counted
 
 A withheld block is forgotten with its removal. Beyond `WITHHELD_MAX` in a group the oldest is forgotten: its removal
 goes out, and means nothing to the reader. The host holds at most as many blocks as the engine's host pool.
@@ -252,7 +252,7 @@ def _gone(hashes: list[int], tier: Tier, group_idx: int) -> EngineRemoved:
 
 
 class TrtllmRules:
-    """The rules, and their state of each rank. `attention_window`, in tokens, is for lost `created` events.
+    """The rules, and their state of each rank. `attention_window` (tokens) counts if `created` events are lost.
 
     `translate` may be called in any thread, one call at a time; meanwhile `stale`, `counts`, `quarantine` and
     `events_lost` may be read in another.

@@ -36,7 +36,7 @@ from kv_protocol.splitmix import U64_MASK
 from worker_agent.events.quarantine import EventTooLarge
 
 UNBOUNDED = 1 << 63
-"""Stands for the window of a pool without one: wider than every window."""
+"""The window of a pool that has none: wider than every other."""
 EVENT_ID_MAX = (1 << 63) - 1
 EVENT_NUMBERS_MAX = 1 << 22
 """Most tokens and hashes of one event; a multimodal item counts as `_ITEM_NUMBERS`."""

@@ -2,7 +2,7 @@
 
     map       key `type` and the fields by name; unknown keys are skipped
     array     0 tag, then the fields by position; from FIXED_HEAD on, a tail:
-              fixed    four slots or more, of the types group, kind, window, locality: by position
+              fixed    four slots or more, whose types are those of group, kind, window, locality: read by position
               legacy   otherwise; may stop anywhere; by type: a list is `block_mm_infos`, the first int is the group, a
                        string is the kind, another int is the window; what is left over is skipped
               metadata a map in any slot from `lora_name` on: its `cache_salt` counts, the slot is empty otherwise;
@@ -78,7 +78,7 @@ For each field: what the event is then counted as, and the test of its value. Th
 
 
 class WireStored(WireBlocks, tag="BlockStored", kw_only=True):
-    """`BlockStored`, with the fields of a store alone."""
+    """`BlockStored`, with the fields that only a store has."""
 
     parent_block_hash: EngineHash | None
     token_ids: tuple[TokenId, ...]
@@ -199,7 +199,7 @@ MmHashes = tuple[tuple[int, ...], ...]
 def block_keys(wire: WireStored, blocks: int) -> tuple[MmHashes, Namespace, int]:
     """Return the multimodal hashes of the first `blocks` blocks, their namespace, and how many keys are unexplained.
 
-    The hashes are one tuple a block; all together are () if every block is text.
+    The hashes are a tuple for each block, or () if every block is text.
     """
     namespace = Namespace(*[getattr(wire, field) for field in Namespace._fields])
     if not namespace.cache_salt:
