@@ -30,7 +30,7 @@ _HOST_CHARACTERS_MAX = 48
 """Most characters of the host's name in a generated worker id."""
 _NAME = Annotated[str, Field(min_length=1, max_length=256)]
 _Taint = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\s,]([^,]*[^\s,])?$")]
-"""Requests name taints by commas: no comma, no space at the ends."""
+"""Requests separate taints by commas: so it has no comma, and no space at its ends."""
 _ENDPOINT = re.compile(r"(?:dyn://)?((?:[A-Za-z0-9_-]{1,64}\.){2}[A-Za-z0-9_-]{1,64})")
 """A worker's endpoint name, which separates the pools of one fleet.
 
@@ -110,7 +110,7 @@ class WorkerSection(Section):
 
     @property
     def advertised_host(self) -> str:
-        """The host that stands in the registered address."""
+        """The host in the registered address."""
         return self.advertise_host or (self.host if self.host != "0.0.0.0" else socket.gethostname())  # noqa: S104
 
     def server(self, app: web.Application) -> HttpServer:
@@ -197,7 +197,7 @@ class EngineSection(Section):
 
     @property
     def answer_format(self) -> AnswerFormat:
-        """The parsers."""
+        """The parsers of answers."""
         return AnswerFormat(self.tool_call_parser, self.reasoning_parser)
 
     @model_validator(mode="after")

@@ -142,7 +142,7 @@ def load_families(worker: str, newest: Mapping[int, LoadReport]) -> Iterator[Fam
 
 
 def row_families(worker: str, rows: LoadRows) -> Iterator[Family]:
-    """Yield the counts of speculative decoding in iteration statistics, and of rows of them that were skipped."""
+    """Yield the counts of speculative decoding in iteration statistics, and of skipped rows."""
     for name, meaning in DRAFT_COUNTS.items():
         yield counter(f"engine_{name}", meaning, ("worker",), [((worker,), rows.drafts[name])])
     meaning = "Rows of iteration statistics that were skipped, by what is wrong with them"

@@ -4,8 +4,8 @@ r"""Renders answers of the OpenAI HTTP interface: unstreamed ones, chunks of a s
     chat, unstreamed     message {role, content, refusal}
     chat, chunk          delta
     completion           text
-    a prefill worker     disaggregated_params, in the chunk with the finish reason; and the answer, or that chunk,
-                         prompt_token_ids, if the engine computed another prompt than the request's
+    a prefill worker     disaggregated_params, in the chunk with the finish reason; the answer, or that chunk, also has
+                         prompt_token_ids if the engine computed another prompt than the request's
 
 If the worker has parsers, their events become
 
@@ -58,7 +58,7 @@ _DONE = b"data: [DONE]\n\n"
 class CompletionAnswer:
     """Renders the answer to a request of one or more prompts.
 
-    `created` is in seconds since 1970; `token_bytes` as of `kv_runtime.text.Text`.
+    `created` is in seconds since 1970; `token_bytes` is as in `kv_runtime.text.Text`.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class CompletionAnswer:
     def events(self, piece: Piece, *, always: bool = False) -> bytes:
         """Return the stream's events of a piece: one if it has text or tokens, and one if it has a finish reason.
 
-        With `always` the first event is there in any case.
+        With `always` there is a first event in any case.
         """
         delta = b""
         if always or piece.events or piece.spans:
@@ -148,7 +148,7 @@ def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dic
 
 
 def _delta_of(events: Sequence[Event]) -> dict[str, Any]:
-    """Return a chunk's delta; without events that of an empty text."""
+    """Return a chunk's delta; without events, an empty text's."""
     content, reasoning = _texts(events)
     calls = [{"index": index, **call} for index, call in _calls(events).items()]
     parts = {"content": content, "reasoning_content": reasoning, "tool_calls": calls}

@@ -54,7 +54,7 @@ class AgentApi:
         fault: Callable[[], str | None] = lambda: None,
         tracer: WorkerTracer | None = None,
     ) -> None:
-        """`tracer`: None: requests have no spans."""
+        """`tracer` None: requests have no spans."""
         self.completions = completions
         self._position, self._status, self._fault = position, status, fault
         self.in_flight = InFlight(inflight_requests_max, tracer)
@@ -82,7 +82,7 @@ class AgentApi:
         return tuple(self._answers())
 
     def _answers(self) -> dict[ApiEndpoint, Answer]:
-        """Return the handler of each endpoint; a worker that serves only one phase has the default ones alone."""
+        """Return the handler of each endpoint; a worker that serves only one phase has only the default ones."""
         answered = self.completions.answered
         answers: dict[ApiEndpoint, Answer] = {
             "chat": partial(answered, decode_chat),

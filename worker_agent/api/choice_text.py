@@ -2,13 +2,13 @@
 
     a token's text       the text that the detokenizer returns after the token
     a token without any  (half a character, a special token) goes with the next token that has text, or with the end
-    a token is shown     with the piece that has the last of its text; if a stop string cuts it, with the rest
+    a token is shown     with the piece that has the last of its text; if a stop string cuts it, with what is left of it
     after a stop string  no text and no token is shown
-    the shown text       becomes events (`parsers/`): content, and what a worker with parsers finds, reasoning and calls
+    the shown text       becomes events (`parsers/`): content, and, if the worker has parsers, reasoning and calls
 
 Tokens are processed one by one, so that the result does not depend on how many came together.
 
-Tool calls that parsers find are counted: `complete`, or `unclosed`, which the answer's end cut off; its part was sent.
+Tool calls that parsers find are counted: `complete`, or `unclosed` if the answer ended within one; its part was sent.
 """
 
 from collections import deque
@@ -44,7 +44,7 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
 
     choice: int = 0
     events: tuple[Event, ...] = ()
-    """The text."""
+    """The text, as events."""
     spans: tuple[TokenSpan, ...] = ()
     finish_reason: str | None = None
     handoff: Handoff | None = None
@@ -132,7 +132,7 @@ class ChoiceText:
 
 
 class StopFilter:
-    """Passes text up to the stop string that ends first (of several the longest), as if it came letter by letter.
+    """Passes text up to the stop string that ends first (the longest, if several do), as if it came letter by letter.
 
     A possible beginning of a stop string is withheld, so that the cut does not depend on the chunks.
     """
@@ -192,7 +192,7 @@ class AnswerParsing:
         return lambda choice: self._format.parser(wishes, f"{answer_id}/{choice}", prompt_end=end)
 
     def forced_guide(self, request: Request, prompt: tuple[int, ...], handoff: Handoff | None = None) -> Guide | None:
-        """Return what makes the engine write the calls that `tool_choice` demands; None if nothing does.
+        """Return the guide with which the engine writes the calls that `tool_choice` demands; None if there is none.
 
         `handoff` has the answer's first tokens, if a prefill worker generated them.
         """

@@ -3,16 +3,16 @@
     direct    the router sends to the engine's own address. The default for one rank: nothing has to be rewritten. This
               process is not on the requests' path; it may be slow or restart without effect on them
     forward   the router sends to this process. The default for several data-parallel ranks: the router chooses one, but
-              names it only to workers that take token ids, too. The engine knows neither its header nor its ids
+              names it only to workers that take token ids, too. The engine knows neither that header nor the ids
 
-POST and GET of every path: the router knows which are open. Bytes of an answer are passed on unparsed. If the router
-disconnects, the engine's request is ended; if the engine disconnects during an answer, the router's connection is
-aborted, so that a partial answer is not taken for a complete one. The engine's own errors are passed on; before its
+It takes POST and GET of every path: the router knows which are open. Bytes of an answer are passed on unparsed. If the
+router disconnects, the engine's request is ended; if the engine disconnects during an answer, the router's connection
+is aborted, so that a partial answer is not taken for a complete one. The engine's own errors are passed on; before its
 first byte this process answers:
 
     400   `x-dp-rank` names no rank of the engine         413   longer than `worker.body_bytes_max`
     502   the engine cannot be reached                    503   `worker.inflight_requests_max` requests are being served
-    504   no byte of it came within `silence_s`
+    504   its answer did not begin within `SILENCE_S`
 
     in the router's request                                  the engine gets
     ------------------------------------------------------   -----------------------------------------------------------

@@ -1,4 +1,4 @@
-"""One request's generation as pieces of answers: all choices side by side, counted, until all have ended.
+"""One request's generation as pieces of answers: all choices side by side, until all have ended; counts tokens.
 
     an output             here
     length, stop          the choice has ended
@@ -105,7 +105,7 @@ class Generation:
         raise GenerationFailed("the engine ended this request without a reason")
 
     def usage(self) -> dict[str, Any]:
-        """Return the usage so far, of all choices together; with the reuse of a prefill worker."""
+        """Return the usage so far, of all choices together; the reuse is the prefill worker's, if there was one."""
         prompt_tokens = cached_tokens = 0
         for at, request in enumerate(self._requests):
             computed, handoff = self._firsts[at].prompt if at in self._firsts else (), request.handoff
@@ -141,7 +141,7 @@ class Generation:
 
 
 async def _merged(generators: Sequence[AsyncGenerator[Piece, None]]) -> AsyncGenerator[Piece, None]:
-    """Yield the pieces of all as they come; raise what the first raises. At the end all are closed."""
+    """Yield the pieces of all generators as they come; raise their first error. At the end all are closed."""
     coming: asyncio.Queue[Piece | Exception | None] = asyncio.Queue(maxsize=len(generators))
 
     async def run(pieces: AsyncGenerator[Piece, None]) -> None:

@@ -14,8 +14,8 @@ The span of a request is below the router's CLIENT span, above the engine's:
 
     chat {model}    SERVER    from the request's arrival to the end of its answer; in the trace that `traceparent` names
 
-The request goes on with a `traceparent` that names this span, so that an engine that traces puts its spans below.
-Spans are sent of requests that the router sampled, and of requests that failed (`kv_runtime/tracing/spans.py`).
+The request is passed on with a `traceparent` that names this span, so that an engine that traces puts its spans below.
+Spans are sent for requests that the router sampled, and for requests that failed (`kv_runtime/tracing/spans.py`).
 Source of the names: OpenTelemetry semantic conventions, "Generative AI client spans", "HTTP spans".
 """
 
@@ -42,7 +42,7 @@ HandledRequest = tuple[web.StreamResponse, RequestOutcome]
 Answer = Callable[[web.Request], Awaitable[HandledRequest]]
 
 SERVICE = "kv-router-worker"
-"""`service.name`, unless the environment says another."""
+"""`service.name`, unless the environment names another."""
 
 _OPERATIONS = {PATHS["completions"]: "text_completion", PATHS["embeddings"]: "embeddings"}
 _CHAT = "chat"
@@ -52,7 +52,7 @@ _SERVER_FAULT = 500
 
 
 class WorkerTracer:
-    """Traces the requests of one worker; for its event loop. `send` gets a request's span, and does not block."""
+    """Traces the requests of one worker, on its event loop. `send` gets a request's span, and does not block."""
 
     def __init__(
         self, sampling: Sampling, send: Callable[[TraceData], None], *, worker_id: str, role: str, model: str
@@ -111,7 +111,7 @@ class InFlight:
     """The requests of one address. `running` are being served, `ended` counts the others by outcome."""
 
     def __init__(self, requests_max: int, tracer: WorkerTracer | None = None) -> None:
-        """`tracer`: None: requests have no spans."""
+        """`tracer` None: requests have no spans."""
         self._requests_max, self._tracer = requests_max, tracer
         self.running = 0
         self.ended: Counter[RequestOutcome] = Counter()
@@ -174,7 +174,7 @@ def _trace_of(http: web.Request) -> TraceParent | None:
 
 
 def worker_tracer(tracing: Tracing | None, worker_id: str, role: str, model: str) -> WorkerTracer | None:
-    """Return what traces the requests of a worker; None while tracing is off."""
+    """Return the tracer of a worker's requests; None if tracing is off."""
     if tracing is None or tracing.sampling is None:
         return None
     return WorkerTracer(tracing.sampling, tracing.exporter.put, worker_id=worker_id, role=role, model=model)

@@ -9,7 +9,7 @@ a chat with media             rendered here, with a placeholder for each, tokeni
 any other                     rendered, and tokenized; a completion may have several
 
 the model takes no images     a part that is not text is refused (`text_only`)
-it takes them                 further image tokens are refused (`placeholder`): they would get features of no image
+it takes images               further image tokens are refused (`placeholder`): they would get features of no image
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from worker_agent.port.types import EngineRequest
 
 NO_IMAGES = Body(b"")
 _OFF_LOOP_BYTES = 4 << 10
-"""The prompt of a longer body is built on a thread: a tokenizer may take 2 ms for so much text."""
+"""The prompt of a longer body is built on a thread: a tokenizer may take 2 ms for this much text."""
 _SLICE = 256 << 10
 _TOKEN_BYTES = 4
 

@@ -318,7 +318,7 @@ def phase_of(request: Request, role: Role) -> EngineRequest:
 
     A prefill worker's own answer has `context_only`: it may be passed on unchanged. `disagg_request_id` in a request to
     a prefill worker is the id of the transfer; without one the engine assigns its own.
-    Source: as of `port/handoff.py`; NVIDIA/TensorRT-LLM, `tensorrt_llm/serve/openai_disagg_service.py`.
+    Source: as in `port/handoff.py`; NVIDIA/TensorRT-LLM, `tensorrt_llm/serve/openai_disagg_service.py`.
     """
     if role == "encode":
         raise RequestInvalid("role", role, "aggregated, prefill or decode: an encoder generates nothing")

@@ -1,4 +1,4 @@
-"""The configuration of `attach`, an engine that runs in another process, and what it is registered as.
+"""The configuration of `attach` for an engine in another process, and the registration of that engine.
 
 The registration has what is configured, what the engine says, and what is known of its kind.
 """
@@ -151,9 +151,9 @@ class AttachedEngineSection(Section):
         return SERVERS[ASSUMED if self.kind == "auto" else self.kind]
 
     def settled(self, facts: EngineFacts) -> "AttachedEngineSection":
-        """Return the section with what the engine says, or is known by default, in place of what was not set.
+        """Return the section; what was not set is as the engine says, else its kind's default.
 
-        The engine's own host is believed: its address was set.
+        Event addresses at the engine's own host are allowed, wherever that is: its address was set.
         """
         kind = self.kind if self.kind != "auto" else facts.kind or ASSUMED
         found: dict[str, object] = {"kind": kind, "dp_ranks": self.dp_ranks or facts.dp_ranks or 1}
@@ -207,7 +207,7 @@ class AttachSettings(Settings):
     tracing: TracingSection = TracingSection()
 
     def settled(self, facts: EngineFacts) -> "AttachSettings":
-        """Return the settings with what the engine says, or is known by default, in place of what was not set.
+        """Return the settings; what was not set of the engine is as it says, else its kind's default.
 
         Raises:
             ConfigurationError: what the engine says contradicts a setting.
@@ -264,7 +264,7 @@ def engine_registration(
     engine = settings.engine
     scheme = EAGLE_HASH_SCHEME if engine.is_eagle else HASH_SCHEME
     api_endpoints = facts.api_endpoints or DEFAULT_ENDPOINTS
-    tells_ids = engine.stream_token_ids and "completions" in api_endpoints  # there streams are continued
+    tells_ids = engine.stream_token_ids and "completions" in api_endpoints  # which continues streams
     try:
         return WorkerRegistered(
             worker_id=settings.worker.id,

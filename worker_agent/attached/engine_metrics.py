@@ -14,7 +14,7 @@ from kv_protocol.load import COUNT_MAX, LoadReport
 from worker_agent.engines.servers.base import MetricNames, Sample, label_count
 
 _COUNT_MAX = float(COUNT_MAX)
-"""Beyond any count; infinity, NaN and negative numbers count as missing, too."""
+"""A greater number counts as missing, as infinity, NaN and negative numbers do."""
 
 
 def read_loads(

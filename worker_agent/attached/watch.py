@@ -1,6 +1,6 @@
 """Watches an attached engine: registers it while its HTTP `/health` answers, and reports its load.
 
-The engine is probed every `PROBE_PERIOD_S`:
+The engine, in the fleet or out of it, is probed every `PROBE_PERIOD_S`:
 
 out, answers                             register
 in,  answers                             register again if it has changed
@@ -123,7 +123,7 @@ class EngineLoads:
         self._newest: dict[int, LoadReport] = {}
         self._reads = 0
         self.is_asleep = False
-        """Whether the engine said so when its metrics were read last."""
+        """Whether the engine slept when its metrics were read last."""
         self._problem = ""
 
     @property
@@ -149,7 +149,7 @@ class EngineLoads:
         return engine_families(self._server.metrics.prefix, self._text, ours)
 
     def families(self) -> Iterator[Family]:
-        """Yield load, rows, and the engine's own families under their own names, how old they are, or why not shown."""
+        """Yield load, rows, and the engine's own families under their names, with their age, or why there are none."""
         worker = self._worker.id
         yield from load_families(worker, self.newest)
         yield from row_families(worker, self.rows)
@@ -210,8 +210,8 @@ def engine_families(prefix: str, body: bytes, ours: Mapping[str, str]) -> list[M
 
     The names are the engine's. A label of the engine with the name of one of ours becomes `exported_<name>`, as
     Prometheus does without `honor_labels`. Families without the prefix (`python_*`, `process_*`) are of the engine's
-    process, and the agent has them of its own. Left out are times at which series began (`*_created`): rates do not
-    need them. Timestamps of samples are not kept. A text is shown whole or not at all.
+    process, and the agent has its own. Times at which series began (`*_created`) are left out: rates do not need
+    them. Timestamps of samples are not kept. A text is shown whole or not at all.
     """
     if len(body) > TEXT_BYTES_MAX:
         return "oversize"

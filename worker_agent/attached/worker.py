@@ -52,7 +52,7 @@ from worker_agent.metrics import engine_event_families, event_threads, poll_fami
 _STREAMS_DRAIN_S = 10.0
 _WAIT_S = 1.0
 _ONLY_A_NAME = EngineFacts(served_names=("model",))
-"""Stands for an engine's answer while settings are checked before the engine answers."""
+"""Replaces an engine's answer while settings are checked before the engine answers."""
 _PROBED_TEXT = "What is 2 + 2?"
 _FORWARDED: tuple[RequestOutcome, ...] = ("ok", "refused", "failed", "cut", "cancelled")
 
@@ -227,7 +227,7 @@ class AttachedWorker:
         return directory
 
     async def _check_text(self, client: EngineClient, facts: EngineFacts, text: Text) -> None:
-        """Raise `ConfigurationError` if prompts are taken for bytes that the engine tokenizes."""
+        """Raise `ConfigurationError` if the text is `byte`, but the engine tokenizes a prompt otherwise."""
         if self._settings.engine.text != BYTE_MODEL or "/tokenize" not in facts.api_endpoints:
             return
         ids = await client.token_ids(_PROBED_TEXT, facts.served_names[0])
@@ -284,7 +284,7 @@ class AttachedWorker:
     ) -> list[Part]:
         """Return the parts that watch and front the engine; forwarded requests are accepted from now on.
 
-        `cleanup` publishes `WorkerLeft`. What can fail comes before the forwarder's start: its part ends it.
+        `cleanup` publishes `WorkerLeft`. What can fail comes before the forwarder's start, as only its part ends it.
         """
         settings, host, parts = self._settings, self._host, list[Part]()
         self._client, base_url = engine.client, engine.client.base_url
@@ -325,7 +325,7 @@ class AttachedWorker:
     ) -> WorkerRegistered | None:
         """Return the registration of the engine as it is now; return None, and log why, if it cannot join.
 
-        Of an engine that was healthy since it was registered only names and adapters are read again.
+        If the engine was healthy since it was registered, only names and adapters are read again.
         """
         settings = self._settings
         reported = await engine.client.query(self._facts if membership.is_registered else None)

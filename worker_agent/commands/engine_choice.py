@@ -121,7 +121,7 @@ def engine_text(settings: AgentSettings, chosen: EngineChoice) -> Text:
 def build_engine(
     settings: AgentSettings, chosen: EngineChoice, text: Text, clock: Clock, call: ThreadCall = asyncio.to_thread
 ) -> SimulatedEngine | TensorRTLLMEngine:
-    """Return the engine, not yet started, which `call` loads and shuts down; raise `EngineError` if that cannot be."""
+    """Return the engine, not yet started; `call` will load it and shut it down. Raise `EngineError` if it cannot be."""
     if chosen.args is None:
         return _simulated(settings, chosen.names[0], text, clock)
     own = settings.trtllm.settings(text, settings.telemetry.log_level)

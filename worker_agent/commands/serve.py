@@ -90,7 +90,7 @@ class ServedWorker:
         self._tracing = opened_tracing(settings.tracing, os.environ, name, service=SERVICE)
 
     def _encode_client(self) -> EncodeClient | None:
-        """Return the client of encode workers; None if the engine encodes images itself, or none."""
+        """Return the client of encode workers; None if the engine encodes images itself, or takes none."""
         section, form = self._section, self._settings.encode.form
         if form == "none":
             return None
@@ -120,8 +120,8 @@ class ServedWorker:
 
         Raises:
             EngineError: the engine cannot be loaded.
-            WorkerIdTaken: another living worker has the id: found before the engine is loaded, or later, and then the
-                worker has drained.
+            WorkerIdTaken: another living worker has the id. If that is found after the engine was loaded, the worker
+                has drained.
             PartGaveUp: the engine died; everything else has drained.
             BrokerUnavailable, PortUsed: another requirement of a worker is missing.
         """
@@ -269,7 +269,7 @@ class ServedWorker:
 def _engine_parts(engine: Engine, membership: Membership, stage: int) -> list[Part]:
     """Return the two parts of the engine: one drives it until the other has stopped it.
 
-    The transfers that it began may end. If it dies, the worker is withdrawn, and its part raises `PartGaveUp`.
+    Transfers that have begun may end. If the engine dies, the worker is withdrawn and the first raises `PartGaveUp`.
     """
 
     async def drive(_: asyncio.Event) -> None:
@@ -307,7 +307,7 @@ def served_families(
             yield from labelled(engine.own_metrics.families(), {"worker": worker})
     else:
         yield from _context_families(worker, engine)
-    fetches = engine.fetches  # TensorRT-LLM counts those that failed, and of the others those that it measured
+    fetches = engine.fetches  # TensorRT-LLM counts those that failed, and those that it measured
     yield counter("kv_transfers", "Fetches of KV, by outcome", ("worker", "outcome"), by_name(at, fetches.by_outcome))
     yield counter("kv_transfer_bytes", "Bytes of KV fetched", ("worker",), [(at, fetches.fetched_bytes)])
     meaning = "Duration of complete fetches, summed; of a simulated engine in simulated time"
@@ -333,7 +333,7 @@ def _context_families(worker: str, engine: SimulatedEngine) -> Iterator[Family]:
 def media_families(
     worker: str, loader: MediaLoader, encoders: EncodeClient | None, api: EncodeApi | None
 ) -> Iterator[Family]:
-    """Yield the counts of requests' media, of what `encoders` are asked, and of an encode worker's `api`."""
+    """Yield the counts of requests' media, of questions to `encoders`, and of an encode worker's `api`."""
     at, by_outcome = (worker,), ("worker", "outcome")
     kinds, refused = by_name(at, loader.loaded_total), by_name(at, loader.refused_total)
     yield counter("media_loaded", "Media loaded for requests, by kind", ("worker", "kind"), kinds)

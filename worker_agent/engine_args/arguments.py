@@ -91,7 +91,7 @@ _PATHS: Mapping[str, Path] = {
     "kv-block-size": ("kv_cache_config", "tokens_per_block"),
     "publish-metrics": ("enable_iter_perf_stats",),
 }
-"""The arguments of flags with other names than theirs; `publish-metrics` sets `return_perf_metrics`, too."""
+"""The arguments that are named otherwise than their flags; `publish-metrics` sets `return_perf_metrics`, too."""
 _Count = Annotated[int, Meta(ge=1)]
 _READ: dict[str, Any] = {
     "backend": Backend,
@@ -114,8 +114,8 @@ _READ: dict[str, Any] = {
     "tensor_parallel_size": _Count,
     "world_size": Annotated[int, Meta(ge=0)],
 }
-"""The arguments that the agent computes with. A block is a power of two above 1: `docs/SOURCES.md` E1.1; the largest is
-the fleet's own bound."""
+"""The arguments that the agent computes with. A block's size is a power of two above 1: `docs/SOURCES.md` E1.1; the
+largest is the fleet's own bound."""
 
 
 SUPPORTED = "1.3.0rc0 or later, below 1.5"
@@ -148,7 +148,7 @@ def is_before(text: str, other: tuple[int, ...]) -> bool:
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The agent's options that engine arguments are read from, or depend on.
 
-    `flags` are by their names, None: not given; `extra` is a YAML file, `override` a JSON object, `dynamic`
+    `flags` has each flag's value by name, None: not given; `extra` is a YAML file, `override` a JSON object, `dynamic`
     are the words that no option of the command took. `given` names the options that are not at their defaults.
 
     `gpu_count` counts the GPUs that the engine may use, on all nodes; None: unknown. `allows_unknown`: an engine of an
@@ -228,7 +228,7 @@ def pruned(values: Values, role: Role) -> tuple[Values, list[ArgumentFinding]]:
 
 
 class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
-    """The engine's arguments. `replaced` is in the order of the layers, with pruned ones."""
+    """The engine's arguments. `replaced` is in the order of the layers, and has pruned arguments, too."""
 
     role: Role
     values: Values
@@ -244,17 +244,17 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
         return at(self.values, *path)
 
     def first(self, *path: str) -> EffectiveValue | None:
-        """Return the value at `path` with its origin, of a section its first value; None without a value."""
+        """Return the value at `path` with its origin, or a section's first value; None without a value."""
         return first_at(self.values, path)
 
     @property
     def settings(self) -> tuple[EffectiveValue, ...]:
-        """Every value with its path and origin, by path."""
+        """Every value with its path and origin, sorted by path."""
         return tuple(each for _, each in sorted(self.values.items()))
 
     @property
     def attention_dp_size(self) -> int:
-        """How many ranks with a KV cache of their own the engine has: with attention DP each tensor-parallel one."""
+        """How many ranks have a KV cache of their own: with attention DP each tensor-parallel rank, else one."""
         has_several = self.value("enable_attention_dp") and self.value("backend") != "_autodeploy"
         return int(self.value("tensor_parallel_size") or 1) if has_several else 1
 
@@ -267,7 +267,7 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def conflicts(args: EngineArgs, options: EngineOptions) -> list[ArgumentFinding]:
-    """Return what is wrong among the engine's arguments together: the rows of this table that apply.
+    """Return what is wrong with the engine's arguments as a whole: the rows of this table that apply.
 
     A transceiver without backend is a warning, because the environment may set it. The buffer is not checked without
     `max_seq_len`, which the model defines then; at least one token is generated, so the longest input is shorter by

@@ -6,7 +6,7 @@ as a whole. A value of a higher layer replaces the lower ones at its path, above
 replaces no section.
 
 A finding is an error, which ends the start, or a warning, which is printed. It names the place (a file's line, a flag),
-the dotted path, what is expected there and what was found. `MASK` is shown of what looks like a secret: a value whose
+the dotted path, what is expected there and what was found. `MASK` is shown for what looks like a secret: a value whose
 name is a secret's, and a text with the marks of well-known keys.
 """
 
@@ -64,7 +64,7 @@ class EffectiveValue(NamedTuple):
 
 Values = dict[Path, EffectiveValue]
 Replacement = tuple[EffectiveValue, EffectiveValue]
-"""The value of a layer, and that of a higher one which replaced it."""
+"""The value of a layer, and the value of a higher layer that replaced it."""
 
 
 def dotted(path: Path) -> str:
@@ -111,7 +111,7 @@ def at(values: Values, *path: str) -> Any:  # noqa: ANN401 - whatever the argume
 
 
 def first_at(values: Values, path: Path) -> EffectiveValue | None:
-    """Return the value at `path`, of a section its first value; None without a value."""
+    """Return the value at `path`, or a section's first value; None without a value."""
     return next((value for each, value in values.items() if each[: len(path)] == path), None)
 
 

@@ -1,1 +1,1 @@
-"""Engines behind one port: what the agent serves."""
+"""The engines that the agent serves, with one interface (`port/`), and the servers of attached engines."""

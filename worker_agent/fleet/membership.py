@@ -1,4 +1,4 @@
-"""The worker's membership: keeps the newest fleet event of its id as the worker's state has it.
+"""The worker's membership: makes the newest fleet event of its id agree with the worker's state.
 
 state        the newest fleet event
 fit          the registration; published again once it was changed, overwritten, forged or purged, also in a new log
@@ -92,14 +92,14 @@ class Membership:
         self._changed.set()
 
     def restore(self, registration: WorkerRegistered | None = None) -> None:
-        """Let `run` register the worker, which is fit; `registration` replaces the former one of the same instance."""
+        """Note that the worker is fit: `run` registers it, with `registration` if that is given (same instance)."""
         registration = registration or self._registration
         if self._unfit or registration != self._registration:
             self._registration, self._unfit = registration, ""
             self._changed.set()
 
     async def leave(self, reason: str) -> bool:
-        """Publish that the worker left; return False if publishing failed. Not while `run` runs.
+        """Publish that the worker left; return False if publishing failed. Others call it only when `run` does not run.
 
         Nothing is published unless `run` tried to register the worker since the start, or since it left. A reason that
         `withdraw` was given replaces `reason`.

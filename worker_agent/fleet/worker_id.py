@@ -171,7 +171,7 @@ class WorkerId:
     async def _settled(self, own: WorkerRegistered | None) -> list[tuple[NewestMessage, Action]]:
         """Return the id's newest messages and the action for each, once the liveness of all instances is known.
 
-        The last row is the subject of `own` if the log has no message there.
+        The last row is for the subject of `own` if the log has no message there.
         """
         subject = "" if own is None else subjects.fleet(own.model, self._worker_id)
         while True:
@@ -188,7 +188,7 @@ class WorkerId:
         return settled
 
     async def _action(self, message: NewestMessage, own: WorkerRegistered | None) -> Action:
-        """Return the action for one subject; raise `WorkerIdTaken` if it is to stop."""
+        """Return the action for one subject; raise `WorkerIdTaken` if the action is to stop."""
         event = message.event
         if event is None or event.instance == self._instance:
             return action(message, self._instance, own, self._claim, "unknown")

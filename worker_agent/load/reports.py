@@ -154,8 +154,8 @@ class LoadRows:
         self.skipped = dict.fromkeys(PROBLEMS, 0)
         """Skipped rows by problem; the counts never decrease."""
         self.drafts: Counter[str] = Counter(dict.fromkeys(_DRAFTS, 0))
-        """What speculative decoding did, by the names of `_DRAFTS`. An accepting request advances by (accepted tokens +
-        requests) / requests tokens an iteration, the acceptance length.
+        """What speculative decoding did, by the names of `_DRAFTS`. A drafting request advances by (accepted tokens +
+        requests) / requests tokens an iteration: the acceptance length.
         """
 
     def read(self, rows: Iterable[object]) -> list[tuple[int, LoadReport]]:

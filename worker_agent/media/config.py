@@ -10,7 +10,7 @@ from kv_runtime.config.sections import Section
 
 
 def _network(given: Any) -> Any:  # noqa: ANN401 - what a configuration has
-    """Return the network of a text; numbers are networks for the library, too, and would open others than was meant."""
+    """Return the network in a text. The library takes numbers, too, and would open another network than was meant."""
     if not isinstance(given, str):
         raise ValueError(f"found {given!r}, allowed a network as text, like 10.1.0.0/16")  # noqa: TRY004 - as pydantic wants
     return ip_network(given)

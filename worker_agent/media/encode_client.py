@@ -22,10 +22,10 @@ The answer is bounded while it is read.
     registered with role encode                     asked
     draining                                        not asked
     left                                            forgotten
-    not heard, or failed, in the last `SILENT_S`    asked after all others
+    no heartbeat, or a failure, within `SILENT_S`   asked after all others
 
-Of several the one with the fewest requests of this worker in flight is asked, of equals the one asked least often. An
-engine opens only handles that were made on its machine: if handles are wanted, only workers of `host` are known.
+Of several, the one with the fewest of our requests in flight is asked; of these, the one that was asked least often. An
+engine opens only handles that were made on its machine: if handles are wanted, only workers at `host` are asked.
 """
 
 import asyncio
@@ -106,7 +106,7 @@ class EncodeWorker:
         self.in_flight = self.asked_total = 0
 
     def order(self, now_s: float) -> tuple[bool, int, int]:
-        """Return the key by which the worker to ask is the smallest."""
+        """Return the worker's sort key: the worker with the smallest is asked."""
         is_doubtful = now_s >= self.heard_s + SILENT_S or now_s < self.failed_s + SILENT_S
         return is_doubtful, self.in_flight, self.asked_total
 
@@ -128,7 +128,7 @@ class EncodeClient:
         self._workers: dict[str, EncodeWorker] = {}
         self._failures = RateLimitedLog(_log, clock)
         self.attempts_total: Counter[str] = Counter()
-        """How often one was asked, by outcome: ok, refused (the media, or the worker is busy), failed."""
+        """Requests to encode workers, by outcome: ok, refused (the media, or by a busy worker), failed."""
 
     def part(self, stage: int, log: EventLog, gate: FleetGate) -> Part:
         """Return the part that follows the workers in `log`; `gate` checks their fleet events."""
@@ -178,7 +178,7 @@ class EncodeClient:
 
     @contextmanager
     def asking(self, worker: EncodeWorker) -> Iterator[None]:
-        """Count the block as a request at the worker; log an `EncoderUnavailable`, and add the worker's address."""
+        """Count the block as a request at the worker; log an `EncoderUnavailable`, and raise it with the address."""
         worker.in_flight += 1
         worker.asked_total += 1
         outcome = "failed"
@@ -260,7 +260,7 @@ class _Error(msgspec.Struct, frozen=True):
 
 
 def _read(data: bytes, form: Form, parts: Sequence[MediaPart]) -> EncodedMedia:
-    """Return what an answer has of each of the `parts`; raise `EncoderUnavailable` if it is not of this form."""
+    """Return the encoded media in an answer for `parts`; raise `EncoderUnavailable` if it is not of this form."""
     try:
         if form == "embeddings":
             files = msgspec.msgpack.decode(data, type=EncodeAnswer).embeddings

@@ -30,7 +30,7 @@ from worker_agent.media.urls import Address, checked_addresses, http_target, red
 
 Resolve = Callable[[str], Awaitable[list[Address]]]
 FETCH_S = 10.0
-"""For one of a request's media, redirects included: clients wait for their first token meanwhile."""
+"""Longest time for one of a request's media, redirects included: clients wait for their first token meanwhile."""
 REDIRECTS_MAX = 3
 """As many as object stores and short links take; each is checked anew."""
 _OK = 200
@@ -161,8 +161,8 @@ _INTERIM = range(100, 200)
 class _PacedAnswer(ResponseHandler):
     """The protocol of one answer, whose body has at most `bytes_max` bytes; the loop serves others between two reads.
 
-    It has at most `INTERIM_MAX` interim answers (1xx), and on the wire `CODING_FACTOR` bytes for each allowed one of
-    the body: chunked coding adds some.
+    It has at most `INTERIM_MAX` interim answers (1xx), and on the wire `CODING_FACTOR` bytes for each allowed byte
+    of the body: chunked coding adds some.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, bytes_max: int) -> None:
@@ -183,7 +183,7 @@ class _PacedAnswer(ResponseHandler):
             self._turns.call_soon(_resume, transport)
 
     def feed_data(self, data: Any, size: int = 0) -> None:  # noqa: ANN401 - as the base class has it
-        """Take an answer of the server, unless it is one more interim one."""
+        """Take an answer of the server, unless it is an interim answer too many."""
         self._interim_left -= data[0].code in _INTERIM
         if self._interim_left >= 0:
             super().feed_data(data, size)

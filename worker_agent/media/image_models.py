@@ -6,7 +6,7 @@ A model's facts are in `config.json` and `preprocessor_config.json` of its direc
                     `media_placeholder_token_id` (Kimi)
     placeholder     the settings, else by `model_type`, else the token's own text
     both known      the model takes images; the placeholder has the image token once, and may have others around it
-    none known      it takes none
+    none known      it takes no images
     one known       refused: images could not be counted
 
 The number of an image's tokens, for routers (`kv_protocol/images.py`): the settings' number, else, for Qwen's models,

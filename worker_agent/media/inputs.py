@@ -33,7 +33,7 @@ _WORDS = ">8i"
 
 
 def has_handles(handoff: Handoff | None) -> bool:
-    """Return whether an encode worker's media are in it."""
+    """Return whether the handoff has an encode worker's media."""
     return handoff is not None and handoff.multimodal_embedding_handles is not None
 
 

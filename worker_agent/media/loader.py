@@ -34,7 +34,7 @@ from worker_agent.media.urls import decoded_data, file_path, scheme_of
 from worker_agent.port.types import Media
 
 FETCHES_MAX = 8
-"""Loaded at a time, of all requests: each may have `part_bytes_max` in memory."""
+"""Most media loaded at a time, for all requests: each may have `part_bytes_max` in memory."""
 
 
 class MediaLoader:
@@ -57,7 +57,7 @@ class MediaLoader:
         """Return the media of `parts`, in their order, all of them checked.
 
         Raises:
-            MediaRefused: of the first part that was refused, before the others were given up.
+            MediaRefused: the first part that was refused; the others are given up.
         """
         sizes: list[int] = []
 

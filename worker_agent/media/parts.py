@@ -35,7 +35,7 @@ _TYPE_OF_ALIAS = {"image/jpg": "image/jpeg"}
 """Common content types that are not registered."""
 _DETAILS = (None, "auto", "low", "high")
 PARTS_MAX = 16
-"""Media of a request."""
+"""Most media of a request."""
 REQUEST_BYTES_MAX = 128 << 20
 """The most bytes of all media of a request, unless one item may have more."""
 _PIXELS_MAX = 1 << 26
@@ -44,7 +44,7 @@ _PIXELS_MAX = 1 << 26
 class MediaPart(msgspec.Struct, frozen=True, kw_only=True):
     """An image that a request names: `field` is the path of its URL, which is not shown.
 
-    `base64` is that of a `data:` URL, if it was cut out of the URL (`kv_protocol/body_limits.py`).
+    `base64` is the data of a `data:` URL, if it was cut out of the URL (`kv_protocol/body_limits.py`).
     """
 
     field: str

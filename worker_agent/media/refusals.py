@@ -62,7 +62,7 @@ class MediaRefused(RequestInvalid):
 def shown_url(url: str) -> str:
     """Return the part of `url` that may be logged, at most 120 characters: no query, fragment, credentials or data.
 
-    A text without a scheme is shown from its last `@`; a host is not shown where a `?` or `#` may be in a password.
+    A text without a scheme is shown from its last `@`; a host is not shown if a `?` or `#` may be in a password.
     """
     scheme, separator, rest = url.partition(":")
     plain = url.partition("?")[0].partition("#")[0]

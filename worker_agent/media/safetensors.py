@@ -6,8 +6,8 @@
     the rest  the tensors' bytes, row-major, little-endian; offsets count from its beginning
 
 The tensors cover the rest without hole and overlap; `end - begin` = elements x bytes of an element.
-Beyond the format, here: N is bounded, there is one tensor, it has two dimensions, none is 0, and only the dtypes that
-embeddings have are taken. Nothing is ever unpickled.
+More is required here than by the format: N is bounded; there is one tensor, with two dimensions above 0; its dtype is
+one that embeddings have. Nothing is ever unpickled.
 Why not the format's own library: ADR 24.
 
 Source: github.com/huggingface/safetensors, README, section "Format"; dtype names and that the buffer is covered without
@@ -27,7 +27,7 @@ DTYPE_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 _PREFIX_BYTES = 8
 _HEADER_BYTES_MAX = 64 << 10
 _ALIGNED_BYTES = 8
-"""Writers pad the header so that the data begin at a multiple of it."""
+"""Writers pad the header so that the data begin at a multiple of this number."""
 _Dimension = Annotated[int, msgspec.Meta(ge=1, le=1 << 31)]
 
 

@@ -14,7 +14,7 @@ Media may be fetched from public addresses and configured networks:
     one that serves a cloud's metadata         itself: never allowed, whatever the configuration names
     ::ffff:a.b.c.d (IPv4-mapped)               a.b.c.d
     64:ff9b::a.b.c.d (NAT64)                   a.b.c.d
-    in a network that is named                 allowed
+    in a configured network                    allowed
     in a network of the table below            refused for that network's reason
     IPv6 outside 2000::/3                      refused: reserved
     any other                                  allowed

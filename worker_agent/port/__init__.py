@@ -1,1 +1,1 @@
-"""The interface of engines: what one is asked, what it answers, and what a request to any engine has to meet."""
+"""The interface of engines: their requests and answers, and the rules that a request to any engine must meet."""

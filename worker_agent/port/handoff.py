@@ -1,7 +1,7 @@
 """`disaggregated_params` as JSON: the handoff from one worker to the next, so that nothing is computed twice.
 
-    encode  -> prefill   handles of the media's embeddings, a hash of eight ints for each, and of a model with mrope
-                         handles of the prompt's positions
+    encode  -> prefill   handles of the media's embeddings, a hash of eight ints for each, and, if the model has
+                         mrope, handles of the prompt's positions
     prefill -> decode    the first token, the location of its KV, opaque outside the engine, and those positions
 
     key                            JSON                       in the engine
@@ -20,7 +20,7 @@
 These are the keys of trtllm-serve's OpenAI bodies, in requests and in the choice of an answer: a worker of either kind
 can continue the other's request. trtllm-serve does not have the media keys yet, and refuses them.
 
-Features of further layers (deepstack, Qwen3-VL) have no key: they stand in the embeddings' rows behind the first.
+Features of further layers (deepstack, Qwen3-VL) have no key: they follow the first layer's in the embeddings' rows.
 
 Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/disaggregated_params.py` and `tensorrt_llm/serve/openai_protocol.py` (class
 `DisaggregatedParams`, `to_disaggregated_params`, `to_llm_disaggregated_params`); `docs/SOURCES.md` D4.2;
@@ -168,8 +168,8 @@ def handoff_of(params: object) -> Handoff:
 def params_of(handoff: Handoff, request_type: str, *, with_media: bool) -> dict[str, Any]:
     """Return the keywords of the engine's `DisaggregatedParams` for the handoff and a request of `request_type`.
 
-    Without media handles if the worker computes no prompt: the engine would refuse them. `first_gen_log_probs` and
-    `schedule_style` stay plain data: the caller knows the engine's classes.
+    Media handles are left out unless `with_media`: an engine that computes no prompt refuses them.
+    `first_gen_log_probs` and `schedule_style` stay plain data: the caller knows the engine's classes.
     """
     if not with_media:
         handoff = without_media(handoff)

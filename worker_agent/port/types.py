@@ -184,7 +184,7 @@ class Engine(Protocol):
     """An engine, between `start` and `stop`.
 
     `kv_events` and `iteration_stats` block their calling thread until there is something or the time is up, and then
-    drain everything. Each is called by one thread at a time, any one. All other methods run on the event loop.
+    drain everything. Any thread may call them, each from one thread at a time. All other methods run on the event loop.
     """
 
     def describe(self) -> EngineDescription:

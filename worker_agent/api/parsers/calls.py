@@ -107,7 +107,7 @@ class CallForm(NamedTuple):
 
 
 class AnswerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request says of the events of its answer. Without `tools` no calls are read, except by gpt_oss.
+    """What a request wants of its answer's events. Without `tools` no calls are read, except by gpt_oss.
 
     `thought` None: the answer has no reasoning between tags. `begins_inside`: the prompt ended within a thought.
     """
@@ -122,7 +122,7 @@ class AnswerOptions(msgspec.Struct, frozen=True, kw_only=True):
 class AnswerParser:
     """Reads the text of one choice: reasoning, and in the subclass of a family its calls.
 
-    The text must have a family's `special_tokens` by their names. Its `stop_tokens` end an answer.
+    The text must contain the names of a family's `special_tokens`. Its `stop_tokens` end an answer.
     """
 
     special_tokens: tuple[str, ...] = ()
@@ -148,7 +148,7 @@ class AnswerParser:
         self._reader, self._events = Reader(), list[Event]()
         self._running = self._steps()
         self.shown_tokens: tuple[str, ...] = ()
-        """The special tokens that the text has by their names."""
+        """The special tokens whose names are in the text."""
 
     @property
     def calls(self) -> int:
@@ -176,7 +176,7 @@ class AnswerParser:
         return self._drained()
 
     def finish_reason(self, of_engine: str) -> str:
-        """Return the answer's finish reason, given the engine's `of_engine`."""
+        """Return the answer's finish reason, given the engine's reason `of_engine`."""
         return "tool_calls" if of_engine == "stop" and self.calls and not self.has_open_call else of_engine
 
     def _drained(self) -> list[Event]:

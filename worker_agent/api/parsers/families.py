@@ -12,7 +12,7 @@
     deepseek_v32
     gemma4                     is what stands between <|channel>thought and <channel|>, any number of times
 
-If the prompt ends with <think>, the answer begins with reasoning; if it ends with </think>, the answer has none. Where
+If the prompt ends with <think>, the answer begins with reasoning; if it ends with </think>, the answer has none. If
 calls are parsed, the beginning of a call also ends reasoning, and the next </think> is dropped. Text between the tags
 is reasoning, with its white space; text after them is content.
 

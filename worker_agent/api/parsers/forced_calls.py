@@ -1,7 +1,7 @@
 r"""Forced calls (`tool_choice` "required", or a function) as a structural tag, which guides the engine's decoding.
 
     the answer       is reasoning (see below), up to 3 line ends, and calls; nothing follows the calls
-    reasoning        If the answer begins within reasoning, the reasoning goes on to its end. Otherwise the answer may
+    reasoning        If the answer begins within reasoning, the reasoning continues to its end. Otherwise the answer may
                      begin with up to 3 line ends and reasoning if reasoning is parsed; it may not if the prompt has
                      ended the reasoning and the family does not reason again. Reasoning cannot contain the beginning
                      of a call, except that of gpt-oss

@@ -20,7 +20,7 @@ _ARGUMENTS = ("arguments", "parameters")
 
 
 class JsonCalls(AnswerParser):
-    """Reads such objects. `end_marker` ends arguments even if brackets do not match."""
+    """Reads calls that are objects. `end_marker` ends arguments even if brackets do not match."""
 
     end_marker = "</tool_call>"
 
@@ -168,7 +168,7 @@ class Llama3JsonParser(JsonCalls):
 class MistralParser(JsonCalls):
     """Mistral: [TOOL_CALLS] and a list of objects, or, for each call, [TOOL_CALLS] name [CALL_ID] id [ARGS] arguments.
 
-    Of the second form [CALL_ID] and its id, and [ARGS], may be absent. The templates require ids of nine letters and
+    In the second form [CALL_ID] with its id, and [ARGS], may be absent. The templates require ids of nine letters and
     digits.
     Source: vllm-project/vllm, `vllm/entrypoints/openai/tool_parsers/mistral_tool_parser.py`; sgl-project/sglang,
     `python/sglang/srt/function_call/mistral_detector.py`; mistralai/mistral-common (tokenizer v11, v13).

@@ -1,7 +1,7 @@
 """Text that arrives in chunks, read by generators that yield when they need more of it.
 
-Every step depends only on the text up to a character. So the shown text does not depend on the chunks, and only text
-that may begin a marker, or a call before its function's name is complete, is held back.
+A step depends only on the text up to its place, so the shown text does not depend on the chunks. Only text that may
+begin a marker, or a call before its function's name is complete, is held back.
 """
 
 import re
@@ -38,7 +38,7 @@ class Reader:
         self._recorded = [begun]
 
     def recorded(self) -> str:
-        """Return what was taken since `record`, and keep no more of it."""
+        """Return what was taken since `record`, and end the recording."""
         text, self._recorded = "".join(self._recorded or ()), None
         return text
 
@@ -90,7 +90,7 @@ class Reader:
     def until(self, markers: Sequence[str], show: Show) -> Steps[str]:
         """Show the text before the first of `markers` as it comes; take and return the marker, empty at the end.
 
-        None of them begins with another.
+        No marker begins with another.
         """
         while True:
             found = [(at, each) for each in markers if (at := self._text.find(each, self._at)) >= 0]

@@ -37,7 +37,7 @@ _DSML = "\uff5cDSML\uff5c"
 class TagParser(AnswerParser):
     """Reads the calls of a family by its tags.
 
-    A header is a name, perhaps in quotes. That of a call is between `call` and one of `name_ends`, that of a parameter
+    A header is a name, perhaps in quotes. A call's header is between `call` and one of `name_ends`, a parameter's
     between `key` and `key_end`. `value` is the tag before a value, if the family has one; `value_ends` end the value.
     One `padding` after the header, and one before the end, are not part of the value.
     """

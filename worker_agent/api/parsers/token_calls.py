@@ -10,7 +10,7 @@ In their table [x] is a special token, and { } repeats; in the grammar of harmon
 
 In the names of DeepSeek's tokens U+FF5C stands for the bar, and U+2581 for a space. What Kimi writes before the
 arguments is the call's id: its templates repeat it with the result. A call without a number, or with an id that the
-answer has already, gets one of ours.
+answer has already, gets an id of ours.
 Source: the chat templates of deepseek-ai/DeepSeek-V3.1, moonshotai/Kimi-K2-Instruct (and its
 `docs/tool_call_guidance.md`) and Kimi-K2.5; NVIDIA/TensorRT-LLM, `tensorrt_llm/serve/tool_parser/`:
 `deepseekv3_parser.py`, `deepseekv31_parser.py`, `kimi_k2_tool_parser.py`; vllm-project/vllm,
@@ -200,7 +200,7 @@ _RECIPIENT = re.compile(r"(?:^|[\s>])to=([^\s<]+)")
 
 
 class HarmonyParser(AnswerParser):
-    """Reads the messages of gpt-oss. Without tools those with a recipient are content."""
+    """Reads the messages of gpt-oss. Without tools, messages with a recipient are content."""
 
     markers = (_START, _CHANNEL, _MESSAGE, *_MESSAGE_ENDS)
     special_tokens = (_START, _CHANNEL, _CONSTRAIN, _MESSAGE, _END, _CALL, _RETURN)

@@ -21,9 +21,9 @@ from worker_agent.api.parsers.reader import Show
 Tool = Mapping[str, Any]
 
 EXACT: frozenset[str] = frozenset()
-"""Instead of types: the value is a string, whatever it looks like."""
+"""Replaces the types of a value that is a string, whatever it looks like."""
 ANY = frozenset({"any", "boolean"})
-"""Instead of types: the value is JSON of any type."""
+"""Replaces the types of a value that is JSON of any type."""
 _NULL = "null"
 _NESTED_MAX = 8
 _KINDS: Mapping[type, frozenset[str]] = {
