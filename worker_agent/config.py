@@ -30,7 +30,7 @@ _HOST_CHARACTERS_MAX = 48
 """Most characters of the host's name in a generated worker id."""
 _NAME = Annotated[str, Field(min_length=1, max_length=256)]
 _Taint = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\s,]([^,]*[^\s,])?$")]
-"""Requests separate taints by commas: so it has no comma, and no space at its ends."""
+"""Requests separate taints by commas: so a taint has no comma, and no space at its ends."""
 _ENDPOINT = re.compile(r"(?:dyn://)?((?:[A-Za-z0-9_-]{1,64}\.){2}[A-Za-z0-9_-]{1,64})")
 """A worker's endpoint name, which separates the pools of one fleet.
 

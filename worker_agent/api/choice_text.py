@@ -49,9 +49,9 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: str | None = None
     handoff: Handoff | None = None
     prompt: tuple[int, ...] = ()
-    """The prompt as the engine computed it, if it differs from the request's; beside the finish reason."""
+    """The prompt as the engine computed it, if it differs from the request's; set with the finish reason."""
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
-    """One entry for each token of the prompt, if the request asks for them; beside the finish reason."""
+    """One entry for each token of the prompt, if the request asks for them; set with the finish reason."""
 
     @property
     def content(self) -> str:
@@ -73,7 +73,7 @@ class ChoiceText:
     ) -> None:
         self._choice, self._detokenizer = choice, text.detokenizer(parser.shown_tokens)
         self._filter, self._with_logprobs, self.parser = StopFilter(stops), with_logprobs, parser
-        self._groups = deque[list[TokenSpan]]()  # tokens that were not shown yet; those of a group share their text
+        self._groups = deque[list[TokenSpan]]()  # tokens that were not shown yet; a group's tokens share their text
         self._decoded = self._shown = 0  # characters
         self.tokens = 0
         self.is_over = False

@@ -17,7 +17,7 @@
                                                          word of several tokens is refused: its tokens may not be
                                                          banned one by one
 
-Of the guides at most one may be given.
+At most one guide may be given.
 
 Source: `docs/SOURCES.md` D6.5; NVIDIA/TensorRT-LLM, `tensorrt_llm/serve/openai_protocol.py` (`priority`); the OpenAI
 interface (`logit_bias`, `response_format`); vLLM's for `bad_words`, `stop_token_ids`, `guided_*` and

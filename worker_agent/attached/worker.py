@@ -114,7 +114,7 @@ class AttachedWorker:
         self._settings = settings.model_copy(update={"worker": settings.worker.identified()})
         self._given, self._host, self._report = settings.engine, host, report
         self._instance = uuid.uuid4().hex[:16]
-        self._facts = EngineFacts()  # as the engine said them last
+        self._facts = EngineFacts()  # the newest that the engine stated
         self._streams: Consolidator | None = None
         self._client: EngineClient | None = None
         self._loads: EngineLoads | None = None
@@ -137,7 +137,7 @@ class AttachedWorker:
         return () if self._streams is None else (self._streams,)
 
     def families(self) -> Iterator[Family]:
-        """Yield the metrics of the parts that exist, without those of the event streams (`consolidators`)."""
+        """Yield the metrics of the parts that exist, except the event streams' (`consolidators`)."""
         if self._streams is None:
             return
         worker = self.worker_id

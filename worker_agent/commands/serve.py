@@ -318,7 +318,7 @@ def served_families(
 
 
 def _context_families(worker: str, engine: SimulatedEngine) -> Iterator[Family]:
-    """Yield a simulated engine's contexts held for others, and its requests that wait for theirs."""
+    """Yield the metrics of a simulated engine's contexts held for others, and of its requests that wait for KV."""
     contexts, at = engine.contexts, (worker,)
     for name, meaning, value in (
         ("kv_contexts_held", "Computed prompts held for decode workers", len(contexts)),

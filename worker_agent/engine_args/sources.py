@@ -164,7 +164,7 @@ def read_json(text: str) -> Values:
 
 
 def _named(name: LayerName, values: object, place: str, places: Mapping[ArgumentPath, str]) -> Values:
-    """Return the layer of the values; a value without a place has that of the section above it."""
+    """Return the layer of the values; a value without a place gets its section's."""
     if not isinstance(values, dict) or not all(isinstance(each, str) for each in values):
         raise _invalid(place, found(values), "a mapping, whose names are texts")
     whole = layer(name, [((), values, place)])

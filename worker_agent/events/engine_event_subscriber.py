@@ -1,9 +1,9 @@
 """Subscribes to one publisher of engine events: sockets, replay, and a cursor that finds losses.
 
 One task reads live messages and replays, which are requested one at a time. If a replay pauses for `answer_s`, or
-messages wait for `REPLAY_S`, the request is given up and its socket closed, so that no late frame of it is received.
+replays take `REPLAY_S` in all, the request is given up and its socket closed, so that no late frame of it is received.
 
-A socket holds `_HWM_MESSAGES` messages; further ones wait at the publisher, whose own bound then drops them: the cursor
+A socket holds `_HWM_MESSAGES` messages; further ones wait at the publisher, which drops some if it is full; the cursor
 finds the hole. ZeroMQ does not bound the number of frames of one message, but ZeroMQ publishers send it as a whole.
 
 A line that any message or connection may cause is logged once in 10 s at most (`RateLimitedLog`); metrics count all.

@@ -1,4 +1,4 @@
-"""Metrics of consolidators; the label `source` names the publisher."""
+"""Metrics of consolidators; the label `source` names the source of a publisher."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence

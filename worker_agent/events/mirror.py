@@ -76,7 +76,7 @@ class SourceNames:
         return len(self._names)
 
     def get(self, engine_hash: int) -> EngineName | None:
-        """Return what the hash names now."""
+        """Return the name with this hash; None: no copy has it now."""
         return self._names.get(engine_hash)
 
     def meaning(self, engine_hash: int) -> MirrorBlock | None:
@@ -164,7 +164,7 @@ def _of_buckets(tier_bits: Mapping[int, int], buckets: bytes) -> dict[int, int]:
 
 
 NAMES_MAX = 1 << 24
-"""Most names of a rank's blocks, of all sources: some 8 GB, and more than any engine has blocks."""
+"""Most names of a rank's blocks, of all sources: some 8 GB, and more blocks than any engine has."""
 ENGINE = "engine"
 """The source of a worker's events if it has only one."""
 
@@ -201,7 +201,7 @@ class RankMirror:
                 return self.clear(source)
 
     def unfit(self, event: EngineStored) -> str:
-        """Return which field of a store does not fit this rank's blocks; empty if all fit."""
+        """Return why a store does not fit this rank's blocks; empty if it does."""
         if sum(map(len, self._names.values())) + len(event.block_hashes) > NAMES_MAX:
             return f"block_hashes: found more than {NAMES_MAX} blocks of the rank"
         if event.names_only:

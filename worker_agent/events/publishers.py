@@ -45,7 +45,7 @@ def checked_endpoint(field: str, value: str, *, allow_remote: bool) -> str:
 
 
 def rank_endpoints(field: str, value: str, ranks: int, *, allow_remote: bool) -> list[str]:
-    """Return the address of each rank's publisher: those in `value`, between commas, or those that follow rank 0's.
+    """Return the address of each rank's publisher: as `value` lists them, between commas, or counted up from rank 0's.
 
     Raises:
         ValueError: names the field, what was found and what is allowed; a port would be beyond 65535.

@@ -25,7 +25,7 @@ With a replay endpoint (a living publisher's ring has at least the newest messag
       buffer
     silence for `idle_s`                  request a replay, in case the last messages were lost
 
-Without one (ZeroMQ neither repeats nor reorders messages of one connection)
+Without a replay endpoint (ZeroMQ neither repeats nor reorders messages of one connection)
 
     frame above the expected one          loss: deliver it, report the loss
     frame below it                        restart: deliver it, report the restart

@@ -103,7 +103,7 @@ class SourcePoller:
         self._requested: list[asyncio.Future[None]] = []
         self.pace = Pace(source.buffer_events)
         self.lost_before_read: Mapping[int, int] = {}
-        """By rank, how many events were lost before the last moment at which all of the source's events were applied.
+        """By rank, how many events had been lost when all of the source's events were last applied.
 
         A rank that has lost more since is being learned again, from where its event ids jumped.
         """

@@ -6,8 +6,8 @@
     handles       `disaggregated_params`, an encode worker's         `multimodal_hashes`: our digests, 8 ints each
 
 The prompt is text, as the library's own server gives it: most models' processors place media in text and tokenize it
-themselves (`add_special_tokens` false: the chat's template wrote the special tokens). Without text it is token ids,
-which these processors turn into text again; an encoder's handles cannot be placed then.
+themselves (`add_special_tokens` false: the chat's template wrote the special tokens). Without text the prompt is token
+ids, which these processors turn into text again; an encoder's handles cannot be placed then.
 
 Embeddings have no hash of their own: two prompts with different ones have the same tokens in the cache, and the second
 would reuse the first one's blocks. The salt distinguishes them; it includes the client's salt.

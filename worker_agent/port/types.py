@@ -28,7 +28,7 @@ from worker_agent.port.sampling import Sampling, TokenLogprobs
 FinishReason = Literal["length", "stop", "error"]
 Rule = tuple[str, object, str, bool]
 POLL_S = 0.05
-"""How long one poll of an engine waits at most, until the engine has something. A stop waits for the poll to return."""
+"""The longest time that one poll waits until the engine has something. A stop waits for the poll to return."""
 
 
 class Tensor(msgspec.Struct, frozen=True, kw_only=True):

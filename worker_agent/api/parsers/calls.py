@@ -3,7 +3,7 @@
 A call is one `ToolCallStarted`, then any number of `ToolCallArguments` of the same index. Indexes count from 0. The
 arguments, joined, are the text that the model wrote; a model may write text that is not JSON.
 
-white space      where calls are read: at the beginning of the content it is held back, and dropped if a call follows.
+white space      if calls are read: at the beginning of the content it is held back, and dropped if a call follows.
                  After a call it is dropped
 a call           begins once its function's name is complete. Text that only looked like its beginning is content,
                  as the model wrote it
@@ -130,7 +130,7 @@ class AnswerParser:
     call = ""
     """The beginning of a call; empty: no calls are read."""
     section = section_end = ""
-    """What stands before the first call, and after the last; empty: nothing."""
+    """The texts before the first call, and after the last; empty: there are none."""
     markers: tuple[str, ...] = ()
     """What begins a call, or a section; empty: `section` and `call`."""
     openings: tuple[str, ...] = ()

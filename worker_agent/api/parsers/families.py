@@ -10,7 +10,7 @@
     deepseek_r1, minimax_m2    is at the beginning of the answer, with or without <think>
     qwen3, glm46, kimi_k2,     begins with <think>, at the beginning of the answer or at the end of the prompt
     deepseek_v32
-    gemma4                     is what stands between <|channel>thought and <channel|>, any number of times
+    gemma4                     is the text between <|channel>thought and <channel|>, any number of times
 
 If the prompt ends with <think>, the answer begins with reasoning; if it ends with </think>, the answer has none. If
 calls are parsed, the beginning of a call also ends reasoning, and the next </think> is dropped. Text between the tags

@@ -221,7 +221,7 @@ class HarmonyParser(AnswerParser):
     def _begin(self) -> Steps[None]:
         while (yield from self._reader.peek()).isspace():
             self._content(self._reader.take())
-        if begun := (yield from self._reader.literal(*_NO_MARKER)):  # the prompt said `<|start|>`, or more
+        if begun := (yield from self._reader.literal(*_NO_MARKER)):  # the prompt has `<|start|>`, or more
             yield from self._tried(begun)
 
     def _call(self, marker: str) -> Steps[None]:
@@ -243,7 +243,7 @@ class HarmonyParser(AnswerParser):
                 marker = yield from self._reader.until(_ENDS, show)
 
     def _header(self, marker: str) -> Steps[str | None]:
-        """Return what stands before <|message|>; None if the answer ends within it."""
+        """Return the text before <|message|>; None if the answer ends within it."""
         self._reader.record(marker)
         if marker != _MESSAGE:
             try:

@@ -121,11 +121,11 @@ class EngineServer:
     event_source: ClassVar[str]
     """`event_source` of its registration, a name for people; `trtllm` if it speaks TensorRT-LLM's dialect."""
     events: ClassVar[str] = "tcp://*:5557"
-    """Where it publishes events unless told otherwise, or `POLL`. Source of the port: `docs/SOURCES.md` E3.5."""
+    """Where it publishes events by default, or `POLL`. Source of the port: `docs/SOURCES.md` E3.5."""
     event_flag: ClassVar[str] = ""
-    """The flag with which it publishes events; empty: operators are told none."""
+    """The flag with which it publishes events; empty: operators are shown none."""
     block_size: ClassVar[int]
-    """Tokens of a block unless told otherwise."""
+    """Tokens of a block by default."""
     metrics: ClassVar[MetricNames]
     """The metrics from which its load is read. The agent shows all metrics that have their prefix."""
     metrics_answer_s: ClassVar[float] = 2.0

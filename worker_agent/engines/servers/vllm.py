@@ -50,7 +50,7 @@ def facts_of_event_sources(body: bytes) -> EngineFacts:
 
 
 def facts_of_metrics(body: bytes) -> EngineFacts:
-    """Return the facts in `cache_config_info`, which has a sample for each rank; sizes are those of the first rank."""
+    """Return the facts in `cache_config_info`, which has a sample for each rank; sizes are the first rank's."""
     labels_of = {each.labels.get("engine", ""): each.labels for each in samples_in(body, [_CACHE_CONFIG])}
     first = min(labels_of.items(), key=lambda each: (len(each[0]), each[0]), default=("", {}))[1]
     return EngineFacts(

@@ -1,6 +1,6 @@
 """The paged block pool of one rank, with prefix reuse, and its KV events.
 
-    used     = blocks of running sequences: their own, not yet in the tree, and those of the tree on their paths
+    used     = blocks of running sequences: their own, not yet in the tree, and the tree's on their paths
     cached   = blocks of the tree on the GPU that no sequence has
     free     = the rest;  used + cached + free = total
     reserved = blocks that running sequences may yet ask for;  reserved <= cached + free

@@ -84,7 +84,7 @@ class Rank:
 
     @property
     def is_idle(self) -> bool:
-        """Whether an iteration would do nothing until a call changes the state: all requests wait for blocks."""
+        """Whether an iteration would do nothing until a call changes the state: no request runs or can be admitted."""
         if self._context or self._decoding:
             return False
         return not self._waiting or self._is_blocked

@@ -84,7 +84,7 @@ H200_8B = EngineTiming(
 """One H200 with an 8B model (bf16, 144 KiB of K/V per token), chunks not limited.
 
 Source: fitted by `bench/fidelity/timings.py` to `captures/h200_calibration.json` (vLLM 0.24.0, Qwen3-8B). Relative
-errors: TTFT median 2.8 %, worst 16.3 % (224 tokens after 1824 cached); ITL median 1.3 %, worst 6.3 % (batch 8). How a
-fleet of such engines compares with a recorded one: `docs/FIDELITY.md`, whose other engines are in
+errors: TTFT median 2.8 %, worst 16.3 % (224 tokens after 1824 cached); ITL median 1.3 %, worst 6.3 % (batch 8).
+`docs/FIDELITY.md` compares a fleet of such engines with a recorded one; its other engines are in
 `bench/fidelity/timings.py`.
 """

@@ -31,7 +31,7 @@ CANCELLED = "cancelled"
 
 
 class Outputs:
-    """How much of one request's outputs is passed on already."""
+    """One request's outputs, and how much of them was passed on."""
 
     def __init__(
         self,

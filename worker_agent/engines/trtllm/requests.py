@@ -19,8 +19,8 @@ Rules of the roles: `worker_agent/port/types.py`.
     stop strings                          none: the agent makes the text, and `stop` beside an `end_id` fails
     choices n                             `n`, and `best_of` n: streamed choices cannot be ranked
     logprobs k                            max(1, k)
-    rank                                  required if the engine has several; not set if the engine keeps conversations
-                                          on one rank, and the request names one
+    rank                                  binding, if the engine has several; not set if the engine keeps conversations
+                                          on one rank, and the request names a conversation
     logit_bias                            `embedding_bias`, one number for each token of the vocabulary
     bad_token_ids                         the same; `bad` is text, which fails beside an `end_id` as `stop` does
     media                                 `worker_agent/media/inputs.py`
@@ -125,7 +125,7 @@ def _prompt_rules(request: EngineRequest, engine: EngineDescription, role: Role)
 
 
 def _sampling_rules(request: EngineRequest, by: str | None, settings: TrtllmSettings) -> Iterator[Rule]:
-    """Yield the rules for what not every engine can do; `by` guides. The API has checked the values themselves."""
+    """Yield the rules for what not every engine can do; `by` is the guides' backend. The API checked the values."""
     guide, processors = request.sampling.guide, settings.logits_processors
     allowed = "none: the engine was loaded without guided_decoding_backend"
     yield "guided_decoding", "a guide", allowed, guide is None or by is not None

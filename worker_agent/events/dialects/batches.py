@@ -1,6 +1,6 @@
 """Decodes the payloads of one publisher, in any dialect, into batches of engine events.
 
-For every event, the first line that applies:
+The first line that applies to an event decides:
 
     cleared                        accepted from any source: the cache is empty
     "Ignored"                      ignored
@@ -16,8 +16,8 @@ For every event, the first line that applies:
     otherwise                      accepted
 
 Unreadable events are refused too. Ignored events have no meaning for prefixes, refused ones might have; the rest of
-the batch is processed in both cases. A hash is a u64: an integer mod 2^64, or its last 8 bytes, big-endian, which is
-the integer that the engine would send. Source: `docs/SOURCES.md` E3.2, E3.3, E4.2 (ingress filter).
+the batch is processed in both cases. A hash becomes a u64: an integer mod 2^64; bytes by their last 8, big-endian,
+which is the integer that their engine would send. Source: `docs/SOURCES.md` E3.2, E3.3, E4.2 (ingress filter).
 
 The wire of engine events:
 
