@@ -5,7 +5,7 @@
     forward   the router sends to this process. The default for several data-parallel ranks: the router chooses one, but
               names it only to workers that take token ids, too. The engine knows neither that header nor the ids
 
-It takes POST and GET of every path: the router knows which are open. Bytes of an answer are passed on unparsed. If the
+POST and GET are taken on any path: the router knows which are open. Bytes of an answer are passed on unparsed. If the
 router disconnects, the engine's request is ended; if the engine disconnects during an answer, the router's connection
 is aborted, so that a partial answer is not taken for a complete one. The engine's own errors are passed on; before its
 first byte this process answers:

@@ -1,4 +1,4 @@
-"""One request's generation as pieces of answers: all choices side by side, until all have ended; counts tokens.
+"""One request's generation as pieces of answers, and its usage: all choices side by side, until all have ended.
 
     an output             here
     length, stop          the choice has ended

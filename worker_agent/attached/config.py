@@ -153,7 +153,7 @@ class AttachedEngineSection(Section):
     def settled(self, facts: EngineFacts) -> "AttachedEngineSection":
         """Return the section; what was not set is as the engine says, else its kind's default.
 
-        Event addresses at the engine's own host are allowed, wherever that is: its address was set.
+        Event addresses that the engine states are allowed on any machine, because its own address was set.
         """
         kind = self.kind if self.kind != "auto" else facts.kind or ASSUMED
         found: dict[str, object] = {"kind": kind, "dp_ranks": self.dp_ranks or facts.dp_ranks or 1}

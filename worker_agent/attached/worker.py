@@ -49,7 +49,7 @@ from worker_agent.fleet.membership import Membership
 from worker_agent.fleet.worker_id import WorkerId
 from worker_agent.metrics import engine_event_families, event_threads, poll_families, thread_family
 
-_STREAMS_DRAIN_S = 10.0
+_STREAMS_DRAIN_S = 10.0  # of a stop, beyond the time of requests
 _WAIT_S = 1.0
 _ONLY_A_NAME = EngineFacts(served_names=("model",))
 """Replaces an engine's answer while settings are checked before the engine answers."""

@@ -89,7 +89,7 @@ class Consolidator:
 
     @property
     def is_log_away(self) -> bool:
-        """Whether the log is disconnected, as far as is known."""
+        """Whether the log is known to be disconnected."""
         return not self._event_log.is_connected
 
     def stale(self, dp_rank: int) -> str:

@@ -21,7 +21,7 @@ TensorRT-LLM's iteration statistics become load reports; incomplete rows are ski
     `iter`, `numActiveRequests`, `numQueuedRequests`  skipped: requests       skipped: requests
     `kvCacheStats`, its used and largest number       skipped: cache          skipped: cache
     `inflightBatchingStats`                           no phases reported      skipped: batching
-    one of its figures; `iterLatencyMS`               that one is omitted     that one is omitted
+    one of its figures, or `iterLatencyMS`            the figure is omitted   the figure is omitted
 
 `iter` counts iterations. `numActiveRequests` is counted at an iteration's beginning: the last row before an engine
 becomes idle still counts the requests that ended in it. The engine then reports nothing more; the agent knows from its

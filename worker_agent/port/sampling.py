@@ -10,7 +10,7 @@ import msgspec
 
 GuideKind = Literal["json", "regex", "grammar", "json_object", "structural_tag"]
 ANSWER_LOGPROBS_MAX = 1 << 18
-"""Most log probabilities of an unstreamed answer, and of a prompt; about 15 MB of JSON."""
+"""Bound of n x max_tokens x (1 + top_logprobs) of an unstreamed answer, and of its prompt's; about 15 MB of JSON."""
 _PATTERN_MARKS = frozenset("\\.^$|?*+()[]{}")
 
 

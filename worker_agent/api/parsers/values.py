@@ -25,7 +25,7 @@ EXACT: frozenset[str] = frozenset()
 ANY = frozenset({"any", "boolean"})
 """Replaces the types of a value that is JSON of any type."""
 _NULL = "null"
-_NESTED_MAX = 8
+_NESTED_MAX = 8  # levels of a schema that are read
 _KINDS: Mapping[type, frozenset[str]] = {
     bool: frozenset({"boolean"}),
     int: frozenset({"integer", "number"}),
