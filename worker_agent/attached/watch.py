@@ -110,7 +110,7 @@ class HealthWatch:
 
 
 class EngineLoads:
-    """A part of a process, `run`. `total_blocks` of a rank is used if the engine's metrics lack it."""
+    """The part `run` reads and announces the load. `total_blocks` of a rank is used if the metrics lack it."""
 
     def __init__(
         self, client: EngineClient, log: EventLog, clock: Clock, worker: WorkerStreams, *, total_blocks: int

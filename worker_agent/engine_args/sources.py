@@ -198,7 +198,7 @@ def read_flags(arguments: Sequence[str]) -> Values:
 
 
 def typed(text: str) -> Any:  # noqa: ANN401 - one of the types above
-    """Return the value of a flag's text."""
+    """Return the value that a flag's text spells; the text itself if it is no null, boolean or number."""
     small = text.lower()
     if small in _NULLS:
         return None

@@ -125,7 +125,7 @@ class RankTracer:
 
 
 class RankStreamSender:
-    """A part of a process, `run`; `wake` signals new batches in the outbox."""
+    """Sends one rank's outbox, as a part of a process (`run`); `wake` signals new batches in it."""
 
     def __init__(
         self,

@@ -81,7 +81,7 @@ class Membership:
         return True
 
     def families(self) -> Iterator[Family]:
-        """Yield the metrics."""
+        """Yield the count of `repairs_total`."""
         meaning = "Times that the registration was published again: overwritten, forged, purged, or the log is new"
         yield counter("registration_repairs", meaning, (), [((), float(self.repairs_total))])
 

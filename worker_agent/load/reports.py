@@ -82,7 +82,7 @@ _log = structlog.get_logger("load_reports")
 
 
 class LoadReports:
-    """Polls and announces, as the part `work`. `in_flight` returns how many requests of ours the engine has."""
+    """Polls and announces loads, as the part `work`. `in_flight` returns how many requests of ours the engine has."""
 
     def __init__(
         self, engine: Engine, log: EventLog, clock: Clock, worker: WorkerRegistered, in_flight: Callable[[], int]

@@ -98,7 +98,7 @@ class EncodeAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class EncodeWorker:
-    """One encode worker of the fleet."""
+    """One encode worker of the fleet, with the times of its newest heartbeat and failure, and our requests to it."""
 
     def __init__(self, registration: WorkerRegistered, now_s: float) -> None:
         self.registration, self.draining = registration, registration.drained
