@@ -113,7 +113,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     phase: str = "whole"
     """The work for the worker (`decided.RequestPhase`)."""
     endpoint: str = "chat"
-    """The OpenAI endpoint that was called (`api_endpoints.py`)."""
+    """The OpenAI endpoint that was called (`openai/endpoints.py`)."""
     reason: str = ""
     """Why the winner won: one word of a closed set."""
     action: str = "admit"

@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from kv_protocol.decision import ADDENDS, Candidate, CostTerms, Decision
+from kv_protocol.decision import ADDENDS, Candidate, Decision
 from kv_protocol.journal import OutcomeKnown
 from kv_protocol.openai.endpoints import PROMPT_ENDPOINTS
 
@@ -164,18 +164,20 @@ def deciding_term(decision: Decision, runner_up: Candidate) -> tuple[str, float]
 
 
 def _term_weights(decision: Decision) -> dict[str, float]:
-    """Return the weight of each addend: the cost is their weighted sum, times the multiplier."""
-    weight = max(_ttft_weight(each.terms) for each in decision.candidates)
+    """Return the weight of each addend: the cost is their weighted sum, times the multiplier.
+
+    That of the time to the own first token is computed back from a cost; 1 if no candidate has such a time.
+    """
+    weight = 1.0
+    for terms in (each.terms for each in decision.candidates):
+        first_ms, rest_ms = (
+            sum(getattr(terms, f"{name}_ms") for name, each in ADDENDS.items() if each.until_first == is_first)
+            for is_first in (True, False)
+        )
+        if first_ms > 0:
+            weight = (terms.cost / terms.constraint_multiplier - rest_ms) / first_ms
+            break
     return {name: weight if each.until_first else 1.0 for name, each in ADDENDS.items()}
-
-
-def _ttft_weight(terms: CostTerms) -> float:
-    """Return the weight of the time to the own first token, computed back from the cost; 1 if there is no such time."""
-    first_ms, rest_ms = (
-        sum(getattr(terms, f"{name}_ms") for name, each in ADDENDS.items() if each.until_first == is_first)
-        for is_first in (True, False)
-    )
-    return (terms.cost / terms.constraint_multiplier - rest_ms) / first_ms if first_ms > 0 else 1.0
 
 
 def _held(decision: Decision, outcome: Outcome | None) -> str:

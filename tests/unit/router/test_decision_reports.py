@@ -41,6 +41,12 @@ def test_the_sentence_says_which_term_decided_what_the_next_costs_and_that_the_p
     )
 
 
+def test_a_weight_below_1_is_read_from_a_rank_that_has_a_time_to_the_first_token() -> None:
+    free, far = CostTerms(cost=14.0, decode_ms=14.0), CostTerms(cost=31.0, prefill_ms=34.0, decode_ms=14.0)
+    told = decision(candidate("w1/0", terms=free), candidate("w0/0", terms=far), reason="overlap")
+    assert "its prefill counts 17.0 ms less than at w0/0" in sentence(RequestReport(decision=told))
+
+
 def test_costs_of_a_users_mode_have_no_unit_and_no_terms() -> None:
     rows = [candidate(f"w{at}/0", terms=CostTerms(cost=cost)) for at, cost in enumerate((3.0, 9.0))]
     told = decision(*rows, reason="user", cost_unit="own")
