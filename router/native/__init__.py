@@ -1,13 +1,13 @@
 """The router's fold (`core.hpp`) and readers of HTTP (`http.hpp`) in C++, built with the index's (`indexer/native/`).
 
-The router does not run without it: importing this module fails if it is missing, damaged, of another machine, or
-built from sources with another interface.
+The router does not run without it: importing this module fails if the extension is missing, damaged, or built for
+another machine or from sources with another interface.
 """
 
 from kv_protocol.decided import TERMS
 
 INTERFACE = (34, len(TERMS))
-"""A number that changes with the interface of the extension, here and in `module.cpp`; how many terms a cost has."""
+"""The number of the extension's interface, which is raised here and in `module.cpp`; how many terms a cost has."""
 
 try:
     from router.native import _fold as built

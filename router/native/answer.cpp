@@ -5,7 +5,7 @@
 //     "usage": {"input_tokens": <n>, "output_tokens": <n>, "input_tokens_details": {"cached_tokens": <n>}}  of a response
 //     "usage": {"prompt_tokens": <n>}                                                                      of embeddings
 //
-// A whole answer and a stream with usage both state it last; of several (a stream may state it with every event) the last one counts.
+// A whole answer and a stream state usage last. If it comes several times (a stream may state it with every event), the last one counts.
 // Source: the OpenAI API reference, "The chat completion object", "The response object", "Create embeddings".
 #include "answer.hpp"
 
@@ -24,7 +24,7 @@ constexpr Text kUsage = "\"usage\"", kKeyEnd = "_tokens\"", kSpace = " \t\n\r\f\
 constexpr std::size_t kCountDigitsMax = 10;
 using Count = std::optional<i64>;
 
-// The digits after a colon; nothing if there are none, or too many.
+// The number after a colon; none if there are no digits, or too many.
 Count count_at(Text tail, std::size_t at) {
     at = std::min(tail.find_first_not_of(kSpace, at), tail.size());
     if (at == tail.size() || tail[at] != ':') {
@@ -50,7 +50,7 @@ void read_usage(Text tail, Answer& to) {
     }
 }
 
-// Seconds of a header in milliseconds: at most nine digits, and six after a point; nothing if it is anything else.
+// The seconds of a header in milliseconds: at most nine digits, and six after a point; none if it is anything else.
 std::optional<double> decode_s_in(const nb::dict& headers) {
     static const nb::handle name = PyBytes_FromString("x-kv-decode-ms");
     PyObject* const found = PyDict_GetItemWithError(headers.ptr(), name.ptr());
@@ -64,7 +64,7 @@ std::optional<double> decode_s_in(const nb::dict& headers) {
     return is_number ? std::optional(PyOS_string_to_double(text.c_str(), nullptr, nullptr) / 1000.0) : std::nullopt;
 }
 
-// `tail`: the body, or its end; `later_events` of a stream came after its first bytes; `tokens_before` are another worker's, which began it.
+// `tail`: the body, or its end. `later_events`: of a stream, after its first bytes. `tokens_before`: of another worker that began the answer.
 Answer answer_of(const nb::bytes& tail, const nb::dict& headers, bool is_streamed, bool has_begun, i64 later_events, i64 tokens_before,
                  bool has_one_choice) {
     Answer made;

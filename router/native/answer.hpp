@@ -4,12 +4,12 @@
 // |---|---|---|
 // | event stream | its first bytes | from there to its end, per later token; not known if all came at once |
 // | a prefill worker's | its end: it has one token | |
-// | another complete one whose worker states the decode time | its end, less that time | that time, likewise |
+// | another complete one whose worker states the decode time | its end, less that time | that time, per later token |
 // | any other | not known: its first byte came with its last token | not known |
 //
 // Tokens are counted by `usage`; in a stream without it by token comments, else by its events. An engine that puts several tokens into
 // one event makes the time between events an upper bound. Where an answer has several choices it is not known which token followed
-// which. What is not known is nothing, and is not counted.
+// which. A value that is not known is none, and is not counted.
 #pragma once
 
 #include <optional>
@@ -22,7 +22,7 @@ namespace kv {
 struct Answer {
     std::optional<i64> output_tokens, cached_tokens, input_tokens;  // as its worker counts them; none: not stated
     std::optional<i64> later_tokens;                                // after the first; none: all of `output_tokens` but the first
-    std::optional<double> decode_s;                                 // by its worker's clock, as below
+    std::optional<double> decode_s;                                 // from first token to end, by its worker's clock
     bool came_whole = false;                                        // its first byte came with its last
 };
 

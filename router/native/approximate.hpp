@@ -1,4 +1,4 @@
-// Blocks that ranks probably hold, of the requests routed to them: tests/reference/approximate.py has the rules. Knows nothing
+// Blocks that ranks probably hold, by the requests routed to them alone: tests/reference/approximate.py has the rules. Knows nothing
 // of Python.
 #pragma once
 
@@ -21,7 +21,7 @@ public:
     std::size_t block_count() const { return block_count_; }
     // Whether some blocks expire at `now_s` or before.
     bool expires(double now_s) const { return block_count_ != 0 && nodes_[nodes_[kRoot].newer].expires_at_s <= now_s; }
-    // Drops these blocks; returns how many.
+    // Drops the blocks that expire at `now_s` or before; returns how many.
     std::size_t expire(double now_s) {
         std::size_t dropped = 0;
         while (expires(now_s)) {
@@ -78,8 +78,8 @@ public:
         return depth;
     }
 
-    // Adds a row of each stretch, the newest first, and so parents before their children: the rank, the place of its parent among the
-    // rank's rows (-1: none), its blocks, when they expire.
+    // Adds a row for each stretch, the newest first, so that parents precede their children. A row: the rank, the place of the stretch's
+    // parent among the rank's rows (-1: none), the blocks, when they expire.
     void rows(Part& to, const RankKey& rank) const {
         std::vector<i64> places(nodes_.size(), -1);
         i64 place = 0;
@@ -89,7 +89,7 @@ public:
             to.row(rank, places[node.parent], Chain(node.blocks.data(), node.blocks.size()), node.expires_at_s);
         }
     }
-    // Adds the stretch of the next row; false: its parent is no earlier row, or has a child with the same first block.
+    // Adds the next row's stretch; false: it is empty, or its parent is no earlier row or has a child with its first block.
     bool restore(i64 parent, const Chain& blocks, double expires_at_s) {
         const i64 above = parent + 1;  // node 0 is the root, node n + 1 is row n
         if (blocks.empty() || above < 0 || above >= static_cast<i64>(nodes_.size()) || child_of(static_cast<u32>(above), blocks[0]) != kNone) {
@@ -135,7 +135,7 @@ class Approximate {
 public:
     Approximate(Ranks& ranks, double ttl_s, u64 blocks_max) : ranks_(ranks), ttl_s_(ttl_s), blocks_max_(blocks_max), routed_(ranks) {}
 
-    // `capacity_blocks`: of the rank; 0: not stated.
+    // `capacity_blocks`: the rank's blocks of KV; 0: not stated.
     void routed(u32 row, const Chain& chain, double now_s, u64 capacity_blocks) {
         if (chain.empty()) {
             return;
@@ -156,7 +156,7 @@ public:
             routed_.erase(row);
         }
     }
-    // Drops expired blocks; answers do not change by that.
+    // Drops expired blocks; what `overlap` returns stays the same.
     void tick(double now_s) {
         const std::vector<u32> rows(routed_.rows().begin(), routed_.rows().end());
         for (const u32 row : rows) {
@@ -193,7 +193,7 @@ public:
     }
 
 private:
-    // The tree of a rank, which is about to change: a copy, if a checkpoint has not written it yet.
+    // The rank's tree for a change: a new copy, if a checkpoint still has to write the present one.
     RoutedTree& changed(u32 row) {
         std::shared_ptr<RoutedTree>& tree = routed_.add(row);
         if (tree == nullptr || tree.use_count() > 1) {

@@ -2,7 +2,7 @@
 //
 //   predicted(r)   min(blocks that rank r is expected to hold, reusable blocks) * B       B = block size
 //   reused         cached tokens that the worker reported, at most the prompt; predicted(winner) if it reported none
-//   baseline       (reused + sum of predicted(r) over the other candidates) / candidates  a candidate drawn evenly
+//   baseline       (reused + sum of predicted(r) over the other candidates) / candidates  what a candidate drawn evenly would reuse
 //   routing        reused - baseline; may be below 0
 //   foregone       max(0, largest predicted(r) of the other candidates - predicted(winner))
 //   seconds(c)     p * (c * kPrefillTokenS + c^2 / 2 * kPrefillPairS)      to compute the first c tokens of a prompt
@@ -17,13 +17,13 @@
 
 namespace kv {
 
-// What some requests saved together, in tokens and in seconds of their ranks.
+// What some requests saved together, in tokens and in seconds of the ranks that computed them.
 struct Sums {
     i64 requests = 0, compared_requests = 0;
-    i64 prompt_tokens = 0, reused_tokens = 0, reported_tokens = 0;  // workers reported a part of the reuse; the rest was predicted
+    i64 prompt_tokens = 0, reused_tokens = 0, reported_tokens = 0;  // `reported_tokens` of the reuse; the rest is predicted
     double baseline_tokens = 0;
     i64 foregone_tokens = 0;
-    double saved_s = 0, learnt_s = 0, baseline_s = 0, evicted_blocks = 0;  // a learnt factor gives a part of `saved_s`
+    double saved_s = 0, learnt_s = 0, baseline_s = 0, evicted_blocks = 0;  // `learnt_s`: of `saved_s`, by a learnt factor
 
     // In the order of `_OF_CORE` of router/attribution/report.py.
     auto fields() {
@@ -35,7 +35,7 @@ struct Sums {
     }
 };
 
-// A decision, as far as its saving depends on it.
+// What a decision's saving is computed from, with its outcome.
 struct Placement {
     std::array<std::string, 4> names;  // of its model, tenant, adapter and family; the family is the hash of a block, in hexadecimal
     i64 isl_tokens = 0;                // of the prompt; 0: it was not encoded
@@ -55,8 +55,8 @@ struct Placement {
 //   new, no room       the row with the smallest `requests + missed` (the eldest of several) is added to `other`; the new name's row
 //                      begins at 0, with that number as its `missed`
 //
-// So for every name, with N requests in all and K rows: rows and `other` add up to everything, exactly; a row's requests <= the name's
-// <= requests + missed; missed <= N / K, and a name without a row had at most `absent_max` <= N / K requests.
+// With N requests in all and K rows: rows and `other` add up to everything, exactly. A name with a row had at least its `requests` and at
+// most `requests + missed`, and missed <= N / K. A name without a row had at most `absent_max` <= N / K requests.
 // Source: Metwally, Agrawal, El Abbadi, "Efficient computation of frequent and top-k elements in data streams", 2005.
 class TopRows {
 public:
@@ -64,7 +64,7 @@ public:
         i64 missed = 0;
         Sums sums;
 
-        i64 requests_max() const { return sums.requests + missed; }  // that its name may have had
+        i64 requests_max() const { return sums.requests + missed; }  // the most that its name may have had
     };
 
     void count(const std::string& name, const Sums& saved, std::size_t rows_max);
@@ -87,8 +87,8 @@ private:
 //
 //   decision that computes a prompt   kept until its outcome, at most `pending_max`; the oldest is dropped
 //   outcome ok                        its saving is added to the total and to one row of each dimension
-//   any other outcome                 not answered: what a failed attempt computed is not known
-//   prompt that was not encoded       unseen: neither its length nor its prefix is known
+//   any other outcome                 `not_answered`: what a failed attempt computed is not known
+//   ok, but the prompt not encoded    `unseen`: neither its length nor its prefix is known
 class Attribution {
 public:
     Attribution(std::size_t rows, std::size_t blocks, std::size_t decisions) : rows_max(rows), family_blocks(blocks), pending_max(decisions) {}
@@ -98,7 +98,7 @@ public:
     std::optional<Placement> ended(std::string_view decision_id, bool is_ok, std::optional<i64> cached_tokens);
     // Forgets a decision whose outcome belongs to another period.
     void forget(std::string_view decision_id) { pending.erase(decision_id); }
-    // Blocks were evicted after a decision that was counted.
+    // Adds blocks that were evicted after a decision that was counted.
     void charge(const Placement& placement, double blocks);
 
     const std::size_t rows_max, family_blocks, pending_max;

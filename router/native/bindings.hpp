@@ -1,4 +1,4 @@
-// What the extension's classes share: casters, texts, slots, and errors as the project words them.
+// What the extension's bindings share: casters, views of texts, slots, and errors in the project's wording.
 #pragma once
 
 #include <cstddef>
@@ -30,7 +30,7 @@ inline nanobind::bytes bytes_of(std::string_view packed) { return nanobind::byte
     throw nanobind::value_error((field + ": found " + std::to_string(found) + ", allowed " + allowed).c_str());
 }
 
-// What a `str` says, as UTF-8, for as long as it lives.
+// The text of a `str` as UTF-8; it is valid as long as the `str` lives.
 inline std::string_view text_of(const nanobind::handle& text) {
     Py_ssize_t size = 0;
     const char* const data = PyUnicode_AsUTF8AndSize(text.ptr(), &size);
@@ -40,7 +40,7 @@ inline std::string_view text_of(const nanobind::handle& text) {
     return {data, static_cast<std::size_t>(size)};
 }
 
-// A field that objects of a type have in a slot: by `__slots__`, or as `msgspec.Struct`s.
+// A field that a type keeps in a slot, because it has `__slots__` or is a `msgspec.Struct`.
 class Slot {
 public:
     Slot(const nanobind::handle& type, const char* name) {

@@ -15,7 +15,7 @@ namespace {
 constexpr std::size_t kLineBytesMax = 4096, kTrailerBytesMax = 16 << 10, kSizeDigitsMax = 15;
 constexpr std::size_t kSpareBytes = 8 << 10;  // unused memory that a stream may hold: thousands are open at once
 
-// The digits of a chunk's size at the beginning of `line`; `size` is what they say.
+// How many digits at the beginning of `line` give a chunk's size; sets `size` to their value.
 std::size_t size_digits(Text line, std::int64_t& size) {
     std::uint64_t found = 0;
     const char* const end = line.data() + std::min(line.size(), kSizeDigitsMax + 1);
@@ -118,7 +118,7 @@ private:
     }
 
     State state_ = State::kSize;
-    std::string line_;  // its beginning
+    std::string line_;  // the beginning of a line that is not complete
     std::size_t trailer_bytes_ = 0;
 };
 
@@ -148,7 +148,7 @@ nb::bytes chunk(Text payload) {
     return nb::bytes(framed.data(), framed.size());
 }
 
-// Complete events, at most `bytes_max`; of a longer stream nothing is kept.
+// Keeps the complete events of a stream of at most `bytes_max` bytes, and nothing of a longer stream.
 class KeptEvents {
 public:
     explicit KeptEvents(std::size_t most) : bytes_max(most) {}
@@ -174,7 +174,7 @@ public:
         : reader_(body_bytes), mark_(view_of(mark)), counts_(is_later && mark_.empty()) {}
 
     // Reads the payload in `data`. While the answer `flows`: returns the complete events as the client gets them, maybe empty.
-    // None: it does not flow, nothing was taken before, it ends, or an alarm is in what waits.
+    // None: it does not flow, nothing was taken before, it ends, or an alarm is pending.
     nb::object feed(const nb::bytes& data) {
         end = reader_.feed(view_of(data), pending);
         has_begun = has_begun || !pending.empty();
@@ -246,7 +246,7 @@ public:
 
     std::string pending;
     std::int64_t end = -1;
-    std::size_t marks = 0, later = 0;
+    std::size_t marks = 0, later = 0;  // in what was taken last; in all that was taken after the first
     bool has_begun = false, flows = false;
 
 private:
@@ -285,7 +285,7 @@ private:
     KeptEvents* kept_ = nullptr;
     std::size_t seen_ = 0;  // pending bytes in which no event ends
     std::size_t pending_max_ = 0;
-    bool counts_, is_stream_ = false, is_chunked_ = false;
+    bool counts_, is_stream_ = false, is_chunked_ = false;  // `counts_`: marks are `later` ones from now on
 };
 
 }  // namespace

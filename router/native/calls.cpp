@@ -1,4 +1,4 @@
-// Writes the header lines of a call to a worker, and those that the router adds to its answer. All calls keep the GIL.
+// Writes the header lines of a call to a worker, and those that the router adds to the answer. All calls keep the GIL.
 #include <utility>
 
 #include "bindings.hpp"
@@ -17,7 +17,7 @@ class CallLines {
 public:
     explicit CallLines(const nb::bytes& first) : first_(view_of(first)) {}
 
-    // The lines of the call that carries out a verdict, with some headers of its client, and the lines of its answer.
+    // The header lines of the call that carries out a verdict, with some of its client's, and the lines for the answer.
     nb::object lines(const nb::handle& verdict, const nb::dict& client) const {
         static const Name request{"request"}, request_id{"request_id"}, decision_id{"decision_id"}, winner{"winner"}, overlap{"overlap_blocks"};
         static const std::pair<nb::handle, std::size_t> passed_on[] = {
@@ -25,7 +25,7 @@ public:
         const nb::object route = get(verdict, request), id = get(route, request_id), decision = get(route, decision_id);
         const auto rank = nb::cast<nb::tuple>(get(verdict, winner));
         const nb::object worker = rank[0];
-        std::array<Text, 4 + 4 * std::size(passed_on)> call{first_, "x-request-id: ", text_of(id)};  // of the last parts some may be empty
+        std::array<Text, 4 + 4 * std::size(passed_on)> call{first_, "x-request-id: ", text_of(id)};  // the last parts may stay empty
         std::size_t count = 3;
         for (const auto& [name, most] : passed_on) {
             PyObject* const found = PyDict_GetItemWithError(client.ptr(), name.ptr());

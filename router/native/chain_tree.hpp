@@ -2,8 +2,8 @@
 // nothing of Python. Not thread-safe.
 //
 // A chain ends at the end of a stretch only. A stretch counts, per key, the chains that go through it; it exists while there is one,
-// and is joined with its only child once no chain ends at it. Adding and removing cost one step per stretch on the path, by forks, not
-// by blocks; one walk finds every key's longest prefix of a chain.
+// and is joined with its only child once no chain ends at it. Adding and removing take one step per stretch on the path, however long
+// the stretches are. One walk finds every key's longest prefix of a chain.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@ struct ChainCount {
 struct ChainCounts {
     std::vector<ChainCount> counts;  // by key
     u32 marked_keys = 0;             // that have a marked chain
-    u32 ends = 0;
+    u32 ends = 0;                    // chains that end here
 
     void reset() {
         counts.clear();
@@ -83,7 +83,7 @@ public:
         blocks_[key] += static_cast<i64>(added);
         return at;
     }
-    // Removes a chain that was added to the key, and ends there.
+    // Removes the chain of the key for which `add` returned this end.
     void remove(u32 key, u32 end, bool is_marked) {
         --nodes_[end].ends;
         std::size_t freed = 0;
@@ -110,8 +110,8 @@ public:
     }
     // How many distinct blocks the key's chains have.
     i64 blocks(u64 key) const { return key < blocks_.size() ? blocks_[key] : 0; }
-    // Calls `each` for every key with its place among the keys, and how many leading blocks of the chain its chains have, and its
-    // marked ones.
+    // Calls `each` for every key: with its place in `keys`, how many leading blocks of the chain its chains have, and how many its
+    // marked chains have.
     template <typename Each>
     void depths(const u64* chain, std::size_t count, const std::vector<u32>& keys, Each each) {
         u32 at = kRoot, top = kRoot;

@@ -1,4 +1,4 @@
-// What a policy chooses of a view: tests/reference/state.py and policies.py have the rules.
+// How a policy chooses among a view's ranks: tests/reference/state.py and policies.py have the rules.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -90,7 +90,7 @@ void Verdict::decide(const std::vector<char>& excluded, std::vector<double> mult
     }
 }
 
-// If no candidate has a block of the prompt, newcomers that had their share are not candidates, unless all are such newcomers.
+// If no candidate is expected to hold a block of the prompt, newcomers that had their share cease to be candidates, unless all are such.
 void Verdict::settle() {
     if (!policy->reads_overlap || !policy->bounds_newcomers || view->spent.empty() || request->reusable_blocks() == 0) {
         return;
@@ -184,7 +184,7 @@ void Verdict::cheapest() {
     }
 }
 
-// The first to answer among those that meet the targets, or among all; of decode workers the fastest.
+// Chooses the first to answer among those that meet the targets, or among all; of decode workers the fastest.
 void Verdict::soonest() {
     const auto itl_max = request->itl_target_s.has_value() ? request->itl_target_s : policy->itl_target_s;
     const auto ttft_max = request->ttft_target_s.has_value() ? request->ttft_target_s : policy->ttft_target_s;
@@ -237,7 +237,7 @@ void Verdict::forget_others() {
     runner_up.reset();
 }
 
-// Under hard affinity the session's rank wins if it is a candidate; what else is said of a choice follows from its winner.
+// Under hard affinity the session's rank wins if it is a candidate. Then sets the fields that follow from the winner.
 void Verdict::bind() {
     const auto of_session = policy->affinity == Affinity::kHard ? bound() : std::nullopt;
     if (of_session.has_value()) {

@@ -274,7 +274,7 @@ std::optional<std::pair<std::string, std::string>> Checkpoint::next() {
 }
 
 std::vector<Core::Table> Core::tables() {
-    // What is small is written at once.
+    // A small table is written whole when it is frozen.
     const auto at_once = [](auto write) {
         return [write]() -> MoreRows {
             auto written = std::make_shared<Part>();

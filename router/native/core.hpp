@@ -1,5 +1,5 @@
 // All that a router's decisions read and write, except the fleet's registrations, breakers and the index: one fold. It has no clock, no
-// randomness and no input of its own: times, seeds and the index's answers are arguments. It calls no Python. One thread.
+// randomness and no input of its own: times, seeds and the index's answers are arguments. It calls no Python. One thread uses it.
 #pragma once
 
 #include <functional>
@@ -16,7 +16,7 @@ namespace kv {
 enum class Mode { kCost, kSoonest, kTurn, kDraw, kOfTwo, kLeastLoaded, kNamed, kUser };
 enum class Affinity { kOff, kSoft, kHard };
 
-// `router.decision.policy.Policy` of one phase.
+// One phase's `router.decision.policy.Policy`.
 struct Policy {
     std::string name;
     Mode mode;
@@ -33,19 +33,19 @@ struct Policy {
 
 // The ranks that serve a model.
 struct Standing {
-    std::shared_ptr<Ranks> ranks;  // as long as its rows are held
+    std::shared_ptr<Ranks> ranks;  // `held` refers to it
     std::vector<Held> held;
     std::vector<u32> rows;
-    std::vector<i64> capacity;  // blocks of KV of each; 0: not known
+    std::vector<i64> capacity;  // blocks of KV of each rank; 0: not known
 };
 
 // How far the index's answer is trusted at each rank of a standing.
 struct Trusts {
     std::vector<double> factors;      // share of the overlap that is credited
-    std::vector<u32> without_events;  // places; there the overlap is what was routed to them
+    std::vector<u32> without_events;  // places of ranks whose overlap is what was routed to them
 };
 
-// The ranks that serve a model, at one moment.
+// What a decision reads of the ranks that serve a model, at one moment.
 struct View {
     View(std::shared_ptr<const Standing> of, double time_s, u64 turns)
         : standing(std::move(of)), now_s(time_s), turn(turns), ranks(standing->rows.size(), RankNumbers{}) {}  // copying one is faster than making each
@@ -56,31 +56,31 @@ struct View {
     double now_s;
     u64 turn;
     std::vector<RankNumbers> ranks;
-    std::optional<u32> only;  // the place that `ranks[0]` has the numbers of; none: `ranks` has those of every place
+    std::optional<u32> only;  // the one place whose numbers are kept, in `ranks[0]`; none: `ranks` has every place
     std::vector<u32> without_events;  // places
     std::shared_ptr<const std::vector<u64>> epochs;  // none: 0 at every rank
-    std::vector<char> spent;   // newcomers that had their share; empty: none
+    std::vector<char> spent;   // whether each rank is a newcomer that had its share; empty: none is
     double output_tokens = 0;
     bool is_learnt = false, is_blank = true;
     bool has_load = false, has_rates = false, predicts = false;  // what was read so far, for the policies that used this view
     std::optional<Held> bound;  // the rank of the request's session
 };
 
-// What Python has of a verdict, beside the core's columns.
+// The Python objects of a verdict, beside the core's columns.
 struct Named {
     nanobind::object request, model_view, trusts;
-    nanobind::object why;           // of each rank, why it may not take the request, empty if it may; None: all may
-    nanobind::object epochs, seqs;  // where the ranks' streams stand; None: the index was not asked
+    nanobind::object why;           // why each rank may not take the request, empty if it may; None: all may
+    nanobind::object epochs, seqs;  // of each rank's stream in the index; None: the index was not asked
 };
 
-// A view, and what a policy chooses of it.
+// A view, and a policy's choice among its ranks.
 class Verdict {
 public:
     Verdict(std::shared_ptr<const View> of, std::shared_ptr<const Policy> by, std::shared_ptr<const Request> what, u64 draw, Named names)
         : view(std::move(of)), policy(std::move(by)), request(std::move(what)), seed(draw), named(std::move(names)) {}
 
-    // `excluded`: of each rank whether it may not take the request; empty: all may. One rank at least may.
-    // `multiplier`: of each rank's cost; empty: none. A user's mode chooses by `take_choice`.
+    // `excluded`: whether each rank may not take the request; empty: all may. At least one rank may.
+    // `multiplier`: what multiplies each rank's cost; empty: nothing. For a user's mode, `take_choice` must follow.
     void decide(const std::vector<char>& excluded, std::vector<double> multiplier);
     void take_choice(std::size_t winner, std::string reason, std::optional<std::size_t> runner_up, std::optional<double> margin,
                      bool meets_targets, const std::vector<double>& costs);
@@ -93,16 +93,16 @@ public:
     u64 seed;
     Named named;
     std::vector<u32> candidates;  // places in the view, ascending
-    std::size_t decided_candidates = 0;  // how many there were; 0: all are there
+    std::size_t decided_candidates = 0;  // how many there were before `forget_others`; 0: it was not called
     bool passes_over = false;     // newcomers that had their share are no candidates
-    std::vector<Terms> terms;     // of each candidate; empty: the mode weighs no costs
-    bool is_timed = false;        // `terms` are computed, not given by a user's mode: in ms
+    std::vector<Terms> terms;     // of each candidate's cost; empty: the mode weighs no costs
+    bool is_timed = false;        // `terms` are in ms: computed here, not given by a user's mode
     std::size_t winner_at = 0;
     std::optional<std::size_t> runner_up;
     std::optional<double> margin;
     std::string reason;
     bool meets_targets = true;
-    i64 overlap_blocks = 0, most_blocks = 0, expected_blocks = 0, regret_blocks = 0;  // `most_blocks`: of the winner, on all tiers
+    i64 overlap_blocks = 0, most_blocks = 0, expected_blocks = 0, regret_blocks = 0;  // `most_blocks`: the winner's overlap on all tiers
     i64 lost_blocks = 0;  // the winner's expected blocks that will be evicted before the request is computed
 
     u32 place() const { return candidates[winner_at]; }
@@ -134,10 +134,10 @@ private:
 
 class Attribution;
 
-// A state at one moment: the tables that are still to be written.
+// A core's state at one moment, as the tables that are still to be written.
 class Checkpoint {
 public:
-    // Returns the next part: its table, and a list of rows; none: all is written. Each table has one part at least.
+    // Returns the next part: a table's name, and a packed list of rows; none: all is written. A table has at least one part.
     std::optional<std::pair<std::string, std::string>> next();
 
     std::deque<std::pair<std::string, MoreRows>> tables;
@@ -149,13 +149,13 @@ public:
 
     // ------------------------------------------------------------------------------------------------ what is read
     std::shared_ptr<Standing> standing(const std::vector<RankKey>& ranks, std::vector<i64> capacity);
-    // The view of a request as far as the policy reads it. `tiers` and `epochs`: the index's answer; none: it was not asked.
+    // Returns what the policy reads for a request. `tiers`, `epochs`: the index's answer; no epochs: it was not asked.
     std::shared_ptr<View> look(std::shared_ptr<const Standing> standing, const Trusts& trusts, const Policy& policy,
                                const Request& request, std::vector<std::int32_t> tiers,
                                std::shared_ptr<const std::vector<u64>> epochs, double now_s);
-    // The same view for another policy: reads what it needs and the first policy did not read, except the index's answer.
+    // Copies the view for another policy, and adds what this policy reads beyond the first, except the index's answer.
     std::shared_ptr<View> look_again(const View& view, const Policy& policy, const Request& request);
-    // The seconds until its first token that the reference engine would need at a place, and between tokens.
+    // The seconds that the reference engine would need at a place until the first token, and between tokens.
     std::pair<double, double> expected_s(const Verdict& verdict, std::size_t place) const;
 
     // ------------------------------------------------------------------------------------------------ what happens
@@ -169,7 +169,7 @@ public:
     void promised(const RankKey& rank, Promise promise, double now_s, std::string_view origin);
     void first_token(std::string_view lease_id, double now_s) { ledger.renew(lease_id, now_s, true); }
     void renewed(std::string_view lease_id, double now_s) { ledger.renew(lease_id, now_s, false); }
-    // Ends a lease and returns it; none: it is unknown, or has ended. `ended` and `expired` call it, and the fold for a replica's lease.
+    // Ends a lease and returns it; none: it is unknown, or has ended. `ended`, `expired` and replicas' events call it.
     std::optional<Ledger::Lease> end(std::string_view lease_id, double now_s);
     void expired(std::string_view lease_id, bool by_engine, double now_s);
     void ended(std::string_view decision_id, const Outcome& outcome);
@@ -182,7 +182,7 @@ public:
     void let_go(double now_s);
 
     std::shared_ptr<Checkpoint> checkpoint();
-    // Puts the rows of a part back into an empty state, tables in the order of `table_names`, in which a checkpoint has them.
+    // Restores a part's rows: into an empty state, tables in the order of `table_names`, as a checkpoint has them.
     void restore(const std::string& table, nanobind::list rows);
     std::vector<std::string> table_names();
 
@@ -198,15 +198,15 @@ public:
     Rates rates;
     OrderedMap<u64> turns;  // decisions, by model
 
-    // ------------------------------------------------------------------------------------------------ for people, and in no checkpoint
+    // ------------------------------------------------------------------------------------------------ for metrics, in no checkpoint
     static constexpr std::size_t kEndsMax = 8192;
     DecisionSums decided;
     double match_s = 0, choose_s = 0;  // how long the last decision took: to ask the index, and all else
     StageSums stages;                  // of decisions that were carried out
     OfferedLoads offered;
-    RankMap<u64> attempts;  // that were routed to ranks of the fleet, by this router and its replicas
+    RankMap<u64> attempts;  // routed to each rank of the fleet, by this router and its replicas
     u64 attempts_total = 0;
-    std::deque<std::pair<u64, double>> ends;   // last block of a prompt, and when it was routed, here or by a replica: the newest `kEndsMax`
+    std::deque<std::pair<u64, double>> ends;   // a prompt's last block, and when it was routed, here or by a replica: the newest `kEndsMax`
     std::shared_ptr<Attribution> attribution;  // none: nobody asks what requests saved
 
 private:
@@ -218,7 +218,7 @@ private:
     // Returns the new lease, valid until the next call; nullptr: its id is in use.
     Ledger::Lease* promise(const Promise& promise, double now_s, std::string_view origin);
     Expected expected(const Verdict& verdict) const;
-    // How a checkpoint has some state: its rows, and what puts one back.
+    // A part of the state in a checkpoint: what writes its rows, and what restores one.
     struct Table {
         const char* name;
         std::function<MoreRows()> freeze;
@@ -230,7 +230,7 @@ private:
     OrderedMap<Worker> workers_;
 };
 
-// Index in [0, count) of the seed's `draw`-th number: kv_protocol/splitmix.py.
+// The index in [0, count) that the seed's `draw`-th number gives: kv_protocol/splitmix.py.
 std::size_t choice_index(u64 seed, std::size_t count, u64 draw = 0);
 double unit_interval(u64 seed, u64 draw = 0);
 

@@ -156,7 +156,7 @@ void bind_core_sums(nb::class_<Core>& of) {
         .def("ends", [](const Core& core) { return std::vector<std::pair<u64, double>>(core.ends.begin(), core.ends.end()); });
 }
 
-// Folds in an event of `kv_protocol.ledger`: of this router, or of the replica `origin`.
+// Folds in an event of `kv_protocol.ledger`, from the replica `origin`; empty: from this router.
 void follow(Core& core, const nb::handle& event, double now_s, const std::string& origin) {
     const std::string_view kind = Py_TYPE(event.ptr())->tp_name;
     const auto text = [&event](const char* name) { return nb::cast<std::string>(event.attr(name)); };

@@ -17,9 +17,9 @@ constexpr double kFirstS = 17.0e-3;
 constexpr double kPrefillTokenS = 22.8e-6, kPrefillPairS = 0.830e-9;
 constexpr double kStepS = 5.52e-3, kStepSequenceS = 12.7e-6, kStepKvTokenS = 34.7e-9;
 
-// What costs are computed of at one of the ranks that serve a model: `RANK_NUMBERS` of router/decision/view.py.
+// From what the cost is computed at one of the ranks that serve a model: `RANK_NUMBERS` of router/decision/view.py.
 struct RankNumbers {
-    std::array<std::int32_t, kTiers> held{};  // leading blocks of the request on tiers 0..t
+    std::array<std::int32_t, kTiers> held{};  // at t: leading blocks of the request on tiers 0..t
     i64 predicted = 0, queued = 0, requests = 0, blocks = 0, shared = 0;
     i64 capacity = 0;                // blocks of KV; 0: not known
     double trust = 1.0;              // share of the overlap that is credited
@@ -32,7 +32,7 @@ struct RankNumbers {
     i64 lost(i64 own_blocks) const { return std::min(over(own_blocks), std::max<i64>(0, expected() - shared)); }
 };
 
-// What a decision reads of a request, beside the ranks that it excludes. The texts are those of the caller's request.
+// What a decision reads of a request, beside the ranks that it excludes. The texts belong to the caller's request.
 struct Request {
     std::string_view decision_id, model, session_id, tenant, lora;
     i64 isl_tokens, block_size, max_tokens, expected_osl;
@@ -81,8 +81,8 @@ inline double credited(const RankNumbers& rank, double lost, const Weights& weig
     return credit * rank.trust;
 }
 
-// What the request costs at the ranks of `places`. `output_tokens`: that the answer is expected to have. `multiplier`: of each rank's
-// cost; empty: none.
+// What the request costs at the ranks of `places`. `output_tokens`: expected of the answer. `multiplier`: what multiplies each rank's
+// cost; empty: nothing.
 inline std::vector<Terms> terms_of(const std::vector<RankNumbers>& ranks, const std::vector<u32>& places, const Request& request,
                                    double output_tokens, const Weights& weights, const std::vector<double>& multiplier) {
     constexpr double kToken = 1e3 * kPrefillTokenS, kPair = 1e3 * kPrefillPairS;

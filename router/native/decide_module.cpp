@@ -62,7 +62,7 @@ std::shared_ptr<Policy> policy_of(const nb::handle& given, const std::string& mo
     return made;
 }
 
-// `kv_protocol.decided.RouteRequest`
+// The fields of a `kv_protocol.decided.RouteRequest`.
 struct RequestSlots {
     explicit RequestSlots(const nb::handle& of) : type(of) {}
     nb::handle type;
@@ -75,14 +75,14 @@ struct RequestSlots {
         itl_target_s{type, "itl_target_s"}, sequence_hashes{type, "sequence_hashes"};
 };
 
-// What Python names once.
+// What Python passes to `name_types`, once.
 struct Names {
     nb::object request_type, verdict_type, constraints;  // `router.decision.eligibility.constraints`
-    std::string estimated_scheme;                        // of prompts with an estimated length
+    std::string estimated_scheme;                        // the `hash_scheme` of prompts with an estimated length
     RequestSlots request{request_type};
 };
 
-const Names* names = nullptr;  // as long as the process
+const Names* names = nullptr;  // lives as long as the process
 
 const RequestSlots& slots_of(const nb::handle& request) {
     if (names == nullptr || !Py_IS_TYPE(request.ptr(), reinterpret_cast<PyTypeObject*>(names->request_type.ptr()))) {
@@ -114,7 +114,7 @@ std::shared_ptr<const Request> request_of(const nb::handle& given) {
     return made;
 }
 
-// The part of the prompt that a cache could provide.
+// The hashes of the prompt's blocks that a cache could provide.
 nb::object reusable_chain(const nb::handle& given, const Request& request) {
     const nb::handle chain = names->request.sequence_hashes.of(given);
     const auto size = static_cast<Py_ssize_t>(sizeof(u64)) * static_cast<Py_ssize_t>(request.reusable_blocks());
@@ -158,7 +158,7 @@ struct Constraints {
             excluded.clear();
         }
     }
-    nb::object why;  // of each rank, empty if it may; None: all may
+    nb::object why;  // why each rank may not, empty if it may; None: all may
     std::vector<char> excluded;
     std::vector<double> multiplier;
 };
@@ -172,10 +172,10 @@ Constraints constraints_of(const nb::handle& view, const nb::handle& request, co
     return made;
 }
 
-// What decisions on requests of one kind (model, hashing, phase, endpoint) are made of, until the fleet, its breakers or the policy
-// change, or time alone changes them.
+// What decisions on requests of one kind (model, hashing, phase, endpoint) share, until the fleet, its breakers or the policy change, or
+// until time alone changes it.
 struct Basis {
-    // `why`: of each rank, why it takes no request of this kind, empty if it does.
+    // `why`: why each rank takes no request of this kind, empty if it does.
     Basis(nb::object view, nb::tuple of, u64 at, nb::object why)
         : model_view(std::move(view)), rule(std::move(of)), changes(at), constraints(std::move(why)) {}
 
@@ -202,7 +202,7 @@ struct Basis {
     nb::object model_view;
     nb::tuple rule;
     u64 changes;
-    Constraints constraints;  // of requests that have none of their own
+    Constraints constraints;  // for requests that have none of their own
     std::shared_ptr<const Policy> policy = nb::cast<std::shared_ptr<const Policy>>(rule[2]);
     std::shared_ptr<const Standing> standing = nb::cast<std::shared_ptr<const Standing>>(model_view.attr("standing"));
     bool is_open = policy->mode != Mode::kNamed &&  // one rank at least takes a request without constraints of its own
@@ -217,7 +217,7 @@ struct Basis {
     std::shared_ptr<const std::vector<u64>> epochs;
 };
 
-// Whether the request may exclude ranks that take others of its kind, or make some dearer.
+// Whether the request may exclude ranks that take other requests of its kind, or raise the cost of some.
 bool is_constrained(const nb::handle& given, const Request& request, const Basis& basis) {
     const RequestSlots& of = names->request;
     const auto is_given = [&given](const Slot& tuple) { return PyTuple_GET_SIZE(tuple.of(given).ptr()) != 0; };
@@ -230,7 +230,7 @@ bool is_constrained(const nb::handle& given, const Request& request, const Basis
             request.isl_tokens + std::max<i64>(1, request.max_tokens) > basis.seq_len_min);
 }
 
-// The object that Python has of a verdict.
+// Makes the decision, and returns it as Python's `Verdict`.
 nb::object decided(Verdict verdict, Constraints of, const nb::handle& rule) {
     verdict.decide(of.excluded, std::move(of.multiplier));
     verdict.named.why = std::move(of.why);

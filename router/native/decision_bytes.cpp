@@ -39,7 +39,7 @@ void put_number(Pack& to, Number number) {
     std::memcpy(to.more(sizeof number), &number, sizeof number);
 }
 
-// Adds the mask of the terms that are not their default everywhere, and their numbers for `best`.
+// Adds the mask of the terms that differ from their default somewhere in `best`, and these terms' numbers.
 void pack_terms(Pack& to, const std::vector<Terms>& terms, const std::vector<std::size_t>& best) {
     const TermNumbers otherwise = numbers_of(Terms());
     std::vector<TermNumbers> rows;
@@ -83,7 +83,7 @@ void pack_rest(Pack& to, const std::vector<Terms>& terms, const std::vector<std:
     }
 }
 
-// Adds the overlap on tiers 0..t of every column, tier by tier; no byte if there is none.
+// Adds, tier by tier, how many blocks the tier adds to each rank's overlap; no byte if no rank has overlap.
 void pack_overlap(Pack& to, const std::vector<RankNumbers>& ranks) {
     const std::size_t count = ranks.size();
     const auto more_at = [&ranks](std::size_t tier, std::size_t at) {

@@ -19,7 +19,7 @@ inline void count(CountsByNames& counts, std::string_view first, std::string_vie
     ++counts[{std::string(first), std::string(second)}];
 }
 
-// `counts[i]`: of what is above `bounds[i - 1]` and at most `bounds[i]`; the last: above every bound.
+// `counts[i]` counts what is above `bounds[i - 1]` and at most `bounds[i]`; the last, what is above every bound.
 struct Histogram {
     explicit Histogram(std::vector<double> most) : bounds(std::move(most)), counts(bounds.size() + 1) {}
 
@@ -49,7 +49,7 @@ struct DecisionSums {
     CountsByNames decisions;  // by policy and reason
     Histogram regret_blocks{{0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096}};
     Histogram margin_s{{0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100}};
-    i64 predicted_blocks = 0;  // that winners were expected to hold, and did not yet
+    i64 predicted_blocks = 0;  // blocks that winners were expected to hold, and did not hold yet
     u64 approximate = 0;       // decisions for ranks without events
 
     void add(const Verdict& verdict);

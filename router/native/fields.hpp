@@ -8,7 +8,7 @@ namespace kv::http {
 
 constexpr std::size_t kHeadBytesMax = 32 << 10, kLinesMax = 100, kDigitsMax = 18;
 
-// Headers that say how a message is read, and who may send it. Those before `kConnection` may come once.
+// Headers that say how a message is read, and who may send it. Those before `kConnection` may come only once.
 enum Known : std::size_t { kHost, kLength, kCoding, kContent, kExpect, kConnection, kOrigin, kType, kKnownCount };
 inline constexpr std::array<Text, kKnownCount> kNames{"host",   "content-length", "transfer-encoding", "content-encoding",
                                                       "expect", "connection",     "origin",            "content-type"};
@@ -40,7 +40,7 @@ private:
 // `AnswerHead` of `router/http/heads.py`; it lives as long as the process.
 extern PyObject* answer_head;
 
-// A named tuple of these fields.
+// Makes a named tuple of these fields.
 inline nanobind::object named(PyObject* type, std::initializer_list<nanobind::object> fields) {
     auto* const of = reinterpret_cast<PyTypeObject*>(type);
     nanobind::object made = checked(of->tp_alloc(of, static_cast<Py_ssize_t>(fields.size())));
@@ -83,7 +83,7 @@ inline bool has_token(Text list, Text token) {
 struct Fields {
     nanobind::dict headers;
 
-    // `each` gets every name and its line.
+    // Reads header lines; `each` gets every name and its line.
     template <typename Each>
     void read(Text lines, int status_of_many, Each each) {
         std::size_t count = 0;
@@ -104,7 +104,7 @@ struct Fields {
     }
 
     bool has(Known header) const { return values_[header] != nullptr; }
-    // Empty: there is none, or it says nothing.
+    // The header's value; empty: there is no such header, or its value is empty.
     Text value(Known header) const { return has(header) ? view_of(object(header)) : Text(); }
     nanobind::bytes object(Known header) const { return nanobind::borrow<nanobind::bytes>(values_[header]); }
 
@@ -158,7 +158,7 @@ private:
 };
 
 // Cuts the head at the data's beginning into start line and header lines, without the empty line that ends it; false if it is
-// not complete. `empty_bytes`: of the empty lines before it, which the data do not have.
+// not complete. `empty_bytes`: the size of the empty lines before the head, which are not part of `data`.
 inline bool cut_head(Text data, std::size_t empty_bytes, int status_of_long, Text& start_line, Text& lines) {
     const std::size_t end = data.substr(0, kHeadBytesMax).find("\r\n\r\n");
     if (end == Text::npos) {

@@ -78,7 +78,7 @@ public:
     RequestReader(nb::object exchange, nb::object hosts, nb::bytes lines, std::size_t body_bytes_max)
         : exchange_(std::move(exchange)), hosts_(std::move(hosts)), lines_(std::move(lines)), body_bytes_max_(body_bytes_max) {}
 
-    // What was read, and what serves it: None and None, a `RequestHead` and None, or an `Exchange` and one of `posts`.
+    // Returns what was read, and what serves it: None twice (no head yet), a `RequestHead` and None, or an `Exchange` and one of `posts`.
     nb::tuple read(const nb::bytes& given, const nb::object& client, const nb::object& began_s, const nb::dict& posts) const {
         Text data = view_of(given), line, lines;
         const std::size_t before = empty_lines(data);
@@ -122,7 +122,7 @@ public:
         return nb::make_tuple(head, nb::none());
     }
 
-    bool checks_all = false;
+    bool checks_all = false;  // true: `read` makes no `Exchange`, so that Python checks every request
 
 private:
     nb::object exchange_, hosts_;  // the type `Exchange`, a set

@@ -38,7 +38,7 @@ constexpr std::array<unsigned char, 256> byte_classes() {
 
 inline constexpr std::array<unsigned char, 256> kClasses = byte_classes();
 
-// How many bytes from `at` on are of the class.
+// How many bytes in a row, from `at` on, are of the class.
 inline std::size_t span(Text of, std::size_t at, unsigned char kind) {
     std::size_t end = at;
     while (end < of.size() && (kClasses[static_cast<unsigned char>(of[end])] & kind) != 0) {
@@ -51,7 +51,7 @@ inline bool all(Text of, unsigned char kind) { return span(of, 0, kind) == of.si
 
 inline char lower(char byte) { return byte >= 'A' && byte <= 'Z' ? static_cast<char>(byte | 0x20) : byte; }
 
-// Whether they differ at most in the case of letters.
+// Whether the texts are equal, except for the case of letters.
 inline bool same(Text found, Text to) {
     bool is_same = found.size() == to.size();
     for (std::size_t at = 0; is_same && at < to.size(); ++at) {
@@ -98,7 +98,7 @@ private:
     const char* end_;
 };
 
-// The name of an attribute, as long as the process.
+// The name of an attribute; it lives as long as the process.
 struct Name {
     explicit Name(const char* of) : object(PyUnicode_InternFromString(of)) {}
     PyObject* object;

@@ -1,5 +1,5 @@
-// What router/request/reading.py asks of a request's body: where its prompt is, and whether it states no more than most do. All calls
-// keep the GIL.
+// What router/request/reading.py asks about a request: where in the body its prompt is, and whether it has only what most requests have.
+// All calls keep the GIL.
 #include <algorithm>
 #include <vector>
 
@@ -16,7 +16,7 @@ namespace {
 
 class PlainRequests {
 public:
-    // A request is plain if a sample is of its type and has its values at all `keys`, and if it has none of the `headers`.
+    // A request is plain if it has the same values at all `keys` as the sample of its type, and if it has none of the `headers`.
     PlainRequests(std::vector<nb::object> samples, const nb::tuple& keys, std::vector<nb::object> headers)
         : samples_(std::move(samples)), headers_(std::move(headers)) {
         for (const nb::object& sample : samples_) {
@@ -57,7 +57,7 @@ public:
 
     std::size_t at = 0;
 
-    // The next byte that is no space; 0: there is none.
+    // Skips spaces, and returns the next byte; 0: there is none.
     char next() {
         at = std::min(json_.find_first_not_of(kSpace, at), json_.size());
         return at < json_.size() ? json_[at] : '\0';

@@ -1,5 +1,5 @@
-// The journal of a router's decisions, and the leases of those that are carried out: one call for each thing that happens to a decision.
-// All calls keep the GIL.
+// The journal of a router's decisions, and the leases of those that are carried out. Python makes one call for each thing that happens
+// to a decision. All calls keep the GIL.
 #include "bindings.hpp"
 #include "request_sums.hpp"
 
@@ -10,8 +10,8 @@ namespace kv {
 
 namespace {
 
-// The newest records of one journal, in no batch yet. `owner` is its `router.journal.encoder.JournalEncoder`, which takes the batches,
-// and writes what is rare.
+// The newest records of one journal, which are in no batch yet. `owner` is its `router.journal.encoder.JournalEncoder`, which takes the
+// batches, and writes records of the rare kinds.
 struct PyJournal {
     PyJournal(nb::object of, nb::object seq, nb::object encode, std::size_t record_bytes, std::size_t batch_bytes)
         : owner(std::move(of)), kv_seq(std::move(seq)), encoded(std::move(encode)), record_bytes_max_(record_bytes), batch_bytes_max_(batch_bytes) {}
@@ -68,15 +68,15 @@ struct PyJournal {
     void forget_seen() { seen = {}; }
 
     nb::object owner, kv_seq, encoded;
-    Named seen;     // what the last decision looked at: while its ranks, epochs and trusts stay the same, no standing changes
-    u64 count = 0;  // of the records
+    Named seen;     // of the last decision: while ranks, epochs and trusts are the same objects, standings are, too
+    u64 count = 0;  // how many records are in no batch
 
 private:
     static constexpr u64 kRecordsMax = 4096;
 
-    const std::size_t record_bytes_max_, batch_bytes_max_;  // a longer record goes in parts
+    const std::size_t record_bytes_max_, batch_bytes_max_;  // a record longer than the first is written in parts
     std::string records_;                                   // joined
-    Pack record_;                                           // of the newest decision
+    Pack record_;                                           // the newest decision's
 };
 
 struct PyLease;
@@ -109,11 +109,11 @@ struct PyLeases {
     Core* core;
     PyJournal* journal;  // nullptr: none
     double renew_s;      // the shortest time between two renewals
-    Pack scratch;        // of the newest record
+    Pack scratch;        // the newest record
     u64 taken_total = 0;
-    std::list<PyLease*> untold;  // that replicas do not know, the eldest first: one that ends before they ask is never told
-    std::vector<std::pair<std::string, std::string>> news;  // of leases that were told: the events' tags and leases
-    nb::object on_news = nb::none();                        // called, once, when there is something to tell
+    std::list<PyLease*> untold;  // not published to replicas yet, the eldest first; one that ends by then never is
+    std::vector<std::pair<std::string, std::string>> news;  // tags and lease ids of events, for published leases
+    nb::object on_news = nb::none();                        // called once when there is something to publish
 };
 
 // One decision that is carried out, and its outcome.
@@ -139,7 +139,7 @@ struct PyLease {
     ~PyLease() { told(); }
 
     std::string_view id() const { return verdict->request->decision_id; }
-    // Marks it as known to replicas.
+    // Marks the lease as published to replicas.
     void told() {
         if (!is_told) {
             leases->untold.erase(place);
@@ -177,7 +177,7 @@ struct PyLease {
         }
         follow(is_cancelled ? "Cancelled" : "Finished", now_s);
         const i64 tokens = answer.output_tokens.value_or(0), later = answer.later_tokens.value_or(tokens == 0 ? 0 : tokens - 1);
-        const bool is_one_token = is_ok && !verdict->request->is_decoded;  // a prefill worker's ends with its first token
+        const bool is_one_token = is_ok && !verdict->request->is_decoded;  // a prefill worker's answer ends with its first token
         std::tie(ttft_s, itl_s) = latency_of(first_byte_s, duration_s, later, is_one_token ? 0.0 : answer.decode_s, is_streamed);
         Pack& record = leases->scratch;  // a `kv_protocol.journal.OutcomeKnown`
         record.clear();
@@ -194,12 +194,12 @@ struct PyLease {
     nb::object leases_object, verdict_object;
     PyLeases* leases;
     const Verdict* verdict;
-    u64 number;  // of the router's leases, from 1
+    u64 number;  // its place among the router's leases, from 1
     std::list<PyLease*>::iterator place;  // in `untold`, unless it is told
     bool is_told = true;
     double renewed_s = 0;
     std::optional<double> first_byte_s, ttft_s, itl_s;
-    std::string ended;  // the journal's record of the outcome; empty: it is open
+    std::string ended;  // the journal's record of the outcome; empty: the lease is open
 
 private:
     bool is_followed() const {
@@ -241,7 +241,7 @@ nb::object take(const nb::handle& leases, nb::object verdict) {
     return lease;
 }
 
-// The encoder owns the journal, and the journal names it.
+// The encoder owns the journal, and the journal refers to the encoder: Python's garbage collector must see the cycle.
 int visit_journal(PyObject* self, visitproc visit, void* arg) {
     Py_VISIT(Py_TYPE(self));
     if (nb::inst_ready(self)) {
@@ -258,8 +258,8 @@ int clear_journal(PyObject* self) {
 PyType_Slot journal_slots[] = {
     {Py_tp_traverse, reinterpret_cast<void*>(visit_journal)}, {Py_tp_clear, reinterpret_cast<void*>(clear_journal)}, {0, nullptr}};
 
-// The events of leases that were told before, and those that are told now, with whether their prompts are computed. A lease that the
-// ledger ended is left out.
+// Returns the events of leases published before, and the verdicts of the leases to publish now, each with whether its prompt is
+// computed. A lease that the ledger ended is left out.
 auto news_of(PyLeases& leases) {
     std::vector<std::pair<std::string, std::string>> events;
     std::swap(events, leases.news);

@@ -1,4 +1,4 @@
-// What was promised to every rank, and what its requests are about to bring there: tests/reference/ledger.py and predictions.py have the
+// What was promised to every rank, and which blocks its requests will bring there: tests/reference/ledger.py and predictions.py have the
 // rules. Knows nothing of Python.
 #pragma once
 
@@ -21,7 +21,7 @@ struct Promise {
     std::string_view session_id;
 };
 
-// The reports of a rank's engine, and what follows of them for the promises.
+// The reports of a rank's engine, and how they differ from the promises.
 class Reported {
 public:
     static constexpr std::size_t kReports = 5;
@@ -29,7 +29,7 @@ public:
 
     void withdraw();
     bool is_silent(double now_s) const { return reported_at_s.has_value() && now_s - *reported_at_s >= kUnreportedS; }
-    // Whether a lease of this generation was booked before all of the newest reports, and the one before them.
+    // Whether a lease of this generation was booked before the newest `kReports` + 1 reports.
     bool is_settled(i64 of) const { return of < generation - static_cast<i64>(kReports); }
     void booked() { ++young_of(generation); }
     void ended(i64 of);
@@ -37,10 +37,10 @@ public:
     auto fields() { return std::tie(generation, young, newest, foreign, excess, reported, surpluses, reported_at_s); }
 
     i64 generation = 0;
-    std::vector<i64> young = std::vector<i64>(kReports + 1);  // open leases of the newest generations
+    std::vector<i64> young = std::vector<i64>(kReports + 1);  // open leases of each of the newest generations
     std::vector<i64> newest = std::vector<i64>(3);             // running, waiting, used blocks
-    i64 foreign = 0, excess = 0;
-    std::vector<i64> reported, surpluses;
+    i64 foreign = 0, excess = 0;           // requests beyond the leases; leases beyond the requests
+    std::vector<i64> reported, surpluses;  // in the newest reports: requests, and requests less leases
     std::optional<double> reported_at_s;
 
 private:
@@ -50,14 +50,14 @@ private:
 struct RankLoad {
     i64 requests = 0, queued_tokens = 0, extra_blocks = 0;
     i64 bringing = 0;  // requests that are still bringing blocks to the rank
-    u64 epoch = 0;     // of the stream in which these were routed
+    u64 epoch = 0;     // of the rank's stream when these were routed
     Reported reported;
     bool is_gone = false;  // forgotten, except for open leases
 };
 
 class Ledger {
 public:
-    // A lease ends, by silence or by its engine's reports; without a lease: the rank's engine has stopped reporting.
+    // A lease expired, or its engine does not report it. Without a lease: the rank's engine has stopped reporting.
     struct Event {
         std::string lease_id;
         bool is_by_engine;
@@ -69,14 +69,14 @@ public:
 
         Held rank;
         Chain blocks;
-        u32 end = 0;  // of the chain in the tree; 0: no block has a hash
+        u32 end = 0;  // where the chain ends in the tree; 0: no block has a hash
         std::string origin{};
         i64 uncached_tokens = 0, extra_blocks = 0, generation = 0;
         double expires_at_s = 0;
         u64 epoch = 0;
         double bringing_until_s = kNever;  // its blocks are on their way until then; `kOpen`: its first token has not come
         Sessions::Ref session{};           // null: none
-        std::optional<Expected> expected{};  // of the decision, if its outcome teaches how fast the rank is
+        std::optional<Expected> expected{};  // by the decision, if its outcome teaches how fast the rank is
 
         bool is_bringing() const { return bringing_until_s != kNever; }
         auto fields() {
@@ -91,11 +91,11 @@ public:
     void renew(std::string_view lease_id, double now_s, bool is_prefilled);
     // Returns the lease that ended; none: it is unknown.
     std::optional<Lease> end(std::string_view lease_id);
-    // Stops counting blocks that should have come by now.
+    // Stops predicting blocks that should have come by now.
     void let_go(double now_s);
     void reconcile(u32 row, i64 running, i64 waiting, i64 used_blocks, double now_s);
     void unreport(u32 row);
-    // What the passing of time causes: the caller applies it.
+    // Returns the events that are due; the caller applies them.
     std::vector<Event> tick(double now_s) const;
     void forget(std::string_view worker_id);
     // Drops the rank of an unregistered worker once its leases have ended.
@@ -103,8 +103,8 @@ public:
 
     // Sets for each row: queued tokens, requests including foreign ones, distinct blocks.
     void read_load(const std::vector<u32>& rows, std::vector<RankNumbers>& to) const;
-    // Sets for each row: leading blocks of the chain that are on their way, at most `most`, if its stream is in the epoch of `epochs`;
-    // with `reads_shared` also those in use.
+    // Sets for each row how many leading blocks of the chain are on their way, at most `most`; 0 if its stream is in another epoch than
+    // `epochs` has. With `reads_shared` it also sets how many leading blocks are in use.
     void read_depths(const std::vector<u32>& rows, const Chain& chain, const std::vector<u64>& epochs, double now_s, bool reads_shared,
                      i64 most, std::vector<RankNumbers>& to);
     i64 blocks(u32 row) const { return tree_.blocks(row) + loads_[row].extra_blocks; }
@@ -120,7 +120,7 @@ public:
     void restore_lease(const Row& row, const Sessions& sessions);
 
 private:
-    static constexpr double kSilentS = 10.0, kSeenS = 2.0;
+    static constexpr double kSilentS = 10.0, kSeenS = 2.0;  // since the last renewal; since the first token
 
     // A lease after its first token. Until `until_s` its blocks still count as on their way.
     struct Seen {
@@ -137,8 +137,8 @@ private:
     const double lease_s_;
     OrderedMap<Lease> leases_;  // in the order of their expiry
     RankMap<RankLoad> loads_;
-    ChainTree tree_;          // of the leases; those that are bringing are marked
-    std::deque<Seen> seen_;  // in the order of their time
+    ChainTree tree_;          // the chains of the leases; those whose blocks are on their way are marked
+    std::deque<Seen> seen_;  // in the order of `until_s`
 };
 
 }  // namespace kv

@@ -8,8 +8,8 @@
 namespace kv {
 
 class Newcomers {
-    static constexpr double kGatherS = 30.0;
-    static constexpr i64 kSettledShare = 4;
+    static constexpr double kGatherS = 30.0;  // ranks that join within it after the model's eldest are founders
+    static constexpr i64 kSettledShare = 4;   // a quarter of the cache
 
     struct Share {
         std::string model;
@@ -52,7 +52,7 @@ public:
         }
     }
     bool is_any() const { return unsettled_ != 0; }
-    // A full miss went to `winner`: none of the rows had or expected a block of it.
+    // A full miss went to `winner`: no row was expected to hold a block of its prompt.
     void missed(u32 winner, const std::vector<u32>& rows) {
         for (const u32 row : rows) {
             Share* const share = shares_.find(row);
@@ -61,7 +61,7 @@ public:
             }
         }
     }
-    // Whether the share of each row is spent; empty: of none.
+    // Whether each row is a newcomer whose share is spent; empty: none is.
     std::vector<char> spent(const std::vector<u32>& rows) const {
         const auto is_settled = [this](u32 row) {
             const Share* const share = shares_.find(row);

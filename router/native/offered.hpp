@@ -1,5 +1,5 @@
-// The load that routed requests bring to the workers of each model and role, over the last minutes: every routed attempt counts, of this
-// router and of its replicas. Knows nothing of Python.
+// The load that routed requests bring to the workers of each model and role, over the last minutes. Every attempt counts that this router
+// or a replica routed. Knows nothing of Python.
 //
 //   work of a prompt   uncached tokens * kPrefillTokenS + pairs * kPrefillPairS    seconds of the reference engine
 //   pairs              uncached * (context - uncached / 2), as in tests/reference/time_cost.py
@@ -26,7 +26,7 @@ public:
         std::map<int, i64> steps;  // requests by the step of their prompt's work
     };
 
-    // `context_tokens`: of the whole request.
+    // `context_tokens`: of the whole prompt, in full blocks.
     void routed(const Group& group, i64 uncached_tokens, i64 context_tokens, double now_s) {
         const i64 number = static_cast<i64>(now_s / kSlotS);
         if (slots_.empty() || slots_.back().first < number) {
@@ -59,14 +59,14 @@ public:
         }
         return found;
     }
-    // The middle of a step, in seconds; 0: nothing is computed.
+    // The middle of a step, in seconds; 0 for step 0, in which nothing is computed.
     static double work_s(int step) { return step == 0 ? 0.0 : 1e-6 * std::pow(2.0, (step - 0.5) / kStepsPerDoubling); }
 
 private:
     static constexpr std::size_t kSlots = 120;
-    static constexpr int kStepsPerDoubling = 4;  // the work is known to 10 %
+    static constexpr int kStepsPerDoubling = 4;  // the work is known to within 10 %
 
-    // From 1 us on.
+    // The step of a prompt's work; 0: less than 1 us.
     static int step_of(i64 uncached_tokens, i64 context_tokens) {
         const double uncached = static_cast<double>(uncached_tokens);
         const double pairs = uncached * (static_cast<double>(std::max(context_tokens, uncached_tokens)) - uncached / 2);

@@ -1,4 +1,4 @@
-// A map from text to values that keeps the order in which keys came, as Python's dictionaries do: checkpoints write it.
+// A map from text to values that keeps the order in which keys came, as Python's dictionaries do. Checkpoints need this order.
 #pragma once
 
 #include <list>
@@ -49,7 +49,7 @@ public:
         Value* const known = find(key);
         return known == nullptr ? append(key, std::move(value)) : *known = std::move(value);
     }
-    // Adds what `make` returns as the key's value, at the end; nullptr: the key is there.
+    // Adds what `make` returns as the key's value, at the end; nullptr: the key had a value, which stays.
     template <typename Make>
     Value* add(std::string_view key, Make make) {
         return find(key) != nullptr ? nullptr : &append(key, make());

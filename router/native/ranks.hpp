@@ -1,4 +1,4 @@
-// Every worker rank that anything is known of has a row: columns of ranks are vectors by row. A row lives while it is held.
+// Each worker rank about which something is known has a row: vectors by row keep what is known. A row lives while held.
 #pragma once
 
 #include <vector>
@@ -7,7 +7,7 @@
 
 namespace kv {
 
-constexpr u32 kNoRow = 0;  // of ranks that nothing is known of: its columns have their first values
+constexpr u32 kNoRow = 0;  // the row of ranks about which nothing is known: its columns keep their first values
 
 struct RankKey {
     std::string worker_id;
@@ -34,7 +34,7 @@ public:
         return found == rows_.end() ? kNoRow : found->second;
     }
     const RankKey& key(u32 row) const { return keys_[row]; }
-    // The rank's row, which is to be held at once.
+    // The rank's row, which is new if there was none; the caller must hold it at once.
     u32 row(const RankKey& key) {
         const auto found = rows_.find(key);
         if (found != rows_.end()) {
@@ -89,7 +89,7 @@ private:
     u32 row_;
 };
 
-// Values of some ranks, by row and in the order in which the ranks came.
+// Values of some ranks, by row, and in the order in which the ranks were added. It holds their rows.
 template <typename Value>
 class RankMap {
 public:

@@ -9,7 +9,7 @@
 namespace kv {
 
 constexpr double kSecondsMax = 600.0;
-constexpr double kOutputTokens = 128.0;  // of an answer, before any is known
+constexpr double kOutputTokens = 128.0;  // expected of an answer while none was measured
 
 // What is known of an outcome: `kv_protocol.journal.OutcomeKnown`.
 struct Outcome {
@@ -17,10 +17,10 @@ struct Outcome {
     bool is_ok = false;
     std::optional<double> ttft_s, itl_s;  // mean seconds between tokens
     i64 output_tokens = 0;                 // 0: not known
-    std::optional<i64> cached_tokens;      // that the worker reported
+    std::optional<i64> cached_tokens;      // none: the worker reported none
 };
 
-// One factor of a model, which all its ranks share, and the mean of their own beside it.
+// A factor that all ranks of a model share, and the weighted mean of the factors that they have of their own.
 struct SharedFactor {
     double shared = 1.0;
     i64 measured = 0;
@@ -33,7 +33,7 @@ struct SharedFactor {
     auto fields() { return std::tie(shared, measured, weighted, weights); }
 };
 
-// What the reference engine would need in the place of a decision's winner.
+// The seconds that the reference engine would need in place of a decision's winner.
 struct Expected {
     std::string model;
     double ttft_s = 0, itl_s = 0;
@@ -67,7 +67,7 @@ public:
     void forget(std::string_view worker_id);
     void restore_learnt(const std::string& model, double prefill, double decode, double output_tokens, i64 answers);
 
-    // Of each model: mean factors of its ranks, expected tokens of an answer, answers.
+    // Returns for each model: mean factors of its ranks, expected tokens of an answer, number of answers.
     std::vector<std::tuple<std::string, double, double, double, i64>> learnt() const;
     i64 refused_total = 0;
 
@@ -84,7 +84,7 @@ private:
     Ranks& ranks_;
     OrderedMap<ModelRef> models_;
     RankMap<Rank> known_;
-    std::vector<const Rank*> asked_;
+    std::vector<const Rank*> asked_;  // by the last `read`: kept for its memory only
 };
 
 }  // namespace kv

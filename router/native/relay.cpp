@@ -44,7 +44,7 @@ const Types& types() {
     return *named_types;
 }
 
-// The methods that it calls, and an attribute.
+// The Python methods that this file calls, and an attribute (`writing_paused`).
 struct Names {
     Name begin{"begin"}, drop{"drop"}, feed{"feed"}, finish{"finish"}, give_up{"give_up"}, is_closing{"is_closing"}, on_end{"on_end"},
         on_head{"on_head"}, pause{"pause"}, popitem{"popitem"}, reset{"reset"}, take{"take"}, unsent{"get_write_buffer_size"},
@@ -105,7 +105,7 @@ public:
     struct Head {
         int status;
         nb::dict headers;
-        std::string passed_on;  // its lines for the client
+        std::string passed_on;  // the lines for the client
         std::int64_t body_bytes;
         bool reusable, is_stream;
         Text rest;  // what followed the head
@@ -191,12 +191,12 @@ private:
     nb::object dropped_;  // a frozenset of names
 };
 
-// The base of a connection, which has the attributes.
+// The base of the connection in Python, which has the attributes.
 class AnswerReceiver {
 public:
     explicit AnswerReceiver(nb::object reader) : reader_object_(std::move(reader)), reader_(nb::cast<const AnswerReader*>(reader_object_)) {}
 
-    // Passes on an answer that came whole, and a stream that flows; for any other answer it calls the methods.
+    // Passes on an answer that came whole, and a stream that flows; for other answers it calls the connection's methods.
     void receive(nb::handle self, const nb::object& exchange, const nb::bytes& data) const {
         check(self, types().connection);
         check(exchange, types().exchange);
@@ -268,7 +268,7 @@ private:
     const AnswerReader* reader_;
 };
 
-// Sends a call over the connection to its origin that was used last; returns whether one was idle.
+// Sends a call over that idle connection to its origin that was used last; false: no connection was idle.
 bool send(const nb::handle& origin, const nb::handle& exchange, const nb::handle& outbound, const nb::handle& watcher) {
     check(origin, types().origin);
     check(exchange, types().exchange);

@@ -15,7 +15,7 @@ public:
     static inline const std::vector<double> kSeconds{1e-3, 2.5e-3, 6e-3, 0.016, 0.04, 0.1, 0.25, 0.6, 1.6, 4, 10, 25, 60, 160};
     static inline const std::vector<double> kTokens{16, 64, 256, 1024, 4096, 16384, 65536, 262144};
     static inline const std::vector<double> kErrorTokens{-8192, -2048, -512, -128, -32, -1, 0, 32, 128, 512, 2048, 8192};
-    static inline const std::vector<double> kWorkerSeconds{0.016, 0.04, 0.1, 0.25, 0.6, 1.6, 4, 10, 60};  // fewer: every worker has these
+    static inline const std::vector<double> kWorkerSeconds{0.016, 0.04, 0.1, 0.25, 0.6, 1.6, 4, 10, 60};  // fewer bounds: each worker has a histogram
 
     struct OfMode {
         Histogram duration{kSeconds}, ttft{kSeconds}, itl{kSeconds};
@@ -30,7 +30,7 @@ public:
         std::map<std::string, u64> failures;  // by phase
     };
 
-    // `fleet`: a `router.fleet.registry.Fleet`. The modes are there from the start, others once they are counted.
+    // `of`: a `router.fleet.registry.Fleet`. Modes `from_start` have rows at once, others once they are counted.
     RequestSums(nanobind::object of, const std::vector<std::string>& from_start) : fleet_(std::move(of)) {
         for (const std::string& mode : from_start) {
             modes.try_emplace(mode);
@@ -71,7 +71,7 @@ public:
             ++worker->failures[phase];
         }
     }
-    // Keeps rows for exactly the models and the workers of the fleet.
+    // Keeps rows for the fleet's models and workers only, and one for unknown models.
     void follow() {
         auto present = nanobind::cast<std::vector<std::string>>(fleet_.attr("models")());
         present.push_back(kUnknownModel);

@@ -1,5 +1,5 @@
 // Rows of a checkpoint and records of the journal in msgpack, written as msgspec writes them: the shortest form of each number. Rows
-// are read as msgspec's objects.
+// are read from the objects that msgspec decodes.
 #pragma once
 
 #include <algorithm>
@@ -74,7 +74,7 @@ public:
     std::string_view view() const { return {bytes_.data(), size_}; }
     std::size_t size() const { return size_; }
     void clear() { size_ = 0; }
-    // Room for this many more bytes, which the caller writes.
+    // Makes room for this many more bytes, which the caller writes.
     char* more(std::size_t size) {
         if (bytes_.size() - size_ < size) {
             bytes_.resize(std::max(2 * bytes_.size(), size_ + std::max(size, kRoom)));
@@ -82,7 +82,7 @@ public:
         size_ += size;
         return bytes_.data() + size_ - size;
     }
-    // Bytes that are packed already.
+    // Appends bytes that are packed already.
     void append(std::string_view packed) {
         if (!packed.empty()) {
             std::memcpy(more(packed.size()), packed.data(), packed.size());
@@ -148,7 +148,7 @@ public:
         bytes(data.size());
         append(data);
     }
-    // Of bytes that follow.
+    // The header of bytes that follow.
     void bytes(std::size_t size) {
         const unsigned log = size <= 0xFF ? 0 : size <= 0xFFFF ? 1 : 2;
         number(0xc4 + log, size, log);
@@ -181,11 +181,11 @@ private:
         }
     }
 
-    std::string bytes_;  // of them `size_` are written
+    std::string bytes_;  // the first `size_` are written
     std::size_t size_ = 0;
 };
 
-// One row of a table that is restored: what msgspec decodes of it. Throws `std::invalid_argument` if it has other fields.
+// One row of a table to restore, as msgspec decoded it. Throws `std::invalid_argument` if the row has other fields.
 class Row {
 public:
     explicit Row(nanobind::handle list) : list_(list) {}
@@ -229,7 +229,7 @@ public:
         ++count_;
     }
     bool is_full() const { return rows_.size() >= kBytes; }
-    // The list of its rows.
+    // The rows as one packed list.
     std::string list() const {
         std::string list(5, '\xdd');
         for (unsigned at = 0; at < 4; ++at) {

@@ -16,7 +16,7 @@ public:
     };
     using Ref = std::shared_ptr<Session>;
 
-    // Binds the session to the row for a lease, which is to `end`.
+    // Binds the session to the row for a lease. Call `end` once when that lease ends.
     Ref bind(std::string_view name, u32 row, double now_s) {
         tick(now_s);
         const Ref* const known = busy_.find(name);
@@ -38,12 +38,12 @@ public:
             idle_.put(session->name, Idle{session->rank, now_s + idle_s_});
         }
     }
-    // The session's name; empty: there is none, or it is bound no more.
+    // The session's name; empty: there is none, or it is no longer bound.
     std::string_view name_of(const Ref& session) const {
         const Ref* const known = session == nullptr ? nullptr : busy_.find(session->name);
         return known != nullptr && *known == session ? session->name : std::string_view();
     }
-    // The session that a restored lease has: a bound one, none for an empty name.
+    // Returns the bound session of a restored lease, and counts the lease; null for an empty name.
     Ref restored(std::string_view name) const {
         if (name.empty()) {
             return nullptr;
@@ -70,7 +70,7 @@ public:
         busy_.erase_if([&](const Ref& session) { return session->rank.key().worker_id == worker_id; });
         idle_.erase_if([&](const Idle& idle) { return idle.rank.key().worker_id == worker_id; });
     }
-    // Drops expired sessions; answers do not change by that.
+    // Drops expired sessions; what `bound` returns stays the same.
     void tick(double now_s) {
         while (!idle_.empty() && idle_.first().second.until_s <= now_s) {
             idle_.erase_first();
@@ -118,7 +118,7 @@ private:
     Ranks& ranks_;
     const double idle_s_;
     const u64 sessions_max_;
-    OrderedMap<Ref> busy_;   // in flight
+    OrderedMap<Ref> busy_;   // with open leases
     OrderedMap<Idle> idle_;  // in the order of their expiry
 };
 

@@ -26,14 +26,14 @@ inline u64 drawn_seed() {
     return static_cast<u64>(source()) << 32 | source();
 }
 
-// A child of a node, by its first block.
+// The edge from a node to the child that begins with this block.
 struct Edge {
     u32 parent;
     u64 first;
     bool operator==(const Edge& other) const { return parent == other.parent && first == other.first; }
 };
 
-// The edges of one tree, in a table with open addressing: a lookup reads one place of memory.
+// The edges of one tree, in a table with open addressing: most lookups read one place of memory.
 class Edges {
 public:
     static constexpr u32 kNone = 0xFFFF'FFFF;
@@ -52,7 +52,7 @@ public:
         *place = Place{edge, child};
         return former;
     }
-    // Moves up the following edges that would no longer be found.
+    // Erases the edge, and moves up following edges that would no longer be found.
     void erase(Edge edge) {
         const std::size_t mask = places_.size() - 1;
         std::size_t hole = place_of(edge);
@@ -105,11 +105,11 @@ protected:
         std::vector<u64> blocks;
         u32 parent = kNone;
         u32 children = 0;
-        u32 children_xor = 0;  // of one child, its number
+        u32 children_xor = 0;  // of the children's numbers: an only child's number
     };
 
     u32 child_of(u32 parent, u64 first) const { return edges_.find({parent, first}); }
-    // How many leading blocks of the chain the node has.
+    // How many leading blocks the chain and the node have in common.
     std::size_t alike(u32 number, const u64* chain, std::size_t count) const {
         constexpr std::size_t kAtOnce = 32;
         const std::vector<u64>& blocks = nodes_[number].blocks;
@@ -186,7 +186,7 @@ private:
 
     void free_node(u32 number) {
         Node& node = nodes_[number];
-        if (free_.size() < kSpareNodes) {  // the next chain has its memory
+        if (free_.size() < kSpareNodes) {  // a later node reuses its memory
             node.blocks.clear();
             node.reset();
             node.children = node.children_xor = 0;
