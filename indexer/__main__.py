@@ -29,7 +29,7 @@ from kv_runtime.telemetry import Projection, new_registry
 from kv_runtime.tracing.service import events_of, opened_tracing, span_families
 
 SERVICE = "kv-router-index"
-"""`service.name`, unless the environment says another."""
+"""`service.name`, unless the environment sets another."""
 _EXPECTED = (ConfigurationError, BrokerUnavailable, StreamUnfit, NatsServerError, PortUsed)
 
 

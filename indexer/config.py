@@ -5,7 +5,7 @@ from kv_runtime.tracing.service import TracingSection
 
 
 class IndexerSettings(Settings):
-    """All of it."""
+    """All sections of the configuration."""
 
     nats: NatsSection = NatsSection()
     control: ControlSection = ControlSection(port=8002)

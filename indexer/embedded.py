@@ -1,7 +1,7 @@
 """The index inside another process: the only module that the router imports.
 
 index = EmbeddedIndex(settings, log, clock);  await index.start();  parts = [..., *index.parts(stage)]
-index.columns(chain, ranks)                   overlap of one moment, no await
+index.columns(chain, ranks)                   the overlap at one moment, without an await
 chat_pieces, hash_blocks                      a prompt's tokens and sequence hashes
 """
 
@@ -53,7 +53,7 @@ STREAMS_S = 30.0
 _ASK_AGAIN_S = 0.5
 _FLEET_BYTES_MAX = 64 << 20
 _SNAPSHOTS_IN_LOG = 4
-"""Snapshots per age limit of the log, at least: the log must not drop messages that no snapshot covers."""
+"""How many snapshots the log's age limit spans, at least: the log must not drop messages that no snapshot covers."""
 _DEFAULT_NATS, _FOLLOWER_LIMITS = NatsSection(), FollowerLimits()
 
 _log = structlog.get_logger("indexer")
@@ -63,9 +63,9 @@ async def ensure_streams(log: EventLog, nats: NatsSection) -> None:
     """Create or update the streams that the index reads and the bucket of its snapshots, with the configured bounds.
 
     Raises:
-        StreamUnfit: an existing one cannot be ours.
-        BrokerUnavailable: the server is away, refuses one, for lack of space, say, or has not answered for
-            `STREAMS_S`: a cluster that is starting has no leaders for some seconds.
+        StreamUnfit: an existing stream or bucket cannot be ours.
+        BrokerUnavailable: the server is away, refuses a stream (for lack of space, say), or has not answered for
+            `STREAMS_S`. Silence for some seconds is normal: a cluster that is starting has no leaders.
     """
     events = StreamSpec(
         subjects.EVENTS_STREAM,
@@ -105,7 +105,7 @@ class EmbeddedIndex:
         logs_announced: bool = True,
         tracing: EventTracing | None = None,
     ) -> None:
-        """Nothing is read yet. `nats` has the limits of snapshots; `logs_announced` and `tracing` are `IndexFeed`'s."""
+        """Read nothing yet. `nats` has the limits of snapshots; `IndexFeed` documents `logs_announced`, `tracing`."""
         self._fold = fold = IndexFold(make_index(settings), limits)
         self.columns, self.overlap = fold.columns, fold.overlap
         """Each rank's overlap with a prefix and its stream's status: as columns, or rank by rank."""
@@ -143,7 +143,7 @@ class EmbeddedIndex:
         ]
 
     def routes(self, heat: HeatSource | None = None, uses: UsesSource | None = None) -> Sequence[web.RouteDef]:
-        """Return the HTTP routes of its ranks and its prefix tree, with these requests' heat and uses of nodes."""
+        """Return the HTTP routes of ranks and prefix tree; `heat` and `uses` add how requests used the tree's nodes."""
         return index_routes(self._fold, PrefixExplorer(self._fold, self._clock, heat=heat, uses=uses))
 
     def event_lag_s(self) -> float | None:

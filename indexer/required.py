@@ -1,4 +1,4 @@
-"""Ends the process with one sentence without the extra `router` or the C++ core; imported before what needs them."""
+"""Ends the process with one sentence if the extra `router` or the C++ core is missing; to be imported before both."""
 
 from kv_runtime.extras import require, require_built
 

@@ -1,7 +1,7 @@
 """`indexer dump`: what ranks hold, or held, block by block, as lines of JSON.
 
 json       for each rank a line of its place and figures, then one for each block, parents first
-columns    for each rank one line: `indexer/follow/checkpoint.py`, in JSON, with its columns in base64
+columns    for each rank one line: its `RankState` (`indexer/follow/checkpoint.py`) in JSON, columns in base64
 """
 
 import os
@@ -110,7 +110,7 @@ def _target(out: Path | None, *, force: bool) -> Iterator[IO[bytes]]:
 
 
 def state_lines(state: RankState, shape: Shape) -> Iterator[bytes]:
-    """Yield the lines of a rank, each with its end."""
+    """Yield the lines of a rank, each with its line end."""
     if shape == "columns":
         yield _encode(state) + b"\n"
         return

@@ -81,7 +81,7 @@ ranks_option = click.option(
 
 
 def chosen_ranks(wanted: tuple[WorkerRank, ...], known: Iterable[WorkerRank]) -> list[WorkerRank]:
-    """Return the wanted ranks, or all that are known; raise `click.BadParameter` for one that is not."""
+    """Return the wanted ranks, or all known ones if none is named; raise `click.BadParameter` for an unknown one."""
     ranks = sorted(known)
     if unknown := [str(rank) for rank in wanted if rank not in ranks]:
         allowed = ", ".join(map(str, ranks)) or "none: there are no ranks"

@@ -89,9 +89,9 @@ def tail(
 
 
 async def places(log: EventLog, *, from_seq: int | None = None, since_ns: int | None = None) -> dict[str, LogPosition]:
-    """Return the places in both streams before message `from_seq` of the events, at a time, or now.
+    """Return a place in each of the two streams: before message `from_seq` of the events, at a time, or the end.
 
-    With `from_seq` the fleet's place is at the time of that message.
+    With `from_seq` the place in the fleet's stream is at the time of that message.
 
     Raises:
         NotRetained: there is no such message, or the log dropped it.
@@ -123,7 +123,7 @@ async def follow(
     """Call `on_line` with each line from `start` on, while the log's own part runs.
 
     Each of the two streams is in order. Old messages of both come as fast as they can be read, not merged by time.
-    `pattern` returns the subjects to follow: of "events", of the "fleet", and of each "heartbeat".
+    `pattern` returns the subjects of a kind of message: "events", "fleet" or "heartbeat".
 
     Raises:
         BrokerUnavailable: the log is away, or has no streams.

@@ -1,4 +1,4 @@
-"""`indexer verify`: compares the live index with the mirrors."""
+"""`indexer verify`: compares the live index with the mirrors of all ranks."""
 
 import sys
 from collections import Counter

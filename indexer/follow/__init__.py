@@ -1,1 +1,1 @@
-"""The fold of the log: a state machine for each rank's stream, and all of them together into the index. Pure."""
+"""The fold of the log: a state machine for each rank's stream, and one fold of all streams into the index. Pure."""

@@ -3,11 +3,11 @@
     checkpoint = b"KVCHECKP" | version u32 = 1, little-endian | xxh3_64(body) u64 | body
     body       = msgpack [stream_created, stream_seq, wall_ns, ranks, index]
     rank       = [worker_id, dp_rank, slot, epoch, seq, logged_seq, stale, instance]
-    index      = the snapshot of `indexer/index/snapshot.py`, in which a rank is known by its slot
+    index      = the snapshot of `indexer/index/snapshot.py`, in which a rank's number is its slot
 
-The state of a rank is that at its own place, `seq` of `epoch`. The log brought it there, or an answer did (`seq >
+A rank's blocks are those at its own place, `seq` of `epoch`. The log brought the rank there, or an answer did (`seq >
 logged_seq`); after an answer, the next batches of the log are duplicates. Open questions and early batches are not
-stored: the next heartbeat or batch finds what is missing.
+stored: the next heartbeat or batch shows that something is missing.
 
 The state of one rank at one moment, for comparison and display:
 
@@ -15,7 +15,7 @@ The state of one rank at one moment, for comparison and display:
     digest   = [tier, blocks, digest], of each of the four tiers, in their order
     chunk    = {parents, hashes, tiers}, the columns of `kv_protocol/recovery.py`, parents first over all chunks
 
-`digests` are those that the index keeps beside its blocks; they are not computed from the blocks.
+`digests` are the ones that the index keeps beside its blocks; they are not computed from `chunks`.
 """
 
 import struct

@@ -3,15 +3,15 @@
     apply(fact, now) -> questions to send        tick(now) -> questions to send        columns(...) -> what is held
     checkpoint(...) -> all of it, at a place in the log        restore(checkpoint, now)
 
-Facts arrive in any order, late, twice or never; `follower.py` has the meaning of each. A rank is forgotten when its
+Facts arrive in any order, late, twice or never; `follower.py` says what each means. A rank is forgotten when its
 worker left, or when no heartbeat or answer came for `gone_s` while the log was connected and this process was awake:
 silence while this process slept is ignored. While the log is disconnected no question is sent, no rank falls behind,
 and ranks that were current or behind are stale (log_away).
 
 A message that continues its stream is passed to the index undecoded (`inputs.py`), any other batch by batch, with the
 same result. At most 16 questions are in flight, the others wait. A rank is stale while the index lacks memory for some
-of its blocks. Without memory or a slot a new rank is refused; its next fact after there is room admits it. A refused
-rank without facts for `gone_s` is forgotten.
+of its blocks. A new rank is refused if there is no memory or no slot for it, and admitted with its first fact after
+there is room. A refused rank without facts for `gone_s` is forgotten.
 """
 
 from array import array
@@ -40,7 +40,7 @@ __all__ = ["TICK_S", "FoldStatistics", "IndexFold", "OverlapColumns", "RankView"
 
 TICK_S = 1.0
 AWAKE_S = 1.5 * TICK_S
-"""A tick after a longer pause says that the process did not run meanwhile. Every tick is a little late."""
+"""A longer pause between two ticks means that the process did not run meanwhile. Every tick is a little late."""
 RECOVERIES_MAX = 16
 """Questions in flight: more at once would only share the same network and the same event loop."""
 _NO_SLOT = 2**32 - 1
@@ -85,7 +85,7 @@ class IndexFold:
         self._index = index
         self._slots = RankSlots(index)
         self.outline, self.chain, self.match = index.outline, index.chain, index.match
-        """From any thread, if the index is for several."""
+        """Any thread may call these if the index is thread-safe."""
         self.children = index.children
         self.rank_at, self.refused_ranks = self._slots.rank_of.get, self._slots.refused
         self._limits = limits or FollowerLimits()
@@ -93,7 +93,7 @@ class IndexFold:
         self._ranks: dict[WorkerRank, StreamFollower] = {}
         self._waiting: dict[int, None] = {}
         self._in_flight: set[int] = set()
-        """Slots: the ranks with questions that wait, in this order, and those with questions in flight."""
+        """Slots of ranks: of those whose questions wait, in this order, and of those with questions in flight."""
         self._request_ids = count(1)
         self._status_columns = StatusColumnsCache(self._slot_of, self._status)
         self._is_log_connected = True
@@ -215,7 +215,7 @@ class IndexFold:
         return questions
 
     def _question_of(self, stream: StreamFollower, now_s: float) -> Question:
-        """Return the question that is due. Its digests stay right: a stream in doubt applies nothing."""
+        """Return the question that is due. Its digests stay right until it is answered: DOUBT applies nothing."""
         place, question = stream.position, stream.question
         request_id = question.begin(place[1], now_s)
         if question.wants == "dump":
@@ -270,7 +270,7 @@ class IndexFold:
         return columns.answer
 
     def overlap(self, sequence_hashes: Hashes, ranks: Sequence[WorkerRank]) -> list[RankView]:
-        """Return the view of each of `ranks`, in order; that of a rank without a slot is stale and empty."""
+        """Return the view of each of `ranks`, in order; the view of a rank without a slot is stale and empty."""
         depths = array("i", bytes(4 * len(TIERS) * len(ranks)))
         self._index.match(sequence_hashes, depths, array("I", map(self._slot_of, ranks)).tobytes())
         rows = zip(*(depths[tier * len(ranks) : (tier + 1) * len(ranks)] for tier in TIERS), strict=True)

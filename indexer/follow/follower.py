@@ -5,7 +5,7 @@
 
     state        input                                 what happens
     ----------   -----------------------------------   -----------------------------------------------------------
-    NEW          batch, heartbeat                      LIVE at seq 0 of its epoch, then as there
+    NEW          batch, heartbeat                      LIVE at seq 0 of its epoch, then as in LIVE
     NEW          bytes refused                         DOUBT: dump
     any          batch seq <= cursor                   duplicate: nothing
     any          batch or last_seq > cursor + 2^20     ignored; LIVE: HOLE, which only an answer ends
@@ -16,18 +16,18 @@
     HOLE         batch seq > cursor + 1                waits, at most `early_batches_max` and
                                                          `early_blocks_max` in them; the oldest are dropped
     DOUBT        batch seq > cursor                    waits, as in HOLE; nothing is applied before the answer
-    LIVE         heartbeat, last_seq > cursor          behind; HOLE when not received within `behind_s`
+    LIVE         heartbeat, last_seq > cursor          behind; HOLE if the batches do not come in `behind_s`
     LIVE         heartbeat's last_seq == cursor,       digests equal: proof; or a mismatch: DOUBT: repair, or dump
                    at once or later                      if nothing was proven since the last repair
     LIVE         heartbeat, last_seq < what the        the cursor is beyond the source's: DOUBT: dump
                    cursor was `behind_s` ago
-    HOLE         replay                                as its batches, each; at its last_seq: settle
+    HOLE         replay                                each of its batches as above; at its last_seq: settle
     HOLE         dump complete, not before cursor      replace all; settle at its last_seq
     HOLE         dump complete, before cursor          the log was faster: settle at the cursor
     DOUBT        repair complete, repair wanted        replace the blocks of its buckets; settle at its last_seq
     DOUBT        dump complete                         replace all; settle at its last_seq
     LIVE, DOUBT  bytes refused                         DOUBT: repair
-    HOLE         bytes refused                         nothing: the tail has them, or they are another hole
+    HOLE         bytes refused                         nothing: the tail has them, or they leave another hole
     HOLE, DOUBT  an answer that cannot be right        DOUBT: dump
     any          heartbeat of another epoch            restart: forget all, LIVE at seq 0; if a batch outran it,
                                                          DOUBT: dump
@@ -39,11 +39,11 @@
     overfull     memory free again                     DOUBT: dump
 
 *Settle*: waiting batches that follow are applied; if others remain, there is a new hole before them, else LIVE. Claims
-that were received before the question, of a place beyond the answer's last_seq, are dropped. A stream that wants more
+of a place beyond the answer's last_seq are dropped if they were received before the question. A stream that wants more
 than before sends a new question (`question.py`). A repair is right only while nothing else changes the rank's blocks,
 so DOUBT applies nothing. `received.py` tracks heartbeats, and decides which epoch is followed.
 
-A stream is *overfull*, beside its state, once the index had no memory for some of its blocks. It is still followed.
+In any state, a stream is *overfull* once the index had no memory for some of its blocks. It is still followed.
 Memory counts as free again when the index's memory or nodes are a tenth below what they were when it last refused
 blocks of the rank. Nodes count because an index may keep the memory of removed blocks for later ones. The tenth bounds
 the number of dumps: after each useless dump, memory or nodes must fall by another tenth.
@@ -70,8 +70,8 @@ from kv_protocol.recovery import Answer, ReplayChunk
 from kv_protocol.splitmix import U64_MASK
 
 AHEAD_MAX = 1 << 20
-"""No stream runs this many batches ahead of its reader: either the seq or the cursor is wrong."""
-_ONLY_AN_ANSWER = U64_MASK + 1
+"""No stream runs this many batches ahead of its reader: with such a distance the seq or the cursor is wrong."""
+_ONLY_AN_ANSWER = U64_MASK + 1  # as a hole's end: no batch reaches it
 HEALED_RATIO = 0.9
 
 
@@ -109,7 +109,7 @@ class StreamFollower:
         self.instance = ""
         """The worker's instance in that heartbeat; empty: not known yet. The owner sets it."""
         self.question = RecoveryQuestion(limits.answer_s, limits.backoff_max_s, request_ids)
-        """What the stream wants to be told, if anything, and when; only the stream changes it."""
+        """What the stream requests, if anything, and when; only the stream changes it."""
         self._reorder_buffer = ReorderBuffer(limits.early_batches_max, limits.early_blocks_max)
         self._heartbeats = HeartbeatTracker()
         self._epochs = EpochTracker(limits.silent_s)
@@ -130,7 +130,7 @@ class StreamFollower:
         self._phase, self._has_epoch = "live", True
         self._epoch, self._cursor, self._logged_seq = epoch, seq, logged_seq
 
-    # ---------------------------------------------------------------------------------------------- where it stands
+    # ---------------------------------------------------------------------------------------------- place, status
 
     @property
     def position(self) -> tuple[int, int]:
@@ -146,7 +146,7 @@ class StreamFollower:
     def status(self) -> tuple[int, int, StaleReason]:
         """Return the position, and why the rank's blocks are not known to be current; empty: they are.
 
-        Every decision reads it of every rank.
+        Every decision calls it for every rank.
         """
         if self._phase == "live" and not (self._source_stale or self._heartbeats.awaited or self.full_at):
             return self._epoch, self._cursor, ""
@@ -180,7 +180,7 @@ class StreamFollower:
     # ---------------------------------------------------------------------------------------------- batches
 
     def continues(self, span: BatchSpan) -> bool:
-        """Return whether the batches of `span` are the next ones, so that all would be applied."""
+        """Return whether the batches of `span` are the next ones, so that all can be applied."""
         return self._phase == "live" and span.epoch == self._epoch and span.first_seq == self._cursor + 1
 
     def on_next(self, span: BatchSpan, message: bytes, now_s: float) -> bool:
@@ -269,7 +269,7 @@ class StreamFollower:
             self._recover("dump", now_s)
 
     def _disbelieve(self, now_s: float) -> None:
-        """A seq is too far ahead; if nothing was applied yet, it only means a long hole."""
+        """Take a seq that is too far ahead; if nothing was applied yet, it only means a long hole."""
         self.counts.implausible += self._cursor > 0
         if self._phase == "live":
             self.counts.gaps += self._cursor == 0

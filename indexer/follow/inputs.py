@@ -6,8 +6,8 @@
     seqs in a row                   BatchSpan   if it continues the stream, the index applies the bytes
     any other                       None        batch by batch, decoded
 
-The core reads the span from the heads, by the layout and rules of `kv_protocol/codec.py`. Only a message that follows
-all of them has a span; decoding any other one finds its fault.
+The core reads the span from the heads, by the layout and rules of `kv_protocol/codec.py`. A message that breaks one of
+the rules has no span; decoding it finds the fault.
 """
 
 from typing import NamedTuple
@@ -31,7 +31,7 @@ class BatchSpan(NamedTuple):
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):
-    """The bytes of a valid message; `span` if the heads have one."""
+    """The bytes of a valid message; `span` is None if its seqs are not in a row."""
 
     data: bytes
     span: BatchSpan | None
@@ -54,7 +54,7 @@ def message_span(data: bytes) -> BatchSpan | None:
 
 
 class Received(msgspec.Struct, frozen=True):
-    """What came of a rank: a message of its stream, a heartbeat, a part of an answer; None: it could not be read."""
+    """What was received of a rank: a message of its stream, a heartbeat, part of an answer; None: unreadable bytes."""
 
     rank: WorkerRank
     content: Message | Heartbeat | Answer | None
@@ -69,7 +69,7 @@ class WorkerCame(msgspec.Struct, frozen=True):
 
 
 class WorkerGone(msgspec.Struct, frozen=True):
-    """A worker left; only the named instance, if one is named."""
+    """A worker left; if `instance` is not empty, only that instance of it."""
 
     worker_id: str
     instance: str = ""
@@ -85,7 +85,7 @@ Fact = Received | WorkerCame | WorkerGone | LogConnected
 
 
 class Question(msgspec.Struct, frozen=True):
-    """A question that the shell sends to a rank's consolidator."""
+    """A question that the fold's caller sends to a rank's consolidator."""
 
     rank: WorkerRank
     request: RecoverRequest

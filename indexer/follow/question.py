@@ -6,7 +6,7 @@
     repair    may be wrong     its place, its digests     the blocks of the buckets that differ, or all blocks
     dump      may be wrong     nothing                    all blocks
 
-A stream that wants more (further down the table) replaces the question; one that wants less keeps it. A question is in
+If the stream comes to want more (further down the table), the question is replaced; if less, it stays. A question is in
 flight until its answer is complete, no new part came for `answer_s`, or `WHOLE_ANSWER_S` are over. A late answer is
 taken until the next question is sent. The minimum time between two questions:
 
@@ -24,7 +24,7 @@ from kv_protocol.recovery import BlockColumns, DumpChunk
 
 Wants = Literal["tail", "repair", "dump"]
 WHOLE_ANSWER_S = 60.0
-"""A dump of many million blocks takes some seconds; an endless answer would keep its rank's place."""
+"""A dump of many million blocks takes some seconds; an endless answer would stay in flight, and others would wait."""
 _MORE: dict[Wants | None, int] = {None: 0, "tail": 1, "repair": 2, "dump": 3}
 
 
@@ -92,7 +92,7 @@ class RecoveryQuestion:
         self._parts = AnswerParts()
 
     def want(self, wants: Wants, not_before_s: float) -> bool:
-        """The stream wants this; return whether it is more than it wanted before."""
+        """Want this, if it is more than the stream wanted before; return whether it is."""
         if _MORE[wants] <= _MORE[self.wants]:
             return False
         self.end()
@@ -129,7 +129,7 @@ class RecoveryQuestion:
         return self.wants is not None and not self.is_in_flight(now_s) and not is_early
 
     def begin(self, after_seq: int, now_s: float) -> int:
-        """Return the id of a new question, sent now: it replaces the former one. The stream wants something."""
+        """Return the id of a new question, sent now, which replaces the former one. The stream must want something."""
         assert self.wants is not None
         self.request_id = next(self._request_ids)
         self.after_seq = after_seq
@@ -140,11 +140,11 @@ class RecoveryQuestion:
         return self.request_id
 
     def expects(self, request_id: int) -> bool:
-        """Return whether this is the open question."""
+        """Return whether the question of this id is open."""
         return self._is_open and request_id == self.request_id
 
     def collect(self, part: DumpChunk, now_s: float) -> AnsweredState | None:
-        """Return the complete answer, once this part completes it."""
+        """Add a part of the answer; return the answer if this part completes it, else None."""
         if not self._parts.add(part):
             return None
         self.progress_at_s = now_s

@@ -7,17 +7,17 @@ claim.seq is                               meaning
 above the cursor                           the index is behind: the claim is *awaited*
 equal to it, now or once it gets there     the claim's digests can be compared with the index
 below it, for less than `late_s`           the heartbeats may be late: nothing happens
-below it as it was `late_s` ago            no heartbeat is that late: the index is *beyond* what its source sent
+below what the cursor was `late_s` ago     no heartbeat is that late: the index is *beyond* what its source sent
 
 A log that is read from its beginning has batches of old epochs; heartbeats and answers prove which epoch is current.
-After the first such proof, only proofs change the epoch. A replaced epoch is *retired*. Its heartbeats count again when
-the current epoch was not proven for `silent_s`: otherwise a late heartbeat of the old epoch would look like a restart.
+After the first such proof, only proofs change the epoch. A replaced epoch is *retired*. Its heartbeats are ignored as
+long as the current epoch was proven within `silent_s`: a late heartbeat of the old epoch must not look like a restart.
 A batch of an epoch without a proof has *outrun* its heartbeat.
 
 Early batches are kept by seq; beyond the bounds the lowest seqs are dropped first. The batch with the highest seq
 always stays: it proves that a batch before it is missing. Each is kept with the id of the newest question at its
-arrival: an answer covers all batches that came before its question. A batch that came before the question but has a
-higher seq than the answer was never published.
+arrival: an answer covers all batches that came before its question. So a batch that came before the question, but has
+a higher seq than the answer, was never published.
 """
 
 from collections import deque
@@ -116,7 +116,7 @@ class HeartbeatTracker:
 
 
 class EpochTracker:
-    """The epochs of one stream, except for the number of the current one."""
+    """The epochs of one stream; the owner keeps the number of the current one."""
 
     def __init__(self, silent_s: float) -> None:
         self._silent_s = silent_s
@@ -216,6 +216,6 @@ class ReorderBuffer:
         return len(seqs)
 
     def clear(self) -> None:
-        """Drop all."""
+        """Drop all batches."""
         self._batches.clear()
         self._blocks = 0

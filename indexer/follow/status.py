@@ -7,7 +7,7 @@ refused        the index has no slot or memory for it
 resyncing      batches are missing, or the blocks may be wrong: a recovery is under way
 overfull       the index had no memory for some of its blocks; the others are known
 source         its consolidator reports it as stale
-no_events      the same: the engine publishes no KV events, or they are not heard (`kv_protocol.fleet.NO_EVENTS`)
+no_events      the same: the engine publishes no KV events, or none arrive (`kv_protocol.fleet.NO_EVENTS`)
 behind         a heartbeat reported batches that were not received yet
 log_away       the log is disconnected; the rank was current, or behind, before
 (empty)        current
@@ -23,7 +23,7 @@ StaleReason = Literal[
 
 
 def is_blind(stale: str) -> bool:
-    """Return whether the index's overlap of a rank counts for little with this reason."""
+    """Return whether a rank that is stale for this reason has an overlap that counts for little."""
     return stale not in ("", "overfull", "log_away")
 
 

@@ -1,1 +1,1 @@
-"""The prefix index as Python sees it: its interface, its snapshots, checks of arguments. `indexer/native` is it."""
+"""The prefix index as Python sees it: interface, snapshots, slots of ranks, columns. `indexer/native` implements it."""

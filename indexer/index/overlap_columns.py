@@ -35,7 +35,7 @@ class OverlapColumns(NamedTuple):
 
 
 class StatusColumns:
-    """Some ranks, their slots, and what is answered about them."""
+    """Some ranks, their slots, and the newest answer about them."""
 
     __slots__ = ("_column_of", "_statuses", "answer", "depths", "ranks", "slots", "touched")
 
@@ -43,7 +43,7 @@ class StatusColumns:
         self.ranks = ranks
         self.slots = array("I", slots).tobytes()
         self.depths = array("i", bytes(4 * _TIERS * len(ranks)))
-        """The answer's, as the index writes them."""
+        """The answer's depths, as the index writes them."""
         self._column_of = {rank: column for column, rank in enumerate(ranks)}
         self._statuses: list[StreamStatus] = [(0, 0, "")] * len(ranks)
         self.touched = set(self._column_of.values())
@@ -76,7 +76,7 @@ class StatusColumns:
 
 
 class StatusColumnsCache:
-    """The recently used status columns, by tuple of ranks."""
+    """Status columns by tuple of ranks, at most `STATUS_COLUMNS_MAX`; the eldest are dropped."""
 
     def __init__(self, slot_of: Callable[[WorkerRank], int], status_of: Callable[[WorkerRank], StreamStatus]) -> None:
         self._slot_of, self._status_of = slot_of, status_of

@@ -17,13 +17,13 @@ A sequence hash identifies a block and all before it, so the index has one node 
   stays; a different one, or one that would close a cycle, is counted and ignored.
 * Tiers: depth t of a match is the longest prefix with every block on one of the tiers 0..t.
 * Memory is bounded: at the limit, new ranks and new blocks are refused. `store`, `load`, `repair` and `apply_batch`
-  return the number of refused blocks: the first of a chain that has no room, and those behind it that are not held.
+  return the number of refused blocks: a chain's first block without room, and those behind it that are not held.
   Removals are always done, even at the limit, and may exceed it: the native index keeps blocks in runs with the same
   holders, and a removal in the middle of a run adds up to two runs of 48 bytes each, and a set of holders if it is new.
 
 An *outline* is the shape of the index at one moment, for people; it never changes. Its nodes are blocks in a row
-without a fork, whichever ranks hold them; the root is no node. The children of the root begin sequences, or have no
-known parent. A node's heat is the sum of the heat of all requests that end in the node or behind it.
+without a fork, whichever ranks hold them; the root is no node. The root's children begin sequences, or their parents
+are unknown. A node's heat is the sum of the heat of all requests that end in the node or behind it.
 
 Arguments are not checked: hashes are u64s, ranks and tiers exist, times are finite. Not thread-safe unless an
 implementation says so. No method keeps a reference to its arguments.
@@ -84,9 +84,9 @@ class PassedRequest(NamedTuple):
 
 
 class OutlineNode(NamedTuple):
-    """One node. `subtree_blocks` has its own blocks and all behind; `depth_blocks` counts from the root to `last`.
+    """One node. `subtree_blocks` counts its blocks and all behind; `depth_blocks` those from the root to `last`.
 
-    `used_s` is the newest request's time, 0 without any. `stored_s` is the time of the newest store in the node, or a
+    `used_s` is the newest request's time; 0: no request. `stored_s` is the time of the newest store in the node, or a
     later one: a part that was split off keeps the time of the whole.
     """
 
@@ -139,7 +139,7 @@ class PrefixIndex(Protocol):
         """
 
     def store(self, rank: int, parent: int | None, sequence_hashes: Hashes, tier: Tier, now_s: float) -> int:
-        """Add these blocks of `rank` on `tier`: a chain behind `parent`, or from the beginning."""
+        """Add these blocks of `rank` on `tier`: a chain behind `parent`; None: a chain that begins a sequence."""
 
     def remove(self, rank: int, sequence_hashes: Hashes, tier: Tier) -> None:
         """Remove these blocks of `rank` on `tier`, in any order."""
@@ -170,8 +170,8 @@ class PrefixIndex(Protocol):
         """Write the depths of every rank to `out`; return the largest depth of any rank.
 
         `out` is a writable buffer of int32 with 4 rows of equal length, one column a rank; row t counts the blocks on
-        the tiers 0..t. All of it is written. `ranks` are those of the columns, as u32s; a rank that is not registered
-        has depth 0. None: column i is of rank i, and every registered rank must have a column.
+        the tiers 0..t. All of it is written. `ranks` names the rank of each column, as u32s; a rank that is not
+        registered has depth 0. None: column i is of rank i, and every registered rank must have a column.
         """
 
     def digest(self, rank: int, tier: Tier) -> TierDigest:
@@ -198,10 +198,10 @@ class PrefixIndex(Protocol):
         """
 
     def children(self, sequence_hash: int | None) -> list[int]:
-        """Return the children of a block (None: blocks without a known parent), ascending; none for an unknown one."""
+        """Return a block's children (None: blocks without a known parent), ascending; none for an unknown block."""
 
     def holders(self, sequence_hash: int) -> dict[int, int]:
-        """Return the holders of a block: rank -> bits of tiers; empty for an unknown one."""
+        """Return the holders of a block: rank -> bits of tiers; empty for an unknown block."""
 
     def outline(self, requests: Sequence[PassedRequest] = ()) -> Outline:
         """Return the shape of the index with the heat of `requests`; those of unknown blocks do not count."""

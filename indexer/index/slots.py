@@ -1,10 +1,10 @@
-"""Slots: the small numbers of worker ranks in an index; and refused ranks.
+"""Slots, which are the small numbers of worker ranks in an index, and refused ranks.
 
 A rank gets the lowest free slot. A refused rank is listed with the reason until it gets a slot, its worker leaves, or
 no fact of it comes for a time. The list is bounded: unknown ranks, however many, take little memory.
 
-A worker's reported capacity is passed to the index with each of its ranks, whichever comes first, so that memory is
-allocated before blocks come. The capacities of a bounded number of workers are stored, the newest ones.
+A worker's reported capacity is passed to the index for each of its ranks, whether report or rank comes first, so that
+memory is allocated before blocks come. Only the capacities of the `RANKS_MAX` newest workers are stored.
 """
 
 from typing import NamedTuple
@@ -110,7 +110,7 @@ class RankSlots:
             del self._refused[rank]
 
     def forget_worker(self, worker_id: str, instance: str) -> None:
-        """Forget the worker's refused ranks and its capacity, unless `instance` names another than the newest one."""
+        """Forget the worker's refused ranks and capacity, unless another instance than the named one has registered."""
         if instance and self._registrations.get(worker_id, _Registration()).instance not in ("", instance):
             return
         self._registrations.pop(worker_id, None)

@@ -6,8 +6,8 @@
            | runs:   count u64, then each: flags u8, parent u64, set u32, last_stored_s f64, n u32 >= 1, n x u64 hashes
            | reserved u32 = 0
 
-A run is consecutive blocks, in chain order, with the same holders on the same tiers: those of the k-th set, none if
-`set` is 0. Flags: bit 0, it has a known parent (`parent` is 0 otherwise); bit 1, its parent is unknown. Parents come
+A run is consecutive blocks, in chain order, with the same holders on the same tiers: the members of set number `set`,
+none for 0. Flags: bit 0, it has a known parent (`parent` is 0 otherwise); bit 1, its parent is unknown. Parents come
 before children; a run without holders has another run behind its last block. The index itself reads and writes bodies
 (`indexer/native/snapshot.cpp`); the frame around them is made here.
 

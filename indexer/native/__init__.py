@@ -1,6 +1,6 @@
 """The C++ core of the index.
 
-No index runs without it: importing this package fails if it is missing, damaged, or of another machine.
+No index runs without it: importing this package fails if it is missing, damaged, or built for another machine.
 """
 
 try:

@@ -25,7 +25,7 @@ struct Head {
           parent(read<u64>(at + 36)), time_ns(read<std::int64_t>(at + 28)), start(read<u32>(at + 44)),
           count(read<u32>(at + 48)) {}
     bool has_parent() const { return (flags & kHasParent) != 0; }
-    // Only a stored event has a position, and a parent unless that is 0.
+    // Only a stored event has a position, and a parent unless its position is 0.
     bool is_event() const {
         const bool is_placed = kind == kStored ? has_parent() == (start != 0) : !has_parent() && start == 0;
         return version == kVersion && kind <= kCleared && tier < kTiers && (flags & ~kHasParent) == 0 && seq != 0 &&
@@ -33,7 +33,7 @@ struct Head {
     }
 };
 
-// The number of batches in a message; throws Malformed unless all are right.
+// Returns the number of batches in a message; throws Malformed unless all are right.
 u32 checked_count(const u8* data, std::size_t size) {
     const u32 count = size < kCountBytes || size > kMessageBytesMax ? 0 : read<u16>(data);
     std::size_t at = kCountBytes;
@@ -72,7 +72,7 @@ std::optional<Span> message_span(const u8* data, std::size_t size) try {
     return std::nullopt;
 }
 
-// The first places that an event will look at in the map are fetched while the one before it is applied.
+// Prefetches the first places that an event will read in the map, while the event before it is applied.
 void Tree::prefetch_event(const u8* frame) const {
     const Head head(frame);
     if (head.count != 0) {

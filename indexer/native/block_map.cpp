@@ -2,7 +2,7 @@
 
 namespace kv {
 
-// Leaves one segment, which the limit does not bound: no lookup works without a segment.
+// Leaves one segment, even beyond the limit: no lookup works without a segment.
 void BlockMap::reset() {
     budget_->used -= bytes();
     buckets_.release();

@@ -22,7 +22,7 @@ namespace kv {
 
 class BlockMap {
 public:
-    // Where a hash belongs, as long as `splits` is the same.
+    // Where a hash belongs, as long as `splits()` returns the same number.
     struct Spot {
         u64 bucket;
         u32 tag;
@@ -80,7 +80,7 @@ private:
     };
     static constexpr u64 kSegmentBytes = kBuckets * sizeof(Bucket) + sizeof(Segment);
 
-    // 1..255, kept as a word: reading a word waits for a byte of it that was just stored.
+    // 1..255, as a word: if it were stored as a byte, the next read of the whole word would have to wait.
     static u32 tag_of(u64 spread) {
         const u32 tag = static_cast<u32>(spread >> 22) & 0xFF;
         return tag == 0 ? 1 : tag;
@@ -89,7 +89,7 @@ private:
     static std::size_t following(std::size_t bucket) {
         return bucket % kBuckets == kBuckets - 1 ? bucket - (kBuckets - 1) : bucket + 1;
     }
-    // Two at least.
+    // At least two: `shift_` is at most 63.
     std::size_t directory_size() const { return std::size_t{1} << (64 - shift_); }
     u32 find_or_insert_slowly(u64 hash, u32 block);
     void insert(const Spot& spot, u32 block);
@@ -118,7 +118,7 @@ public:
 
     SpotsAhead(const BlockMap& map, const u64* hashes, u32 count) : map_(map), hashes_(hashes), count_(count) { fetch(0); }
 
-    // The spot of the hash at `at`, which is one more each time.
+    // The spot of the hash at `at`; each call must pass the next `at`.
     const BlockMap::Spot& at(u32 at) {
         if (splits_ != map_.splits()) {
             fetch(at);
@@ -180,7 +180,7 @@ inline u32 BlockMap::find(u64 hash, const Spot& spot) const {
     return kNone;
 }
 
-// The common case in one look at one bucket: it has the hash, or nothing ever passed it and it has room.
+// Handles the common case with one bucket: it has the hash, or no entry passed it and it has room.
 inline u32 BlockMap::find_or_insert(u64 hash, const Spot& spot, u32 block) {
     Bucket& bucket = buckets_[spot.bucket];
     for (u32 found = entries_with(bucket, spot.tag); found != 0; found &= found - 1) {

@@ -1,7 +1,7 @@
 // Where blocks live: slots in extents, so that the blocks of a chain lie in a row.
 //
 //     slot     number of a block: its sequence hash, and the run that it belongs to
-//     extent   4 << order slots in a row; blocks in use are its first ones; order 0..10
+//     extent   4 << order slots in a row, of which the first ones are in use; order 0..10
 //
 // Extents come from superblocks of 4096 slots by the buddy system: an extent's upper half is given back as soon as it is
 // empty, and free neighbours grow together again. Free extents are linked through the hashes of their first two slots.
@@ -200,7 +200,7 @@ private:
     u32 extents_ = 0;
 };
 
-// The order of the extent for (the first of) `count` blocks: at most a quarter of it stays empty, unless it is the smallest.
+// The order of the extent for `count` blocks or the first of them: at most a quarter stays empty, unless it is the smallest.
 inline u32 order_for(std::size_t count) {
     u32 order = 0;
     while (order + 1 < Blocks::kOrders && (std::size_t{Blocks::kPage} << order) < count) {

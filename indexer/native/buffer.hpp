@@ -16,7 +16,7 @@
 
 namespace kv {
 
-#if defined(__has_feature)  // as clang says it; GCC defines a macro
+#if defined(__has_feature)  // clang's way to ask; GCC defines a macro
 #define KV_HAS_FEATURE(name) __has_feature(name)
 #else
 #define KV_HAS_FEATURE(name) 0
@@ -78,7 +78,7 @@ private:
     }
 
 #if defined(__linux__)
-    // `bytes` of address space that begin at a huge page.
+    // Reserves `bytes` of address space that begin at a huge page.
     static void* reserve_pages(std::size_t bytes) {
         void* made = mmap(nullptr, bytes + kHugePage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (made == MAP_FAILED) {

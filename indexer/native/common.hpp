@@ -18,7 +18,7 @@ constexpr u32 kNone = 0xFFFF'FFFF;
 constexpr u32 kTiers = 4;
 constexpr u32 kAllTiers = (1u << kTiers) - 1;  // as bits
 constexpr u32 kRankMax = 4095;
-constexpr u32 kRankWords = (kRankMax + 1) / 64;  // of a bit for each rank
+constexpr u32 kRankWords = (kRankMax + 1) / 64;  // words with a bit for each rank
 
 inline std::string text(u64 number) { return std::to_string(number); }
 
@@ -30,7 +30,7 @@ inline u64 splitmix64(u64 value) {
     return value ^ (value >> 31);
 }
 
-// A value as it lies in bytes, which need not be aligned for it.
+// Reads a value from bytes, which need not be aligned for it.
 template <class T>
 T read(const void* data) {
     T value;

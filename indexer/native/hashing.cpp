@@ -40,8 +40,8 @@ PyObject* byte_text(PyObject* text) {
                             : nullptr;
 }
 
-// For each message the mark of its role, its text and `end`; then `last`. `other` renders a chat with options, or with more
-// in a message than a role and a text.
+// Returns for each message the mark of its role, its text and `end`; then `last`. `other` renders a chat with options, and
+// one in which a message has more than a role and a text.
 nb::object chat_pieces(nb::handle other, nb::dict marks, nb::str end, nb::str last, nb::handle messages, nb::kwargs options) {
     static PyObject* const role_key = PyUnicode_InternFromString("role");
     static PyObject* const content_key = PyUnicode_InternFromString("content");
@@ -82,7 +82,7 @@ constexpr int kBlockSizeMax = 4096;
 // to others.
 constexpr int kGilKeptTokens = 24 * 1024;
 
-// Tokens as u32s in bytes, or as the code points of a tuple's strings: none changes while other threads run.
+// Tokens as u32s in bytes, or as the code points of a tuple's strings: both are immutable, so other threads may run.
 class Tokens {
 public:
     explicit Tokens(PyObject* given) {
@@ -119,7 +119,7 @@ private:
     struct Piece {
         const void* data;
         Py_ssize_t size;
-        int kind;  // bytes of a token
+        int kind;  // bytes per token
     };
 
     void add(PyObject* given) {
@@ -146,7 +146,7 @@ void hash_chain(Tokens& tokens, Py_ssize_t stride, Py_ssize_t width, u64 seed, s
     u32 window[kBlockSizeMax + 1];
     const std::size_t bytes = sizeof(u32) * static_cast<std::size_t>(width);
     Py_ssize_t known = 0;
-    u64 pair[2] = {};  // the hash before, the local hash
+    u64 pair[2] = {};  // the sequence hash of the block before, the local hash
     for (u64& hash : hashes) {
         std::copy_n(window + stride, known, window);
         tokens.read(window + known, width - known);
@@ -177,7 +177,7 @@ nb::object hash_blocks(nb::handle given, nb::tuple hashing, nb::handle seed_give
     const nb::bytes packed(hashes.data(), sizeof(u64) * hashes.size());
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - began;
     return nb::make_tuple(tokens.size(), packed, seconds.count());
-} catch (const std::exception&) {  // the package's function says what is wrong
+} catch (const std::exception&) {  // this function raises an error that says what is wrong
     return nb::module_::import_("indexer.native.index").attr("hash_by_package")(given, hashing, seed_given);
 }
 

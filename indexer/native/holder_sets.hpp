@@ -3,8 +3,8 @@
 //     set      bit matrix, planes (tiers in use) x width (words of 64 ranks), both as small as can be; set 0 is empty
 //     memo     (set, holder, added or removed) -> set, a cache of fixed size: with 1,024 ranks a store of few blocks takes a fifth less time
 //
-// A run owns a reference. A set without references is forgotten, and its number may be given to another set; then
-// `generation` differs from that in a memo's answer, which is void.
+// A run owns a reference. A set without references is forgotten, and its number may be given to another set; then its
+// `generation` differs from the one in a memo's answer, and the answer is void.
 #pragma once
 
 #include <algorithm>
@@ -30,7 +30,7 @@ public:
     u32 with(u32 set, Holder holder) { return transition(set, holder, true); }
     u32 without(u32 set, Holder holder) { return transition(set, holder, false); }
 
-    // The set of a matrix of words, plane by plane.
+    // The set with this matrix of words, plane by plane.
     u32 of_words(const u64* words, u32 planes, u32 width) {
         u32 planes_used = 0, width_used = 0;
         for (u32 plane = 0; plane < planes; ++plane) {
@@ -86,7 +86,7 @@ public:
         return sizeof(Set) + buckets + words_bytes((ranks / 64 + 1) * kTiers);
     }
     u32 references(u32 set) const { return sets_[set].references; }
-    // Sets are below this number; some of them may be free.
+    // The numbers of sets are below this one; some of them may be free.
     u32 numbers() const { return numbers_; }
 
     void reset() {
@@ -113,7 +113,7 @@ private:
         u32 references;
         u32 generation;
         u32 digest;
-        u32 next;  // of the same bucket, or free
+        u32 next;  // set of the same bucket, or free number
         u16 width;
         u16 planes;
     };
@@ -255,7 +255,7 @@ private:
     u64 bytes_ = 0;
 };
 
-// Bits of a cumulative word: the ranks of word `word` that hold on one of the tiers 0..plane.
+// A bit for each rank of word `word` that holds on one of the tiers 0..plane.
 inline u64 up_to_plane(const u64* words, u32 width, u32 planes, u32 plane, u32 word) {
     u64 bits = 0;
     for (u32 at = 0; at <= plane && at < planes; ++at) {

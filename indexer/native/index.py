@@ -27,8 +27,8 @@ from kv_runtime.config.sections import IndexSection
 class NativeIndex(Tree):
     """A `PrefixIndex`.
 
-    `memory_bytes_max` is in bytes; 0: no limit. `seed` (u64) only decides the positions of blocks in the hash map: a
-    random one in a server cannot be guessed by clients.
+    `memory_bytes_max` is in bytes; 0: no limit. `seed` (u64) only decides the positions of blocks in the hash map.
+    Servers draw it at random, so that clients cannot guess it.
     """
 
     def digest(self, rank: int, tier: Tier) -> TierDigest:
@@ -65,7 +65,7 @@ def make_index(settings: IndexSection) -> NativeIndex:
 
 
 def hash_by_package(tokens: bytes | tuple[str, ...], hashing: Hashing, seed: int) -> tuple[int, bytes, float]:
-    """Return what `hash_blocks` does, computed by the `xxhash` package.
+    """Return what `hash_blocks` returns, computed by the `xxhash` package.
 
     Raises:
         LimitExceeded: the bytes are no u32s, the block size or `seed` is out of range.
@@ -81,8 +81,8 @@ def hash_by_package(tokens: bytes | tuple[str, ...], hashing: Hashing, seed: int
 
 
 hash_blocks = core.hash_blocks if core.HAS_XXHASH else hash_by_package
-"""Returns of a text-only prompt the number of its tokens, the sequence hash (little-endian u64) of each full block, and
-the seconds that hashing took. `tokens` are little-endian u32s, or the code points of strings; `seed` is a `hash_seed`.
-Other threads run while many are hashed."""
+"""Returns the number of a text-only prompt's tokens, the sequence hash (little-endian u64) of each full block, and the
+seconds that hashing took. `tokens` are little-endian u32s, or the code points of strings; `seed` is a `hash_seed`.
+Other threads run while many tokens are hashed."""
 chat_pieces = core.chat_pieces
 """Returns a chat of the byte model as strings: the code points of their characters are the tokens."""

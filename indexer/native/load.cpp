@@ -1,4 +1,4 @@
-// Loads dumps and repairs: afterwards a rank holds exactly the blocks of the rows, among all blocks or some buckets.
+// Loads dumps and repairs: afterwards the rank's blocks, or those in some buckets, are exactly the blocks of the rows.
 #include <algorithm>
 
 #include "tree.hpp"
@@ -18,7 +18,7 @@ std::size_t Tree::repair(u32 rank, const u8* buckets, const std::vector<ColumnsV
     return hold_rows(rank, chunks, now_s);
 }
 
-// The blocks of the buckets that the rank holds, children before their parents.
+// The blocks in `buckets` that the rank holds on the tier, children before their parents.
 std::vector<u64> Tree::held_in(const u8* buckets, Holder holder) const {
     ranks_.at(holder.rank);
     std::vector<u64> found;
@@ -48,7 +48,7 @@ std::size_t Tree::hold_rows(u32 rank, const std::vector<ColumnsView>& chunks, do
     return counters_.refused_blocks - before;
 }
 
-// Hold the chain of rows that begins at `at`; return its length.
+// Holds the chain of rows that begins at `at`; returns its length.
 std::size_t Tree::load_chain(u32 rank, const ColumnsView& rows, std::size_t at, double now_s) {
     const u32 bits = rows.tiers[at] & kAllTiers;
     const bool has_parent = (rows.tiers[at] & kRowHasParent) != 0;

@@ -1,4 +1,4 @@
-// How many blocks of a prefix each rank holds: walk the runs, and drop the ranks that are not among a run's holders.
+// How many blocks of a prefix each rank holds: walks the runs, and drops the ranks that are not among a run's holders.
 //
 // Depths on the tiers 0..t are equal for all t as long as all holders lie on tier 0. So a tier gets a row of its own only
 // once a set with its plane was met. `rows_` counts the rows; the last one also stands for all further tiers.
@@ -16,7 +16,7 @@ class Survivors {
 public:
     Survivors(std::int32_t* out, std::size_t columns) : out_(out), columns_(columns) {}
 
-    // Starts with the first run's holders; no rank has reached any depth yet. False: there are none.
+    // Starts with the first run's holders; no rank has reached any depth yet. False: the run has no holders.
     bool begin(const u64* words, u32 planes, u32 width) {
         width_ = width;
         rows_ = planes;
@@ -29,7 +29,7 @@ public:
         return planes != 0;
     }
 
-    // Only the holders in `words` go on; the others reached `depth`. False: no holder goes on.
+    // Keeps only the ranks that are in `words`; the others reached `depth`. False: no rank is left.
     bool meet(const u64* words, u32 planes, u32 width, u32 depth) {
         if (rows_ == 1 && planes <= 1) {
             return meet_on_one_tier(words, width, depth);

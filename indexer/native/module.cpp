@@ -1,5 +1,5 @@
 // The native core as a Python module: `Tree`, `Outline`, hashing, the pieces of chats, and the spans of messages. The methods
-// of `Tree` are those of indexer/index/prefix_index.py; indexer/native/index.py wraps the ones with `_`.
+// of `Tree` are those of indexer/index/prefix_index.py; indexer/native/index.py wraps those whose names begin with `_`.
 #include <nanobind/nanobind.h>
 
 #include "python_tree.hpp"

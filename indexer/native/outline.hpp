@@ -18,7 +18,7 @@
 
 namespace kv {
 
-// A request that went through the blocks up to `hash`: what it weighs, and when it came.
+// A request that went through the blocks up to `hash`: its weight, and when it came.
 struct PassedRequest {
     u64 hash;
     double heat;
@@ -72,7 +72,7 @@ public:
                 continue;
             }
             CopiedRun& copied = runs_[number];
-            if (copied.first == tree.blocks_.hash(tree.runs_[number].begin)) {  // else it is another run meanwhile
+            if (copied.first == tree.blocks_.hash(tree.runs_[number].begin)) {  // else the number is another run's by now
                 copied.heat += each->heat;
                 copied.used_s = std::max(copied.used_s, each->used_s);
             }
@@ -112,7 +112,7 @@ public:
     // The children of a node (kNone: the root).
     const std::vector<u32>& children(u32 node) const { return node == kNone ? roots_ : nodes_.at(node).children; }
 
-    // The same from `offset` on, in descending order, equal ones by their first block.
+    // At most `limit` of the children from `offset` on, in descending order, equal ones by their first block.
     std::vector<u32> children(u32 node, OutlineOrder order, std::size_t offset, std::size_t limit) const {
         std::vector<u32> found = children(node);
         offset = std::min(offset, found.size());
@@ -153,7 +153,7 @@ private:
         return run.parent == Runs::kRoot || (parent.length != 0 && parent.last == run.above);
     }
 
-    // Adds the node that begins with a run, and goes on while a run has one child; returns its last run.
+    // Adds the node that begins with a run and continues as long as a run has one child; returns its last run.
     u32 add_node(u32 run, u32 parent, const std::vector<std::vector<u32>>& behind) {
         OutlineNode node;
         node.parent = parent;

@@ -238,7 +238,7 @@ public:
     nb::dict memory() { return to_dict(tree_->memory()); }
     nb::dict structure() { return to_dict(tree_->structure()); }
 
-    // As IndexStatistics has them.
+    // The fields of IndexStatistics, in their order.
     std::vector<u64> figures() {
         const Counters& counted = tree_->counters();
         return {tree_->ranks(),           tree_->nodes(),           tree_->held_blocks(),     tree_->memory_bytes(),
@@ -280,7 +280,7 @@ private:
     }
 
     std::unique_ptr<Tree> tree_;
-    std::vector<std::int32_t> matched_;  // of every rank
+    std::vector<std::int32_t> matched_;  // depths of every rank, for `match`
 };
 
 }  // namespace kv

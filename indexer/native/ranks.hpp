@@ -30,7 +30,7 @@ private:
 };
 
 struct Rank {
-    u64 held = 0;  // a block on two tiers is one
+    u64 held = 0;  // blocks; one on two tiers counts once
     u64 capacity = 0;
     std::unique_ptr<Digest> digests[kTiers];
 };

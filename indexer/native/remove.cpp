@@ -84,7 +84,7 @@ void Tree::prune(u32 run) {
     runs_.merge_with_child(run);
 }
 
-// Erases the last `count` blocks of a run, which ends its extent.
+// Erases the last `count` blocks of a run that has the last blocks of its extent.
 void Tree::erase_last(u32 run, u32 count) {
     Run& own = runs_[run];
     own.length -= count;

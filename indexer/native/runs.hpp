@@ -1,6 +1,6 @@
 // The run tree: a radix tree of block chains, compressed.
 //
-//     run      blocks in a row, in one extent, with one set of holders; a child hangs on a run's last block
+//     run      blocks in a row, in one extent, with one set of holders; a child follows a run's last block
 //     run 0    the root: it has no holders, and is the parent of all runs without a known parent
 //
 //     sequence A B C D E F held by rank 1, A B C G by rank 2:
@@ -9,7 +9,7 @@
 //                            └─ [G]{2}
 //
 // A change of holders of part of a run splits it; neighbours that became equal are merged again, so that a run is as
-// long as its extent and its holders allow. Numbers of blocks stay the same through both.
+// long as its extent and its holders allow. Neither changes the numbers of blocks.
 #pragma once
 
 #include <algorithm>
@@ -27,7 +27,7 @@ struct Run {
     u32 extent;
     u32 parent;
     u32 first_child;
-    u32 next;      // sibling, or free
+    u32 next;      // sibling, or next free run
     u32 previous;  // sibling
     u32 child_count;
     u32 set;
@@ -49,7 +49,7 @@ public:
 
     Run& operator[](u32 run) { return runs_[run]; }
     const Run& operator[](u32 run) const { return runs_[run]; }
-    // The run of a block, which is in one.
+    // The run of a block that is in use.
     u32 of(u32 block) const { return blocks_->run(block); }
 
     u32 size() const { return live_; }
@@ -122,8 +122,8 @@ public:
         u32 head, tail;
     };
 
-    // Splits the run after its first `count` blocks, which are not all. The shorter half gets the new number, unless it has
-    // many children, each of which would have to be changed.
+    // Splits the run after its first `count` blocks, which are not all. The tail gets the new number if it is shorter and has
+    // few children, each of which is changed; else the head does.
     Halves split(u32 run, u32 count) {
         const u32 made = add(runs_[run].extent, runs_[run].begin, runs_[run].set, runs_[run].last_stored_s);
         Run& own = runs_[run];

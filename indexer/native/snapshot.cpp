@@ -214,7 +214,7 @@ private:
     u32 last_ = kNone;
     std::vector<u32> sets_;
     std::vector<u64> hashes_;
-    std::vector<std::pair<u32, u64>> unheld_ends_;  // last block of a run without holders, and the run's offset
+    std::vector<std::pair<u32, u64>> unheld_ends_;  // last block of a run without holders, and the run's offset in the body
 };
 
 void restore(Tree& made, const Tree& old, const u8* data, std::size_t size) {

@@ -98,7 +98,7 @@ bool Tree::is_affordable(Holder holder) const {
     return budget_.fits(cost_bytes);
 }
 
-// `grow` for blocks that one rank holds on one tier.
+// Calls `grow` for blocks that one rank holds on one tier.
 Tree::Grown Tree::grow_for(Holder holder, u32 above, const u64* hashes, std::size_t count, double now_s) {
     if (!is_affordable(holder)) {
         return {0, above};

@@ -55,15 +55,15 @@ public:
     const Limits& limits() const { return limits_; }
     const Counters& counters() const { return counters_; }
 
-    // changes; for an unknown rank they throw UnknownRank and change nothing. A `size_t` is the number of blocks that there
-    // was no memory for.
+    // changes; all but `add_rank` and `drop` throw UnknownRank for an unknown rank, and then change nothing. A `size_t` is the
+    // number of blocks for which there was no memory.
     void add_rank(u32 rank, u64 capacity_blocks);
     std::size_t store(u32 rank, const u64* parent, const u64* hashes, std::size_t count, u32 tier, double now_s);
     void remove(u32 rank, const u64* hashes, std::size_t count, u32 tier);
     void clear(u32 rank, u32 tier_bits);
     void drop(u32 rank);
     std::size_t load(u32 rank, const std::vector<ColumnsView>& chunks, double now_s);
-    // `buckets`: 256 bits; of the blocks in those buckets the rank holds exactly the rows
+    // `buckets`: 256 bits; afterwards the rank's blocks in those buckets are exactly the rows
     std::size_t repair(u32 rank, const u8* buckets, const std::vector<ColumnsView>& chunks, double now_s);
     // throws Malformed, and then nothing has changed
     std::size_t apply_batch(u32 rank, const u8* data, std::size_t size, double now_s);
@@ -71,7 +71,7 @@ public:
     // queries
     // writes 4 rows of `columns` depths; returns how many blocks at least one rank reaches on some tier
     u32 match(const u64* hashes, std::size_t count, std::int32_t* out, std::size_t columns) const;
-    // fetches their places in the map, which are looked at next
+    // fetches the places of these hashes in the map, which are read next
     void prefetch(const u64* hashes, std::size_t count) const;
     u32 rank_numbers() const { return ranks_.numbers(); }
     const Digest* digest(u32 rank, u32 tier) const;
@@ -96,8 +96,8 @@ private:
     friend void restore(Tree& made, const Tree& old, const u8* data, std::size_t size);
 
     struct Grown {
-        std::size_t count;
-        u32 last;
+        std::size_t count;  // blocks that were added
+        u32 last;           // the last of them; `above` if there are none
     };
     struct Growth {
         u32 run;  // 0: there is no memory for one
@@ -163,7 +163,7 @@ private:
 // `made` must not be used.
 void restore(Tree& made, const Tree& old, const u8* data, std::size_t size);
 
-// How many of the first `count` hashes are the same.
+// How many leading hashes of both are the same, at most `count`.
 std::size_t common_prefix(const u64* left, const u64* right, std::size_t count);
 
 }  // namespace kv

@@ -1,1 +1,1 @@
-"""The index as a service: NATS in, HTTP out, snapshots, metrics; and comparing a live index with its sources."""
+"""The index as a service: NATS in, HTTP out, snapshots, metrics; and the comparison of a live index with mirrors."""

@@ -37,7 +37,7 @@ Held = dict[int, HeldBlock]
 
 
 class BlockDifference(msgspec.Struct, frozen=True, kw_only=True):
-    """One differing block; `parent` is the mirror's, `index_parent` the index's: the same if only one side has it."""
+    """One differing block; `parent` is the mirror's, `index_parent` the index's, equal if one side lacks the block."""
 
     kind: DifferenceKind
     sequence_hash: int
@@ -120,7 +120,7 @@ def compare(
     *,
     examples_max: int = 10,
 ) -> RankVerdict:
-    """Return the verdict; `tail` has the messages of the stream between the index and the mirror."""
+    """Return the verdict; `tail` has the messages of the stream from the index's place up to the mirror's."""
 
     def told(verdict: Finding, reason: str = "", **found: Any) -> RankVerdict:  # noqa: ANN401 - as the struct has them
         return RankVerdict(

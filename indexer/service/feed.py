@@ -62,10 +62,10 @@ class IndexFeed:
         logs_announced: bool = True,
         tracing: EventTracing | None = None,
     ) -> None:
-        """Nothing is read yet.
+        """Read nothing yet.
 
         `logs_announced`: write log lines for refused fleet events and heartbeats; False if another reader of this
-        process writes them. `tracing`: None: messages are not traced. Messages from before the start never are.
+        process writes them. Without `tracing` no message is traced; messages from before the start never are.
         """
         self._tracing = tracing
         self._random_bits = Random().getrandbits  # noqa: S311 - ids are no secrets
@@ -87,7 +87,7 @@ class IndexFeed:
         self._target_seq = self._to_read = 0
         self._is_caught_up = False
         self.freshness_s: dict[WorkerRank, float] = {}
-        """By rank: the time from the engine's flush of its newest batch until that was applied."""
+        """By rank: the time from the engine's flush of its newest batch until the batch was applied."""
 
     async def start(self, stream: LogStreamState, after_seq: int = 0) -> None:
         """Subscribe to answers, heartbeats and fleet events, and to the events in `stream` after `after_seq`.
@@ -130,7 +130,7 @@ class IndexFeed:
             await self._clock.wait(stop, TICK_S)
 
     async def wait_for(self, rank: WorkerRank, epoch: int, seq: int) -> None:
-        """Return once `rank` was applied up to `seq` of `epoch`; wait for ever if that never happens.
+        """Return once the rank's stream was applied up to `seq` of `epoch`; wait for ever if that never happens.
 
         Events that the agent could not read have no seq, so no caller can wait for them.
         """
@@ -182,7 +182,7 @@ class IndexFeed:
         """Write a span for a message that came at `came_ns`, as a child of the agent's span `kv_events`.
 
         The trace id and the parent's span id follow from the rank, the epoch and the first seq (`event_trace`). A
-        message is not applied while the index waits for an earlier one, is in a recovery, or has no use for its epoch.
+        message is not applied while the index waits for an earlier one or for an answer, or follows another epoch.
         """
         tracing, batches = self._tracing, read.span
         if tracing is None or batches is None or self.catching_up():

@@ -44,9 +44,9 @@ from kv_protocol.ids import WorkerRank
 from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage, LogStreamState, ObjectBucket
 
 _STALL_S = 10.0
-"""Reading fails if no message comes for so long."""
+"""Reading fails if no message comes for this long."""
 _AHEAD_MAX = 64
-"""Messages that wait to be folded in."""
+"""At most this many messages wait to be folded in."""
 
 _NOT_HEALED_BY_THE_LOG = ("resyncing", "overfull", "source")
 
@@ -156,7 +156,7 @@ async def moment_at(log: EventLog, seq: int, fold: IndexFold) -> Moment:
 
 
 async def named_snapshot(log: EventLog, name: str, fold: IndexFold) -> Moment:
-    """Return the moment of a snapshot, built in `fold`, which must be empty; `newest` covers most of the log.
+    """Return the moment of a snapshot, built in `fold`, which must be empty; `newest`: the one that covers most.
 
     Raises:
         SnapshotUnknown: there is none of that name, or it cannot be read.
@@ -185,16 +185,16 @@ async def _restore_named(bucket: ObjectBucket, name: str, fold: IndexFold) -> Ch
 
 
 class _Past:
-    """The retained part of the log in this state, and its snapshots."""
+    """The log as far as it is retained (`stream` says which part is), and its snapshots."""
 
     def __init__(self, log: EventLog, stream: LogStreamState) -> None:
         self._event_log, self._stream = log, stream
         self._bucket: ObjectBucket = log.objects(subjects.SNAPSHOT_BUCKET)
 
     async def restore(self, seq: int, fold: IndexFold, *, needs_log: bool = True) -> Checkpoint | None:
-        """Restore the fold from the newest snapshot at or before `seq`; return it, None if there is none.
+        """Restore the fold from the newest usable snapshot at or before `seq`; return it, None if there is none.
 
-        With `needs_log` the log must have all messages between snapshot and `seq`.
+        With `needs_log` a snapshot is usable only if the log has all messages between it and `seq`.
         """
         for name in reversed([name for name in await self._names() if name.stream_seq <= seq]):
             is_fit = name.stream_seq == seq or not needs_log or self._log_continues_from(name)

@@ -14,7 +14,7 @@ _OK, _UNAUTHORIZED, _NOT_FOUND = 200, 401, 404
 
 
 class IndexUnavailable(Exception):
-    """The index cannot be reached, or its answer is not that of an index."""
+    """The index cannot be reached, or does not answer as an index does."""
 
 
 class _RankRow(msgspec.Struct, frozen=True):

@@ -1,9 +1,9 @@
 """The prefix tree of all ranks for people: pages of nodes, with how much lies behind each and which ranks hold it.
 
 An outline (`index/prefix_index.py`) gives sizes and order. It is made on a thread, made again once it is older than
-`FRESH_S`, and dropped `IDLE_S` after its last use. Holders are those of the moment of the question. Between two
-slices of the outline and between two nodes other threads run. On a page hashes are decimal text, since JavaScript's
-numbers do not have 64 bits.
+`FRESH_S`, and dropped `IDLE_S` after its last use. Holders are as of the question, not as of the outline. Other
+threads run between two slices of the outline and between two nodes. On a page hashes are decimal text, since
+JavaScript's numbers do not have 64 bits.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ IDLE_S = 60.0
 CHAIN_BLOCKS_MAX = 4096
 """How many of a node's first blocks are compared with what ranks hold."""
 CHAIN_END_BLOCKS_MAX = 1 << 16
-"""How many blocks after a block the end of its node is searched for."""
+"""How many blocks behind a block are searched for the end of its node."""
 PATH_MAX = 64
 
 HeatSource = Callable[[], Awaitable[Sequence[PassedRequest]]]
@@ -45,11 +45,11 @@ class TreeQuery(NamedTuple):
     offset: int = 0
     limit: int = 50
     ranks: int = 8
-    """Holders that are listed of each node."""
+    """How many holders are listed for each node, at most."""
 
 
 class NodeUse(msgspec.Struct):
-    """The models and tenants of recent requests through a node, and the beginning of its text; None: it is not kept."""
+    """The models and tenants of recent requests through a node, and the beginning of its text, None if not kept."""
 
     models: list[str]
     tenants: list[str]
@@ -80,7 +80,7 @@ class PrefixExplorer:
         self._drop: asyncio.TimerHandle | None = None
 
     async def page(self, query: TreeQuery) -> Page | None:
-        """Return the page; None if the index has no block `behind`, or it is newer than the outline."""
+        """Return the page; None if the index has no block `behind`, or that block is newer than the outline."""
         made = await self._current()
         found = await asyncio.to_thread(_found, self._fold, made.outline, query)
         if found is None:
@@ -141,7 +141,7 @@ class PrefixExplorer:
 def _found(
     fold: IndexFold, outline: Outline, query: TreeQuery
 ) -> tuple[Sequence[OutlineNode], int, list[tuple[OutlineNode, Page]]] | None:
-    """Return the nodes up to the root, how many children there are, and those of the page with their holders."""
+    """Return the nodes up to the root, the number of children, and the page's children with their holders."""
     node = None
     if query.behind is not None:
         node = outline.find(query.behind)
@@ -157,7 +157,7 @@ def _found(
 
 
 def _holders(fold: IndexFold, node: OutlineNode, out: _Depths, ranks: int) -> Page:
-    """Return how many ranks hold the node's first block, and the deepest of them.
+    """Return how many ranks hold the node's first block, and which of them hold most of the node.
 
     For each of these, `blocks` counts the node's leading blocks that it holds on each medium or a faster one.
     """

@@ -42,7 +42,7 @@ class SnapshotName(NamedTuple):
 
 
 class LogExtent(NamedTuple):
-    """The messages of the log, `first_seq` to `last_seq`, and their size; no message if `last_seq` is the smaller."""
+    """The messages of the log, `first_seq` to `last_seq`, and their size; none if `last_seq` is below `first_seq`."""
 
     first_seq: int
     last_seq: int
@@ -57,12 +57,12 @@ class KeepingLimits(NamedTuple):
 
 
 class Retention:
-    """A log, its snapshots, and what is due for both."""
+    """Says what is due for a log and its snapshots."""
 
     def __init__(
         self, log: LogExtent, names: Iterable[str], limits: KeepingLimits, others: Collection[str] = ()
     ) -> None:
-        """`names` are the bucket's; those not of snapshots are ignored. `others` are snapshots of another log."""
+        """`names` are the bucket's; names that no snapshot has are ignored. `others` are snapshots of another log."""
         ours = sorted((name for name in map(SnapshotName.read, names) if name is not None), reverse=True)
         self._log, self._limits = log, limits
         self.of_this_log = [name for name in ours if name.stream_seq <= log.last_seq and str(name) not in others]
@@ -95,7 +95,7 @@ class Retention:
         return [str(name) for name in self._newest_first[KEPT_MIN:] if name not in useful]
 
     def to_give_up(self) -> list[str]:
-        """Return the names of snapshots that may be deleted for a new one, in that order."""
+        """Return the names of snapshots that may be deleted to make room for a new one, in this order."""
         return [str(name) for name in reversed(self._newest_first[1:])]
 
     def _bytes_after(self, name: SnapshotName) -> float:

@@ -95,7 +95,7 @@ def _shown(state: RankState) -> dict[str, object]:
 
 
 async def tree_page(explorer: PrefixExplorer, parameters: Mapping[str, str]) -> web.Response:
-    """Return the page that the parameters ask for, or an error response; raise `BadParameter`."""
+    """Return the page that the parameters ask for, or an error response; raise `BadParameter` for a bad one."""
     query = tree_query(parameters)
     found = await explorer.page(query)
     if found is None:

@@ -1,4 +1,4 @@
-"""Snapshots of an index: written to their bucket when due, read back, and restored; and the log within its bounds.
+"""Writes an index's snapshots to their bucket when due, reads them back, restores them; keeps the log in its bounds.
 
     written        put, read back, and compared; only then does a snapshot cover messages that may be purged
     restored       the best snapshot that decodes, covers the place in its name, is of the present stream, and fits into
@@ -9,8 +9,8 @@
     never purged   messages that are covered by no snapshot that this process has read back
 
 `retention.py` decides what is due. Several indexes may keep one log in one bucket: each sees the snapshots of the
-others and writes only if one is due. Two writes at the same time are harmless. An index that is behind a purge finds
-gaps and requests dumps.
+others and writes only if one is due. Two writes at the same time are harmless. An index that still needs purged
+messages finds gaps and requests dumps.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ OFF_S = 60.0
 _STORED_RATIO = 1.01
 """Most bytes on disk for each byte of an object; small objects take more, and do not matter."""
 _UNFINISHED_S = 3600.0
-"""A put that is unfinished after this time is abandoned."""
+"""A put that is unfinished after this time counts as abandoned: it is deleted."""
 
 _log = structlog.get_logger("indexer")
 
@@ -65,11 +65,11 @@ class SnapshotStatistics(msgspec.Struct, kw_only=True):
 
 
 async def read_snapshot(bucket: ObjectBucket, name: SnapshotName) -> tuple[Checkpoint, int]:
-    """Return the checkpoint under a name, and its bytes.
+    """Return the checkpoint under a name, and its size in bytes.
 
     Raises:
         BrokerUnavailable: the log is away.
-        UNREADABLE: one of them: there is none, it is damaged, or it covers another place than its name says.
+        UNREADABLE: one of these errors: there is none, it is damaged, or it covers another place than its name says.
     """
     data = await bucket.get(str(name))
     checkpoint = decode_checkpoint(data)
@@ -183,7 +183,7 @@ class Snapshots:
         """Write the fold as of `position`, and read it back; delete snapshots of `may_go` if space is needed.
 
         Raises:
-            BrokerUnavailable: it could not be written, for lack of space, say, or not be read back.
+            BrokerUnavailable: it could not be written (for lack of space, say) or read back.
             SnapshotUnfit: the bucket is too small, or reading it back gave something else.
             NoSuchObject, ObjectDamaged: it could not be read back.
         """

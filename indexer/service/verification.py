@@ -1,7 +1,7 @@
 """Compares a live index with the mirrors of all ranks that should be in it (`difference.py`).
 
-The log alone says which ranks there are: registered ones, and those with heartbeats. Each has its model's slug,
-which addresses its mirror. A worker that left is not included. A worker that died without leaving is still registered;
+The log alone says which ranks should be there: registered ones, and those with heartbeats. Their model's slug is part
+of their mirror's address. A worker that left is not included. A worker that died without leaving is still registered;
 its mirror does not answer. A rank is left out if the index does not know it and its mirror does not answer.
 
 The index is read first, the mirror second, so the mirror has the same seq or a higher one. If it is higher, the batches
@@ -54,7 +54,7 @@ class Mirrors:
         self._inbox = log.new_inbox()
         self._request_ids = count(1)
         self._open: dict[str, asyncio.Queue[bytes]] = {}
-        """The parts that came of the answer to the request in progress, by its id."""
+        """By the id of the request in progress: the received parts of its answer."""
 
     async def start(self) -> None:
         """Subscribe to answers."""
@@ -121,7 +121,7 @@ class Mirrors:
 
 
 async def fleet_slugs(log: EventLog, clock: Clock, gate: FleetGate, timeout_s: float) -> dict[WorkerRank, str]:
-    """Return every rank that the log knows, and its model's slug, after `LISTEN_S`.
+    """Return every rank that the log names within `LISTEN_S`, with its model's slug.
 
     Raises:
         BrokerUnavailable: the log does not answer, has no streams, or its fleet could not be read in `timeout_s`.
@@ -164,7 +164,7 @@ async def verdicts(
 ) -> AsyncIterator[RankVerdict]:
     """Yield a verdict for every rank that the index knows or that has a mirror that answers, in the order of ranks.
 
-    `slugs` are those of the ranks' models; the mirror of a rank without one is not asked.
+    `slugs` has the slugs of the ranks' models; the mirror of a rank without a slug is not asked.
 
     Raises:
         IndexUnavailable, BrokerUnavailable: the comparison could not be completed.
