@@ -105,7 +105,7 @@ class EmbeddedIndex:
         logs_announced: bool = True,
         tracing: EventTracing | None = None,
     ) -> None:
-        """Read nothing yet. `nats` has the limits of snapshots; `IndexFeed` documents `logs_announced`, `tracing`."""
+        """Nothing is read yet. `nats` limits snapshots; `IndexFeed` documents `logs_announced` and `tracing`."""
         self._fold = fold = IndexFold(make_index(settings), limits)
         self.columns, self.overlap = fold.columns, fold.overlap
         """Each rank's overlap with a prefix and its stream's status: as columns, or rank by rank."""

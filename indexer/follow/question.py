@@ -6,7 +6,7 @@
     repair    may be wrong     its place, its digests     the blocks of the buckets that differ, or all blocks
     dump      may be wrong     nothing                    all blocks
 
-If the stream comes to want more (further down the table), the question is replaced; if less, it stays. A question is in
+If the stream comes to want more (further down the table), the question is replaced; else it stays. A question is in
 flight until its answer is complete, no new part came for `answer_s`, or `WHOLE_ANSWER_S` are over. A late answer is
 taken until the next question is sent. The minimum time between two questions:
 

@@ -113,7 +113,7 @@ private:
         u32 references;
         u32 generation;
         u32 digest;
-        u32 next;  // set of the same bucket, or free number
+        u32 next;  // next set of the same bucket, or next free number
         u16 width;
         u16 planes;
     };

@@ -29,7 +29,7 @@ public:
         return planes != 0;
     }
 
-    // Keeps only the ranks that are in `words`; the others reached `depth`. False: no rank is left.
+    // Only the ranks in `words` survive; the others reached `depth`. False: no rank is left.
     bool meet(const u64* words, u32 planes, u32 width, u32 depth) {
         if (rows_ == 1 && planes <= 1) {
             return meet_on_one_tier(words, width, depth);

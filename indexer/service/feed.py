@@ -62,7 +62,7 @@ class IndexFeed:
         logs_announced: bool = True,
         tracing: EventTracing | None = None,
     ) -> None:
-        """Read nothing yet.
+        """Nothing is read before `start`.
 
         `logs_announced`: write log lines for refused fleet events and heartbeats; False if another reader of this
         process writes them. Without `tracing` no message is traced; messages from before the start never are.

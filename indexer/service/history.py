@@ -156,7 +156,7 @@ async def moment_at(log: EventLog, seq: int, fold: IndexFold) -> Moment:
 
 
 async def named_snapshot(log: EventLog, name: str, fold: IndexFold) -> Moment:
-    """Return the moment of a snapshot, built in `fold`, which must be empty; `newest`: the one that covers most.
+    """Return the moment of a snapshot, built in `fold`, which must be empty; `newest` is the one that covers most.
 
     Raises:
         SnapshotUnknown: there is none of that name, or it cannot be read.

@@ -121,7 +121,7 @@ class Mirrors:
 
 
 async def fleet_slugs(log: EventLog, clock: Clock, gate: FleetGate, timeout_s: float) -> dict[WorkerRank, str]:
-    """Return every rank that the log names within `LISTEN_S`, with its model's slug.
+    """Listen for `LISTEN_S`, then return every rank that the log names, with its model's slug.
 
     Raises:
         BrokerUnavailable: the log does not answer, has no streams, or its fleet could not be read in `timeout_s`.

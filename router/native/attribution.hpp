@@ -17,13 +17,13 @@
 
 namespace kv {
 
-// What some requests saved together, in tokens and in seconds of the ranks that computed them.
+// What some requests saved together, in tokens and in seconds of prefill.
 struct Sums {
     i64 requests = 0, compared_requests = 0;
-    i64 prompt_tokens = 0, reused_tokens = 0, reported_tokens = 0;  // `reported_tokens` of the reuse; the rest is predicted
+    i64 prompt_tokens = 0, reused_tokens = 0, reported_tokens = 0;  // `reported_tokens`: the reuse that workers reported
     double baseline_tokens = 0;
     i64 foregone_tokens = 0;
-    double saved_s = 0, learnt_s = 0, baseline_s = 0, evicted_blocks = 0;  // `learnt_s`: of `saved_s`, by a learnt factor
+    double saved_s = 0, learnt_s = 0, baseline_s = 0, evicted_blocks = 0;  // `learnt_s`: of `saved_s`, by learnt factors
 
     // In the order of `_OF_CORE` of router/attribution/report.py.
     auto fields() {

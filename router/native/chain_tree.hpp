@@ -12,7 +12,7 @@
 
 namespace kv {
 
-// How many chains of a key go through a stretch, and how many marked ones.
+// How many chains of a key go through a stretch, and how many of them are marked.
 struct ChainCount {
     u32 key;
     u32 chains, marked;
@@ -20,7 +20,7 @@ struct ChainCount {
 
 struct ChainCounts {
     std::vector<ChainCount> counts;  // by key
-    u32 marked_keys = 0;             // that have a marked chain
+    u32 marked_keys = 0;             // keys with a marked chain
     u32 ends = 0;                    // chains that end here
 
     void reset() {

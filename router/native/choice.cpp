@@ -90,7 +90,7 @@ void Verdict::decide(const std::vector<char>& excluded, std::vector<double> mult
     }
 }
 
-// If no candidate is expected to hold a block of the prompt, newcomers that had their share cease to be candidates, unless all are such.
+// If no candidate is expected to hold a block of the prompt, removes newcomers that had their share, unless all candidates are such.
 void Verdict::settle() {
     if (!policy->reads_overlap || !policy->bounds_newcomers || view->spent.empty() || request->reusable_blocks() == 0) {
         return;

@@ -70,7 +70,7 @@ struct View {
 struct Named {
     nanobind::object request, model_view, trusts;
     nanobind::object why;           // why each rank may not take the request, empty if it may; None: all may
-    nanobind::object epochs, seqs;  // of each rank's stream in the index; None: the index was not asked
+    nanobind::object epochs, seqs;  // the place of each rank's stream in the index; None: the index was not asked
 };
 
 // A view, and a policy's choice among its ranks.
@@ -94,7 +94,7 @@ public:
     Named named;
     std::vector<u32> candidates;  // places in the view, ascending
     std::size_t decided_candidates = 0;  // how many there were before `forget_others`; 0: it was not called
-    bool passes_over = false;     // newcomers that had their share are no candidates
+    bool passes_over = false;     // `candidates` leaves out newcomers that had their share
     std::vector<Terms> terms;     // of each candidate's cost; empty: the mode weighs no costs
     bool is_timed = false;        // `terms` are in ms: computed here, not given by a user's mode
     std::size_t winner_at = 0;
@@ -196,7 +196,7 @@ public:
     Sessions sessions;
     Newcomers newcomers;
     Rates rates;
-    OrderedMap<u64> turns;  // decisions, by model
+    OrderedMap<u64> turns;  // number of decisions, by model
 
     // ------------------------------------------------------------------------------------------------ for metrics, in no checkpoint
     static constexpr std::size_t kEndsMax = 8192;
@@ -207,7 +207,7 @@ public:
     RankMap<u64> attempts;  // routed to each rank of the fleet, by this router and its replicas
     u64 attempts_total = 0;
     std::deque<std::pair<u64, double>> ends;   // a prompt's last block, and when it was routed, here or by a replica: the newest `kEndsMax`
-    std::shared_ptr<Attribution> attribution;  // none: nobody asks what requests saved
+    std::shared_ptr<Attribution> attribution;  // null: nobody asks what requests saved
 
 private:
     struct Worker {

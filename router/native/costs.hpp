@@ -17,7 +17,7 @@ constexpr double kFirstS = 17.0e-3;
 constexpr double kPrefillTokenS = 22.8e-6, kPrefillPairS = 0.830e-9;
 constexpr double kStepS = 5.52e-3, kStepSequenceS = 12.7e-6, kStepKvTokenS = 34.7e-9;
 
-// From what the cost is computed at one of the ranks that serve a model: `RANK_NUMBERS` of router/decision/view.py.
+// The numbers from which the cost at one rank is computed: `RANK_NUMBERS` of router/decision/view.py.
 struct RankNumbers {
     std::array<std::int32_t, kTiers> held{};  // at t: leading blocks of the request on tiers 0..t
     i64 predicted = 0, queued = 0, requests = 0, blocks = 0, shared = 0;

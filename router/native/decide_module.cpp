@@ -173,7 +173,7 @@ Constraints constraints_of(const nb::handle& view, const nb::handle& request, co
 }
 
 // What decisions on requests of one kind (model, hashing, phase, endpoint) share, until the fleet, its breakers or the policy change, or
-// until time alone changes it.
+// `valid_until_s` comes.
 struct Basis {
     // `why`: why each rank takes no request of this kind, empty if it does.
     Basis(nb::object view, nb::tuple of, u64 at, nb::object why)

@@ -82,7 +82,7 @@ public:
             } else if (begin == '\0') {
                 return false;
             } else {
-                const auto ends = [depth](char byte) {  // a number or a word, or some of a list of them
+                const auto ends = [depth](char byte) {  // a number or a word; within a list, several
                     return depth == 0 ? byte == ',' || byte == '}' : byte == '"' || (byte | 0x20) == '{' || (byte | 0x20) == '}';
                 };
                 at = static_cast<std::size_t>(std::find_if(json_.begin() + static_cast<std::ptrdiff_t>(at), json_.end(), ends) - json_.begin());

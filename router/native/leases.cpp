@@ -68,7 +68,7 @@ struct PyJournal {
     void forget_seen() { seen = {}; }
 
     nb::object owner, kv_seq, encoded;
-    Named seen;     // of the last decision: while ranks, epochs and trusts are the same objects, standings are, too
+    Named seen;     // of the last decision: standings are recorded only if its ranks, epochs or trusts were others
     u64 count = 0;  // how many records are in no batch
 
 private:
@@ -111,7 +111,7 @@ struct PyLeases {
     double renew_s;      // the shortest time between two renewals
     Pack scratch;        // the newest record
     u64 taken_total = 0;
-    std::list<PyLease*> untold;  // not published to replicas yet, the eldest first; one that ends by then never is
+    std::list<PyLease*> untold;  // not published yet, the eldest first; a lease that ends before is never published
     std::vector<std::pair<std::string, std::string>> news;  // tags and lease ids of events, for published leases
     nb::object on_news = nb::none();                        // called once when there is something to publish
 };

@@ -76,7 +76,7 @@ public:
         u64 epoch = 0;
         double bringing_until_s = kNever;  // its blocks are on their way until then; `kOpen`: its first token has not come
         Sessions::Ref session{};           // null: none
-        std::optional<Expected> expected{};  // by the decision, if its outcome teaches how fast the rank is
+        std::optional<Expected> expected{};  // computed by the decision, if its outcome teaches how fast the rank is
 
         bool is_bringing() const { return bringing_until_s != kNever; }
         auto fields() {
@@ -120,7 +120,7 @@ public:
     void restore_lease(const Row& row, const Sessions& sessions);
 
 private:
-    static constexpr double kSilentS = 10.0, kSeenS = 2.0;  // since the last renewal; since the first token
+    static constexpr double kSilentS = 10.0, kSeenS = 2.0;  // since a lease's renewal; since its first token
 
     // A lease after its first token. Until `until_s` its blocks still count as on their way.
     struct Seen {

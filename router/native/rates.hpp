@@ -84,7 +84,7 @@ private:
     Ranks& ranks_;
     OrderedMap<ModelRef> models_;
     RankMap<Rank> known_;
-    std::vector<const Rank*> asked_;  // by the last `read`: kept for its memory only
+    std::vector<const Rank*> asked_;  // a buffer of `read`, kept for its memory
 };
 
 }  // namespace kv
