@@ -274,7 +274,7 @@ private:
         return found;
     }
 
-    static void rest() {
+    static void rest() {  // lets other threads take the interpreter's lock
         const nb::gil_scoped_release unlocked;
         std::this_thread::sleep_for(std::chrono::microseconds{100});
     }

@@ -49,7 +49,7 @@ void Tree::release(u32 run, u32 offset, u32 length, Holder holder) {
     const bool is_unheld = after == HolderSets::kEmpty;
     const Run& own = runs_[run];
     const bool is_end = is_unheld && own.child_count == 0 && offset != 0 && offset + length == own.length;
-    if (!is_end) {
+    if (!is_end) {  // the end of a leaf is cut off without a split
         run = runs_.isolate(run, offset, length);
         offset = 0;
     }

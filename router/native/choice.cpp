@@ -12,7 +12,7 @@ namespace kv {
 namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
-constexpr u64 kGamma = 0x9E37'79B9'7F4A'7C15;
+constexpr u64 kGamma = 0x9E37'79B9'7F4A'7C15;  // the step of splitmix64
 
 // The cheapest beside `winner`, the first among equals; none: there is no other.
 std::optional<std::size_t> second_to(std::size_t winner, const std::vector<double>& costs) {

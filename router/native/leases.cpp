@@ -72,7 +72,7 @@ struct PyJournal {
     u64 count = 0;  // how many records are in no batch
 
 private:
-    static constexpr u64 kRecordsMax = 4096;
+    static constexpr u64 kRecordsMax = 4096;  // in a batch
 
     const std::size_t record_bytes_max_, batch_bytes_max_;  // a record longer than the first is written in parts
     std::string records_;                                   // joined

@@ -14,7 +14,7 @@ namespace kv::http {
 
 namespace {
 
-constexpr std::size_t kJoinedBytesMax = 16 << 10;
+constexpr std::size_t kJoinedBytesMax = 16 << 10;  // the largest body that is copied behind its head
 
 // Types that `router.http` names when it is imported; they live as long as the process.
 struct Types {
