@@ -11,11 +11,11 @@ The phase of a request with one worker is `whole`, or `alone` in a fleet of pref
 | decode | with the prefill answer's parameters | as for `whole`; the call may outlive the client |
 | alone | the client's; with `context_and_generation` if the worker's role is to decode | as for `whole` |
 
-The body is preceded by the prompt's token ids, for workers that take them, and by the progress of a resumed answer
-(`kv_protocol/continuation.py`). An attached engine that can report token ids is asked for those of streams that may
-migrate; it resumes an answer as a completion (`resumption.py`). If the client leaves between prefill and decode, the
-decode worker still gets the request, so that it fetches the prompt's KV from the prefill worker; then its connection is
-closed.
+A worker with the engine in its agent also gets the prompt's token ids and the progress of a resumed answer, as keys
+before the others of the body (`kv_protocol/continuation.py`). An attached engine that can report token ids is asked for
+those of streams that may migrate; it resumes an answer as a completion (`resumption.py`). If the client leaves between
+prefill and decode, the decode worker still gets the request, so that it fetches the prompt's KV from the prefill
+worker; then its connection is closed.
 """
 
 from collections.abc import Callable

@@ -3,6 +3,7 @@
 the workers of a fleet    `serving.py`
 pools                     `router/pools/served.py`
 the cache of a worker     `router/drain/warming.py`
+an endpoint picker's      those of a fleet; its gateway sends the requests (`Gateway`, `router/endpoint_picker/`)
 
 What the end of an attempt shows about the health of a worker rank:
 

@@ -5,14 +5,15 @@
 | where | may go wrong | then |
 |---|---|---|
 | read, prompt | the client's fault | 4xx that names the field |
-| admission | too much waits, or it waits too long | 429 or 503 with `Retry-After` |
+| admission | the tenant has too much waiting; the queue is full, or the wait too long | 429; 503 |
 | decide | no worker is eligible | another phase of the plan; else 503 or 400 with every rank's reason |
 | sent | a worker fails before its answer, or is busy | another worker as the plan says; then its error, or 502, 503 |
 | | it fails later | the stream resumes on another worker, or ends with an error event |
-| anywhere | the client leaves | its resources are released at once; KV that waits for a decode worker is fetched |
+| anywhere | the client leaves | its resources are released at once; a decode worker still fetches the prompt's KV |
 
-A prefill worker's answer is collected, and its handoff sent to a decode worker (`plan.py`). Where a request goes is its
-`Destination`'s concern (`destination.py`).
+A prefill worker's answer is collected, and its handoff sent to a decode worker. `router/decision/plan.py` says which
+phase follows an answer or a failure, and how often a request is tried. A `Destination` chooses the workers
+(`destination.py`).
 
 `live` takes the request to its worker, in the turn of the event loop in which it came unless it waits for a thread or
 for admission. The relay of the worker's answer then calls the `on_` methods. One of them ends the request, or runs what
@@ -256,9 +257,10 @@ class Request(CallbackCoroutine, Generic[A]):
         | what ended the attempt | who reports it | here by |
         |---|---|---|
         | the answer is complete | `on_end` | `end`; of a prefill worker: `_go_on_from_prefill` |
-        | the worker failed before its answer | `on_failed`, `on_dropped` | `_retry` |
-        | the worker failed in its answer | `on_cut` | `_migrate`, or `end` if nothing is missing |
-        | the same, and no other worker can go on | `on_failed` | `end` |
+        | the worker failed before its answer | `on_failed`, `on_dropped`, `on_cut` | `_retry` |
+        | a prefill worker's answer cannot be used | `on_end` | `_go_on_from_prefill`, `_retry` |
+        | the worker failed in its answer | `on_cut` | `_migrate`; `on_cut` itself if nothing is missing |
+        | it did, and no other worker can continue | `on_failed` | `end` |
         | the request is to move (`reason_to_stop`) | `on_failed`, `on_cut` | as if the worker had failed |
         | a gateway sent the request to another worker | `served_elsewhere` | `_move` |
         | the worker cannot continue the stream | `_send` | `_pass_over` |
@@ -294,7 +296,7 @@ class Request(CallbackCoroutine, Generic[A]):
             call = self.destination.fetching_call(self) if fetches else None
             if call is not None:
                 aside.ask(call, self)
-                aside.give_up()
+                aside.give_up()  # it `is_once`: it is sent, and ends when its answer begins
 
     # ------------------------------------------------------------------------------------------- as a call's handler
 
