@@ -1,4 +1,4 @@
-"""`python -m dashboards` makes the dashboards' JSON of their content.
+"""`python -m dashboards` makes the dashboards' JSON from `boards.yaml`.
 
 `router dashboards --write DIR` writes what is committed, for Grafana and Prometheus elsewhere.
 """

@@ -39,7 +39,7 @@ class Panel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One answer. `queries` have PromQL by legend, which may name labels: `{{worker}}`.
 
     `right`: legends of the queries that use the right axis; `exemplars`: of those that show traced requests as points.
-    `bad_from`: the figure that is worth a look, drawn as a threshold. `links`: where a click on a series leads.
+    `bad_from`: a figure from there on is worth a look; drawn as a threshold. `links`: where a click on a series leads.
     """
 
     title: str
@@ -106,7 +106,7 @@ def rendered(board: Board) -> bytes:
 
 
 def _placed(board: Board) -> Iterator[dict[str, Any]]:
-    """Yield rows and panels in their order, each with its id and its place; lines of a row have equal panels."""
+    """Yield rows and panels in their order, each with its id and its place; the panels of a line are equally wide."""
     top, panel_id = 0, 0
     for row in board.rows:
         panel_id += 1
@@ -146,7 +146,7 @@ def _panel(panel: Panel) -> dict[str, Any]:
 
 
 def _at_the_right(panel: Panel) -> Iterator[dict[str, Any]]:
-    """Yield what draws queries by the right axis, which has a unit of its own."""
+    """Yield the overrides that draw queries by the right axis, whose unit is always `short`."""
     looks = [{"id": "custom.axisPlacement", "value": "right"}, {"id": "unit", "value": "short"}]
     for ref_id, legend in zip(_REF_IDS, panel.queries, strict=False):
         if legend in panel.right:

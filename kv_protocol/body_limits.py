@@ -42,9 +42,9 @@ _IMAGE = re.compile(
     rb'"(?<!\\")(?:url|(?:image|audio|video)_url|file_data)"[ \t\r\n]{0,99}+:[ \t\r\n]{0,99}+'
     rb'"data:(?:[^",\\]|\\/){0,120}(?i:;base64),'
 )
-"""An image, audio, video or file: its key, and its string up to the base64. No string contains it: there each quote has
-a backslash before it. Source: the OpenAI API reference, "Create chat completion" and "Create a model response"; vLLM
-`chat_utils.py` (`MM_PARSER_MAP`)."""
+"""An image, audio, video or file: its key, and its string up to the base64. It matches nothing inside a string, where a
+backslash precedes each quote. Source: the OpenAI API reference, "Create chat completion" and "Create a model response";
+vLLM `chat_utils.py` (`MM_PARSER_MAP`)."""
 _IMAGE_HEAD_BYTES_MAX = 400
 _ESCAPED = re.compile(rb"(?:[^\\]++|\\/)*+")
 _PLACEHOLDER = re.compile(rb"kv-cut-[0-9a-z-]+")
@@ -59,7 +59,7 @@ Bytes = bytes | bytearray
 
 
 class BodyLimits(NamedTuple):
-    """Bounds; `section` is the section of the configuration that has `prompt_bytes_max`, named in errors."""
+    """The bounds of a body; errors name `section`, the section of the configuration that has `prompt_bytes_max`."""
 
     prompt_bytes_max: int = 8 << 20
     options_bytes_max: int = 1 << 20
@@ -145,7 +145,7 @@ def _images(data: Bytes) -> Iterator[tuple[int, int]]:
 
 
 def _is_base64(data: Bytes, at: int, end: int) -> bool:
-    r"""Return whether it is ASCII, and has no escapes but `\/`."""
+    r"""Return whether `data[at:end]` is ASCII, and has no escapes but `\/`."""
     if not all(data[begin : min(begin + _SLICE, end)].isascii() for begin in range(at, end, _SLICE)):
         return False
     at = data.find(_BACKSLASH, at, end)

@@ -1,4 +1,4 @@
-"""The canonical batch on hop B, little-endian as our machines are, no token ids.
+"""The canonical batch on hop B (`docs/GLOSSARY.md`), little-endian like our machines, without token ids.
 
     message  = count u16, then `count` batches
     batch    = version u8 | kind u8 (stored 0, removed 1, cleared 2) | tier u8 | flags u8
@@ -118,7 +118,7 @@ def decode_message(data: Buffer) -> list[Batch]:
 
 
 def _batch_at(view: memoryview, at: int) -> tuple[Batch, int]:
-    """Return the batch that begins there, and where it ends."""
+    """Return the batch that begins at byte `at`, and where it ends."""
     if len(view) - at < _HEAD.size:
         raise MalformedMessage(at, f"{len(view) - at} bytes left, a batch head needs {_HEAD.size}")
     version, kind, tier, flags, epoch, seq, source_seq, time_ns, parent, start, n = _HEAD.unpack_from(view, at)

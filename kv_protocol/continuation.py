@@ -10,7 +10,7 @@
 An event's comment has all ids generated so far, including ids whose text is still held back: half a character, or the
 beginning of a possible stop string. A worker that continues from these ids holds back the same text.
 
-An attached vLLM tells ids in its events, if the request has `return_token_ids`, and continues from ids alone
+An attached vLLM writes ids in its events, if the request has `return_token_ids`, and continues from ids alone
 (`router/request/resumption.py`):
 
     a chat's first event          `prompt_token_ids` beside `choices`
@@ -63,9 +63,9 @@ class Continuation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class Progress(msgspec.Struct, kw_only=True):
     """The progress of a stream; nothing changes it once `progress_of` returned it.
 
-    `tokens` are the ids' bytes; `finish_reason` and `has_usage`: sent already. `text` is what was sent of the answer,
-    `prompt` the ids' bytes of the prompt if the engine told them. The last event with text completed the first
-    `text_tokens` ids, and told `last_tokens` of them. The last engine generated the ids after the first
+    `tokens` are the ids' bytes; `finish_reason` and `has_usage`: sent already. `text` is the text sent so far, `prompt`
+    the bytes of the prompt's ids (empty: the engine sent none). The last event with text had `last_tokens` ids in its
+    choice; with them the stream had `text_tokens`. The last engine generated the ids after the first
     `start_tokens`. `is_parsed`: a parser of the engine took some of the answer out of the text, for reasoning or tool
     calls.
     """
@@ -95,7 +95,7 @@ class Progress(msgspec.Struct, kw_only=True):
     def ending(self, model: str, *, is_chat: bool, prompt_tokens: int | None) -> bytes:
         """Return the missing last events of a stream that has all of its tokens.
 
-        Without a finish reason so far it is `length`. `prompt_tokens` is for the usage; None: no usage is wanted.
+        The finish reason is `length` if none was sent. `prompt_tokens` is for the usage; None: no usage is wanted.
         """
         head: dict[str, Any] = {"id": self.id, "created": self.created, "model": model}
         head["object"] = "chat.completion.chunk" if is_chat else "text_completion"
@@ -119,7 +119,7 @@ class _Delta(msgspec.Struct, frozen=True):
 
     @property
     def is_parsed(self) -> bool:
-        """Whether a parser made it of other text than its content."""
+        """Whether a parser took text out: it has reasoning or tool calls, or neither role nor content."""
         return bool(self.reasoning or self.reasoning_content or self.tool_calls) or (
             self.role is None and self.content is None
         )
@@ -169,7 +169,7 @@ def without_tokens(events: bytes) -> tuple[bytes, int]:
 def progress_of(events: bytes, before: Progress | None = None) -> Progress | None:
     """Return the progress of a stream after complete events, from its progress `before`.
 
-    None if it is unknown: the worker told no ids, or the stream has several choices.
+    None if it is unknown: the worker sent no ids, or the stream has several choices.
     """
     found = msgspec.structs.replace(before or _NO_PROGRESS, finish_reason=None, has_usage=False)
     tokens, texts = bytearray(found.tokens), [found.text]

@@ -10,10 +10,10 @@
 
 In little-endian bytes:
 
-    best     a u16 for each
+    best     a u16 for each column
     terms    a mask (bit i: term i of `TERMS` is recorded) in bytes of 7 bits, lowest first; bit 7 is set in all bytes
              but the last | for each recorded term: an f64 for each of `best`
-    costs    an f32 for each
+    costs    an f32 for each candidate
     overlap  flags u8 (bit t: tier t adds overlap to the tiers below it; bit 7: numbers are u32, else u16)
              | for each of these tiers: a bit for each column, lowest first, set if the tier adds overlap there | the
              added overlap of each of these columns
@@ -53,9 +53,9 @@ class RouteRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True, g
     decision_id         unique, a new one for every attempt; `request_id` is the client's, and may repeat
     isl_tokens          the prompt's length. 0: unknown, because the mode reads no overlap, so it was not encoded
                         A lower bound if images are unseen; an estimate if only the worker can encode the prompt
-    sequence_hashes     of all full blocks of the prompt that are known, packed (`router/prompt/chains.py`)
+    sequence_hashes     the hashes of all known full blocks of the prompt, packed (`router/prompt/chains.py`)
     lora                the requested adapter; empty: the base model
-    session_id          its requests prefer to stay at one rank; empty: no session
+    session_id          the session, whose requests prefer one rank; empty: no session
     pinned_*            the only worker or rank allowed; None: any
     tried               ranks that already failed this phase of the request
     phase               what the worker computes
@@ -107,8 +107,8 @@ class RouteRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True, g
 class Decided(msgspec.Struct, frozen=True, tag="decided", array_like=True, kw_only=True, gc=False):
     """A decision. It begins a lease with the request's blocks and `uncached_tokens`, under its `decision_id`.
 
-    `now_s` is the view's time. The view has `ranks` columns; `winner` and `runner_up` are two of these. `epoch` is that
-    of the winner's stream, `kv_seq` the index's place in `KV_EVENTS`; `turn` counts earlier decisions for the model.
+    `now_s` is the view's time. The view has `ranks` columns; `winner` and `runner_up` are two of these. `epoch` is the
+    winner's stream's, `kv_seq` the index's place in `KV_EVENTS`; `turn` counts earlier decisions for the model.
     `best`, `terms` and `costs` are empty for a mode without costs, `overlap` for a mode that reads no overlap. A router
     writes the record with `router/native/decision_bytes.cpp`. Decoding does not compare the bytes with `ranks`: the
     functions below may raise `struct.error` or `ValueError` for a forged record.

@@ -1,6 +1,6 @@
 """A routing decision as data: every candidate with every cost term, to explain and to repeat it.
 
-Costs are in milliseconds; those of a user's mode in a unit of its own. Formulas: `tests/reference/time_cost.py`.
+Costs are in milliseconds; a user's mode has a unit of its own. Formulas: `tests/reference/time_cost.py`.
 """
 
 from typing import Annotated, Literal, NamedTuple, get_args, get_type_hints
@@ -11,13 +11,13 @@ from kv_protocol.errors import LimitExceeded
 
 TrustState = Literal["EXACT", "DEGRADED", "FALLBACK"]
 CostUnit = Literal["ms", "own"]
-"""What costs are in: milliseconds of all requests, or a user's mode's own unit."""
+"""The unit of costs: milliseconds, added up over all requests concerned, or the own unit of a user's mode."""
 OverlapSource = Literal["index", "approximate"]
 """Where a rank's overlap is from: the index, or, for ranks without events, the approximate index of routed requests."""
 
 
 class Addend(NamedTuple):
-    """A part of a cost: `hint` says what its milliseconds are, `until_first` if they pass before the first token."""
+    """A part of a cost: `hint` says what its ms are, `until_first` whether they pass before the first token."""
 
     hint: str
     until_first: bool = False
@@ -54,7 +54,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """One eligible rank at the decision: its overlap with the request, its stream's place, and its cost.
 
     `overlap_blocks[t]` is the longest prefix held on tiers 0..t by `overlap_source`, `predicted_blocks` the longest
-    that earlier requests are bringing there. `seq` is the last applied number of `epoch`.
+    that earlier requests are bringing there. `seq` is the last applied batch of `epoch`.
     """
 
     worker_id: str
@@ -91,8 +91,8 @@ class Exclusion(msgspec.Struct, frozen=True, kw_only=True):
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """The rank that takes a request, and all that was weighed.
 
-    `winner` and `runner_up` index `candidates`; `margin` is the runner-up's cost minus the winner's, and there
-    is neither for a single candidate. `isl_tokens` is the whole prompt, `reusable_blocks` the part that a cache could
+    `winner` and `runner_up` index `candidates`; `margin` is the runner-up's cost minus the winner's. A single candidate
+    has neither runner-up nor margin. `isl_tokens` is the whole prompt, `reusable_blocks` the part that a cache could
     provide (the full blocks of all tokens but the last, which is always computed).
     """
 
@@ -119,13 +119,13 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     action: str = "admit"
     """The policy's action: admit, queue or reject."""
     regret_blocks: int = 0
-    """By how much another candidate's overlap was longer than the winner's."""
+    """How many blocks longer the longest overlap of a candidate was than the winner's."""
     cost_unit: CostUnit = "ms"
     """The unit of the costs and of the margin."""
     session_rank: str = ""
     """`worker/dp_rank` to which the request's session is bound; empty: to none."""
     ttft_target_s: float | None = None
-    """The request's own target of its first token; None: it names none."""
+    """The request's own target for its first token; None: it has none."""
 
     def __post_init__(self) -> None:
         for field, index in (("winner", self.winner), ("runner_up", self.runner_up)):

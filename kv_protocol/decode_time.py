@@ -4,7 +4,7 @@
                                                           to the moment when the response is sent
 
 The first byte comes with the last token, so the router cannot see the first token. The router's time from routing to
-the response, less this time, is the TTFT of a streamed response. The router reads up to nine digits before the point
+the response, minus this time, is the TTFT that a stream would have. The router reads up to nine digits before the point
 and six after it, and ignores anything else (`router/native/answer.cpp`).
 """
 

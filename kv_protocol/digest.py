@@ -5,7 +5,7 @@
     table of a rank  = the digests of all buckets of all tiers, tier by tier: 4 x 256 u64, little-endian
     set of buckets   = 256 bits, bucket b is bit b & 7 of byte b >> 3
 
-Both ends of a stream keep one in O(1) a block. Source: `docs/WIRE.md`.
+Both ends of a stream keep the digest of its blocks, in O(1) per change. Source: `docs/WIRE.md`.
 """
 
 from array import array
@@ -46,12 +46,12 @@ class SetDigest:
             self.add(member)
 
     def add(self, sequence_hash: int) -> None:
-        """Count a block in."""
+        """Add a block that is not in the set."""
         self._buckets[sequence_hash >> 56] += splitmix64(sequence_hash)
         self.block_count += 1
 
     def discard(self, sequence_hash: int) -> None:
-        """Count a block out."""
+        """Remove a block that is in the set."""
         self._buckets[sequence_hash >> 56] -= splitmix64(sequence_hash)
         self.block_count -= 1
 

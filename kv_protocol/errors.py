@@ -46,7 +46,7 @@ class LimitExceeded(ProtocolError):
 
 
 UNDECODABLE = (msgspec.DecodeError, ValueError, RecursionError, LimitExceeded)
-"""What decoding foreign bytes may raise: msgspec's errors (the stack's, when nested too deeply) and our own checks."""
+"""What decoding foreign bytes may raise: msgspec's errors (`RecursionError`: nested too deeply) and our own checks."""
 
 
 def decoder_of(
@@ -54,7 +54,7 @@ def decoder_of(
 ) -> Callable[[bytes], _Message]:
     """Return a function that decodes a message, or raises `MalformedMessage` with its name, the field and the reason.
 
-    Beyond `bytes_max` bytes are refused unread.
+    A message of more than `bytes_max` bytes is refused unread.
     """
 
     def decoded(data: bytes) -> _Message:

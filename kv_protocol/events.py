@@ -1,7 +1,7 @@
 """Changes of one rank's KV cache, in canonical form: sequence hashes, no token ids, no engine hashes.
 
 An event changes one tier. A block that moves between tiers is a `Stored` on the new tier, then a `Removed` from the
-old one. Tuples of sequence hashes are in chain order: block i's parent is block i - 1, block 0's is `parent`.
+old one. The hashes of a `Stored` are in chain order: block i's parent is block i - 1, block 0's is `parent`.
 """
 
 from enum import IntEnum

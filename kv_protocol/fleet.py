@@ -1,6 +1,6 @@
 """Fleet messages: registration, draining, leaving, and heartbeats. JSON on the wire, so that people can read it.
 
-`KV_FLEET` has each worker's newest fleet event. After five missed heartbeats a worker is gone, whatever that event is.
+`KV_FLEET` has each worker's newest fleet event. After five missed heartbeats a worker is gone, whatever it says.
 Source: `docs/WIRE.md`.
 """
 
@@ -31,7 +31,7 @@ BLOCKS_MAX = 1 << 27
 """Blocks of one rank: as many as an index allocates when ranks join. A block may be a single token."""
 TOKENS_MAX = (1 << 32) - 1
 
-# Decoding refuses other values. A struct that is made here is checked in `__post_init__` alone.
+# Decoding refuses other values. A struct made in this process is checked by `__post_init__` only.
 Instance = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 """A model, a served name, an adapter."""
@@ -45,7 +45,7 @@ _URL_CHARACTERS = re.compile(r"[^\s\x00-\x1f\x7f?#@\\]+")
 
 
 def is_base_url(value: str) -> bool:
-    """Return whether it is the http(s) URL of a server, to which paths are added: without user, query and fragment."""
+    """Return whether paths can be added to `value`: the http(s) URL of a server, without user, query and fragment."""
     try:
         url = urlsplit(value)
         named = bool(url.hostname) and url.port != 0
@@ -56,12 +56,12 @@ def is_base_url(value: str) -> bool:
 
 
 class WorkerRegistered(msgspec.Struct, frozen=True, tag="registered", kw_only=True, forbid_unknown_fields=False):
-    """A worker registers. A new `instance` replaces the worker's former instance and all state of it.
+    """A worker registers. A new `instance` replaces the worker's former instance and all its state.
 
     `endpoint` is its name as `namespace.component.endpoint`, which separates pools; empty: none. `images` is the rule
-    for images in its prompts; None: it takes none, or they cannot be computed elsewhere.
+    for images in its prompts; None: it takes none, or only its engine can compute them.
 
-    Prefill and decode workers have to agree in these, and prefix routing needs them: `kv_cache_dtype` (fp8, bfloat16;
+    Prefill and decode workers have to agree on these, and prefix routing needs them: `kv_cache_dtype` (fp8, bfloat16;
     empty: not reported), `block_reuse`, whether the engine reuses blocks (None: not reported),
     `transfer_buffer_tokens`, the capacity of its buffer for KV transfers (0: none, or not reported), and
     `transfer_backend` (NIXL, UCX; empty: not reported).
@@ -112,8 +112,8 @@ class WorkerRegistered(msgspec.Struct, frozen=True, tag="registered", kw_only=Tr
     stream_token_ids: _Text = ""
     event_flag: _Text | msgspec.UnsetType = msgspec.UNSET
     ends_drain: bool = False
-    """Set by a router that publishes the registration again: a worker that was drained by hand takes new work. Without
-    it the registration of a known instance leaves the drain as it is."""
+    """Set by a router that publishes the registration again: a drain by hand ends, the worker takes new work. Without
+    it the registration of a known instance does not change a drain."""
     drained: bool = False
     """Set by an agent that registers again while an operator drains this instance: the log then has no `draining`
     event any more, and later readers take the worker for drained by hand."""

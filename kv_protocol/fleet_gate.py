@@ -3,13 +3,13 @@
 | refused as | when |
 |---|---|
 | unreadable | the bytes are not a fleet event |
-| subject | the worker id or the model differs from the subject, or from that of the instance's registration |
+| subject | the worker id or the model does not fit the subject, or the instance registered under another subject |
 | signature | the reader has keys, and none of them signed these bytes for this subject |
-| replayed | the reader has keys, and the event was signed before the newest one accepted of this worker |
+| replayed | the reader has keys, and the event was signed before the newest accepted event of this worker |
 | base_url | the instance is registered at another address: an address changes only together with the instance |
 
 The header `Kv-Claim` of an agent's event is the place of its instance's first registration in the stream; that
-registration has none. A signature is the header `Kv-Signature: v1 <time_ns> <mac>`; `mac` is HMAC-SHA256 in hex over
+one has no claim. A signature is the header `Kv-Signature: v1 <time_ns> <mac>`; `mac` is HMAC-SHA256 in hex over
 
     "kv-router fleet event v1" LF subject LF time_ns LF the value of Kv-Claim, if any LF message bytes
 
@@ -111,7 +111,7 @@ class FleetGate:
         return int(found[1])
 
     def check(self, subject: str, event: FleetEvent) -> None:
-        """Raise `FleetEventRefused` if the event contradicts its subject, or what is known of its instance."""
+        """Raise `FleetEventRefused` if the event contradicts its subject, or the registration of its instance."""
         worker_id = event.worker_id
         expected = subject.rpartition(".")[0] + f".{worker_id}"
         if isinstance(event, WorkerRegistered):
@@ -140,7 +140,7 @@ class FleetGate:
         self._known[event.worker_id] = known
 
     def headers(self, subject: str, worker_id: str, data: bytes, now_ns: int, claim: int = 0) -> dict[str, str]:
-        """Return the headers to publish the worker's event with: its claim, if it has one, and with keys a signature.
+        """Return the headers to publish a worker's event with: a claim if it has one, a signature if there are keys.
 
         `now_ns`: since 1970.
         """

@@ -10,8 +10,8 @@ Media in prompts: agent, engine events and router compute the same.
 
     digest       BLAKE3 of the bytes, 64 hex digits; given to the engine as the item's UUID
     mm hash      the digest's first 16 digits, u64; of an identity that is no digest: H(utf8 identity, seed 0)
-    key          of each run of an item's tokens and each block that it touches: the digest. One item in two runs, with
-                 other tokens between them, has two keys in a block that both touch
+    key          the digest, once for each run of an item's tokens and each block that the run touches. An item in two
+                 runs, with other tokens between them, has two keys in a block that both touch
     block hash   the tokens, then the mm hashes of the block's keys
 
 Without a UUID an engine hashes decoded pixels, which other processes cannot repeat. With one it keys its cache by UUID
@@ -105,7 +105,7 @@ def local_block_hashes(
     mm_hashes: Sequence[Sequence[int]] = (),
     is_eagle: bool = False,
 ) -> list[int]:
-    """Return one hash per full block of `tokens`, without its past.
+    """Return one hash per full block of `tokens`, which does not depend on the blocks before it.
 
     `mm_hashes[i]` are the multimodal hashes (u64) of block i; a shorter or longer list is fine. With `is_eagle` a
     window has one token more than the stride, so the first hash needs `block_size + 1` tokens.
@@ -166,7 +166,7 @@ def to_u64(value: int) -> int:
 
 
 class MmRun(NamedTuple):
-    """Tokens `start` to `start + length` of a prompt belong to an item."""
+    """A run of an item's tokens in a prompt: `length` tokens from index `start`."""
 
     digest: str
     start: int
@@ -195,8 +195,8 @@ def expanded(
 ) -> tuple[list[int], list[MmRun]]:
     """Return the prompt with the n-th image token repeated `token_counts[n]` times, and each item's run.
 
-    `digests` and `token_counts` have one item for each image token of the prompt; each count is at least 1. Where an
-    engine computes with another id than the tokenizer's, `cached_token_id` is repeated.
+    `digests` and `token_counts` have one item for each image token of the prompt; each count is at least 1. If an
+    engine computes with another id than the tokenizer's, that `cached_token_id` is repeated.
     """
     repeated = image_token_id if cached_token_id is None else cached_token_id
     tokens: list[int] = []
@@ -212,7 +212,7 @@ def expanded(
 
 
 def keys_of_blocks(runs: Sequence[MmRun], token_count: int, block_size: int) -> list[list[str]]:
-    """Return the keys of each block of a prompt, the last partial one among them, in the order of `runs`."""
+    """Return the keys of each block of a prompt, the last partial one included, in the order of `runs`."""
     keys: list[list[str]] = [[] for _ in range(-(-token_count // checked_block_size(block_size)))]
     for run in runs:
         end = min(run.start + run.length, token_count)
@@ -226,7 +226,7 @@ def mm_block_hashes(
 ) -> list[int]:
     """Return the local hash of each full block of a prompt with media; `chain` makes sequence hashes of them.
 
-    Equal to a mirror's hashes of an engine's event with the same tokens and keys.
+    They equal a mirror's hashes of an engine's event with the same tokens and keys.
     """
     mm_hashes = [list(map(mm_hash, keys)) for keys in keys_of_blocks(runs, len(tokens), block_size)]
     return local_block_hashes(tokens, block_size, seed=seed, mm_hashes=mm_hashes, is_eagle=is_eagle)

@@ -15,7 +15,7 @@ BLOCK_SIZE_MAX = 4096
 
 _WORKER_ID = re.compile(WORKER_ID_PATTERN)
 
-# What msgspec decodes:
+# Types whose ranges msgspec checks when it decodes:
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF_FFFF)]
 WorkerId = Annotated[str, msgspec.Meta(pattern=rf"^{WORKER_ID_PATTERN}\Z")]
 DpRank = Annotated[int, msgspec.Meta(ge=0, le=DP_RANK_MAX)]
@@ -35,28 +35,28 @@ class WorkerRank(NamedTuple):
 
 
 def checked_worker_id(value: str) -> str:
-    """Return `value`, which may be used in a subject; raise `LimitExceeded` otherwise."""
+    """Return `value` if it may be used in a subject; raise `LimitExceeded` otherwise."""
     if not _WORKER_ID.fullmatch(value):
         raise LimitExceeded("worker_id", value, f"^{WORKER_ID_PATTERN}$")
     return value
 
 
 def checked_dp_rank(value: int) -> int:
-    """Return `value`, an index in 0..DP_RANK_MAX; raise `LimitExceeded` otherwise."""
+    """Return `value` if it is in 0..DP_RANK_MAX; raise `LimitExceeded` otherwise."""
     if not 0 <= value <= DP_RANK_MAX:
         raise LimitExceeded("dp_rank", value, f"0..{DP_RANK_MAX}")
     return value
 
 
 def checked_block_size(value: int) -> int:
-    """Return `value`, in tokens, 1..BLOCK_SIZE_MAX; raise `LimitExceeded` otherwise."""
+    """Return `value`, in tokens, if it is in 1..BLOCK_SIZE_MAX; raise `LimitExceeded` otherwise."""
     if not 1 <= value <= BLOCK_SIZE_MAX:
         raise LimitExceeded("block_size", value, f"1..{BLOCK_SIZE_MAX} tokens")
     return value
 
 
 def checked_u64(field: str, value: int) -> int:
-    """Return `value`, 0..2^64-1; raise `LimitExceeded` otherwise. JSON allows more, the journal's msgpack does not."""
+    """Return `value` if it is in 0..2^64-1; raise `LimitExceeded` otherwise. JSON allows more, msgpack does not."""
     if not 0 <= value <= U64_MASK:
         raise LimitExceeded(field, value, "u64")
     return value

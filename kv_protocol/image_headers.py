@@ -21,7 +21,7 @@ IMAGE_TYPES: tuple[ImageType, ...] = get_args(ImageType)
 _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 """SOF markers: 0xC0 to 0xCF without DHT, JPG and DAC."""
 _STEPS_MAX = 4096
-"""Chunks, blocks, segments and fill bytes before the pixels; an image with more has no size."""
+"""Chunks, blocks, segments and fill bytes before the pixels; for an image with more no size is returned."""
 _JPEG_BARE = frozenset({0x01, *range(0xD0, 0xD9)})
 """Markers without a length: TEM, RST0 to RST7, SOI."""
 _JPEG_SIZELESS = frozenset({0x00, 0xD9, 0xDA})

@@ -1,9 +1,9 @@
-"""The rule for images in a model's prompts, as its workers report it: a router computes the same prompt.
+"""The rule for images in a model's prompts, by which a router computes the same prompt as its workers.
 
     the template writes      `placeholder`, which has `image_token_id` once
     the prompt has there     n tokens of the image; block hashes and KV events have `cached_token_id` for each
     n is                     fixed      `tokens`, whatever the image
-                             qwen2_vl   of the image's size in pixels, by the formula below
+                             qwen2_vl   from the image's size in pixels, by the formula below
 
     f = patch_size * merge_size      rows, columns = round(height / f), round(width / f)
     f^2 * rows * columns > max_pixels      b = sqrt(height * width / max_pixels):   max(1, floor(side / b / f)) each

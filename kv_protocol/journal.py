@@ -106,7 +106,7 @@ class PolicyChanged(_Record, frozen=True, tag="policy", kw_only=True):
 
 
 class LearntRates(msgspec.Struct, frozen=True, array_like=True):
-    """A model's mean factors of its ranks, and the expected tokens of an answer, after `answers` answers.
+    """The mean factors of a model's ranks, and the expected tokens of an answer, after `answers` answers.
 
     The factors are multiples of what the reference engine needs (`router/native/costs.hpp`).
     """
@@ -127,7 +127,7 @@ class RatesRestored(_Record, frozen=True, tag="rates", kw_only=True):
 class AttemptEnded(_Record, frozen=True, tag="attempt", kw_only=True):
     """An attempt at a rank ended. `phase` is where it failed: connect, first_byte, body; empty: nowhere.
 
-    `decision_id` is that of its lease. For an "ok" attempt, `erred_before` has the ranks at which earlier attempts of
+    `decision_id` names its lease. For an "ok" attempt, `erred_before` has the ranks at which earlier attempts of
     the same request ended as "erred".
     """
 
@@ -184,11 +184,11 @@ class OutcomeKnown(_Record, frozen=True, tag="outcome", kw_only=True, gc=False):
 
 
 class TrustMoved(_Record, frozen=True, tag="trust", kw_only=True):
-    """The trust in a rank changed, and what shows it. For readers: no decision depends on the record.
+    """The trust in a rank changed, and the evidence. For readers: no decision depends on the record.
 
-    `reason` is that of the new state, `was_reason` that of the former one. If requests show it
+    `reason` explains the new state, `was_reason` the former one. If requests are the evidence
     (`router/fleet/trust.py`), `overpredicted` and `underpredicted` count some of the rank's last `requests` requests;
-    `newest_decision` is that of the last one.
+    `newest_decision` is the decision about the last one.
     """
 
     worker_id: WorkerId
@@ -317,6 +317,6 @@ def in_parts(encoded: bytes, now_s: float) -> Sequence[bytes]:
 
 
 def pack_journal(life: int, first: int, count: int, *encoded: bytes) -> bytes:
-    """Return a message of `count` encoded records, each or joined; the caller respects `MESSAGE_BYTES_MAX`."""
+    """Return a message of `count` encoded records, single or joined; the caller respects `MESSAGE_BYTES_MAX`."""
     head = map(_encoder.encode, (VERSION, life, first))
     return b"".join((_ARRAY_OF_4, *head, _LONG_ARRAY, count.to_bytes(4), *encoded))

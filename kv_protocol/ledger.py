@@ -9,7 +9,7 @@ msgpack on core NATS, not stored.
     LedgerOpen    the answer: one part of all leases that were open at `seq`
 
 Told and Beat go to all routers (`subjects.LEDGER`), Asked and Open to one (`subjects.ledger_of`). `life` is the start
-time of the router's run, in ns; the later of two counts.
+time of the router's run, in ns; of two lives the later one counts.
 """
 
 from typing import Annotated, Literal
@@ -27,7 +27,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 40) - 1)]
 """Tokens or blocks of one request: sums over all leases of a router still fit 64 bits."""
 
 ExpiryCause = Literal["silence", "engine"]
-"""No event of the lease came for its duration; or its rank's engine has reported fewer requests for a while."""
+"""No event of the lease came for its duration; or its rank's engine has reported fewer requests than leases."""
 
 
 class _OfLease(msgspec.Struct, frozen=True, kw_only=True):

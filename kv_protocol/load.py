@@ -1,6 +1,6 @@
 """Load reports of ranks' engines, for decisions, dashboards and planners. JSON on core NATS.
 
-A report describes the newest iteration. While the engine is idle: no requests, and the last known blocks.
+A report describes the newest iteration. An idle engine reports no requests, and the last known blocks.
 """
 
 from typing import Annotated
@@ -18,7 +18,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=COUNT_MAX)]
 class PhaseLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One iteration by phase, in requests, tokens computed, and tokens with KV in the cache; None: not reported.
 
-    By phase: computed in the iteration, and queued; `paused_`: preempted requests of either phase.
+    Each phase has what the iteration computed, and what is queued; `paused_`: preempted requests of either phase.
     Source: TensorRT-LLM's `inflightBatchingStats`, `docs/SOURCES.md` E1.7.
     """
 

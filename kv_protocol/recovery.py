@@ -6,8 +6,8 @@
     request with                          answer
     -----------------------------------   ------------------------------------------------------------------------
     digests of buckets, the same epoch    *repair*: the blocks of the buckets whose digests differ now
-    the same epoch, all batches after     *replay*: the batches after `after_seq`, as they were published, up to
-      `after_seq` kept, which are no        `last_seq`
+    the same epoch; the batches after     *replay*: the batches after `after_seq`, as they were published, up to
+      `after_seq` are all kept, and no      `last_seq`
       larger than a dump
     anything else                         *dump*: all blocks
 
@@ -15,10 +15,10 @@
     dump chunk   = {type "dump", request_id, epoch, last_seq, chunk, of, parents, hashes, tiers, buckets}
 
 `parents`, `hashes` (little-endian u64s) and `tiers` (bytes: bit 0..3 = tier held, bit 7 = has a parent) are columns of
-one row a block, parents before children over the whole answer. It is the state after `last_seq`: subscribe first, send
-the request second, then apply what came in between. `buckets` of a dump chunk is empty, or names by bits (bucket b is
-bit b & 7 of byte b >> 3) the buckets in a *repair*; the requester's other buckets are right. Equal digests of a bucket
-are equal sets, so a repair is right if the requester's blocks did not change since the request.
+one row per block, parents before children over the whole answer. A dump is the state after `last_seq`: subscribe first,
+send the request second, then apply what came in between. `buckets` of a dump chunk is empty, or names by bits (bucket b
+is bit b & 7 of byte b >> 3) the buckets in a *repair*; the requester's other buckets are right. Equal digests of a
+bucket mean equal sets, so a repair is right if the requester's blocks did not change since the request.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -38,7 +38,7 @@ CHUNK_BLOCKS_MAX = 28_000
 DUMP_CHUNKS_MAX = 4096
 """Parts of an answer, 33 million blocks as agents send them; a bound on what a reader keeps until it is complete."""
 _ENVELOPE_BYTES_MAX = 1024
-"""More than the other fields take; a server's largest message has more than twice this beyond `MESSAGE_BYTES_MAX`."""
+"""Bound on the other fields. NATS servers allow messages larger than `MESSAGE_BYTES_MAX` by more than twice this."""
 _HAS_PARENT = 0x80
 _TIER_BITS = 0x0F
 _ROW_BITS = bytes(parent | tiers for parent in (0, _HAS_PARENT) for tiers in range(1, _TIER_BITS + 1))
@@ -89,7 +89,7 @@ def block_columns(blocks: Iterable[HeldBlock], chunk_blocks: int = CHUNK_BLOCKS_
     """Yield the columns of `blocks`, in order, at most `chunk_blocks` in each; nothing for no blocks.
 
     Raises:
-        LimitExceeded: `chunk_blocks` is less than 1; later, if a block cannot be a row.
+        LimitExceeded: `chunk_blocks` is less than 1; or, while the result is read, a block cannot be a row.
     """
     if chunk_blocks < 1:
         raise LimitExceeded("chunk_blocks", chunk_blocks, "1 or more")

@@ -1,4 +1,4 @@
-"""Names on NATS. `<model>` is a slug that survives any model name; a rank is a decimal number.
+"""Names on NATS. `<model>` is a slug, made from any model name; a rank is a decimal number.
 
 Source: `docs/WIRE.md`.
 """

@@ -5,7 +5,7 @@
 Ids of zeroes and version ff are invalid; a higher version may append fields after a dash; bit 0 of the flags says that
 the caller samples the trace. Source: W3C Trace Context, 3.2 "Traceparent Header".
 
-No message of KV events carries a context: agent and index compute the same ids from its name.
+No message of KV events carries a context: agent and index compute the same ids from the name of the message.
 
     name       = <worker>/<rank>/<epoch>/<first seq>, the `Nats-Msg-Id` of the message (`subjects.message_id`)
     trace id   = xxh3 of the name, 128 bits

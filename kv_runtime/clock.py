@@ -1,4 +1,4 @@
-"""Time as an argument."""
+"""The clock, which its users get as an argument."""
 
 import asyncio
 from contextlib import suppress

@@ -1,6 +1,6 @@
 """Extras of the distribution: which packages a command needs beyond `pip install kv-router`.
 
-The contents of an extra are read from the installation's metadata. Sources without metadata are not checked.
+The contents of an extra are read from the installation's metadata. A source tree without metadata is not checked.
 """
 
 import os

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 RESERVED = 96
-"""Descriptors not for clients: refusals, a control plane, reconnects to the event log, name look-ups, files."""
+"""Descriptors kept from clients: for refusals, a control plane, reconnects to the log, name look-ups, files."""
 
 
 class OpenFiles(NamedTuple):
@@ -36,7 +36,7 @@ def replace_file(path: Path, data: bytes) -> None:
     """Replace the file's content atomically, also with regard to a crash; its mode is 0600. `OSError` if that fails."""
     written = path.with_suffix(".new")
     with open(written, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-        os.fchmod(file.fileno(), 0o600)  # one that a killed process left has a mode of its own
+        os.fchmod(file.fileno(), 0o600)  # a file that a killed process left may have another mode
         file.write(data)
         file.flush()
         os.fsync(file.fileno())

@@ -1,4 +1,4 @@
-"""A process with its main thread free for libraries that need it, and its event loop in another thread.
+"""A process whose main thread is free for libraries that need it: its event loop runs in another thread.
 
     main thread    runs the functions given to a `ThreadCall`, one after another
     event loop     everything else, in the thread `event-loop`, on uvloop
@@ -46,8 +46,8 @@ class ThreadCall(Protocol):
 def run_beside(main: Callable[[asyncio.Event, ThreadCall], Coroutine[Any, Any, None]]) -> None:
     """Run `main(stop, call)` on uvloop in a thread beside the main thread; otherwise as `run_process`.
 
-    `call` runs a function on the main thread, which must be the caller of this function. A cancelled call that has not
-    begun is not run.
+    `call` runs a function on the main thread, which must be the one that calls `run_beside`. A cancelled call that has
+    not begun is not run.
     """
     calls, outcome = SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None](), Future[None]()
 
@@ -121,7 +121,7 @@ def _pass_over(_number: int, _frame: FrameType | None) -> None:
 def _end_at_a_signal(signals: socket.socket) -> None:
     """Return when the main thread has ended its last call; at a signal before that, end the process."""
     with signals:
-        signals.setblocking(True)  # noqa: FBT003  the event loop made it another
+        signals.setblocking(True)  # noqa: FBT003  the event loop made it non-blocking
         while numbers := signals.recv(_SIGNALS_AT_ONCE):
             if set(numbers) & set(STOP_SIGNALS):
                 sys.stderr.write("stopped by another signal: the main thread was cut off\n")

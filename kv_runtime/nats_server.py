@@ -64,7 +64,7 @@ _RESTART_S = 120.0
 """How long a server may take until it is ready after another was killed: it reads all messages of its store."""
 _LOOK_S = 1.0
 _FREE_BYTES_MIN, _FREE_PART = 64 << 20, 20
-"""A disk has space again when `_FREE_BYTES_MIN` bytes are free; of a small disk, one part in `_FREE_PART`."""
+"""A disk has space again when `_FREE_BYTES_MIN` bytes are free; on a small disk, one part in `_FREE_PART`."""
 
 _CHILD = """
 import ctypes, os, signal, sys
@@ -114,7 +114,7 @@ class EmbeddedNats:
 
     @property
     def url(self) -> str:
-        """The address for clients, once the server has been started; it stays."""
+        """The address for clients, once the server has been started; it does not change."""
         return f"nats://{HOST}:{self._port}"
 
     @property
@@ -147,7 +147,7 @@ class EmbeddedNats:
             raise
 
     async def _launch(self, ready_s: float) -> None:
-        """Start a server, which is ready afterwards; on a failure there is none, and the store stays locked."""
+        """Start a server, which is ready afterwards; after a failure none runs, and the store stays locked."""
         binary = find_binary()
         _check_port_is_free(self._port)
         try:
@@ -181,7 +181,7 @@ class EmbeddedNats:
         return self._child
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Keep the server running until `stop` is set, as a part of a process; it runs on afterwards.
+        """Keep the server running until `stop` is set, as a part of a process; the server runs on afterwards.
 
         A server that has ended, or that had a full disk, is started again on the same port and store. A failed start is
         repeated.
@@ -207,7 +207,7 @@ class EmbeddedNats:
                 _log.warning("nats_server_started_again", restarts=self.restarts_total)
 
     async def _watch(self, child: "_Child") -> None:
-        """Return once the server has ended. It is ended here if its disk was full and has space again."""
+        """Return once the server has ended. One whose disk was full is ended here when there is space again."""
         await asyncio.wait((child.ended, child.disk_full), return_when="FIRST_COMPLETED")
         if not child.ended.done():
             _log.error("nats_server_disk_full", reason=child.disk_full.result())
@@ -222,7 +222,7 @@ class EmbeddedNats:
         try:
             disk = os.statvfs(self._store.path)
         except OSError:
-            return True  # the start says what is wrong
+            return True  # the next start reports what is wrong
         free_min = min(_FREE_BYTES_MIN // disk.f_frsize, disk.f_blocks // _FREE_PART)
         return disk.f_bavail >= free_min and (disk.f_favail > 0 or not disk.f_files)
 

@@ -89,7 +89,7 @@ def print_lines(*lines: str, err: bool = False) -> None:
 
 
 def print_json(value: bytes) -> None:
-    """Print JSON for programs on a line; a terminal gets ASCII alone, since names in it come from the network."""
+    """Print JSON for programs on one line, in ASCII: its names come from the network, and a terminal may obey them."""
     click.echo(json.dumps(json.loads(value), separators=(",", ":")))
 
 

@@ -9,7 +9,7 @@ A process is a set of parts in stages. `run_parts` runs them all, and ends in on
     a part gives up             `PartGaveUp`: stop is set for all, and raised once the others have drained
     the drain budget is spent   parts that still run are cancelled and named in `DrainOverdue`
 
-When stop is set and a part counts its work `in_progress`, the log has the amount and the budget (`drain_began`), and in
+When stop is set and a part counts its work `in_progress`, the log has the amount and the budget (`drain_began`), and at
 the end the duration and the parts that were cut off (`drain_ended`).
 
 Stop is an argument: a part gets an `asyncio.Event`, and returns soon after it is set.
@@ -135,7 +135,7 @@ def _in_progress(counts: list[Callable[[], Mapping[str, int]]]) -> Counter[str]:
 
 
 async def _run_part(part: Part, stop: asyncio.Event, stop_all: asyncio.Event, given_up: list[Exception]) -> None:
-    """Run the part; `stop` is its stage's; it may return only once `stop_all` is set."""
+    """Run the part; `stop` is its stage's event; the part may return only once `stop_all` is set."""
     try:
         await part.run(stop)
     except asyncio.CancelledError:
@@ -183,7 +183,7 @@ class Restarts:
 
 
 RESTARTS = Restarts()
-"""For work that may fail occasionally: five failures in a row are given up within seconds."""
+"""For work that may fail occasionally: it is given up within seconds if it fails five times in a row."""
 
 
 class Failures:
@@ -227,7 +227,7 @@ class SupervisedWork:
         return Part(self.name, self.run, stage)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Return once the work has.
+        """Return once the work has returned.
 
         Raises:
             PartGaveUp: it failed too often, or after stop was set; the last failure is its cause.
@@ -239,7 +239,7 @@ class SupervisedWork:
             self._thread.shutdown(wait=False)
 
     async def call(self, function: Callable[[], T], /) -> T:
-        """Return what the function returns, which the work's own thread calls; only while `run` runs.
+        """Call the function on the work's own thread, and return its result; only while `run` runs.
 
         A cancelled call is awaited; `ThreadStuck` is raised if it has not returned after `join_s`.
         """
@@ -289,7 +289,7 @@ class TaskSet(asyncio.TaskGroup):
     """At most `limit` short-lived tasks, owned by the task that entered it: `async with TaskSet(100) as tasks`.
 
     Leaving the block waits for them, and cancels them when the owner is cancelled or fails. A task that raises cancels
-    the others and the owner, and leaves the block in an ExceptionGroup.
+    the others and the owner; its error leaves the block in an ExceptionGroup.
     """
 
     def __init__(self, limit: int) -> None:

@@ -1,6 +1,6 @@
 """Logs and metrics of a process.
 
-Logs are past-tense facts with fields. Metrics are made at scrape time of what the parts of a process count
+Logs are past-tense facts with fields. Metrics are made at scrape time, from what the parts of a process count
 (`Projection`); a process has one registry, its own.
 """
 
@@ -174,10 +174,10 @@ class Projection(Collector):
 
 
 class MadeFamily(Metric):
-    """A family that makes its samples while they are read, which is possible once.
+    """A family that makes its samples while they are read; they can be read only once.
 
     The samples of 4,000 workers take half a second to make, which would hold up the event loop. The list of rows is
-    copied now; `made` reads all values of a row before it yields the first sample, so that the row's samples agree.
+    copied at once; `made` reads all values of a row before it yields the first sample, so that the row's samples agree.
     """
 
     def __init__(
@@ -223,7 +223,7 @@ class Distribution(Protocol):
 
 
 Observed = tuple[tuple[str, ...], Distribution]
-"""Label values, and what was observed there."""
+"""Label values, and the distribution of the observations with them."""
 
 
 class Mean:

@@ -31,14 +31,14 @@ ENGINE_PATHS = ("/tokenize", "/detokenize", "/pooling", "/rerank", "/v2/rerank",
 """Paths of engines outside of /v1/ that clients use. Source: vllm-project/vllm,
 `vllm/entrypoints/openai/api_server.py`; sgl-project/sglang, `python/sglang/srt/entrypoints/http_server.py`."""
 CLOSED_PATHS = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
-"""Paths below /v1/ that change an engine."""
+"""Paths below /v1/ that change an engine; a router never passes them on."""
 _NAMES_MAX = 64
 _NAME_CHARACTERS_MAX = 64
 _SHOWN_MAX = 8
 
 
 def stated_paths(paths: Iterable[str]) -> tuple[str, ...]:
-    """Return an engine's paths as a registration states them; of too many, first those that clients use."""
+    """Return an engine's paths as a registration states them; if there are too many, first those that clients use."""
     own = (*PATHS.values(), "/v1/models")
     fit = [path for path in paths if path not in own and "{" not in path and len(path) <= _NAME_CHARACTERS_MAX]
     fit.sort(key=lambda path: (not path.startswith("/v1/") and path not in ENGINE_PATHS, path))

@@ -1,7 +1,7 @@
 r"""Errors of request bodies for clients: the path, what was found, what is allowed.
 
 The found value is shown as JSON, as the client wrote it, cut to `FOUND_CHARACTERS_MAX` characters; so is an unknown
-key. Types are described in JSON terms; one is inspected when its first error is explained.
+key. Types are described in JSON terms; a type is inspected when its first error is explained.
 
 Decoders refuse half a character (`\ud83d` without the `\ude00` that completes it) as JSON that is cut off or malformed;
 our error names the escape. Source: RFC 8259, section 8.2.
@@ -53,7 +53,7 @@ class RequestInvalid(LimitExceeded):
 
     @staticmethod
     def shown(found: object) -> str:
-        """Return it as JSON."""
+        """Return `found` as JSON."""
         return as_json(found)
 
 
@@ -128,7 +128,7 @@ def _found(body: bytes | bytearray | msgspec.Raw, path: str) -> Verbatim:
 
 
 def _begun(value: bytes | bytearray | msgspec.Raw) -> str:
-    """Return the beginning of a value, one character more than is shown."""
+    """Return the beginning of a value, one character more than is shown: that marks the cut."""
     begun = bytes(memoryview(value)[: 4 * (FOUND_CHARACTERS_MAX + 1)]).decode("utf-8", "replace")
     return begun[: FOUND_CHARACTERS_MAX + 1]
 
@@ -167,7 +167,7 @@ def _members(kind: types.Type) -> Iterable[types.Type]:
 
 
 def _below(kind: types.Type, key: str, index: str) -> Iterable[types.Type]:
-    """Yield the types of a value's field `key`, or of its items; `index` may be "key": those of its keys."""
+    """Yield the types of a value's field `key`, or of its items; of its keys if `index` is "key"."""
     if isinstance(kind, types.StructType) and key:
         if kind.tag_field == key:
             yield types.LiteralType((kind.tag,))
@@ -179,7 +179,7 @@ def _below(kind: types.Type, key: str, index: str) -> Iterable[types.Type]:
 
 
 def _words(kind: types.Type, *, are_many: bool = False) -> str:
-    """Describe the allowed values other than null; `are_many`: of the items of a list."""
+    """Describe the allowed values other than null; `are_many`: in the plural, as items of a list."""
     words: list[str] = []
     for each in _members(kind):
         if isinstance(each, types.LiteralType):

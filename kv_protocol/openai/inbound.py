@@ -1,7 +1,7 @@
-"""A client's request as the router reads it: the keys that it routes by, and those that tell what an answer may be.
+"""A client's request as the router reads it: the keys that it routes by, and those that matter when it answers.
 
     key                                            read as
-    what routing reads                             a value; one that is not of its type is the worker's to refuse
+    what routing reads                             a value; the worker refuses one of the wrong type
     nvext                                          `NvExt`; a wrong type of a key that the router reads is refused
     extra_args                                     `Targets`, as clients of NVIDIA Dynamo's global router state them
     messages, prompt, tools, and other inputs of
@@ -9,7 +9,7 @@
     what changes a prompt in an engine             bytes: the prompt then is not rendered here (`changed_by`)
     any other key                                  not read: the worker gets the client's bytes
 
-A mode that reads no overlap decodes nothing of the messages. Source of `extra_args`:
+In a mode that reads no overlap the messages are not decoded. Source of `extra_args`:
 ai-dynamo/dynamo, page "Custom Request Arguments (extra_args)", milliseconds; newer versions have `nvext.router` for it.
 """
 
@@ -247,7 +247,7 @@ class PassedInbound(Inbound, frozen=True, kw_only=True):
 
     @property
     def changed_by(self) -> str:
-        """The key of the prompt: the router does not render it."""
+        """Always the key of the prompt: the router does not render it."""
         return "messages"
 
     @property

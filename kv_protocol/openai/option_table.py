@@ -3,13 +3,13 @@
 An option that is absent, or null, is None. A router reads those in `Common`, and forwards the body unchanged; the
 worker refuses what its engine does not support.
 
-Sources: the OpenAI API reference (chat and legacy completions); of extensions NVIDIA/TensorRT-LLM,
+Sources: the OpenAI API reference (chat and legacy completions); for extensions NVIDIA/TensorRT-LLM,
 `tensorrt_llm/serve/openai_protocol.py` (`ResponseFormat`, `EarlyStopping`, `_LOGIT_BIAS_MAX`); vllm-project/vllm,
 `vllm/sampling_params.py` (`SamplingParams`, `StructuredOutputsParams`, -1 of `top_k`, `prompt_logprobs` and
 `thinking_token_budget`); sgl-project/sglang, `python/sglang/srt/sampling/sampling_params.py` (`verify`). If engines
 differ, the wider range is used.
 
-What is done with an option stands at its field, as marks (`marks_of` reads them):
+Marks at an option's field say what is done with it (`marks_of` reads them):
 
     PASSED             an agent with an engine in its process passes the option on, under its name
     Unsupported        no such engine has the option: the agent refuses all values but `neutral`, which has no effect
@@ -47,7 +47,7 @@ Probability = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
 Logprobs = Annotated[int, msgspec.Meta(ge=0, le=LOGPROBS_MAX)]
 StopStrings = Annotated[list[str], msgspec.Meta(max_length=128)]
-"""Each is searched for in every piece of the answer."""
+"""Few, because each is searched for in every piece of the answer."""
 StopTokens = Annotated[list[TokenId], msgspec.Meta(max_length=128)]
 Priority = Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)]
 Temperature = Annotated[float, msgspec.Meta(ge=0, le=2)]
@@ -144,7 +144,7 @@ class NamedFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class NamedToolChoice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A `tool_choice` of one function, which `tools` has to have."""
+    """A `tool_choice` of one function, which has to be one of `tools`."""
 
     type: Literal["function"]
     function: NamedFunction
@@ -274,7 +274,7 @@ class Common(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def salt(self) -> str:
-        """The cache salt, which isolates its cached blocks; empty: none."""
+        """The cache salt, which isolates the request's cached blocks; empty: none."""
         return self.cache_salt or (self.nvext and self.nvext.cache_salt) or ""
 
     @property

@@ -24,7 +24,7 @@ _NOTHING = (b"", _NULL)
 
 
 def is_given(option: msgspec.Raw) -> bool:
-    """Return whether the client sent the key, and not as null."""
+    """Return whether the client sent the key with a value other than null."""
     return option is not ABSENT and (len(option) > len(_NULL) or bytes(option) not in _NOTHING)
 
 
@@ -83,7 +83,7 @@ _several = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 def is_list_of_prompts(raw: msgspec.Raw) -> bool:
-    """Return whether it is a list of texts or of lists of ids, whatever its length."""
+    """Return whether `raw` is a list of texts or of lists of ids, also if it has only one."""
     return _LIST_OF_PROMPTS.match(bytes(memoryview(raw)[:_LOOKED_AT])) is not None
 
 

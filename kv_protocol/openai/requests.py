@@ -1,15 +1,15 @@
 """The requests of the OpenAI HTTP interface, as far as agents and router read them.
 
-ChatRequest, CompletionRequest   for agents with an engine in their process: all options, with types. Unknown keys are
-refused by name, so that a misspelt option is never ignored silently
-Inbound (`inbound.py`)           for the router: what routing needs. All else is for the worker
+    ChatRequest,             for agents with an engine in their process: all options, with types. Unknown keys are
+      CompletionRequest      refused by name, so that a misspelt option is never ignored silently
+    Inbound (`inbound.py`)   for the router: what routing needs. All else is for the worker
 
-Options that are valid alone and invalid together:
+What options need of each other:
 
-min_tokens                  at most the limit of the response's tokens
-top_logprobs                with `logprobs: true`
-tool_choice "required"      with `tools`
-tool_choice of a function   one of `tools`
+    min_tokens                  at most the limit of the response's tokens
+    top_logprobs                with `logprobs: true`
+    tool_choice "required"      with `tools`
+    tool_choice of a function   one of `tools`
 """
 
 import re

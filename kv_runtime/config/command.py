@@ -22,9 +22,9 @@ Errors = tuple[type[Exception], ...]
 
 @contextmanager
 def errors_printed(program: str, expected: Errors, exit_code: int = 1) -> Iterator[None]:
-    """End the process with `exit_code` if the block raises an expected error; its message follows the program's name.
+    """End the process with `exit_code` if the block raises an expected error.
 
-    The message is printed to stderr.
+    The program's name and the error's message are printed to stderr.
     """
     try:
         yield

@@ -34,7 +34,7 @@ class _Loader(yaml.SafeLoader):
     """
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:  # noqa: ANN401 - as PyYAML's
-        """Return the mapping as it is written: keys that it merges from another one may be in both."""
+        """Return the mapping before merging (`<<`): its keys may also be in a mapping that is merged into it."""
         node, known = super().compose_mapping_node(anchor), set[tuple[str, str]]()
         for key in (each for each, _ in node.value if isinstance(each, yaml.ScalarNode)):
             if (key.tag, key.value) in known:
@@ -280,10 +280,10 @@ def _is_secret(kind: object) -> bool:
 
 
 def _problem(kind: type[BaseModel], error: Any) -> str:  # noqa: ANN401 - pydantic's ErrorDetails, which it does not export
-    """Return one line with the found value, unless it is a secret, or has sections, which may contain one."""
+    """Return one line with the found value, unless it is a secret, or has sections, which may contain secrets."""
     if error["type"] == "extra_forbidden":
-        shown = ".".join(map(str, error["loc"]))
-        return _unknown(kind, error["loc"], shown=re.sub(r"[^\w.-].*", "...", shown, flags=re.DOTALL))  # {token:secret}
+        shown = ".".join(map(str, error["loc"]))  # may have a secret: `{token:secret}` is a key in YAML
+        return _unknown(kind, error["loc"], shown=re.sub(r"[^\w.-].*", "...", shown, flags=re.DOTALL))
     kind_there = _kind_at(kind, error["loc"])
     is_shown = kind_there is not None and not _is_secret(kind_there) and _section_in(kind_there) is None
     is_shown = is_shown and error["type"] != "missing"  # what is found then is the section

@@ -1,4 +1,4 @@
-"""The flags of every process, as options of click; they load nothing of what reads the configuration."""
+"""The flags of every process, as options of click. This module does not import those that read the configuration."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -70,7 +70,7 @@ def _explained(kind: type[BaseModel], values: dict[str, Any], indent: str) -> It
 
 
 def section_of(kind: Any) -> type[BaseModel] | None:  # noqa: ANN401 - whatever a field is declared as
-    """Return the class of the section that a field is; None if it is none."""
+    """Return the type of a field if it is the class of a section, else None."""
     return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
 
 

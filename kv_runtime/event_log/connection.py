@@ -44,18 +44,18 @@ _log = structlog.get_logger("event_log")
 
 
 class LogStatistics(NamedTuple):
-    """One connection to the log."""
+    """The figures of one connection to the log."""
 
     connected: bool
     reconnects_total: int
     unconfirmed: int
-    """Publications on their way."""
+    """Publications that are sent and not yet confirmed."""
     publish_failures_total: int
     """Publications that were sent and not confirmed."""
     dropped_total: int
     """Core NATS messages (heartbeats, load reports, answers) that came faster than they were processed."""
     read_anew_total: int
-    """Times that a followed stream was another one, or had lost its end."""
+    """Times that a followed stream was replaced, or had lost its end."""
 
 
 class EventLog(StreamClient):
@@ -96,7 +96,7 @@ class EventLog(StreamClient):
 
         Args:
             url: `nats://host:port`; of a cluster, any of its servers, or several separated by commas.
-            name: our name for the server.
+            name: the name of the connection in the server's lists.
             user: for servers with named users.
             token: the user's password; without `user`, the server's common token.
             confirm_s: how long the server may take to confirm a publication, or to answer.
@@ -221,7 +221,7 @@ class EventLog(StreamClient):
                 for spec in self._ensured.values():
                     try:
                         await super().ensure_stream(spec)
-                    except StreamUnfit as error:  # it was replaced meanwhile; it is still read
+                    except StreamUnfit as error:  # the stream was replaced meanwhile; it is still read
                         _log.error("stream_unfit", reason=str(error))
                 self._streams_doubtful = False
             for reading in self._readings:
@@ -254,7 +254,7 @@ class EventLog(StreamClient):
         Args:
             subject: where it is published.
             data: its bytes.
-            message_id: the server drops repetitions by it; empty: it does not.
+            message_id: the server drops a message whose id it has; empty: none is dropped.
             headers: for readers, besides the bytes.
             after_seq: the required seq of the subject's newest message; 0: the subject has none.
 
@@ -293,7 +293,7 @@ class EventLog(StreamClient):
     async def listen(self, subject: str, on_message: OnMessage) -> None:
         """Call `on_message` with core NATS messages on `subject` from now on, one at a time.
 
-        All listeners of a subject share one subscription, and get a message one after the other. Beyond
+        All listeners of a subject share one subscription; each gets a message after the listener before it. Beyond
         `LISTEN_MESSAGES_MAX` or `LISTEN_BYTES_MAX` pending, further messages are dropped and counted.
         """
         if subject in self._listening:
@@ -344,7 +344,7 @@ class EventLog(StreamClient):
                 await unsubscribe()
             if self.is_connected:
                 await self.client.flush(timeout=1)
-        with suppress(RuntimeError, OSError):  # it writes pending bytes, also to a closed transport
+        with suppress(RuntimeError, OSError):  # `close` writes pending bytes, also to a closed transport
             await self.client.close()
         self._window.fail("the connection was closed")
 

@@ -11,7 +11,7 @@ _NO_PEERS_YET = 10005
 
 
 class BrokerUnavailable(Exception):
-    """The server is unreachable or refused; the operation may be repeated."""
+    """The server is unreachable, or refused the operation, which may be repeated."""
 
 
 class StoppedUnconnected(BrokerUnavailable):

@@ -3,10 +3,10 @@
     stream OBJ_<bucket>       $O.<bucket>.C.<id>            the chunks of one put, in order
                               $O.<bucket>.M.<name, base64>  what was put: id, size, SHA-256; one message a name
 
-A put writes the chunks first and the description last, so a name in the bucket is complete. A delete removes the
-description first. `delete_unfinished` removes chunks without a description, of a writer that died, and those of a
-damaged description. Unreadable names are not ours. The stream's leader answers reads: a put can be read at once, in a
-cluster too.
+A put writes the chunks first and the description last, so an object with a description is complete. A delete removes
+the description first. `delete_unfinished` removes chunks without a description, of a writer that died, and those of a
+damaged description. Names that cannot be decoded are ignored. The stream's leader answers reads: a put can be read at
+once, also in a cluster.
 """
 
 import base64

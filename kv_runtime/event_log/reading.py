@@ -2,7 +2,7 @@
 
     a new connection, a missing message, or a server       continue after the last delivered message
     that was silent for `SILENCE_S`
-    another stream than before, or one that ends before    the log was lost: begin at its beginning; messages may be
+    another stream than before, or one that ends before    the log was lost: read from the beginning; messages may be
     the last delivered message                             delivered again
     the stream dropped messages after the last             continue with the first message that it still has
     delivered one
@@ -64,7 +64,7 @@ class Reading:
         """Seq of the last delivered and processed message; 0: none."""
         self.delivered_total = 0
         self.unread = 0
-        """Messages after `delivered_seq`, by the server's last message."""
+        """Messages after `delivered_seq`, as the server counted them last."""
         self.read_anew_total = 0
         """How often the log was lost."""
 
@@ -74,7 +74,7 @@ class Reading:
         return not self._lock.locked() and asyncio.get_running_loop().time() - self._received_at_s > SILENCE_S
 
     async def begin(self) -> None:
-        """Read on after the last delivered message; from the beginning if the stream is another one.
+        """Continue after the last delivered message, or from the beginning if the stream is another one.
 
         Raises:
             BrokerUnavailable: there is no such stream, or no answer.

@@ -1,8 +1,8 @@
 """Streams: their settings, creating and updating them, their state, and single messages of them.
 
 no stream of the name                           created
-a stream with another setting of `_FIXED`       `StreamUnfit`: it was made by another owner, or for another use
-a stream with another setting of `_TENDED`      updated
+a stream that differs in a `_FIXED` setting     `StreamUnfit`: it was made by another owner, or for another use
+a stream that differs in a `_TENDED` setting    updated
 any other setting                               unchanged
 """
 
@@ -49,7 +49,7 @@ class StreamSpec(NamedTuple):
     """The limits of a stream; `per_subject` bounds the messages of one subject (-1: no bound).
 
     `replicas` is the number of a cluster's servers that store it: 1, 3 or 5; 1 for a single server. A stream that is
-    full drops its oldest messages; that of a bucket refuses new ones.
+    full drops its oldest messages; the stream of a bucket refuses new ones.
     """
 
     name: str
@@ -236,7 +236,7 @@ class StreamClient:
                 return None
 
     async def purge(self, stream: str, up_to_seq: int) -> None:
-        """Delete the stream's messages up to this one."""
+        """Delete the stream's messages up to `up_to_seq`, which is deleted too."""
         with self.reachable(f"purge {stream}"):
             await self.context.purge_stream(stream, seq=up_to_seq + 1)
 

@@ -6,7 +6,7 @@
 | any other error | the client left before it was accepted: counted, and the next one is accepted |
 
 At a stop, connections that the system completed for this socket are accepted before the socket closes; else their
-clients would get a reset. Where other processes share the port, the socket first drops new SYNs for `HANDSHAKE_S`:
+clients would get a reset. If other processes share the port, the socket first drops new SYNs for `HANDSHAKE_S`:
 handshakes under way complete here, and the clients' next SYN, a second later, reaches another process.
 Source: Linux `net/ipv4/tcp_ipv4.c` (`tcp_filter` on the listener), RFC 6298 (the first retransmission after 1 s).
 """
@@ -48,7 +48,7 @@ _log = structlog.get_logger("http")
 
 
 class PortUsed(Exception):
-    """The address cannot be bound: another process has it, or this machine does not."""
+    """The address cannot be bound: another process has it, or it is not one of this machine's."""
 
 
 class Acceptor:

@@ -1,4 +1,4 @@
-"""Responses of control planes and worker agents, and what every control plane says of its own life.
+"""Responses of control planes and worker agents, and the routes of every control plane for health and version.
 
 Every error is an OpenAI error body:
 
@@ -29,7 +29,7 @@ class BodyTooSlow(Exception):
 
 
 class BadRequest(Exception):
-    """A field of a request is not allowed as it is; `openai_errors` answers with 400, the message, and the field."""
+    """A request's field has a value that is not allowed; `openai_errors` answers 400 with the message and the field."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(message)
@@ -64,7 +64,7 @@ async def large_json_response(made: Callable[[], object]) -> web.Response:
 
 
 def life_routes(ready: Callable[[], Mapping[str, object]]) -> list[web.RouteDef]:
-    """Return the routes `/health`, `/live`, `/version`, and `/ready`: what `ready` returns, 503 if not `ready`."""
+    """Return the routes `/health`, `/live`, `/version`, and `/ready`: the answer of `ready`, 503 if not ready."""
 
     async def health(_: web.Request) -> web.Response:
         return json_response({"status": "ok"})
@@ -128,7 +128,7 @@ def first_line(text: str) -> str:
 def _cut(request: web.Request) -> web.Response:
     """Abort the connection, and return a response that is not sent.
 
-    The caller must return one to aiohttp; aiohttp would log an exception.
+    The caller must return one to aiohttp, which would log an exception otherwise.
     """
     if request.transport is not None:
         request.transport.abort()

@@ -132,7 +132,7 @@ class Connections:
 
 
 def unrouted(response: web.Response) -> web.Response:
-    """Make a response that the application does not see end its connection, and hide the software's version."""
+    """Return a response that bypasses the application: it ends its connection, and hides the software's version."""
     response.headers["Server"] = ""  # without this header the framework adds its own
     return last_response(response)
 
@@ -166,12 +166,12 @@ class ClientConnection(web.RequestHandler):
         super().connection_lost(exc)
 
     def began(self, request: web.BaseRequest) -> None:
-        """A request begins to be served."""
+        """Count the connection as in use: a request begins."""
         self._request = request
         self._connections.began(self)
 
     def ended(self) -> None:
-        """The response is complete, or the client is gone."""
+        """Count the connection as idle: the response is complete, or the client is gone."""
         self._request = None
         self._connections.ended(self)
 
@@ -230,7 +230,7 @@ async def _plain_body(request: web.Request, handler: Handler) -> web.StreamRespo
 
 @web.middleware
 async def _body_in_time(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Watch the body from its head on; reading a body that is too slow raises `BodyTooSlow`."""
+    """Limit the time that a body takes after its head; reading one that is too slow raises `BodyTooSlow`."""
     body, loop = request.content, asyncio.get_running_loop()
     began_s = loop.time()
     timer: asyncio.TimerHandle | None = None

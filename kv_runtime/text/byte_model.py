@@ -56,17 +56,17 @@ class ByteText(Text):
     eos_ids = frozenset({special_ids["<|end|>"]})
 
     def pack(self, text: str, *, add_special_tokens: bool = True) -> bytes:  # noqa: ARG002 - there are none
-        """Return the bytes of the text; there are no tokens around them."""
+        """Return a token for each byte of the text, without special tokens around them."""
         return _bytes("prompt", text).encode("utf-32-le")
 
     def pack_chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> bytes:
-        """Return a chat's pieces: a mark's id, then the bytes of a text."""
+        """Return the tokens of a chat's pieces: of each, the mark's id, then the bytes of its text."""
         return "".join(self.chat_pieces(messages, **options)).encode("utf-32-le")
 
     def chat_pieces(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> tuple[str, ...]:
-        """Return what `pack_chat` does as strings: the code points of their characters are the ids.
+        """Return the pieces of a chat as strings: the code points of their characters are the ids.
 
-        A message that is a role and a text is the role's mark (`MARK_OF_ROLE`), the text, and `END`.
+        A message of a role and a text becomes the role's mark (`MARK_OF_ROLE`), the text, and `END`.
         """
         tools, continues = options.get("tools"), options.get("continue_final_message", False)
         found = [_TOOLS, _json("tools", tools), END] if tools else []
@@ -98,7 +98,7 @@ class ByteText(Text):
         return _ByteDetokenizer()
 
     def token_bytes(self, token_id: int) -> bytes | None:
-        """Return the byte, or a mark's name."""
+        """Return the byte, or a mark's name; None for other ids."""
         if token_id < BYTE_IDS:
             return bytes((token_id,))
         at = token_id - BYTE_IDS

@@ -4,7 +4,7 @@
                        Null and no content are empty. For a string, text parts, plain strings among the parts, refusals
                        and thoughts are joined by newlines; a tool's message is always a string
     tool_calls         of an assistant, if there are any. `arguments` are an object; text that is no JSON becomes `{}`
-    reasoning          of an assistant, by all the names that templates read
+    reasoning          of an assistant, under all the names that templates read
     tool_call_id, name     if they are given
     other keys         left out
     role               any text: the template knows its roles
@@ -12,16 +12,16 @@
 
 Source: vllm-project/vllm 0.24.0, `vllm/entrypoints/chat_utils.py` (`_parse_chat_message_content`,
 `_postprocess_messages`, `_ToolParser`); SGLang (`python/sglang/srt/entrypoints/openai/serving_chat.py`,
-`jinja_template_utils.py`) and TensorRT-LLM (`tensorrt_llm/serve/chat_utils.py`) make the same of null, parts and calls.
+`jinja_template_utils.py`) and TensorRT-LLM (`tensorrt_llm/serve/chat_utils.py`) treat null, parts and calls alike.
 
-Image parts, `{"type": "image_url", "image_url": {"url": ...}}`, have to be replaced first (`split_images`), with the
+Image parts, `{"type": "image_url", "image_url": {"url": ...}}`, have to be replaced first (`split_images`), by the
 model's rule for images:
 
     a placeholder     a text part: the placeholder. Other text with the placeholder is refused: it would be an image
     unknown           `IMAGE`, which a template may render in any way; `UNKNOWN_FROM_HERE` precedes the first message
                       with an image: the text rendered before it equals the model's
 
-Parts of other media (`MEDIA`) are as images of an unknown rule.
+Parts of other media (`MEDIA`) are replaced like images whose rule is unknown.
 """
 
 import json
@@ -71,7 +71,7 @@ class HasImages(TextError):
 
 
 class SplitChat(NamedTuple):
-    """A chat without its image parts, and their URLs in order. `other_media`: the place of a part of other media."""
+    """A chat without its image parts, and their URLs in order. `other_media`: where other media are first."""
 
     messages: list[Message]
     urls: tuple[str, ...]
@@ -100,7 +100,7 @@ def prepared_messages(messages: Sequence[Message], *, keeps_parts: bool = False)
     Characters are not checked: `blame_characters` does that after an encoding error.
 
     Raises:
-        TextError: names the path of what no engine takes; `HasImages` of media.
+        TextError: names the path of what no engine takes; `HasImages` for media.
     """
     return [
         message
@@ -130,7 +130,7 @@ def blame_characters(messages: Sequence[Message]) -> None:
 def split_images(messages: Sequence[Message], placeholder: str) -> SplitChat:
     """Return the chat with `placeholder` for each image; empty: the model's rule is unknown.
 
-    With a part of other media there is a placeholder for no image: nothing is known from the first of them on. Only
+    If there is other media, no image gets a placeholder: the prompt is unknown from the first medium on. Only
     media in contents are checked; the rest is checked when the chat is rendered.
 
     Raises:
@@ -252,6 +252,6 @@ def _call(where: str, call: object) -> dict[str, Any]:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
-        except (ValueError, RecursionError):  # a model wrote it: engines go on without them
+        except (ValueError, RecursionError):  # a model wrote it: engines continue without arguments
             arguments = {}
     return {**call, "function": {**function, "arguments": arguments}}

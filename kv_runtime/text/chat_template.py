@@ -3,7 +3,7 @@
     messages       as engines give them to templates (`chat_messages.py`)
     tools          render with the template "tool_use" if the model has one
     documents, reasoning_effort, template_kwargs      variables of the template, besides the special tokens; names that
-                   the rendering itself sets are refused. Source: vLLM gives `reasoning_effort` and `documents` so.
+                   the rendering itself sets are refused. Source: vLLM passes `reasoning_effort` and `documents`.
     continue_final_message      the text ends with the last message, which the model continues; then there is no
                    generation prompt. Source: transformers 4.57, `render_jinja_template`.
 
@@ -78,7 +78,7 @@ class ChatTemplate:
         """Compile `sources`: "default", and optionally "tool_use", which renders chats with tools.
 
         `special_tokens` are the template's variables (`bos_token`, ...). Without sources nothing is rendered. `today`
-        is the local time, as engines take it. Raises `TextError` for a template that does not parse.
+        returns the local time, as engines use it. Raises `TextError` for a template that does not parse.
         """
         environment = chat_environment(today)
         try:
@@ -138,8 +138,8 @@ def read_template(
 ) -> ChatTemplate:
     """Return the chat template of a model's directory, or of the file `instead`, with the directory's special tokens.
 
-    `special_tokens` are those that `tokenizer_config.json` need not name.
-    It is in `chat_template.jinja`, `tokenizer_config.json` or `chat_template.json`; without one no chat is rendered.
+    `special_tokens` are defaults for those that `tokenizer_config.json` does not name. The template is in
+    `chat_template.jinja`, `tokenizer_config.json` or `chat_template.json`; without one no chat is rendered.
     Source: transformers 5.24, `tokenization_utils_base.py` and `processing_utils.py` (`from_pretrained`).
 
     Raises:
@@ -205,7 +205,7 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _variables(options: ChatOptions) -> dict[str, Any]:
-    """Return the variables of the template that the options say."""
+    """Return the variables of the template that the options set."""
     given = options.get("template_kwargs") or {}
     for name in _RESERVED if given else ():
         if name in given:
@@ -255,7 +255,7 @@ def _name(node: nodes.Node) -> str:
 
 
 def _is(kind: str, node: Any, known: set[tuple[str, str]]) -> bool:  # noqa: ANN401 - any node, or none
-    """Return whether the node is of this kind; `known` are variables, each with a kind that it has."""
+    """Return whether the node is of this kind; `known` has pairs of a variable and one of its kinds."""
     while isinstance(node, nodes.Filter) or (isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice)):
         node = node.node
     if isinstance(node, nodes.Name):

@@ -32,7 +32,7 @@ token is a mark when it
     has no proper prefix that is the end of a token that is not normalized (itself included)
 
 and the template, or one of its special tokens, contains it: other marks never occur. The text from one mark to the next
-is a segment; the turns of a chat repeat those of the turns before (`Segments`).
+is a segment; each turn of a chat repeats the segments of the turns before it (`Segments`).
 Source: tokenizers 0.23, `AddedVocabulary`.
 """
 
@@ -92,7 +92,7 @@ def _takes(other: str, content: str) -> bool:
 class KeptSegments(NamedTuple):
     """Bytes of text so far, with kept ids and without; the segments that are kept now, and their memory.
 
-    `Segments` encodes a new segment that occurs twice in a text once, and counts it twice in `miss_bytes`.
+    In `Segments`, a new segment that occurs twice in a text is encoded once, and counted twice in `miss_bytes`.
     """
 
     hit_bytes: int = 0

@@ -1,6 +1,6 @@
 """Loads a model's text: the built-in byte model, or a directory with a tokenizer.
 
-It is `tokenizer.json`; without one, `tekken.json`, `tiktoken.model` or `qwen.tiktoken`, converted (`ranked_tokens.py`).
+Without `tokenizer.json`, a `tekken.json`, `tiktoken.model` or `qwen.tiktoken` is converted (`ranked_tokens.py`).
 A model with another tokenizer is loaded without it (`UnreadText`): only its engines can tokenize its prompts.
 """
 
@@ -43,7 +43,7 @@ class UnreadText(Text):
 
 
 def local_directory(name: str) -> str:
-    """Return the directory on this machine of a model, by its path or its name on the hub; empty: there is none.
+    """Return a model's directory on this machine, found by its path or its name on the hub; empty: there is none.
 
     Source: huggingface/huggingface_hub, `src/huggingface_hub/constants.py` (`HF_HUB_CACHE`) and `file_download.py`
     (`repo_folder_name`, `refs/main`).

@@ -66,7 +66,7 @@ class Text(ABC):
         """Return the text of `ids`; special and unknown ids have none, broken UTF-8 becomes U+FFFD."""
 
     def detokenizer(self, shown: Collection[str] = ()) -> Detokenizer:
-        """Return a new detokenizer for one answer. Special tokens named in `shown` are text there: their names."""
+        """Return a new detokenizer for one answer. Special tokens named in `shown` become their names."""
         names = {self.special_ids[name]: name for name in shown if name in self.special_ids}
         return _SpecialsShown(self._detokenizer(), names) if names else self._detokenizer()
 

@@ -3,7 +3,7 @@
     tekken.json       pattern, vocabulary and special tokens, which have the first ids (Mistral)
     tiktoken.model    in each line a token in base64 and its rank (Kimi, Moonlight); special tokens come after them:
                       those that `tokenizer_config.json` names, and reserved ones
-    qwen.tiktoken     the same (Qwen 1); which special tokens there are is known
+    qwen.tiktoken     the same (Qwen 1); the special tokens are the same for all models
 
 These vocabularies merge the two adjacent parts of a word that together are the token of the lowest rank. `tokenizers`
 ranks pairs of parts instead. Listing all pairs that are a token, in the order of the tokens' ranks, merges the same
@@ -12,7 +12,7 @@ the same two, since only merges within the token's own text made them. Tokens th
 words (`ignore_merges`).
 
 Sources: openai/tiktoken, `src/lib.rs` (`byte_pair_merge`); mistralai/mistral-common,
-`src/mistral_common/tokens/tokenizers/tekken.py` (`Tekkenizer`); of their models' repositories
+`src/mistral_common/tokens/tokenizers/tekken.py` (`Tekkenizer`); in the models' repositories
 moonshotai/Kimi-K2-Instruct, `tokenization_kimi.py`, and moonshotai/Moonlight-16B-A3B, `tokenization_moonshot.py`
 (`TikTokenTokenizer`); Qwen/Qwen-7B, `tokenization_qwen.py` (`QWenTokenizer`).
 
@@ -59,11 +59,11 @@ _TEKKEN_SPECIAL = (
     "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]", "[PREFIX]", "[MIDDLE]", "[SUFFIX]",
     "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]",
 )  # fmt: skip
-"""Those of a `tekken.json` that names none."""
+"""The special tokens of a `tekken.json` that names none."""
 
 
 class TokenizerFile(NamedTuple):
-    """A `tokenizer.json`, the file that it is made of, and the variables of templates for its special tokens."""
+    """A `tokenizer.json`, the file that it is made from, and the variables of templates for its special tokens."""
 
     path: Path
     content: bytes
@@ -90,7 +90,7 @@ class _Ranked(NamedTuple):
     normalizer: str = ""
     special_tokens: Mapping[str, str] = {}
     begin: str = ""
-    """The token before a prompt."""
+    """The token before a prompt; empty: none."""
 
 
 class _TekkenToken(msgspec.Struct, gc=False):
@@ -216,7 +216,7 @@ def _tokenizer_json(path: Path, ranked: _Ranked) -> bytes:
     if missing := [byte for byte in range(0x100) if bytes((byte,)) not in known]:
         raise TextError(str(path), f"no token for the byte {missing[0]}", "a token for each byte")
     vocab = {spelt(token): rank for rank, token in enumerate(ranked.tokens, ranked.first_id)}
-    # Text is never encoded as a token of an added token's name: the added token is taken out of it before.
+    # No text is encoded as a ranked token with an added token's name: the added token is extracted before.
     vocab |= {added.content: token_id for token_id, added in ranked.added.items()}
     merges = [
         (spelt(token[:at]), spelt(token[at:]))

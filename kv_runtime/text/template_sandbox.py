@@ -34,7 +34,7 @@ _IN_TIME = "in time"
 
 
 class ChatContext(Context):
-    """A rendering's variables; `look` is called while it goes on, and may end it by an error."""
+    """A rendering's variables; `look` is called during the rendering, and may end it by an error."""
 
     look: Callable[[], None] = staticmethod(lambda: None)
 
@@ -52,7 +52,7 @@ class _ChatEnvironment(ImmutableSandboxedEnvironment):
     context_class = ChatContext
 
     def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:  # noqa: ANN401 - as the base class
-        """Return the code; its loops look at the time."""
+        """Return the code, whose loops call `look`."""
         for loop in source.find_all(nodes.For):
             loop.iter = nodes.Filter(loop.iter, _IN_TIME, [], [], None, None, lineno=loop.lineno, environment=self)
         return super()._generate(source, *args, **kwargs)
@@ -111,7 +111,7 @@ class _GenerationBlock(Extension):
 
 @pass_context
 def _in_time(context: ChatContext, items: Iterable[Any]) -> Iterable[Any]:
-    """Return the items; the time is looked at now, and while many of them are taken."""
+    """Return the items; `look` is called now, and while many of them are taken."""
     if type(items) is list and len(items) <= _ITEMS_BETWEEN_LOOKS:
         if items:
             context.look()

@@ -1,6 +1,6 @@
 """The text of a model's directory: tokenizer, `tokenizer_config.json` and the chat template.
 
-The template is in `tokenizer_config.json` or in `chat_template.jinja`. Text is encoded exactly as the engine does: a
+`read_template` (`chat_template.py`) says where the template is. Text is encoded exactly as the engine does: a
 special token in a user's text becomes that token.
 
 Text may be cut before a mark: an added token that the tokenizer extracts before it encodes the rest, whatever surrounds
@@ -92,7 +92,7 @@ class TokenizerText(Text):
 
 
 class _PrefixDetokenizer:
-    """Decodes the tokens of the text that was returned last, and the new ones after them; returns what is added to it.
+    """Decodes the tokens of the text that was returned last with the new ones after them; returns the added text.
 
     The earlier tokens are decoded again since decoders strip the space of a text's first token. Text that ends in
     U+FFFD may be half a character and is held back. The library's own DecodeStream raises on tokens that are not UTF-8,

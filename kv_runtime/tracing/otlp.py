@@ -1,6 +1,6 @@
 """Sends spans to the collector with OpenTelemetry's SDK, from a thread of its own: the one module that imports the SDK.
 
-put      takes the spans of one request; when `REQUESTS_MAX` wait already, they are dropped
+put      takes the spans of one request; they are dropped if `REQUESTS_MAX` requests wait already
 run      a thread sends the waiting spans in batches; the SDK's exporter retries, and then a batch that the collector
          has not taken is dropped
 stop     sending goes on for `LAST_S`, even if the drain is cut off; spans that still wait then are dropped
@@ -36,7 +36,7 @@ REQUESTS_MAX = 2048
 BATCH_REQUESTS = 128
 """Requests of a batch: about the 512 spans of the SDK's batches."""
 LAST_S = 2.0
-"""How long a process that stops goes on sending."""
+"""How long a process that stops continues to send."""
 PERIOD_S = 0.2
 """How long spans wait for others of their batch."""
 _JOIN_S = 15.0
@@ -69,7 +69,7 @@ class SpanSender:
         self._waiting: deque[TraceData] = deque()
         self._has_ended = False
         self.sent, self.dropped = 0, dict.fromkeys(DROP_REASONS, 0)
-        """Spans that the collector took, and those that were dropped by reason."""
+        """Spans that the collector took; dropped spans by reason."""
         self._failures, self._words = RateLimitedLog(_log, self._clock), _LastWords(logging.WARNING)
         log = logging.getLogger("opentelemetry.exporter")
         log.handlers, log.propagate = [self._words], False

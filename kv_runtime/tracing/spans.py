@@ -65,7 +65,7 @@ class TraceData(NamedTuple):
 
 
 def text(value: str) -> str:
-    """Return what may stand in a span: short, and with no character that UTF-8 cannot encode."""
+    """Return the text as a span may have it: cut, and without characters that UTF-8 cannot encode."""
     return value[:TEXT_CHARACTERS_MAX].encode("utf-8", "replace").decode()
 
 
@@ -87,7 +87,7 @@ DEFAULT_SAMPLER = "parentbased_always_on"
 
 
 class Sampling(NamedTuple):
-    """The rule. An unsampled request is sent all the same if its TTFT exceeds `ttft_target_s`; None: for no TTFT."""
+    """The rule. An unsampled request is sent all the same if its TTFT exceeds `ttft_target_s`; None: no TTFT does."""
 
     follows_parent: bool
     ratio: float
