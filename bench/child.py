@@ -2,9 +2,9 @@
 
     started    `python -m bench.child MODULE:CLASS ARGUMENTS`, the arguments as JSON
     first      a line of JSON: the result of `begin`
-    then       a request line {"command": a method of it, ...}, a response line or {"error": why}, until stdin ends
+    then       a request line {"command": a role's method, ...}, a response line or {"error": why}, until stdin ends
 
-Times are in nanoseconds since 1970, so that those of processes of one host can be compared.
+Times are in nanoseconds since 1970, so that times of different processes of one host can be compared.
 """
 
 import asyncio
@@ -181,7 +181,7 @@ class Child:
         return child
 
     async def call(self, command: str, **parameters: Any) -> Answer:  # noqa: ANN401 - as the role takes it
-        """Return the answer.
+        """Send the command, and return its answer.
 
         Raises:
             BenchFailed: the command failed, took too long, or the process has ended.

@@ -1,8 +1,8 @@
 """Plots lines of measured runs: one line a series, one point a load, as SVG or PNG.
 
-The same figures give the same SVG. Filled points are those of runs that served their users. Where both axes are better
-when larger, a dashed line joins the filled points that no other one beats in both ways, and their loads stand beside
-them.
+The same figures give the same SVG. Filled points are those of runs that served their users. If both axes are better
+when larger, a dashed line joins the filled points that no other one beats in both ways, and their loads are written
+beside them.
 """
 
 import io
@@ -13,7 +13,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 _COLORS = ("#000000", "#e69f00", "#56b4e9", "#009e73", "#d55e00", "#0072b2", "#cc79a7", "#8c6d31", "#7f7f7f", "#b2182b")
-"""The first eight but one: Okabe and Ito's, distinguishable with colour blindness."""
+"""The first seven are Okabe and Ito's, without the yellow: distinguishable with colour blindness."""
 
 
 class Point(NamedTuple):
@@ -50,7 +50,7 @@ def plotted(
     *,
     has_frontier: bool = True,
 ) -> bytes:
-    """Return the plot. `lines` has each series' points in the order of load; one of them has a point."""
+    """Return the plot. `lines` has each series' points in the order of load; at least one series has a point."""
     with mpl.rc_context(
         {"svg.hashsalt": "kv-router", "svg.fonttype": "none", "font.size": 9}
     ):  # the same bytes each time

@@ -109,8 +109,8 @@ class FleetShape(NamedTuple):
 
     `router_module` is what runs as the router: a test may plant a fault in it. `programs` is a folder with the commands
     `router` and `worker-agent`, which run in place of this interpreter's modules.
-    `nats_servers` keep the log together; 0: the router has a server of its own.
-    Of several `routers` the first has the ports.
+    A cluster of `nats_servers` keeps the log; 0: the router has a server of its own.
+    The first of several `routers` has the ports.
     Ports of 0 are any free ones. `log_directory` gets a file with the output of each process.
     """
 

@@ -12,7 +12,7 @@ import psutil
 
 WINDOW_S = 10.0
 _CLOCK_KIND_BITS, _CLOCK_OF_SCHEDULER = 3, 2
-"""Of the id of a process's CPU clock. Source: clock_getcpuclockid(3), as Linux has it."""
+"""Fields of the id of a process's CPU clock. Source: clock_getcpuclockid(3), as Linux has it."""
 LAG_LIMIT_S = 0.010
 _CPU_INFO = Path("/proc/cpuinfo")
 
@@ -40,10 +40,10 @@ def lag_s(before: Counter[float], after: Counter[float], quantile: float) -> flo
 
 
 def imbalances(requests: Iterable[tuple[float, str | int, int]], *, workers: int) -> list[float]:
-    """Return the most uncached tokens of a worker over the mean of all `workers`, of each window; 1.0 is even.
+    """Return the most uncached tokens of a worker over the mean of all `workers`, for each window; 1.0 is even.
 
-    A request is its time in seconds, its worker and its uncached tokens; windows of `WINDOW_S` without them do not
-    count. If there is no window, the result is one that is even.
+    A request is its time in seconds, its worker and its uncached tokens; windows of `WINDOW_S` without such
+    tokens do not count. If there is no window, the result is `[1.0]`.
     """
     windows: defaultdict[int, Counter[str | int]] = defaultdict(Counter)
     for at_s, worker, uncached_tokens in requests:

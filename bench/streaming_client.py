@@ -42,7 +42,7 @@ class StreamingClient:
         self._clock, self._began_s = clock, began_s
 
     async def send(self, path: str, body: Mapping[str, Any]) -> tuple[str, Measured]:
-        """Return the text of the answer and how it came; a failure is in `Measured.error`, never raised.
+        """Return the text of the answer and its measurement; a failure is in `Measured.error`, never raised.
 
         `stream` and `stream_options` are set here.
         """
@@ -144,7 +144,7 @@ async def until_served(
     """Return once a request is answered: `asked` is a chat or a completion.
 
     Raises:
-        BenchFailed: none was within `wait_s`, or while it `is_running`; it quotes the last answer.
+        BenchFailed: none was answered within `wait_s` and while `is_running`; the message quotes the last answer.
     """
     clock, problem = Clock(), ""
     ends_s = clock.now() + wait_s

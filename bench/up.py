@@ -5,7 +5,7 @@
     router up --nats-servers 3 --routers 2 --workers 8     any one process may die: no new request is lost
 
 Each process writes to a file of its own. A process that ends is reported, and started again with `--restart`. If no
-router runs, and without `--restart`, all end. The exit status is 1 if the fleet did not become ready, or ended so.
+router is left, and without `--restart`, all end. The exit status is 1 if the fleet did not become ready, or ended so.
 """
 
 import asyncio
@@ -95,7 +95,7 @@ def up(
 
 
 async def _run(fleet: FleetProcesses, logs: Path, stop: asyncio.Event, *, is_restarted: bool) -> None:
-    """Return once `stop` is set and all processes are gone; raise `ProcessFailed` if the router ends before."""
+    """Return once `stop` is set and all processes are gone; raise `ProcessFailed` if all routers end before."""
     await until(stop, _be_up(fleet, logs, is_restarted=is_restarted))
     killed = [name for name, each in fleet.all.items() if each.was_killed]
     click.echo(f"stopped{': did not end in time and were killed: ' + ', '.join(killed) if killed else ''}")

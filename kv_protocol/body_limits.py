@@ -42,10 +42,10 @@ _IMAGE = re.compile(
     rb'"(?<!\\")(?:url|(?:image|audio|video)_url|file_data)"[ \t\r\n]{0,99}+:[ \t\r\n]{0,99}+'
     rb'"data:(?:[^",\\]|\\/){0,120}(?i:;base64),'
 )
-"""An image, audio, video or file: its key, and its string up to the base64. It matches nothing inside a string, where a
+"""An image, audio, video or file: its key, and its string up to the base64. Nothing in a string matches: there a
 backslash precedes each quote. Source: the OpenAI API reference, "Create chat completion" and "Create a model response";
 vLLM `chat_utils.py` (`MM_PARSER_MAP`)."""
-_IMAGE_HEAD_BYTES_MAX = 400
+_IMAGE_HEAD_BYTES_MAX = 400  # searched slices overlap by as much, so that a head is found whole
 _ESCAPED = re.compile(rb"(?:[^\\]++|\\/)*+")
 _PLACEHOLDER = re.compile(rb"kv-cut-[0-9a-z-]+")
 _ESCAPE = re.compile(rb"\\.", re.DOTALL)

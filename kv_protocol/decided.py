@@ -107,8 +107,8 @@ class RouteRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True, g
 class Decided(msgspec.Struct, frozen=True, tag="decided", array_like=True, kw_only=True, gc=False):
     """A decision. It begins a lease with the request's blocks and `uncached_tokens`, under its `decision_id`.
 
-    `now_s` is the view's time. The view has `ranks` columns; `winner` and `runner_up` are two of these. `epoch` is the
-    winner's stream's, `kv_seq` the index's place in `KV_EVENTS`; `turn` counts earlier decisions for the model.
+    `now_s` is the view's time. The view has `ranks` columns; `winner` and `runner_up` are two of these. `epoch` is of
+    the winner's stream, `kv_seq` the index's place in `KV_EVENTS`; `turn` counts earlier decisions for the model.
     `best`, `terms` and `costs` are empty for a mode without costs, `overlap` for a mode that reads no overlap. A router
     writes the record with `router/native/decision_bytes.cpp`. Decoding does not compare the bytes with `ranks`: the
     functions below may raise `struct.error` or `ValueError` for a forged record.

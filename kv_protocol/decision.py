@@ -13,7 +13,7 @@ TrustState = Literal["EXACT", "DEGRADED", "FALLBACK"]
 CostUnit = Literal["ms", "own"]
 """The unit of costs: milliseconds, added up over all requests concerned, or the own unit of a user's mode."""
 OverlapSource = Literal["index", "approximate"]
-"""Where a rank's overlap is from: the index, or, for ranks without events, the approximate index of routed requests."""
+"""The source of a rank's overlap: the index, or, for ranks without events, the approximate index of routed requests."""
 
 
 class Addend(NamedTuple):

@@ -59,7 +59,7 @@ class WorkerRegistered(msgspec.Struct, frozen=True, tag="registered", kw_only=Tr
     """A worker registers. A new `instance` replaces the worker's former instance and all its state.
 
     `endpoint` is its name as `namespace.component.endpoint`, which separates pools; empty: none. `images` is the rule
-    for images in its prompts; None: it takes none, or only its engine can compute them.
+    for images in its prompts; None: it takes none, or only its engine can compute their tokens.
 
     Prefill and decode workers have to agree on these, and prefix routing needs them: `kv_cache_dtype` (fp8, bfloat16;
     empty: not reported), `block_reuse`, whether the engine reuses blocks (None: not reported),

@@ -79,7 +79,7 @@ class WorkerHeard(_Record, frozen=True, tag="heard", kw_only=True):
 
 
 class LogConnection(_Record, frozen=True, tag="log", kw_only=True):
-    """The connection to the event log was found (`heard`) or lost."""
+    """The connection to the event log was restored (`heard`) or lost."""
 
     heard: bool
 
@@ -125,7 +125,7 @@ class RatesRestored(_Record, frozen=True, tag="rates", kw_only=True):
 
 
 class AttemptEnded(_Record, frozen=True, tag="attempt", kw_only=True):
-    """An attempt at a rank ended. `phase` is where it failed: connect, first_byte, body; empty: nowhere.
+    """An attempt at a rank ended. `phase` is the one that failed: connect, first_byte, body; empty: none.
 
     `decision_id` names its lease. For an "ok" attempt, `erred_before` has the ranks at which earlier attempts of
     the same request ended as "erred".

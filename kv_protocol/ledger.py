@@ -27,7 +27,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 40) - 1)]
 """Tokens or blocks of one request: sums over all leases of a router still fit 64 bits."""
 
 ExpiryCause = Literal["silence", "engine"]
-"""No event of the lease came for its duration; or its rank's engine has reported fewer requests than leases."""
+"""No event came for the lease's duration; or its engine has reported fewer requests than leases for a while."""
 
 
 class _OfLease(msgspec.Struct, frozen=True, kw_only=True):

@@ -135,7 +135,7 @@ class ReplayChunk(msgspec.Struct, frozen=True, kw_only=True, tag="replay"):
 
 
 class DumpChunk(msgspec.Struct, frozen=True, kw_only=True, tag="dump"):
-    """Part `chunk` of `of` of a rank's state after `last_seq` of `epoch`: of all blocks, or of those of `buckets`."""
+    """Part `chunk` of `of` parts of a rank's state after `last_seq` of `epoch`: all blocks, or those in `buckets`."""
 
     request_id: U64
     epoch: U64

@@ -28,7 +28,7 @@ def raise_open_files() -> None:
 def open_files() -> OpenFiles:
     """Return the current figures."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    used = sum(1 for _ in Path("/dev/fd").iterdir()) - 1  # one of them lists the others
+    used = sum(1 for _ in Path("/dev/fd").iterdir()) - 1  # one of them is open for this listing
     return OpenFiles(used, sys.maxsize if soft == resource.RLIM_INFINITY else soft)
 
 

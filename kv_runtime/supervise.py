@@ -5,7 +5,7 @@ A process is a set of parts in stages. `run_parts` runs them all, and ends in on
     a part raises               the others are cancelled; the error is raised, with a note that names the part
     a part returns before stop  the same, with `PartEnded`: a part must run until stop
     stop is set                 stages are asked to stop in rising order, each once the one before has returned:
-                                sources (stage 0) first, so that the queues behind them empty
+                                sources (stage 0) first, so that the queues after them empty
     a part gives up             `PartGaveUp`: stop is set for all, and raised once the others have drained
     the drain budget is spent   parts that still run are cancelled and named in `DrainOverdue`
 
@@ -20,7 +20,7 @@ Stop is an argument: a part gets an `asyncio.Event`, and returns soon after it i
     again, and often (`Restarts`)              given up
     after stop was set                         given up: the rest of the work is lost
 
-Its blocking calls run in a thread of its own, so that they never wait behind calls of other parts.
+Its blocking calls run in a thread of its own, so that they never wait for calls of other parts.
 """
 
 import asyncio

@@ -2,9 +2,9 @@
 
 For each round, in order:
 
-    1  every frame recorded up to the end of the round before is applied
-    2  predict for each request: the longest prefix of its prompt, without the last token, that the events say is held
-       (full blocks, all tiers; of several data-parallel ranks the one that holds most, as requests name no rank)
+    1  every frame recorded up to the end of the previous round is applied
+    2  the prediction for each request is the longest prefix of its prompt, without the last token, that is held by the
+       events (full blocks, all tiers; of several data-parallel ranks the longest, because requests name no rank)
     3  exact      the prediction equals what the engine took from its cache
        explained  the request is exact, or the prediction equals it after some block change of the request's own round
        under      the request is not exact: less was predicted than the engine took; over: more was
@@ -107,7 +107,7 @@ class Round(NamedTuple):
 
 
 class Capture(NamedTuple):
-    """A complete capture; rounds in their order, frames in that of publication."""
+    """A complete capture: rounds in their order, frames in the order of publication."""
 
     block_size: int
     frames: tuple[CapturedFrame, ...]

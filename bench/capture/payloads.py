@@ -1,7 +1,7 @@
 """Payloads of engine events, written as engines write them; for benches and tests (agents only read them).
 
-Hashes are the engine's own, i64 on the wire, u64 inside. Eagle's tokens are written as pairs of neighbours; names of
-blocks without their tokens, as no tokens. Source: `docs/SOURCES.md` E3.1, E3.2.
+Hashes are the engine's own, i64 on the wire, u64 inside. EAGLE's tokens are written as pairs of neighbours. Blocks
+that an event names without tokens get an empty list. Source: `docs/SOURCES.md` E3.1, E3.2.
 """
 
 from collections.abc import Sequence

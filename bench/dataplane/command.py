@@ -9,7 +9,7 @@ latency added             at a modest rate, p50: at most the best peer's
 a slow reader             less than 1 MiB
 a client that leaves      its stream is cut off within 5 ms
 streams at once           all open at one moment, all complete, without an error
-tracing on                no request sampled: at most 5 us of CPU a small request more than without (of runs with it)
+tracing on                no request sampled: at most 5 us of CPU a small request more than without (with `--tracing`)
 control                   no added latency is negative
 
 The best peer is the one with the lowest value in that cell, with any of its policies if none is named.
@@ -73,7 +73,7 @@ _CPU_TARGETS = (
     (PLAIN, ROUND_ROBIN, {SMALL: 0.65, LARGE: 0.65, STREAM: 0.8}),
     (PLAIN, None, {BURST: 0.7, HIGH_RATE: 1.0}),
 )
-"""Ours, the peers it is compared with (of a policy, Dynamo, or all), and at most how much of their CPU it takes."""
+"""Ours, the peers it is compared with (of a policy, Dynamo, or all), and the largest allowed ratio of the CPU."""
 _CELLS = {
     SMALL: "a small request",
     LARGE: "a request of 40 KB",
@@ -122,7 +122,7 @@ def _rest(results: DataplaneResults) -> FigureTable:
 
 
 def added_us(results: DataplaneResults, system: str, quantile: str) -> float | None:
-    """Return the median over rounds of a system's latency at the modest rate less that of the same round without it."""
+    """Return the latency at the modest rate over that of direct requests in the same round: the rounds' median."""
     pairs = zip(results.of(system, PACED, quantile), results.of(DIRECT, PACED, quantile), strict=False)
     found = [proxied - direct for proxied, direct in pairs]
     return median(found) if found else None
@@ -192,7 +192,7 @@ _NAMED = (*PEERS, DYNAMO)
 
 
 def cores() -> tuple[int, int]:
-    """Return a core for the systems, and one for all others; -1 if the system gives no choice."""
+    """Return a core for the systems, and a core for all other processes; -1 for both if there is no choice."""
     if not hasattr(os, "sched_getaffinity"):
         return -1, -1
     allowed = sorted(os.sched_getaffinity(0))

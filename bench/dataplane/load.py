@@ -115,7 +115,7 @@ class AnswerReader:
         self.events = 0
 
     def feed(self, data: bytes) -> bool:
-        """Return whether the answer is complete; raise `ValueError` where its end cannot be known."""
+        """Read `data`; return whether the answer is complete. Raise `ValueError` if its end cannot be known."""
         if not self.status:
             self._buffer += data
             head, found, data = self._buffer.partition(_END)
@@ -162,7 +162,7 @@ class LoadConnection(asyncio.Protocol):
         self.transport = cast("asyncio.Transport", transport)  # uvloop's own class is no subclass
 
     def send(self, request: bytes) -> "asyncio.Future[bool]":
-        """Send a request once the one before is answered; return whether a good answer came to its end."""
+        """Send a request after the answer to the one before; the future says whether a good answer came complete."""
         self._reader, self._answered = AnswerReader(), asyncio.get_running_loop().create_future()
         self.transport.write(request)
         return self._answered
@@ -265,7 +265,7 @@ class LoadRole(Role):
         return {"errors": streams - well, "events": events, "missing": missing, "at_once": at_once}
 
     async def crawl(self, port: int, seconds: float) -> Answer:
-        """Return after `seconds`."""
+        """Open a stream and do not read it for `seconds`."""
         template = requests(f"127.0.0.1:{port}", 300, chunks=100_000_000)
         connection = await _open(port)
         connection.send(self._next(template))

@@ -32,7 +32,7 @@ Found = dict[str, float]
 
 
 class MeasuredShape(NamedTuple):
-    """How much is measured. `cores`: the core of the system, and that of all other processes; -1: any."""
+    """How much is measured. `cores`: the core of the system, and the core of all other processes; -1: any."""
 
     rounds: int
     seconds: float
@@ -168,7 +168,7 @@ class Bench(SystemProcesses):
         }
 
     async def _idle(self, running: RunningSystem) -> Found:
-        seconds = 10 * self._shape.seconds  # some work comes every five seconds
+        seconds = 10 * self._shape.seconds  # systems do some work every five seconds only
         before = running.used()
         await asyncio.sleep(seconds)
         after = running.used()

@@ -152,7 +152,7 @@ def on_core(core: int) -> Iterator[None]:
 class SystemProcesses:
     """A back end, clients, and the systems that are started, between entering and leaving the block.
 
-    `cores`: the systems', and that of all others. `event_source` is what the workers register.
+    `cores`: the core of the systems, and the core of all others. `event_source` is what the workers register.
     """
 
     def __init__(self, cores: tuple[int, int], *, event_source: str = "none") -> None:
@@ -188,7 +188,7 @@ class SystemProcesses:
         process, workers = {OURS: _ours, DYNAMO: _dynamo}.get(plan.kind, _peer)(plan, worker_ports, port), None
         if plan.kind == DYNAMO:
             workers = _dynamo_module(plan, "mocker", ["--model-path", plan.text, "--model-name", MODEL, *_MOCKER])
-            # its programs find each other by files, and stay off the network
+            # Dynamo's programs find each other by files, and stay off the network
             variables = {"DYN_FILE_KV": str(self._directory / "discovery"), "HF_HUB_OFFLINE": "1", "DYN_LOG": "error"}
         async with AsyncExitStack() as cleanup:
             try:

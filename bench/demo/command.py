@@ -2,8 +2,8 @@
 
 Every hop is real: nats-server, router and workers are processes; only the engines are simulated, with timing fitted to
 an H200. Times to first token (TTFT) are measured at the client; its process, the router and the engines share this
-machine's cores. A quantile of the TTFT is shown if no process's event-loop lag was above `LATE_SHARE` of it, at the
-quantile that `LAG_QUANTILES` has for it. p99 of 100 requests would be a single request, so the tail is p90.
+machine's cores. A quantile of the TTFT is shown if every process's event-loop lag, at the quantile that `LAG_QUANTILES`
+has for it, was at most `LATE_SHARE` of it. p99 of 100 requests would be a single request, so the tail is p90.
 """
 
 import asyncio
@@ -64,7 +64,7 @@ class Run(NamedTuple):
 
     @property
     def hit_rate(self) -> float:
-        """Their share of all prompt tokens."""
+        """The share of prompt tokens that came from a cache."""
         return self.saved_tokens / max(1, sum(each.prompt_tokens for each in self.answered))
 
     def ttft_ms(self, quantile: float) -> float | None:
@@ -74,7 +74,7 @@ class Run(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """What a reader should remember."""
+        """The result in one sentence."""
         ttft_ms = self.ttft_ms(0.50)
         reused = f"{self.mode}: {self.hit_rate:.0%} of the prompt tokens came from a cache"
         if ttft_ms is None:
@@ -134,7 +134,7 @@ class DemoStopped(Exception):
 
 
 class Demo:
-    """The demonstration; `seed` makes it the same workload every time. `program`: how to call `router`."""
+    """The demonstration; the same `seed` gives the same workload. `program`: how to call `router`."""
 
     def __init__(self, *, program: str, workers: int, seed: int) -> None:
         self._program, self._workers, self._seed = program, workers, seed

@@ -16,7 +16,7 @@ from bench.processes import ChildProcess, free_ports
 from dashboards.command import rules
 
 PROMETHEUS, ALERTMANAGER = "prometheus", "prometheus-alertmanager"
-"""The programs, and the Debian packages that have them."""
+"""The names of the programs, and of their Debian packages."""
 PROMETHEUS_READY = "Server is ready to receive web requests"
 SCRAPE_S = 1
 _RETENTION = "1h"
@@ -32,7 +32,7 @@ class ProgramMissing(Exception):
 
 
 def program(name: str, package: str = "") -> str:
-    """Return the path of a program of a Debian package of the same name, unless another is given.
+    """Return the path of a program; its Debian package has the same name, unless `package` is given.
 
     Raises:
         ProgramMissing: there is none.
@@ -44,7 +44,7 @@ def program(name: str, package: str = "") -> str:
 
 
 def prometheus_configuration(jobs: Jobs, rule_file: Path, alertmanager_url: str = "") -> dict[str, Any]:
-    """Return what Prometheus reads: it scrapes the jobs and evaluates the rules once a second."""
+    """Return Prometheus's configuration: it scrapes the jobs and evaluates the rules once a second."""
     scraped = [{"job_name": job, "static_configs": [_at(*urls)]} for job, urls in jobs.items()]
     every = dict.fromkeys(("scrape_interval", "scrape_timeout", "evaluation_interval"), f"{SCRAPE_S}s")
     alerting = {"alertmanagers": [{"static_configs": [_at(alertmanager_url)]}]} if alertmanager_url else {}
@@ -52,7 +52,7 @@ def prometheus_configuration(jobs: Jobs, rule_file: Path, alertmanager_url: str 
 
 
 def prometheus_command(directory: Path, configuration: Mapping[str, Any], port: int) -> list[str]:
-    """Return the command of a server that keeps all in `directory`, where its configuration is now."""
+    """Return the command of a server that keeps its data in `directory`; write its configuration there."""
     file = directory / "prometheus.yaml"
     file.write_text(yaml.safe_dump(dict(configuration)))
     command = [program(PROMETHEUS), f"--config.file={file}", f"--storage.tsdb.path={directory / 'data'}"]

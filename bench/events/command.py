@@ -2,7 +2,7 @@
 
 freshness   engine's flush to applied: p50 <= 5 ms, p99 <= 50 ms, at every rate, and while requests flow
 cold start  of a million held blocks from a snapshot: caught up, and every rank proven, within 3 s
-control     no lag is less than that of a bare message, and no path takes more blocks than a bare publication
+control     no lag is less than a bare message's, and no path passes more blocks a second than a bare publication
 """
 
 from typing import Any

@@ -36,10 +36,10 @@ class BatchTimes(NamedTuple):
 
 
 def ages_s(batches: Sequence[BatchTimes], flushed_ns: Mapping[str, Sequence[int]], since_ns: int = 0) -> list[float]:
-    """Return the age of each batch when it was applied, of those that the engine flushed from `since_ns` on.
+    """Return the ages, when they were applied, of the batches that the engine flushed from `since_ns` on.
 
-    `flushed_ns`: by rank, of each event; batch n is event n - 1. Without them the age counts from when the payload was
-    made.
+    `flushed_ns` has each event's flush, by rank; batch n is the event at n - 1. If it is empty, an age counts from when
+    the payload was made.
     """
     begun = [flushed_ns[batch.rank][batch.seq - 1] if flushed_ns else batch.made_ns for batch in batches]
     return [(batch.applied_ns - at) / 1e9 for batch, at in zip(batches, begun, strict=True) if at >= since_ns]

@@ -1,10 +1,10 @@
-"""The processes of the event bench, a nats-server for each group and those that run the roles; and their load.
+"""The processes of the event bench (a nats-server for each group, a process for each role), and their load.
 
 async with Stage() as stage:  index = await stage.child(IndexRole);  await index.call("reach", ...)
 
 Leaving the block leaves nothing behind.
 
-The load is blocks of sequences that grow side by side, as an engine reports them; all by seed.
+The load is blocks of sequences that grow side by side, as an engine reports them. A seed decides all of it.
 
     sequence   a chain of 512 blocks of tokens that no other sequence has
     event      some blocks of one sequence, stored; then as many of the next, `SIDE_BY_SIDE` of them alternating
@@ -36,7 +36,7 @@ from worker_agent.events.engine_events import EngineStored
 SEQUENCE_BLOCKS = 512
 SIDE_BY_SIDE = 16
 FLUSH_S = 0.02
-"""The duration of an engine's iteration; the engine reports what it computed at its end."""
+"""The duration of an engine's iteration, at whose end the engine reports what it computed."""
 _KEY = struct.Struct("<QQ")
 _HASHES_OF_A_SEED = 1 << 40
 
@@ -87,7 +87,7 @@ class Flush(NamedTuple):
 
 
 def schedule(load: EventLoad, blocks_s: float) -> list[Flush]:
-    """Return the flushes of an engine that computes `blocks_s` blocks a second: one each `FLUSH_S`, or each event."""
+    """Return the flushes of an engine that computes `blocks_s` blocks a second: `FLUSH_S` apart, or one event apart."""
     period_s = max(FLUSH_S, load.event_blocks / blocks_s)
     flushed_blocks, flushes = 0, dict[int, list[EngineStored]]()
     for event in engine_events(load):
@@ -164,7 +164,7 @@ class Stage:
 
 
 class EventsPlan(NamedTuple):
-    """Sizes in blocks, times in seconds. The defaults are what the targets are for."""
+    """Sizes in blocks, times in seconds. The targets are set for the defaults."""
 
     rounds: int = 3
     """Rounds of each cell except freshness, which measures many events; medians are shown."""

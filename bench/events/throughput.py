@@ -2,9 +2,9 @@
 
 Throughput: engine-event payloads, sent as fast as they are read, until an index has applied them; by event size.
 
-One publisher, one rank. The bench counts a consolidator, a nats-server and an index, each a process; the publisher
-prepares all payloads before. The limit: the bare client reads the resulting messages back and publishes them again,
-with as many unconfirmed messages as a rank may have.
+There is one publisher with one rank, which prepares all payloads before. A consolidator, a nats-server and an index are
+measured, each a process. The limit is what the bare client reaches: it reads the resulting messages back and publishes
+them again, with as many unconfirmed messages as a rank may have.
 
 Cold start: an index in a new process, until it has caught up and until every rank is proven.
 
@@ -19,8 +19,8 @@ the snapshot, and does nothing with them.
 
 Freshness: how old a KV event is when an index in another process has applied it, while blocks flow.
 
-scripted   `agents` agents; their publishers together send a given number of blocks a second, from the engine's flush
-fleet      a router, four workers with simulated engines, and requests; from when the agent made the payload
+scripted   `agents` agents, whose publishers together send a given number of blocks a second; since the engine's flush
+fleet      a router, four workers with simulated engines, and requests; since the agent made the payload
 bare       what the log alone needs for as many messages of the same size: one client publishes, another follows
 """
 

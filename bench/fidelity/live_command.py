@@ -85,7 +85,7 @@ def within(real: LiveFigures, simulated: LiveFigures) -> list[bool]:
 def order(
     real: Mapping[str, LiveFigures], simulated: Mapping[str, LiveFigures]
 ) -> tuple[tuple[str, ...], tuple[str, ...], int, int]:
-    """Return both orders by requests/s, best first; how many of the pairs apart in `real` agree, and how many are."""
+    """Return both orders by requests/s, best first; of the pairs apart in `real`, how many agree, and their count."""
     rates, others = ({name: each.requests_per_s for name, each in figures.items()} for figures in (real, simulated))
     by_rate = sorted(rates, key=rates.__getitem__, reverse=True)
     pairs = [(best, other) for best, other in combinations(by_rate, 2) if rates[best] > APART * rates[other]]
@@ -94,7 +94,7 @@ def order(
 
 
 NAMES = {"rr": "round-robin", "dynamo-kv": "dynamo", "dynamo:kv": "dynamo"}
-"""Our names of placements, by the kit's. `placement_of` also knows sglang-router's, which have weights."""
+"""Our names of placements, by the GPU kit's names. `placement_of` also knows sglang-router's, which have weights."""
 TITLES = ("req/s", "hit, %", "TTFT p50", "p90", "p99", "E2E p50", "p99")
 SCALES = (1, 100, *[1000] * 5)
 

@@ -6,7 +6,7 @@ rows        [isl, cached, ttft_s, e2e_s, worker, turn, overlap, session] in the 
             is null if the router does not name it, cached if no token was cached; a run may have no rows
 workload    rows do not say how long the answers were, or which system prompt a session has. Both follow from the
             clients' generator (`load.py` of the kit), which draws from one seed; this module repeats the draws. A
-            prompt's length is from the rows or, if no run got so far, estimated from its words
+            prompt's length is from the rows or, if no run reached it, estimated from its words
 shared      the most tokens of a system prompt that a first turn found in a cache (a multiple of the block size)
 session     its first prompt is a shared system prompt and added tokens; every further one is the prompt before it and
             added tokens
@@ -110,7 +110,7 @@ def load_runs(path: Path, blocks: int) -> tuple[LiveRun, ...]:
     """Return the runs of the file at `path` with `blocks` blocks an engine.
 
     Raises:
-        TraceInvalid: it holds no such runs.
+        TraceInvalid: the file has no such runs.
     """
     try:
         data = msgspec.json.decode(path.read_bytes())

@@ -1,6 +1,6 @@
 """Timings of simulated engines: a fit to measured latencies (`router what-if --calibration`), and the recorded fleets'.
 
-Minimises the sum of squared relative errors by coordinate descent; constants stay positive because steps multiply.
+The fit minimises the sum of squared relative errors by coordinate descent; multiplying steps keep constants positive.
 Rows of kind `ttft` have `isl`, `cached` and `ms`; of kind `itl`, `batch`, `isl` and `ms`.
 """
 
@@ -52,7 +52,7 @@ class LatencyRow(msgspec.Struct, frozen=True):
         return IterationWork(context_tokens=new, attention_pairs=pairs)
 
     def modelled_ms(self, timing: EngineTiming) -> float:
-        """Return the latency that `timing` gives: of an iteration, before a first token also of the request's way."""
+        """Return the latency by `timing`: an iteration, and for a first token also the request's time outside of it."""
         request_s = timing.request_s(self.isl) if self.kind == "ttft" else 0.0
         return (request_s + timing.iteration_s(self.work)) * 1e3
 
@@ -99,8 +99,8 @@ H200_8B_MIXED = msgspec.structs.replace(H200_8B, mixed_sequence_s=300e-6)
 """`H200_8B`, but decoding beside a context costs what it does in a served engine.
 
 Source: `mixed_sequence_s` is fitted to two of the three placements of `captures/h200_fleet_light.json`, round robin and
-sticky; the calibration has contexts alone, and decoding alone. `H200_8B` stays without it: the figures of
-`docs/BENCHMARKS.md` were made so.
+sticky; the calibration has contexts alone, and decoding alone. `H200_8B` stays as it is: the figures of
+`docs/BENCHMARKS.md` were made with it.
 """
 
 H200_4B = msgspec.structs.replace(H200_8B_MIXED, base_s=2.8e-3, token_s=11.1e-6, neighbour_ratio=1.4)
@@ -108,7 +108,7 @@ H200_4B = msgspec.structs.replace(H200_8B_MIXED, base_s=2.8e-3, token_s=11.1e-6,
 
 Reading the weights and multiplying by them is scaled by the number of weights, 3.69 to 7.57 billion; attention and
 floor are the 8B model's, with as many layers and heads. `neighbour_ratio` alone was fitted to live engines: to the runs
-kv and round robin with large caches of four vLLM engines on one H200. How it fares on the others: `docs/FIDELITY.md`.
+kv and round robin with large caches of four vLLM engines on one H200. The errors on the other runs: `docs/FIDELITY.md`.
 """
 
 H100_4B_SGLANG = msgspec.structs.replace(
@@ -125,5 +125,5 @@ H100_4B_SGLANG = msgspec.structs.replace(
 """One H100 with the 4B model on SGLang 0.5.14 (attention by Triton, prompts without CUDA graphs), beside others on it.
 
 Fitted to the runs kv and round robin with large caches of `captures/h100_sglang_live.json`, by a random search over
-logarithms of the figures. How it fares on the others: `docs/FIDELITY.md`.
+logarithms of the figures. The errors on the other runs: `docs/FIDELITY.md`.
 """

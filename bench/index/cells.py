@@ -99,7 +99,7 @@ def match_cell(of: Subject, *, depth: int, holders: int, calls: int, held: str =
 
 
 def cold_match_cell(of: Subject, *, index_blocks: int, calls: int) -> Round:
-    """Another prefix each time, out of an index of many."""
+    """Each match is of another prefix, in an index that holds many."""
     chains = range(index_blocks // CHAIN_BLOCKS)
     of.fresh(RANKS, -(-index_blocks // RANKS))
     fill(of, chains)
@@ -182,7 +182,7 @@ def bulk_cell(of: Subject, *, blocks: int, capacity_blocks: int, calls: int, rou
 
 
 def timed(calls: Iterable[Call], operations: int) -> float:
-    """Return the CPU ns of an operation; all calls together, one after another, are `operations`."""
+    """Make all calls, one after another; return the CPU ns of one of the `operations` that they are together."""
     began_ns = time.process_time_ns()
     for call in calls:
         call()

@@ -18,7 +18,7 @@ trace      at least 10 times the peer with buffers, 6 times with lists
 match      12 times the peer on a staircase of 512 with buffers; with lists 1.5 times in every cell
 events     with buffers: stored 64 blocks 12 times the peer, 1 block 25 times; removed 64 blocks 8 times
 memory     at most 0.45 of the peer's at one holder, 0.1 at 16
-answers    all of the trace's right
+answers    all answers of the trace are right
 """
 
 import os
@@ -95,7 +95,7 @@ class IndexCell(NamedTuple):
     """One measurement, in rounds that run every seat once."""
 
     name: str
-    """It begins with that of its group."""
+    """It begins with the name of its group."""
     work: str
     parameters: dict[str, Any]
     seats: tuple[str, ...]
@@ -114,11 +114,11 @@ class IndexPlan(NamedTuple):
     schedule: dict[str, Any] | None = None
 
     def blocks(self, count: int) -> int:
-        """Return a number of blocks to scale, in full chains."""
+        """Return a number of blocks at this scale, in full chains."""
         return max(CHAIN_BLOCKS, int(count * self.scale) // CHAIN_BLOCKS * CHAIN_BLOCKS)
 
     def calls(self, count: int) -> int:
-        """Return a number of calls to scale."""
+        """Return a number of calls at this scale."""
         return max(10, int(count * self.scale))
 
 
@@ -197,7 +197,7 @@ _TARGETS = (
 
 
 def tables(found: Rounds) -> list[FigureTable]:
-    """Return a table for each group that was measured: medians by seat, and the peer's over ours with buffers."""
+    """Return a table for each group that was measured: medians by seat, and the peer's over ours."""
     groups = [group for group in GROUPS if found.cells(group)]
     columns = ("cell", "figure", *_SEATS, "peer / buffers", "peer / lists")
     return [FigureTable(f"{group}, {_UNITS[group]}", columns, list(_rows(found, group))) for group in groups]
@@ -245,7 +245,7 @@ class Runner:
     def __init__(self, peer_python: str, core: int) -> None:
         self._peer_python, self._core = peer_python, core
         self.peer = ""
-        """Its version, or why it is not measured."""
+        """The peer's version, or why it is not measured."""
 
     async def run(self, cells: Sequence[IndexCell], on_progress: Callable[[str], None]) -> Rounds:
         """Return the figures of all cells by seat; `on_progress` gets the name of each cell once it is measured.
@@ -302,7 +302,7 @@ _TRACE = Path(__file__).parents[3] / "shared" / "traces" / "mooncake_conversatio
 _SCALE_JUDGED = 1.0
 _QUICK_SCALE, _QUICK_ROUNDS = 0.02, 2
 _CORE = max(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else -1
-"""The last that this process may use; -1 if the system gives no choice."""
+"""The last core that this process may use; -1 if the system gives no choice."""
 _SIZES = tuple(str(1 << power) for power in range(4, 10))  # 16..512: divisors of a trace's block
 
 

@@ -1,6 +1,6 @@
 """The measured indexes, as steps that are prepared before the clock starts, and their load. Standard library only.
 
-A step is the name of a call and its arguments, in the form that the index takes them; `bind` makes calls of steps, on
+A step is the name of a call and its arguments, in the form that the index takes them; `bind` turns steps into calls on
 the current index. So the clock measures only the index and the loop.
 
     buffers, lists, messages   ours, by the form of a hash; a message is a canonical batch
@@ -8,7 +8,7 @@ the current index. So the clock measures only the index and the loop.
 
 Equal seeds give equal hashes, for every subject:
 
-chain    blocks of one sequence, one behind the other: random u64s
+chain    blocks of one sequence, one after the other: random u64s
 event    some blocks of a chain, stored together
 request  a step of the trace's replay (see `command.py`), which comes in a file
 """
@@ -30,7 +30,7 @@ _KEY = struct.Struct("<QQ")
 
 
 class ScheduledStore(NamedTuple):
-    """`rank` holds `hashes` (u64s, little-endian) behind `parent`; `start` blocks of the chain come before them."""
+    """`rank` holds `hashes` (u64s, little-endian) after `parent`; `start` blocks of the chain come before them."""
 
     rank: int
     parent: int | None
@@ -39,7 +39,7 @@ class ScheduledStore(NamedTuple):
 
 
 class ScheduledRequest(NamedTuple):
-    """One request of a schedule: matched, then computed by `rank`, which had `hit` blocks and let go of `evicted`."""
+    """One request of a schedule: matched, then computed by `rank`, which held `hit` blocks and evicted `evicted`."""
 
     rank: int
     hit: int
@@ -68,7 +68,7 @@ def last(hashes: bytes) -> int:
 
 
 def events(seed: int, chains: range, event_blocks: int, ranks: int) -> Iterator[ScheduledStore]:
-    """Yield the events of chains that grow side by side; chain n is the cache of rank n mod `ranks`."""
+    """Yield the events of chains that grow side by side; rank n mod `ranks` holds chain n."""
     for first in range(0, len(chains), SIDE_BY_SIDE):
         group = {number: chain(seed, number) for number in chains[first : first + SIDE_BY_SIDE]}
         for start in range(0, CHAIN_BLOCKS, event_blocks):
@@ -101,7 +101,7 @@ def read_requests(path: Path) -> Iterator[ScheduledRequest]:
 
 PEER_PACKAGE = "ai-dynamo-runtime"
 _TO_LOCAL = 0x9E37_79B9_7F4A_7C15
-"""A block's local hash, for the peer: its sequence hash with these bits turned, so that equal prefixes stay equal."""
+"""A block's local hash, for the peer: its sequence hash with these bits flipped, so that equal prefixes stay equal."""
 
 
 Call = Callable[[], object]
@@ -146,11 +146,11 @@ class Ours:
         return IndexCall("remove", (rank, self._hashes(hashes), self._gpu))
 
     def match(self, hashes: bytes) -> IndexCall:
-        """Return the step that queries into a buffer."""
+        """Return the step that queries; a buffer gets the depths."""
         return IndexCall("match", (self._hashes(hashes), self._out))
 
     def bind(self, steps: Iterable[IndexCall]) -> list[Call]:
-        """Return calls on the index that is there now."""
+        """Return calls on the current index."""
         index = self.index
         bound = {name: getattr(index, name) for name in ("store", "remove", "apply_batch", "match")}
         return [partial(bound[step.name], *step.arguments) for step in steps]
@@ -192,7 +192,7 @@ class PeerTree:
         return IndexCall("match", ([each ^ _TO_LOCAL for each in numbers(hashes)],))
 
     def bind(self, steps: Iterable[IndexCall]) -> list[Call]:
-        """Return calls on the tree that is there now."""
+        """Return calls on the current tree."""
         find = self._tree.find_matches
         bound = {"apply": self._tree.apply_event, "match": lambda hashes: find(hashes).scores}
         return [partial(bound[step.name], *step.arguments) for step in steps]
@@ -209,7 +209,7 @@ def _peer_event(rank: int, data: str) -> IndexCall:
 
 
 Subject = Ours | PeerTree
-"""An index under measurement. It is made by `fresh`, which comes before all else."""
+"""An index under measurement. `fresh` makes it, and has to be called first."""
 
 
 def subject(name: str, shape: str) -> Subject:

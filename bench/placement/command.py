@@ -115,12 +115,12 @@ class PlacementGrid(NamedTuple):
         return tuple(name for name in self.regimes if self.trace is not None or not REGIMES[name].needs_trace)
 
     def places(self) -> Iterator["Place"]:
-        """Yield where policies are compared."""
+        """Yield the places at which policies are compared."""
         for regime, load, cache in product(self.played_regimes, self.loads, self.caches):
             yield Place(regime, load, cache)
 
     def cells(self) -> list["Cell"]:
-        """Return what is played."""
+        """Return all runs, in order."""
         seeds = range(self.seed, self.seed + self.runs)
         return [Cell(*each) for each in product(self.places(), self.policies, seeds)]
 
@@ -361,7 +361,7 @@ def tables(runs: PlacementRuns, held_out_seed: int | None) -> list[FigureTable]:
 
 
 def by_queue(runs: PlacementRuns) -> dict[str, PlacementRuns]:
-    """Return the runs of the policies that have the same queue."""
+    """Return the runs by the queue of their policies."""
     names: dict[str, list[str]] = {}
     for name in next(iter(runs.values())):
         names.setdefault(PLACEMENTS[name].queue.title, []).append(name)

@@ -9,10 +9,10 @@ sglang, session-hash, llm-d                                    rules of their ow
 
 Dynamo's queue (`--router-queue-threshold`, `--router-queue-policy`; off by default, as ours): a request waits while
 others do, or while every worker has more than threshold x max_num_batched_tokens of uncached prompts before their
-first token. When a first token comes or a request ends, requests are placed until that is so again, among all
-workers. fcfs: in the order of arrival; wspt: the fewest tokens first that no worker held when the request came. Our
-queue with one tenant has the same rule (`router/queue/waiting.py`). The threshold here is 1, one batch a worker.
-Not theirs: what workers hold is read anew when a request is placed, there only if it has waited for 10 s. Source:
+first token. When a first token comes or a request ends, waiting requests are placed among all workers until every
+worker has so many again. fcfs: in the order of arrival; wspt: the fewest tokens first that no worker held when the
+request came. Our queue with one tenant has the same rule (`router/queue/waiting.py`). The threshold here is 1: a batch.
+Here, what workers hold is read anew whenever a request is placed; in Dynamo only after a wait of 10 s. Source:
 ai-dynamo 1.6.1, help texts of the flags (`dynamo/common/configuration/groups/kv_router_args.py`, which allows no
 lcfs); ai-dynamo/dynamo, `lib/kv-router/src/scheduling/queue.rs` at 00067c3 and
 `docs/components/router/router-configuration.md` at 057096c.
@@ -31,14 +31,14 @@ Source: the flags' help texts and defaults of sglang-router 0.3.2 (`python -m sg
 algorithm: the documentation of its successor (lightseekorg/smg, `docs/concepts/routing/cache-aware.md`).
 vllm-router's `cache_aware` has the same rule and defaults (its help texts).
 
-Not theirs: trees are of full blocks, theirs are of characters. Trees are never cut: no regime has prompts of more
+Unlike theirs, trees consist of full blocks, not of characters. Trees are never cut: no regime has prompts of more
 than max_tree_size, 67,108,864 characters. Which of several workers with equally long prefixes is chosen is not
 documented: the seed draws one.
 
 `WeightedScorers`: llm-d's, with the weights of its guides.
 
     prefix    share of the prompt's blocks that the worker holds, from its KV events        weight 3
-    queue     (most - waiting) / (most - fewest), of requests that wait in the engines; 1 where all are equal      2
+    queue     (most - waiting) / (most - fewest), of requests that wait in the engines; 1 if all are equal         2
     cache     1 - share of the KV blocks that running requests use                                                 2
     choice    the greatest weighted sum; of equal ones the seed draws one
 
@@ -80,7 +80,7 @@ from router.decision.policies import MODES, Candidates, Choice, Mode
 from router.decision.policy import Policy
 
 _CACHE_THRESHOLD, _BALANCE_ABS_THRESHOLD, _BALANCE_REL_THRESHOLD = 0.3, 64, 1.5
-"""The defaults of its flags."""
+"""The defaults of the flags of SGLang's router."""
 
 
 class CacheAware:

@@ -89,7 +89,7 @@ def restart_s(workload: Workload) -> float:
 
 
 def chat(sizing: Sizing, users: int = 112, think_s: float = 0.2) -> Workload:
-    """Return sessions as of the recording of four live engines, with thinking time."""
+    """Return sessions like those of the recording of four live engines, with thinking time."""
     shape = Agents(
         sessions=sizing.of(168),
         concurrent=sizing.of(users * sizing.load),

@@ -169,7 +169,7 @@ async def _measured(bench: RequestBench) -> RequestBench:
 
 
 def tables(rounds: Rounds, stacks: Mapping[tuple[str, str], list[SampledStack]]) -> list[FigureTable]:
-    """Return the CPU of each request: all, the kernel's and each stage's; and that of 20 functions.
+    """Return the CPU of each request: all, the kernel's and each stage's; and the CPU of 20 functions.
 
     They are the functions that take the most CPU in mode kv of the request of 300 B.
     """

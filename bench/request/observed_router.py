@@ -1,6 +1,6 @@
 """A `router` process that can be observed: `python -m bench.request.observed_router DIRECTORY OPTIONS`.
 
-SIGUSR1    starts to look at the stack of the main thread, which runs the event loop, every `SAMPLE_S`
+SIGUSR1    starts to sample the stack of the main thread, which runs the event loop, every `SAMPLE_S`
 SIGUSR2    stops, and writes DIRECTORY/stacks.json (`stages.SampledStack`)
 """
 
@@ -36,13 +36,13 @@ def place_of(code: CodeType) -> str:
 class Sampling:
     """Samples of the stack, `SAMPLE_S` apart.
 
-    The loop is not woken up for samples: one that falls into its own work is taken when it calls the next function.
+    The loop is not woken up for samples: a sample during the loop's own work is taken when it calls the next function.
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory, self._wakeup = directory, -1
         self._codes: dict[int, CodeType] = {}
-        """By id: the hash of code is a slow one."""
+        """By its id, because hashing code is slow."""
         self._found: Counter[tuple[bool, tuple[int, ...]]] = Counter()
 
     def start(self, *_signal: object) -> None:

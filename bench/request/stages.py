@@ -2,7 +2,7 @@
 
 A sampled stack is a list of functions, the innermost first. It belongs to the stage of the first function that `STAGES`
 names; modules that are not named (libraries, and what several stages use: state, heads) belong to their callers. The
-longest name decides: a class before its module, a module before its package. Without a function it is the loop's.
+longest name decides: a class before its module, a module before its package. A stack without functions is the loop's.
 """
 
 from collections import Counter
@@ -12,7 +12,7 @@ from typing import NamedTuple
 LOOP, ELSE = "event loop, reads", "else"
 OBSERVER = "bench.request.observed_router"
 PACKAGES = ("router", "kv_protocol", "kv_runtime", "indexer")
-"""Those of this repository that a router runs."""
+"""The packages of this repository that a router runs."""
 RUNNER = "asyncio.runners"
 """Runs the event loop: what is outside of it is the same for every stack."""
 _STATE, _CLIENT = "router.decision.state", "router.http.client"
@@ -103,7 +103,7 @@ class SampledStack(NamedTuple):
 
     @property
     def is_loop(self) -> bool:
-        """Whether it is one of the event loop, which ends when a callback begins."""
+        """Whether it is the event loop's own stack; a callback ends that when it begins."""
         return not self.places or (self.begins and len(self.places) == 1)
 
 

@@ -11,7 +11,7 @@ Ids are renumbered 0, 1, ... in order of appearance: any integers are allowed. S
 
 Tokens of prompts: block id n is the tokens n * 512, n * 512 + 1, ..., n * 512 + 511.
 
-Where an id stands for another number of tokens, that number takes the place of 512. All tokens of all blocks differ, so
+If an id stands for another number of tokens, that number takes the place of 512. All tokens of all blocks differ, so
 two prompts share exactly what their ids share. Every answer is made of one token that no prompt has.
 """
 
@@ -111,7 +111,7 @@ def at_rate(requests: Iterable[TraceRequest], rate: float) -> list[TraceRequest]
 
 
 def spread(requests: Sequence[TraceRequest], seed: int) -> list[TraceRequest]:
-    """Return the same requests, those of one moment spread at random over the time to the next, same seed, same times.
+    """Return the same requests, those of one moment spread over the time to the next; the seed decides the times.
 
     For traces with a coarse clock (3 s in the Mooncake traces): as recorded, their requests come in bursts that no
     client sent. Requests of the last moment stay there.
@@ -144,7 +144,7 @@ class OneToken(TokenSource, frozen=True):
 
 
 def prompt_tokens(request: TraceRequest, id_tokens: int = TRACE_BLOCK_TOKENS) -> tuple[int, ...]:
-    """Return the prompt's tokens; each of its ids stands for `id_tokens`."""
+    """Return the prompt's tokens; each of its ids stands for `id_tokens` tokens."""
     firsts = (block_id * id_tokens for block_id in request.block_ids)
     tokens = concatenated.from_iterable(range(first, first + id_tokens) for first in firsts)
     return tuple(tokens)[: request.isl_tokens]
@@ -164,7 +164,7 @@ class PrefixTree:
         return bisect_left(chain, True, key=lambda each: each not in self._blocks)  # noqa: FBT003 - what is looked for
 
     def insert(self, chain: Sequence[int]) -> None:
-        """The chain was used just now; a block is always older than its parent."""
+        """Make the chain the most recently used; a block is always older than its parent."""
         for each in reversed(chain):
             self._blocks[each] = None
             self._blocks.move_to_end(each)

@@ -2,7 +2,7 @@
 
     arrival           the router's own `Routing` decides and promises, now or once its queue lets the request go
     request is there  at the worker chosen, after the time that a request takes to its engine
-    iteration ends    the engine's outputs are there: the ledger gets first tokens and ends; the next one begins
+    iteration ends    the engine's outputs are there: the ledger gets first tokens and ends; the next iteration begins
     events arrive     `lag_s` later the iteration's changes of the KV cache are folded into the index
 
 Decisions, tokenization and an answer's way back take no time here; workers' heartbeats come on time. At one moment the
@@ -53,7 +53,7 @@ class VirtualFleetShape(NamedTuple):
 
     All `engines` have blocks of one size. Worker i has the i-th of `timings`, the first again after the last. At
     `restart_s` the router starts anew: it has the fleet and the index, and knows of no request. Each id of a request's
-    blocks stands for `id_tokens`.
+    blocks stands for `id_tokens` tokens.
 
     `engines_per_gpu` engines share a GPU: the more of them compute when an iteration begins, the longer it lasts. The
     router takes `router_s` for a request, one after the other. `jitter`: the standard deviation of the logarithm of an
@@ -101,7 +101,7 @@ class RequestFigures(NamedTuple):
 
     @property
     def itl_s(self) -> float:
-        """The mean time between the answer's tokens; 0 of an answer of one."""
+        """The mean time between the answer's tokens; 0 if it has only one."""
         return (self.e2e_s - self.ttft_s) / (self.osl_tokens - 1) if self.osl_tokens > 1 else 0.0
 
 
@@ -120,7 +120,7 @@ class VirtualFleet:
     """A fleet that plays one trace, once. Each of `requests` fits into a worker's cache.
 
     `follow_ups` are found by the block ids of the request that they follow. `modes_of` makes the modes that the policy
-    can name, anew for each start of the router, and `new_routing` makes its decisions.
+    can name, anew for each start of the router, and `new_routing` the part that decides.
     """
 
     def __init__(

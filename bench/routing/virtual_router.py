@@ -1,6 +1,6 @@
-"""A worker of a virtual fleet: its engine, and its agent's rules and mirror; and its router, which decides by itself.
+"""A worker of a virtual fleet, with its engine and its agent's rules and mirror; and the router of the fleet.
 
-The router is on the run's clock and index; heartbeats of workers come on time.
+The router uses the run's clock and index; heartbeats of workers come on time.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ class VirtualEngine:
         id_tokens: int,
         scheduling: Scheduling,
     ) -> None:
-        """Each id of a request's blocks stands for `id_tokens`."""
+        """Each id of a request's blocks stands for `id_tokens` tokens."""
         self.rank = rank
         self._timing, self._id_tokens = timing, id_tokens
         self.simulator = Simulator(
@@ -81,7 +81,7 @@ class VirtualEngine:
         return self._timing.request_s(request.isl_tokens)
 
     def submit(self, request_id: str, request: TraceRequest, now_s: float) -> None:
-        """Queue a request; it is looked at when the next iteration begins."""
+        """Queue a request; the next iteration that begins may schedule it."""
         engine_request = EngineRequest(
             request_id=request_id, prompt=prompt_tokens(request, self._id_tokens), max_tokens=request.osl_tokens
         )
@@ -114,7 +114,7 @@ MAX_SEQ_LEN = 1 << 22
 
 
 def instance_of(worker_id: str) -> str:
-    """Return the name of the worker's only life."""
+    """Return the name of the worker's only instance."""
     return f"{worker_id}-1"
 
 
@@ -180,16 +180,16 @@ class VirtualClock(Clock):
 
 
 class VirtualIndex(IndexFold):
-    """The fold itself, as the router reads it; it has no log to catch up with."""
+    """The index's fold, as the router reads it; it has no log to catch up with."""
 
     def begin(self, ranks: Sequence[WorkerRank]) -> None:
-        """The stream of each rank begins now, with nothing held."""
+        """Begin the stream of each rank, which holds no block yet."""
         for rank in ranks:
             heartbeat = Heartbeat(instance=instance_of(rank.worker_id), epoch=EPOCH, last_seq=0)
             self.apply(Received(rank, heartbeat), 0.0)
 
     def catching_up(self) -> str:
-        """Return that there is nothing to wait for."""
+        """Return the empty text: there is nothing to wait for."""
         return ""
 
 
@@ -215,7 +215,7 @@ class _Unbounded(QueueSection):
 
 
 class VirtualRouter:
-    """One life of a router, which begins now: it knows the fleet and the index, and of no request."""
+    """One life of a router, which begins now: it knows the fleet and the index, and no request."""
 
     def __init__(
         self,
@@ -250,13 +250,13 @@ class VirtualRouter:
             self._admission.wait(request, lambda _: admitted())  # never refused: the queue has no bound
 
     def on_progress(self) -> None:
-        """Tokens came: requests that fit now are admitted."""
+        """Admit the requests that fit now that tokens came."""
         if len(self._admission.queue):
             self._beat()
             self._admission.poke()
 
     def place(self, request: RouteRequest) -> tuple[Verdict, Lease]:
-        """Decide and promise."""
+        """Decide; return the verdict, and the lease that it begins."""
         self._beat()
         verdict = self._routing.decide(request)
         return verdict, self._routing.take(verdict)

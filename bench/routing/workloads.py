@@ -1,7 +1,7 @@
 """Made-up workloads: requests that come by themselves, and requests that follow the answer to another.
 
 open       requests come at their times, whatever the fleet does (`synthetic_trace`)
-closed     sessions one after the other ask, wait for the answer, think, and ask on
+closed     a session asks, waits for the answer, thinks and asks again; after its end the next one begins
 """
 
 import random
@@ -103,11 +103,11 @@ def length(draw: random.Random, mean: float) -> int:
 
 
 class SyntheticShape(NamedTuple):
-    """How many, how long, how often. System prompts are full blocks: `system_tokens` is rounded up to 512.
+    """Sizes and rates of a synthetic trace. System prompts are full blocks: `system_tokens` is rounded up to 512.
 
     Sessions begin as a Poisson process, `session_rate` a second, each with one of `systems` system prompts. Their turns
     are geometric with mean `turns`; lengths, and thinking in between, are exponential with the means in the fields. A
-    turn's prompt has all questions and answers before it; a block that was partial then is another block now.
+    turn's prompt has all questions and answers before it; a block that was partial before is a new block.
     """
 
     sessions: int = 600

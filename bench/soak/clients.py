@@ -156,7 +156,7 @@ class Tally:
     def __init__(self) -> None:
         self.outcomes: Counter[tuple[Kind, AnswerOutcome]] = Counter()
         self.hit: Counter[tuple[Kind, AnswerOutcome]] = Counter()
-        """The hit requests among them."""
+        """The same for hit requests only."""
         self.tokens = 0
         """Tokens of right answers."""
         self.examples: defaultdict[AnswerOutcome, list[str]] = defaultdict(list)
@@ -164,7 +164,7 @@ class Tally:
 
     @property
     def requests(self) -> int:
-        """Return how many requests have ended."""
+        """How many requests have ended."""
         return self.outcomes.total()
 
     def add(
@@ -234,7 +234,7 @@ class Clients:
 
     @property
     def open_connections(self) -> int:
-        """Return how many connections to the router are open."""
+        """How many connections to the router are open."""
         port = int(self._url.rpartition(":")[2])
         opened = psutil.Process().net_connections("tcp")
         return sum((each.status, *each.raddr[1:]) == (psutil.CONN_ESTABLISHED, port) for each in opened)

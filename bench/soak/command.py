@@ -92,7 +92,7 @@ class SoakFleet(FleetProcesses):
     # ------------------------------------------------------------------------------------------------------- faults
 
     def victim(self, answers: Counter[str]) -> str:
-        """Return the worker, none of the steady ones, that has the most of these answers on their way."""
+        """Return the worker with the most of these pending answers that is not a steady one."""
         return max(list(self.workers)[STEADY:], key=lambda worker_id: answers[worker_id])
 
     async def restart(self, name: str, number: signal.Signals = signal.SIGTERM) -> None:
@@ -124,7 +124,7 @@ class SoakFleet(FleetProcesses):
             os.kill(pid, signal.SIGCONT)
 
     def resources(self, clients: int) -> tuple[ResourceSample, ResourceSample, int]:
-        """Return what router (without `clients` connections) and nats-server take, and the bytes of its store."""
+        """Return the resources of router (without `clients` connections) and nats-server, and the size of the store."""
         assert self._stores is not None
         files = [file for file in Path(self._stores.name).rglob("*") if file.is_file()]
         nats = taken(self.nats_servers[NATS].pid)

@@ -1,7 +1,7 @@
 """The requests of a soak: a seeded mix, each request with its expected answer.
 
 A simulated engine's text is a pure function of the prompt's tokens, so the answer is known before the request is sent,
-whichever worker computes it, and however many workers computed parts of it. Prompts are those of the byte tokenizer.
+whichever worker computes it, and however many workers computed parts of it. Prompts are encoded by the byte tokenizer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ _TEXT = ByteText()
 
 
 class Kind(NamedTuple):
-    """One kind of request: its share of all in percent, and the tokens of its answer, from and to."""
+    """One kind of request: its share of all in percent, and the least and most tokens of its answer."""
 
     name: str
     percent: int

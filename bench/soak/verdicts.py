@@ -6,7 +6,7 @@ Faults come by the count of requests, not by time:
 |---|---|
 | worker killed | SIGKILL, started again under its id at once |
 | worker stopped | SIGTERM: its requests end, it leaves the fleet, is started again |
-| worker drained | its router is requested to drain it; once that is done it is stopped, and started again |
+| worker drained | the router is requested to drain it; once that is done it is stopped, and started again |
 | worker frozen | SIGSTOP for 1 to 4 s, then SIGCONT |
 | nats-server killed | SIGKILL, started again on the same store |
 | nats-server stopped | SIGTERM, started again on the same store |
@@ -122,8 +122,8 @@ RSS_SHARE, RSS_BYTES = 0.04, 16 << 20
 16,384 former blocks, which eight workers reach after some 100,000 requests: from 83 MiB at 10,000 to 95 MiB.
 """
 FILLED_AFTER, FILLING_BYTES = 100_000, 32 << 20
-"""A router's memory may grow by more bytes if the first quiet moment is before this many requests: until the prompts
-that it keeps for drains (`router/prompt/chains.py`) and the routed blocks of the last 120 s are at their bounds.
+"""A router's memory may grow by more bytes if the first quiet moment is before this many requests: later the
+prompts kept for drains (`router/prompt/chains.py`) and the routed blocks of the last 120 s are at their bounds.
 With 20,000 requests that was 37 MiB in all. Only longer runs find a leak of this size.
 """
 DESCRIPTORS, THREADS = 3.0, 6.0
@@ -184,7 +184,7 @@ class Growth(NamedTuple):
 
 
 def growth(points: Sequence[tuple[float, float]]) -> float:
-    """Return by how much y grows from the first x to the last; 0 of fewer than two points."""
+    """Return by how much y grows from the first x to the last; 0 for fewer than two points."""
     slopes = [(y - y0) / (x - x0) for (x0, y0), (x, y) in combinations(points, 2)]
     return median(slopes) * (points[-1][0] - points[0][0]) if slopes else 0.0
 

@@ -1,4 +1,4 @@
-"""`router bench sweep`: many loads, modes and layouts, one file a run; an interrupted sweep goes on where it was."""
+"""`router bench sweep`: many loads, modes and layouts, one file a run; an interrupted sweep continues where it was."""
 
 import math
 import re

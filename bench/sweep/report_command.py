@@ -71,7 +71,7 @@ class SummaryRow(msgspec.Struct, frozen=True, kw_only=True):
     workload: str
     load: str
     workers: int
-    """Or GPUs, by which the throughput is divided."""
+    """Workers or GPUs, by which the throughput is divided."""
     figures: RunFigures
     machine: str = ""
     versions: dict[str, str] = {}
@@ -157,7 +157,7 @@ def _load_order(load: str) -> tuple[str, float]:
 
 
 def throughputs(rows: Sequence[SummaryRow]) -> list[Point]:
-    """Return what a worker gives against what a user gets."""
+    """Return the throughput of a worker against that of a user."""
     return [Point(each.figures.tokens_s_user, each.figures.tokens_s_worker, each.load, each.is_served) for each in rows]
 
 
@@ -169,7 +169,7 @@ def hits_and_ttfts(rows: Sequence[SummaryRow]) -> list[Point]:
 
 
 def on_frontier(fleets: Mapping[str, Sequence[SummaryRow]]) -> list[str]:
-    """Return the names of the rows of one workload on its frontier, in the order of what a user gets."""
+    """Return the names of the rows of one workload on its frontier, in the order of a user's throughput."""
     rows = [each for found in fleets.values() for each in found if each.is_served]
     points = throughputs(rows)
     return [rows[points.index(best)].name for best in frontier(points)]
@@ -216,7 +216,7 @@ def _pairs(base: RunFigures, this: RunFigures) -> list[tuple[str, float, float]]
 
 
 def differing(rows: Sequence[SummaryRow]) -> list[str]:
-    """Return a line for each of machine and versions that is not the same in all rows: their runs compare badly."""
+    """Return a line for the machine and for each version that differs between rows: such runs compare badly."""
     facts: dict[str, set[str]] = {}
     for row in rows:
         for name, value in {"machine": row.machine, **row.versions}.items():
@@ -241,7 +241,7 @@ _KINDS: tuple[Literal["svg", "png"], ...] = ("svg", "png")
 
 
 def _gpus(_context: click.Context, _parameter: click.Parameter, texts: Sequence[str]) -> dict[str, int]:
-    """Return the GPUs of each fleet; "" has those of all others."""
+    """Return the GPUs of each fleet; under "" those of all others."""
     found = {"": 1}
     for each in texts:
         fleet, _, number = each.rpartition("=")
@@ -295,7 +295,7 @@ def rows_of(directory: Path, gpus: Mapping[str, int]) -> list[SummaryRow]:
     """Return the runs of sweeps in the directory, and those of aiperf in and below it.
 
     Raises:
-        ResultInvalid: a file is neither.
+        ResultInvalid: a file is of neither.
     """
     rows = [
         SummaryRow(

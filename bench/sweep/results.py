@@ -14,7 +14,7 @@ requests only. A percentile is the value at place `int(q * n)` of the sorted n.
 runs       every combination of mode, layout, ISL, OSL, prefix share and load; at a URL there is no mode and no layout
 a run      has a name, which is its file's, and inputs
 measured   a run that has a file with the inputs that are wanted now; the others are to be measured
-time left  the mean time of the runs that this process measured, for each run that is left
+time left  the mean time of the runs that have a file, for each run that is left
 """
 
 import os
@@ -174,7 +174,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     machine: str
     began: str
     took_s: float
-    """With starting the fleet and warming up."""
+    """Includes the start of the fleet and the warm-up."""
 
 
 class ResultInvalid(Exception):
@@ -199,7 +199,7 @@ def read(directory: Path, *, but: str = "") -> dict[str, RunRecord]:
     """Return the runs of a directory by their names, in the order of their files; the file named `but` is left out.
 
     Raises:
-        ResultInvalid: a file is none of a sweep's.
+        ResultInvalid: a file is not one of a sweep.
     """
     found = {}
     for file in sorted(file for file in directory.glob("*.json") if file.name != but):

@@ -12,7 +12,7 @@ prompt        `prefix_share` of its tokens are one of `prefixes` texts, drawn at
 ids           32..126: printable ASCII in the byte tokenizer, ordinary tokens in the vocabularies of models
 
 Prompts are ids, so that their length is exact at any endpoint, without its tokenizer. Runs with different lengths,
-shares or loads share no prompt: at an endpoint that goes on between runs, no run finds what another one left.
+shares or loads share no prompt: at an endpoint that lasts over several runs, none finds cached blocks of another.
 """
 
 import asyncio
@@ -203,7 +203,7 @@ async def endpoint_of(inputs: RunInputs, *, wait_s: float) -> AsyncIterator[tupl
     """Yield the endpoint's URL once it answers a request for the model, and how the fleet's event-loop lag is read.
 
     Raises:
-        BenchFailed: it was not, within `wait_s`.
+        BenchFailed: it did not answer within `wait_s`.
         ProcessFailed: the fleet did not start.
     """
     if inputs.url:
@@ -228,7 +228,7 @@ def workers_of(layout: str) -> tuple[int, int, int]:
     """Return the aggregated, prefill and decode workers of a layout such as `4a` or `1p3d`.
 
     Raises:
-        ValueError: it is none.
+        ValueError: `layout` is none.
     """
     found = _LAYOUT.fullmatch(layout)
     if found is None:

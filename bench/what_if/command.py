@@ -31,7 +31,7 @@ _MODES = ("kv", "predicted-ttft", "least-loaded", "round-robin")
 
 
 class Asked(NamedTuple):
-    """What the options of a simulation say; `requests` at most are played."""
+    """The options of a simulation; at most `requests` requests are played."""
 
     router_name: str
     from_ns: int | None
@@ -154,7 +154,7 @@ def simulated(
 
 
 def prior(calibration: Path | None) -> EngineTiming:
-    """Return the timing from which the fit starts; raise `ConfigurationError` if the file is none."""
+    """Return the timing from which the fit starts; raise `ConfigurationError` if the file has none."""
     if calibration is None:
         return H200_8B
     try:

@@ -1,7 +1,7 @@
 """Recorded requests played through simulated engines under a policy, in virtual time.
 
-They arrive when they were decided, whatever the fleet does: clients that waited for an answer before they asked on do
-not wait longer here. Caches are empty at first, so the first `WARM` of the requests are played and not counted. Ranks
+They arrive when they were decided, whatever the fleet does: a client whose next request waited for an answer does not
+wait longer here. Caches are empty at first, so the first `WARM` of the requests are played and not counted. Ranks
 neither join nor leave.
 
 The engines are fitted to the recorded fleet. The router learns two factors of each rank from its decisions and their
@@ -163,6 +163,6 @@ def play(stage: Stage, cell: Cell) -> Played:
 
 
 def play_all(stage: Stage, cells: Sequence[Cell], jobs: int) -> dict[Cell, Played]:
-    """Play all cells, `jobs` at a time; their order stays."""
+    """Play all cells, `jobs` at a time; return the runs in the order of `cells`."""
     found = dict(play_side_by_side(partial(play, stage), cells, jobs))
     return {cell: found[cell] for cell in cells}

@@ -46,7 +46,7 @@ class JournalUnfit(Exception):
 
 
 class RecordedFigures(NamedTuple):
-    """What was measured: of all requests with a known outcome. None: of none."""
+    """What was measured of the requests with a known outcome. None: no cached tokens were reported."""
 
     hit_rate: float | None
     ttft_s: tuple[float, ...]
@@ -61,7 +61,7 @@ class RecordedFleet(NamedTuple):
     block_size: int
 
     def descriptions(self, kv_blocks: int, seq_len: int) -> tuple[EngineDescription, ...]:
-        """Return the engines' settings; `kv_blocks` are those of a rank that states none, 0: there is no such rank.
+        """Return the engines' settings; a rank that states no KV blocks gets `kv_blocks`; 0: every rank states them.
 
         Raises:
             JournalUnfit: a rank states no KV blocks, and `kv_blocks` is 0.
@@ -100,7 +100,7 @@ class Recorded:
         """Decisions whose outcomes are not known yet."""
         self._decisions: list[Decided] = []
         self._outcomes: dict[str, OutcomeKnown | None] = {}
-        """Outcomes of the decisions in `_open` alone: a journal may have any number. None: not known yet."""
+        """Outcomes of the decisions in `_decisions` alone: a journal may have any number. None: not known yet."""
 
     @property
     def requests(self) -> int:
@@ -205,7 +205,7 @@ def _fleet_of(verdict: Verdict, policy: Policy) -> RecordedFleet:
 
 
 def speeds_of(learnt: RouterState, ranks: Sequence[WorkerRank]) -> list[RateFactors]:
-    """Return the speeds of these ranks; without measurements that of their model, or 1."""
+    """Return the speeds of these ranks; a rank without measurements has its model's, or 1."""
     factors = learnt.rate_factors()
     return [factors.get(rank, RateFactors(1.0, 1.0, 0, 0)) for rank in ranks]
 
@@ -226,7 +226,7 @@ class JournalOfOne:
         self.policies: dict[str, Policy] = {}
         self.tallies: dict[str, Tally] = {}
         self._asked: list[Policy] = []
-        self._replay = Replay(policies=self._asked)  # which reads the list at each decision
+        self._replay = Replay(policies=self._asked)  # it reads the list at each decision
         self._continuity = Continuity()
         self._router = ""
 

@@ -1,13 +1,13 @@
 """The closed loop as text, as JSON and as a plot: figures of played policies, their intervals and differences.
 
 hit rate      cached prompt tokens / prompt tokens
-imbalance     most uncached tokens of a rank in the mean of all ranks, in windows of 10 s; the mean over the windows
+imbalance     most uncached tokens of a rank over the mean of all ranks, in windows of 10 s; the mean of the windows
 requests/s    from the first arrival to the last end
 
-Each interval is a bootstrap: the requests in `BLOCKS` blocks of equal number in the order of arrival, drawn with
-replacement `DRAWS` times with `SEED`; the 2.5th to the 97.5th percentile. All policies are drawn alike, so that the
-interval of a difference is that of the same requests under both. It says how much the requests differ, not how well the
-simulation fits: the row `recorded` and the row of the policy in force show that.
+Intervals are a bootstrap's, from the 2.5th to the 97.5th percentile: the requests are split in the order of arrival
+into `BLOCKS` equal blocks, which are drawn with replacement, `DRAWS` times with `SEED`. All policies have the same
+draws, so an interval of a difference compares the same requests. It says how much the requests differ, not how well
+the simulation fits: the row `recorded` and the row of the policy in force show that.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,7 +38,7 @@ class Estimate(NamedTuple):
 
 
 Figures = dict[str, Estimate]
-"""Figures of a policy, or by how much they differ from those of the policy in force, by name. Times are in seconds."""
+"""Figures of a policy, or their differences from those of the policy in force, by name. Times are in seconds."""
 Statistic = Callable[[Played, NDArray[np.intp]], float]
 """A figure of the requests at these places, which ascend block by block."""
 
@@ -114,7 +114,7 @@ def drawn(count: int) -> list[NDArray[np.intp]]:
 
 
 def of_recorded(values: Sequence[float]) -> tuple[float, float, float] | None:
-    """Return mean, p50 and p99 of measured times; None of none."""
+    """Return mean, p50 and p99 of measured times; None if there are none."""
     if not values:
         return None
     found: Floats = np.array(values)
@@ -127,7 +127,7 @@ FITS_WITHIN = 1.25
 
 
 class PlayedPolicy(NamedTuple):
-    """A cell with its figures, and its differences from the policy in force at the same load; None: it is that one."""
+    """A cell with its figures, and its gains over the policy in force at the same load; None: it is that policy."""
 
     cell: Cell
     figures: Figures
@@ -246,9 +246,9 @@ def advice(result: Result) -> str:
 
 
 def best_of(result: Result) -> PlayedPolicy | None:
-    """Return the policy with the lowest mean TTFT at the first load of those that are better beyond their interval.
+    """Return the policy with the lowest mean TTFT at the first load, which must be better beyond its interval.
 
-    Its p99 must not be worse beyond its interval. None: there is none.
+    Its p99 must not be worse beyond its interval. None: there is no such policy.
     """
     better = [
         each

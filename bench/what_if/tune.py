@@ -2,8 +2,8 @@
 
 1. candidates    `CANDIDATES`, those that are named, and the shadows of a router, each as a difference from the policy
                  in force at the journal's first request
-2. screening     each is asked at the recorded moments; of those with the largest mean gain of predicted TTFT, and of
-                 those with the least regret by the live cost, the first stay in turn
+2. screening     each is asked at the recorded moments; those that stay are taken in turn from two orders: by the mean
+                 gain of predicted TTFT, and by the mean gain of the live cost
 3. closed loop   these and the policy in force are played through engines fitted to the fleet
 4. proposal      the lowest mean TTFT, if it is below that of the policy in force beyond its interval, and p99 is not
                  above beyond its own; else none
@@ -93,7 +93,7 @@ def tune(
 
 
 def screened(tallies: Mapping[str, Tally], count: int) -> list[str]:
-    """Return the names of `count` policies: in turn the next by the gain of predicted TTFT, and by the live cost.
+    """Return the names of `count` policies, taken in turn from the order of TTFT gain and from that of live cost gain.
 
     A request's own TTFT alone would favour policies that let other requests wait. Policies without a prediction
     (the recorded policy read no overlap) come last, in their order.
@@ -163,6 +163,6 @@ def _gain(mean: SeriesMean) -> str:
 
 
 def _shadows_of(settings: RouterSettings, url: str) -> list[ShadowReport]:
-    """Return the shadows of a running router; raise `NothingRead` if it does not tell them."""
+    """Return the shadows of a running router; raise `NothingRead` if it does not answer with them."""
     page = asked(settings, url, lambda plane: plane.page("/v1/shadows", _Page), flag="--shadows")
     return page.shadows

@@ -154,7 +154,7 @@ ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice
 
 
 class ToolFunction(msgspec.Struct, frozen=True, kw_only=True):
-    """The function of a tool; other keys of it are for the chat template."""
+    """The function of a tool; its other keys are for the chat template."""
 
     name: Name
     description: str | None = None
@@ -239,7 +239,7 @@ class NvExt(msgspec.Struct, frozen=True):
 
     @property
     def ineffective(self) -> Iterator[str]:
-        """The paths of the keys in it that have no effect, in the order of their names."""
+        """The paths of its keys that have no effect, in the order of their names."""
         if self.hints.speculative_prefill is not None:
             yield "nvext.agent_hints.speculative_prefill"
         for key in ("annotations", "extra_fields", "greed_sampling", "max_thinking_tokens", "use_raw_prompt"):

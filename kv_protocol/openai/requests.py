@@ -4,7 +4,7 @@
       CompletionRequest      refused by name, so that a misspelt option is never ignored silently
     Inbound (`inbound.py`)   for the router: what routing needs. All else is for the worker
 
-What options need of each other:
+Conditions on options that are valid alone:
 
     min_tokens                  at most the limit of the response's tokens
     top_logprobs                with `logprobs: true`

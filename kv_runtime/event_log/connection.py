@@ -252,7 +252,7 @@ class EventLog(StreamClient):
         """Publish a message, once for each `message_id`; return its seq in the stream.
 
         Args:
-            subject: where it is published.
+            subject: the subject that gets it.
             data: its bytes.
             message_id: the server drops a message whose id it has; empty: none is dropped.
             headers: for readers, besides the bytes.

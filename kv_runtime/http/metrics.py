@@ -35,7 +35,7 @@ class _Some(Collector):
 def metrics_handler(registry: CollectorRegistry, now: Callable[[], float] = time.perf_counter) -> Handler:
     """Return a handler that serves `registry` in the format that the scraper accepts; `now` is in seconds.
 
-    Families are made one by one, and encoded in parts of `SAMPLES_AT_ONCE`: those of a large fleet take more than
+    Families are made one by one, and encoded in parts of `SAMPLES_AT_ONCE`: a large fleet's take more than
     100 ms. The handler yields to the event loop after each millisecond, not after each part: if the loop is loaded,
     every yield takes long, and the scraper would time out.
     """

@@ -171,7 +171,7 @@ class ClientConnection(web.RequestHandler):
         self._connections.began(self)
 
     def ended(self) -> None:
-        """Count the connection as idle: the response is complete, or the client is gone."""
+        """Count the connection as idle, unless it is closed: its request has ended."""
         self._request = None
         self._connections.ended(self)
 

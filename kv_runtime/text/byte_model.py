@@ -60,7 +60,7 @@ class ByteText(Text):
         return _bytes("prompt", text).encode("utf-32-le")
 
     def pack_chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> bytes:
-        """Return the tokens of a chat's pieces: of each, the mark's id, then the bytes of its text."""
+        """Return the chat's tokens: for each piece the mark's id, then the bytes of the text."""
         return "".join(self.chat_pieces(messages, **options)).encode("utf-32-le")
 
     def chat_pieces(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> tuple[str, ...]:

@@ -71,7 +71,7 @@ class HasImages(TextError):
 
 
 class SplitChat(NamedTuple):
-    """A chat without its image parts, and their URLs in order. `other_media`: where other media are first."""
+    """A chat without its image parts, and their URLs in order. `other_media`: the path of the first other media."""
 
     messages: list[Message]
     urls: tuple[str, ...]

@@ -76,7 +76,7 @@ def mark_pattern(added: Iterable[AddedToken], written: Collection[str]) -> re.Pa
 
 
 def _is_mark(token: AddedToken, contents: list[str]) -> bool:
-    """Return whether a text may be cut before `token`; `contents` are those of all tokens that are not normalized."""
+    """Return whether a text may be cut before `token`; `contents` are the texts of the tokens not normalized."""
     content = token.content
     if not content or token.lstrip or token.single_word or content != content.strip():
         return False

@@ -3,7 +3,7 @@
     tekken.json       pattern, vocabulary and special tokens, which have the first ids (Mistral)
     tiktoken.model    in each line a token in base64 and its rank (Kimi, Moonlight); special tokens come after them:
                       those that `tokenizer_config.json` names, and reserved ones
-    qwen.tiktoken     the same (Qwen 1); the special tokens are the same for all models
+    qwen.tiktoken     the same (Qwen 1); the special tokens are fixed
 
 These vocabularies merge the two adjacent parts of a word that together are the token of the lowest rank. `tokenizers`
 ranks pairs of parts instead. Listing all pairs that are a token, in the order of the tokens' ranks, merges the same

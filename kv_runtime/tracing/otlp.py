@@ -3,7 +3,7 @@
 put      takes the spans of one request; they are dropped if `REQUESTS_MAX` requests wait already
 run      a thread sends the waiting spans in batches; the SDK's exporter retries, and then a batch that the collector
          has not taken is dropped
-stop     sending goes on for `LAST_S`, even if the drain is cut off; spans that still wait then are dropped
+stop     sending continues for `LAST_S`, even if the drain is cut off; spans that still wait then are dropped
 
 A collector that is away, slow or refuses costs requests nothing: spans are dropped and counted. The SDK's own batch
 processor does not count what it drops, and wants the SDK's spans, which cost the event loop 27 us each to make.

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 DROP_REASONS = ("queue_full", "not_sent", "stopped")
 """Why spans were not sent: too many waited; the collector did not take them; the process stopped.
 
-A process that stops goes on sending for `LAST_S` (`otlp.py`); "stopped" counts only the spans that are left then.
+A process that stops continues to send for `LAST_S` (`otlp.py`); "stopped" counts only the spans that are left then.
 """
 TEXT_CHARACTERS_MAX = 256
 """A model's name, a request's id or an error in a span is cut to this number of characters."""
