@@ -27,7 +27,7 @@ class Point(NamedTuple):
 
 
 class PlotLabels(NamedTuple):
-    """What a plot is called, and its axes."""
+    """The title of a plot, and the labels of its axes."""
 
     title: str
     x: str

@@ -5,7 +5,7 @@
     router up --nats-servers 3 --routers 2 --workers 8     any one process may die: no new request is lost
 
 Each process writes to a file of its own. A process that ends is reported, and started again with `--restart`. If no
-router is left, and without `--restart`, all end. The exit status is 1 if the fleet did not become ready, or ended so.
+router is left, and without `--restart`, all end. The exit status is then 1, and if the fleet did not become ready.
 """
 
 import asyncio

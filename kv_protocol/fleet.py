@@ -36,12 +36,12 @@ Instance = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 """A model, a served name, an adapter."""
 _Taint = Annotated[str, msgspec.Meta(max_length=256, pattern=r"^[^,\s]([^,]*[^,\s])?\Z")]
-"""Without commas, by which requests separate taints, and without space at its ends."""
+"""It has no commas, by which requests separate taints, and no space at its ends."""
 _Text = Annotated[str, msgspec.Meta(max_length=256)]
 _Reason = Annotated[str, msgspec.Meta(max_length=4096)]
 _Tokens = Annotated[int, msgspec.Meta(ge=0, le=TOKENS_MAX)]
 _URL_CHARACTERS = re.compile(r"[^\s\x00-\x1f\x7f?#@\\]+")
-"""Without characters that begin a user, a query or a fragment, and those that `urlsplit` drops silently."""
+"""All but characters that begin a user, a query or a fragment, and those that `urlsplit` drops silently."""
 
 
 def is_base_url(value: str) -> bool:

@@ -39,7 +39,7 @@ from kv_protocol.splitmix import U64_MASK
 HASH_SCHEME = "xxh3-1337"
 """Name of the rules above, stated by a worker at registration and compared by the router."""
 EAGLE_HASH_SCHEME = "xxh3-1337-eagle"
-"""The same, with windows of one token more than a block: engines that draft with EAGLE key their caches by bigrams."""
+"""The same rules with windows of a block and one token: engines that draft with EAGLE key their caches by bigrams."""
 HASH_SCHEMES = (HASH_SCHEME, EAGLE_HASH_SCHEME)
 TEXT_SCHEME = "text"
 """Name of hashes over a prompt's text, with four bytes in place of each token. No worker states this scheme, so the

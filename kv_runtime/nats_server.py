@@ -58,7 +58,7 @@ _LOCK, _CONFIG = ".lock", "nats.conf"
 START_S, STOP_S = 10.0, 5.0
 """How long a new server may take until it is ready, since it reads its store first; and how long it may take to end."""
 RESTART_PAUSE_S, RESTART_PAUSE_MAX_S = 0.2, 5.0
-"""Before a restart; doubled for each further one, until a server has run for `_STEADY_S`."""
+"""The pause before a restart, doubled for each further restart until a server has run for `_STEADY_S`."""
 _STEADY_S = 60.0
 _RESTART_S = 120.0
 """How long a server may take until it is ready after another was killed: it reads all messages of its store."""

@@ -1,1 +1,1 @@
-"""The simulated fleet beside live recordings of real ones; fitting its timing."""
+"""The simulated fleet beside live recordings of real ones; the fit of its timing."""

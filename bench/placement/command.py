@@ -6,7 +6,7 @@ A cell is a regime, a load, a cache size and a policy. Regret: how far a policy 
     rate          best / value - 1
     at most       `REGRET_MAX`, also if a value is 0 and the best is not
 
-TTFT p50 and p99, requests a second and goodput count alike. The best of ten policies is in part the luckiest one. So
+TTFT p50 and p99, requests a second and goodput weigh the same. The best of ten policies is in part the luckiest one. So
 with several runs each run of a policy is also compared with the policy that is best in the other runs, and the places
 at which a policy loses in every run are listed.
 """
@@ -157,7 +157,7 @@ class PlacementFigures(NamedTuple):
 
     @classmethod
     def of_runs(cls, runs: Sequence["PlacementFigures"]) -> "PlacementFigures":
-        """Return the medians of the runs; of the checked shares the one nearest to failing."""
+        """Return the medians of the runs, and the checked share that is nearest to failing."""
         shares = [run.checked for run in runs if run.checked is not None]
         worst = max(shares, key=lambda share: abs(share - 0.5), default=None)
         medians = {

@@ -40,7 +40,7 @@ documented: the seed draws one.
     prefix    share of the prompt's blocks that the worker holds, from its KV events        weight 3
     queue     (most - waiting) / (most - fewest), of requests that wait in the engines; 1 if all are equal         2
     cache     1 - share of the KV blocks that running requests use                                                 2
-    choice    the greatest weighted sum; of equal ones the seed draws one
+    choice    the greatest weighted sum; the seed draws one of equals
 
 Queue and cache are the engines' own metrics, read every `SCRAPE_S`. Source: llm-d's guide for precise prefix-cache
 routing (`precise-prefix-cache-scorer` 3.0, `kv-cache-utilization-scorer` 2.0, `queue-scorer` 2.0, `max-score-picker`);
@@ -51,7 +51,7 @@ formulas of the scorers: Gateway API Inference Extension, plugin documentation. 
 
     cost      (queued tokens + ISL) / B - blocks held, or 0, and the worker's active blocks with those of the request;
               a block on the host counts as 0.75, one on disk as 0.25 (its flags' defaults)
-    choice    the lowest cost; of equal ones the seed draws one
+    choice    the lowest cost; the seed draws one of equals
 
 `SessionHash`: vllm-router's policy `consistent_hash`.
 

@@ -174,7 +174,7 @@ class VirtualFleet:
         self._order = count()
 
     def run(self) -> list[RequestFigures]:
-        """Return how all requests fared, in the order in which they ended."""
+        """Play all requests; return their figures in the order in which they ended."""
         self._expect(0)
         if self._shape.restart_s is not None:
             self._at(self._shape.restart_s, _RESTART, self._restart)

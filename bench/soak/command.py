@@ -161,7 +161,7 @@ _QUIET_S, _POLL_S, _WATCH_S = 30.0, 0.25, 5.0
 
 
 class SoakPlan(NamedTuple):
-    """What a soak does."""
+    """The sizes and limits of a soak."""
 
     requests: int
     programs: Path

@@ -64,7 +64,7 @@ class RunInputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     @property
     def fleet(self) -> str:
-        """What served, in words."""
+        """The mode and the layout, or the endpoint's name."""
         return self.layout if self.url else f"{self.mode}-{self.layout}"
 
     @property

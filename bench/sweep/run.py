@@ -52,7 +52,7 @@ class SweepLoad:
         self._prompts = prompts(inputs)
 
     async def send(self, url: str, count: int, users: int) -> list[Measured]:
-        """Send the next `count` requests and return how they fared.
+        """Send the next `count` requests and return their measurements.
 
         `users` send one at a time each; 0: requests are sent at the run's rate.
         """

@@ -9,7 +9,7 @@ its speed     factors of a reference engine, learnt from the recorded outcomes b
 
 The length of an answer is the worker's count, else what the times of its tokens say, else the mean of the others.
 
-`JournalOfOne` reads the journal, and asks other policies at the recorded moments on the way.
+`JournalOfOne` reads the journal, and asks other policies for their choices at the recorded moments.
 """
 
 from collections import Counter, defaultdict
@@ -219,7 +219,7 @@ class JournalOfOne:
     def __init__(self, others: Mapping[str, Mapping[str, Any]], requests_max: int, *, asks: bool = False) -> None:
         """`others`: the fields in which each differs from the policy in force at the first request.
 
-        `asks`: they are asked at the recorded moments.
+        `asks`: whether they are asked for their choices at the recorded moments.
         """
         self.recorded = Recorded(requests_max)
         self._others, self._asks = others, asks

@@ -38,7 +38,7 @@ CANDIDATES: dict[str, dict[str, Any]] = {
 
 
 class _Page(msgspec.Struct):
-    """What is read of `/v1/shadows`."""
+    """The part of `/v1/shadows` that is read."""
 
     shadows: list[ShadowReport]
 

@@ -41,11 +41,11 @@ _FORM_BYTES = 64 << 10
 
 _GUIDE, _SHAPE, _CHANGE = "guide", "shape", "change"
 _Guide = Annotated[msgspec.Raw, _GUIDE]
-"""What makes the response follow a grammar."""
+"""A key that makes the response follow a grammar."""
 _Shape = Annotated[msgspec.Raw, _SHAPE]
-"""What shapes an answer so that it cannot be continued."""
+"""A key that shapes an answer so that it cannot be continued."""
 _Change = Annotated[msgspec.Raw, _CHANGE]
-"""What makes an engine's prompt differ from the router's."""
+"""A key that makes an engine's prompt differ from the router's."""
 
 
 class Inbound(Common, frozen=True, kw_only=True):
@@ -268,7 +268,7 @@ _GUIDES, SHAPING_KEYS, _CHANGING = (
     tuple(name for name, marks in marks_of(Inbound).items() if mark in marks) for mark in (_GUIDE, _SHAPE, _CHANGE)
 )
 CHANGING_KEYS = (*_CHANGING, "add_special_tokens")
-"""What `changed_by` may be."""
+"""The keys that `changed_by` may name."""
 
 UNCOMMON_KEYS = (
     "nvext", "extra_args", "priority", "cache_salt", "n", "disaggregated_params", "prompt_token_ids", *CHANGING_KEYS,

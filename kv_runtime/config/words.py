@@ -32,7 +32,7 @@ _ALLOWED = {
 
 
 def allowed(error: Any) -> str:  # noqa: ANN401 - pydantic's ErrorDetails, which it does not export
-    """Return what the setting allows; for an error of a check of ours, its message."""
+    """Return what the setting allows; for an error of our own checks, its message."""
     kind: str = error["type"]
     if kind == "missing":
         return "missing"

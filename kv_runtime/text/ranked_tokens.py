@@ -20,7 +20,7 @@ Tokens that are not complete characters have their bytes in their names:
 
     <0xE2>         the byte: vocabularies with byte fallback
     âĢ             a character for each byte: byte-level vocabularies. Printable Latin-1 stands for itself; the other
-                   bytes, in turn, are the characters from U+0100 on
+                   bytes, in order, are the characters from U+0100 on
 
 Source: the `tokenizers` library, `ByteFallback` and `ByteLevel`; GPT-2's `bytes_to_unicode`.
 """
