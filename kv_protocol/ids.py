@@ -21,7 +21,7 @@ WorkerId = Annotated[str, msgspec.Meta(pattern=rf"^{WORKER_ID_PATTERN}\Z")]
 DpRank = Annotated[int, msgspec.Meta(ge=0, le=DP_RANK_MAX)]
 BlockSize = Annotated[int, msgspec.Meta(ge=1, le=BLOCK_SIZE_MAX)]
 U64 = Annotated[int, msgspec.Meta(ge=0)]
-"""For msgpack, which has no larger numbers; those of JSON need `checked_u64`."""
+"""Enough for msgpack, which has no larger integers; integers from JSON also need `checked_u64`."""
 
 
 class WorkerRank(NamedTuple):

@@ -1,10 +1,10 @@
 """A process of the data plane bench: clients. Connections are kept alive; each has one request at a time.
 
 saturate   some connections; each sends its next request after each answer, for some seconds
-pace       requests at a fixed rate regardless of answers, on any free connection; latencies
+pace       requests at a fixed rate regardless of answers, on any free connection; returns latencies
 hold       many streams at once, opened over some seconds, each read to its end
 crawl      one stream that the client does not read
-leave      streams that the client closes after the first bytes; the times of closing
+leave      streams that the client closes after the first bytes; returns when it closed each
 
 A request controls its answer by OpenAI keys, so that every router forwards them:
 
@@ -61,7 +61,7 @@ def requests(host: str, body_bytes: int, *, chunks: int = 0, pause_ms: int = 0) 
 
 
 def content_length(head: bytes) -> int | None:
-    """Return the length that a head in lower case names."""
+    """Return the `content-length` in a head in lower case; None if it has none."""
     _, found, behind = head.partition(b"content-length:")
     return int(behind.split(b"\r\n", 1)[0]) if found else None
 
@@ -153,7 +153,7 @@ class LoadConnection(asyncio.Protocol):
         self._reader: AnswerReader | None = None
         self._answered = asyncio.get_running_loop().create_future()
         self.first = asyncio.get_running_loop().create_future()
-        """Done with the first bytes, or with the loss of the connection."""
+        """Done once the first bytes came, or the connection is lost."""
         self.transport: asyncio.Transport
         self.events = 0
 
@@ -162,7 +162,7 @@ class LoadConnection(asyncio.Protocol):
         self.transport = cast("asyncio.Transport", transport)  # uvloop's own class is no subclass
 
     def send(self, request: bytes) -> "asyncio.Future[bool]":
-        """Send a request after the answer to the one before; the future says whether a good answer came complete."""
+        """Send a request, once the one before is answered; the result: whether a whole answer of status 200 came."""
         self._reader, self._answered = AnswerReader(), asyncio.get_running_loop().create_future()
         self.transport.write(request)
         return self._answered

@@ -1,10 +1,10 @@
 """The systems of the data plane bench: each is started as its users start it, and its use is measured.
 
     ours    `python -m router`, in mode round-robin and in mode kv; metrics, ledger and journal on, with a nats-server;
-            on request also with tracing on: no request sampled, or all, whose spans the back end takes unread
+            on request also with tracing on, with no request sampled or all; the back end takes the spans unread
     peers   each executable that is named or on PATH, in each of its policies
-    dynamo  NVIDIA Dynamo's frontend in mode kv, before two of its own simulated workers (`dynamo.mocker`): it knows no
-            others. It tokenizes prompts, so it and ours in mode kv run with the tokenizer of one model
+    dynamo  NVIDIA Dynamo's frontend in mode kv, before two of its own simulated workers (`dynamo.mocker`), as it cannot
+            use ours. It tokenizes prompts, so it and ours in mode kv run with the tokenizer of one model
 
 A system is a process and its children. The nats-server of our router, which stores the journal, is counted separately.
 """

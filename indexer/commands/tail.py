@@ -120,7 +120,7 @@ async def follow(
     *,
     heartbeats: bool = False,
 ) -> None:
-    """Call `on_line` with each line from `start` on, while the log's own part runs.
+    """Let `on_line` get each line from `start` on; returns once subscribed: lines come while `log.run` runs.
 
     Each of the two streams is in order. Old messages of both come as fast as they can be read, not merged by time.
     `pattern` returns the subjects of a kind of message: "events", "fleet" or "heartbeat".

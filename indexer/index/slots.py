@@ -1,7 +1,7 @@
 """Slots, which are the small numbers of worker ranks in an index, and refused ranks.
 
 A rank gets the lowest free slot. A refused rank is listed with the reason until it gets a slot, its worker leaves, or
-no fact of it comes for a time. The list is bounded: unknown ranks, however many, take little memory.
+no message comes from it for a time. The list is bounded: unknown ranks, however many, take little memory.
 
 A worker's reported capacity is passed to the index for each of its ranks, whether report or rank comes first, so that
 memory is allocated before blocks come. Only the capacities of the `RANKS_MAX` newest workers are stored.
@@ -105,7 +105,7 @@ class RankSlots:
         self._refused = {rank: refused._replace(last_seen_s=now_s) for rank, refused in self._refused.items()}
 
     def forget_silent(self, since_s: float) -> None:
-        """Remove refused ranks without facts since then."""
+        """Remove refused ranks from which no message came after `since_s`."""
         for rank in [rank for rank, refused in self._refused.items() if refused.last_seen_s <= since_s]:
             del self._refused[rank]
 

@@ -31,7 +31,7 @@ void Tree::remove(u32 rank, const u64* hashes, std::size_t count, u32 tier) {
     reset_if_empty();
 }
 
-// The blocks of one run that the hashes name in a row, from `block` on, upwards or downwards.
+// The blocks of `block`'s run, from `block` up or down, that the next hashes name one by one; the longer of the two.
 Tree::Piece Tree::piece_at(const u64* hashes, std::size_t left, u32 block) const {
     const Run& run = runs_[runs_.of(block)];
     const u32 offset = block - run.begin;
@@ -84,7 +84,7 @@ void Tree::prune(u32 run) {
     runs_.merge_with_child(run);
 }
 
-// Erases the last `count` blocks of a run that has the last blocks of its extent.
+// Erases the last `count` blocks of a run; no other run may lie after it in its extent.
 void Tree::erase_last(u32 run, u32 count) {
     Run& own = runs_[run];
     own.length -= count;

@@ -3,7 +3,7 @@
 a user's mode     `package.module:function`, in `policy.user_modes`; nothing else is ever imported
 the function      pure, `(candidates, request, policy, seed)` by position (`router/decision/policies.py`)
 it returns        a `Choice`, or the index of a candidate
-what it reads     its attributes reads_overlap, reads_load (by default True), reads_rates (False), if it has them
+what it reads     what its attributes reads_overlap, reads_load (both True if missing) and reads_rates (False) say
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +32,7 @@ _PHASE_FIELDS = f"they are {', '.join(PhaseOverrides.__struct_fields__)}"
 
 
 def picked(section: Section, kind: Callable[..., _Limits], **own: object) -> _Limits:
-    """Return a `kind` with the section's fields of the same names, or those in `own`; the rest are defaults."""
+    """Return a `kind` made of `own` and of the section's fields that it has parameters for; the rest are defaults."""
     names = type(section).model_fields.keys() & signature(kind).parameters.keys()
     return kind(**{name: getattr(section, name) for name in names} | own)
 

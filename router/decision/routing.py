@@ -1,8 +1,8 @@
 """Makes decisions: the pure core with the router's clock, index and log of decisions.
 
-decide   one moment's view, the policy in force, the next seed
-take     the decision counts: it is recorded with its promise, under a lease
-lease    first token, bytes flowing, the end; each applied to the state and recorded (`router/native/leases.cpp`)
+decide   makes a decision by the view of one moment, the policy in force and the next seed
+take     carries a decision out: books its work at the rank, under a lease, and records it
+lease    applies and records first token, flowing bytes and end of the answer (`router/native/leases.cpp`)
 apply    applies and records anything else that changes the state: fleet events, heartbeats, policies
 """
 
@@ -42,7 +42,7 @@ class OverlapIndex(Protocol):
         """Return how much of the prefix each rank holds, in the order of `ranks`, and each rank's doubt."""
 
     def overlap(self, sequence_hashes: Sequence[int], ranks: Sequence[WorkerRank]) -> Sequence[RankView]:
-        """Return the same rank by rank, for callers that are not on the request path."""
+        """Return the same as a list with a view for each rank, for callers that are not on the request path."""
 
     def catching_up(self) -> str:
         """Return the progress of the index at its start; empty once it has caught up with the log."""
@@ -60,13 +60,13 @@ class Lease(built.Lease):
     """The work of a decision at one rank, and its outcome. Its creation books the work and records the decision.
 
     first_token   the answer has begun: the prompt is computed. Further calls do nothing
-    on_bytes      bytes of the answer came: the first token, or a renewal, at most `_RENEWALS` in a lease's duration
+    on_bytes      bytes of the answer came: `first_token`, later a renewal, at most `_RENEWALS` in a lease's duration
     end           the request ended at this rank: its promise is withdrawn. No call has an effect after the first `end`.
                   `answer` is what a complete answer says (`router/native/answer.hpp`); `sums` count it if it is ok.
                   Requests end theirs in `FleetRecords.settle` alone (`router/request/records.py`). A lease that is not
                   ended, and gets no bytes, expires after the duration of a lease
     first_byte_s  seconds from the decision to the answer's first byte; None until then
-    ttft_s, itl_s as `latency_of` says; None until the end
+    ttft_s, itl_s as `latency_of` of `router/native/answer.hpp` says; None until the end
     number        which of the router's leases it is, from 1
     """
 
@@ -91,7 +91,7 @@ class DecisionLog:
         self._leases: deque[Lease] = deque(maxlen=decisions_max)
 
     def add(self, lease: Lease) -> None:
-        """Keep a decision. The oldest gives way, if there are too many, and forgets all but its winner."""
+        """Keep a decision. If there are too many, the oldest is dropped; if it is open, it keeps only its winner."""
         if len(self._leases) == self._leases.maxlen and not self._leases[0].ended:
             self._leases[0].verdict.forget_others()
         self._leases.append(lease)
@@ -102,7 +102,7 @@ class DecisionLog:
         return self._leases[-1].number if self._leases else 0
 
     def since(self, number: int, count_max: int) -> list[Lease]:
-        """Return the decisions after the one with this number, newest first: the newest ones if there are too many."""
+        """Return the decisions after the one with this number, newest first, at most the newest `count_max`."""
         return self.newest(min(self.added_total - number, count_max))
 
     def find(self, any_id: str) -> Lease | None:
@@ -206,7 +206,7 @@ class Routing:
     def compare(self, verdict: Verdict, reported_tokens: int) -> None:
         """Compare the predicted reuse with the prompt tokens that the winner reported to have reused.
 
-        Nothing is compared if the policy does not predict what requests in flight bring.
+        Nothing is compared if the policy does not count blocks on their way to a rank (`predict_on_route`).
         """
         compared = compared_of(verdict, reported_tokens) if self.policy.predict_on_route else None
         if compared is not None:

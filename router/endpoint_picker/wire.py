@@ -1,7 +1,7 @@
 """The protobuf messages of Envoy's external processing and of gRPC's health check, as far as they are used.
 
-They are built from the field numbers below when this module is imported; fields that are not named are skipped. The
-picked endpoints are in the header and in the dynamic metadata, with the same value.
+They are built from the field numbers below when this module is imported; fields that are not named are skipped. A
+reply has the picked endpoints twice, as header `DESTINATION` and as dynamic metadata, with the same value.
 Sources: Envoy 1.40, `api/envoy/service/ext_proc/v3/external_processor.proto`, `api/envoy/config/core/v3/base.proto`,
 `api/envoy/type/v3/http_status.proto`; gRPC, `doc/health-checking.md`; the endpoint picker protocol 1.0.0 of the Gateway
 API inference extension (proposal 004); docs/SOURCES.md, D11.
@@ -89,7 +89,7 @@ _OVERWRITE = 2
 
 
 class MessageRefused(Exception):
-    """A gateway sent no message, one of an unknown kind, or one that may not come at this place of the stream."""
+    """A gateway sent bytes that are no message, or a message of a kind that is unknown, or may not come now."""
 
 
 class RequestCame(msgspec.Struct, frozen=True):
@@ -177,7 +177,7 @@ def decode(data: bytes) -> tuple[str, Any]:
     return kind, message
 
 
-def request_came(message: Any) -> RequestCame:  # noqa: ANN401 - a class made from numbers
+def request_came(message: Any) -> RequestCame:  # noqa: ANN401 - its class is one of `MESSAGES`
     """Return the head of a client's request."""
     headers = _headers(message.request_headers.headers.headers)
     path, _, query = headers.pop(b":path", b"/").decode("latin-1").partition("?")
@@ -224,7 +224,7 @@ def _headers(values: Iterable[Any]) -> Headers:
 
 
 def _entry(metadata: Any, outer: str, key: str) -> object:  # noqa: ANN401
-    """Return what the entry holds; None: there is none."""
+    """Return the entry's text, or a list's texts; () for any other value, None without an entry."""
     if outer not in metadata or key not in metadata[outer].fields:
         return None
     value = metadata[outer].fields[key]
@@ -243,7 +243,7 @@ def _subset(metadata: Any) -> tuple[str, ...] | None:  # noqa: ANN401
 
 
 def head_reply(side: Side, lines: HeaderLines = (), removed: tuple[str, ...] = (), destination: str = "") -> Any:  # noqa: ANN401
-    """Pass a head on. These header lines replace its lines of the same names.
+    """Return a reply that passes a head on; `lines` replace the lines of the same names.
 
     `destination`: the picked endpoints, `ip:port` between commas; empty: nothing was picked.
     """
@@ -253,7 +253,7 @@ def head_reply(side: Side, lines: HeaderLines = (), removed: tuple[str, ...] = (
 def body_reply(
     side: Side, lines: HeaderLines = (), removed: tuple[str, ...] = (), destination: str = "", body: bytes | None = None
 ) -> Any:  # noqa: ANN401
-    """Pass on a body, or a part of it; `body` replaces it. A buffered request's head may be changed, too."""
+    """Return a reply that passes on a body, or a part; `body` replaces it. The head of a buffered one may change."""
     if body is None:
         return _reply(f"{side}_body", lines, removed, destination)
     lines = (*lines, (b"content-length", b"%d" % len(body)))
@@ -261,7 +261,7 @@ def body_reply(
 
 
 def chunk_reply(side: Side, data: bytes, *, is_last: bool) -> Any:  # noqa: ANN401
-    """Pass a part of a body of mode full_duplex_streamed on."""
+    """Return a reply that passes on a part of a body of mode full_duplex_streamed."""
     message = _Response()  # made for each event of a stream: keyword arguments would take four times as long
     chunk = getattr(message, f"{side}_body").response.body_mutation.streamed_response
     chunk.body, chunk.end_of_stream = data, is_last
@@ -269,12 +269,12 @@ def chunk_reply(side: Side, data: bytes, *, is_last: bool) -> Any:  # noqa: ANN4
 
 
 def trailers_reply(side: Side) -> Any:  # noqa: ANN401
-    """Pass trailers on."""
+    """Return a reply that passes trailers on."""
     return _Response(**{f"{side}_trailers": {}})
 
 
 def immediate_reply(status: int, headers: HeaderLines, body: bytes) -> Any:  # noqa: ANN401
-    """Answer the client with this, and send the request nowhere."""
+    """Return a reply by which the gateway gives the client this answer, and sends the request nowhere."""
     return _Response(immediate_response={"status": {"code": status}, "headers": _set(headers), "body": body})
 
 

@@ -108,7 +108,7 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     heard_at_s: float | None = None
     draining: bool = False
     drained_by_hand: bool = False
-    """Whether an operator drains the worker, and may put it back; false once its agent stops."""
+    """Whether an operator drained the worker, and may put it back; False once its agent drains it to stop."""
 
 
 class Fleet:
@@ -195,7 +195,7 @@ class Fleet:
         if known is not None and known.registration.instance == instance:
             before = self.unfit(known, now_s)
             beating = self._workers[worker_id] = msgspec.structs.replace(known, heard_at_s=now_s)
-            # While all workers are silent, none is unfit for it: the heartbeat that ends this may change all answers.
+            # While all workers are silent, silence makes none unfit: a heartbeat that ends this may change all answers.
             ends_silence = now_s >= self._heard_last_s + SILENT_S
             self._heard_last_s = now_s
             self.changes += ends_silence or before != self.unfit(beating, now_s)
@@ -211,7 +211,7 @@ class Fleet:
         self.changes += 1
 
     def restore(self, worker: Worker) -> None:
-        """Restore a worker as the youngest, in the order of `workers`."""
+        """Restore a worker as the youngest: call this in the order in which `workers` yielded them."""
         self._workers[worker.registration.worker_id] = worker
         self._ranks += len(worker.registration.dp_ranks)
         self._heard_last_s = max(self._heard_last_s, float("-inf") if worker.heard_at_s is None else worker.heard_at_s)
@@ -270,7 +270,7 @@ class Fleet:
         return ""
 
     def silence(self, worker: Worker) -> str:
-        """Return how long the worker is silent while others are not; empty if it is not silent, or all are.
+        """Return a text that says for how long the worker is silent; empty if it is not, or if all workers are.
 
         If all workers are silent, heartbeats fail, not workers.
         """

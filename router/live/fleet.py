@@ -1,11 +1,11 @@
-"""The fleet as columns, and rows of its decisions, as pure functions: what people are shown.
+"""What people are shown: the fleet as columns, its decisions as rows. All functions are pure.
 
 A thousand ranks are some tens of kilobytes of JSON.
 
 workers    columns with an entry for each worker; `first_rank` is the index of its first rank in the columns of `ranks`
 ranks      columns with an entry for each rank, worker by worker
-texts      columns have indexes: `trust_reason` and `unfit` (why a worker or rank gets no new work) into `reasons`,
-           `model` into `models`, `role` into `roles`
+texts      are in lists, and columns have indexes into these: `trust_reason` and `unfit` (why a worker or rank
+           gets no new work) into `reasons`, `model` into `models`, `role` into `roles`
 
     row of a decision    the chosen rank and the outcome, without the other candidates
     heat of a request    2 ** -(its age / `HALF_LIFE_S`), at the last block of its prompt
@@ -53,7 +53,7 @@ NAMES_MAX = 8
 EXCERPT_TOKENS = 64
 _HASH_BYTES = 8
 SCANNED_MAX = 10_000
-"""How many of the newest decisions one list is searched in."""
+"""How many of the newest decisions are searched for one list."""
 OPEN = "open"
 """In place of an outcome: the request has none yet."""
 _OF_DECISION = (
@@ -184,7 +184,7 @@ class DecisionFilter(NamedTuple):
 def rows(routing: Routing, wanted: DecisionFilter, limit: int) -> list[dict[str, Any]]:
     """Return the newest decisions that are asked for, newest first; no more than `SCANNED_MAX` are looked at.
 
-    `at_s` is Unix time by the present clock.
+    `at_s` is Unix time: the present wall time less the decision's age.
     """
     now_s, wall_s = routing.clock.now(), routing.clock.wall_ns() / 1e9
     newest = routing.decisions.newest(SCANNED_MAX)

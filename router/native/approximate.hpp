@@ -1,5 +1,5 @@
-// Blocks that ranks probably hold, by the requests routed to them alone: tests/reference/approximate.py has the rules. Knows nothing
-// of Python.
+// Blocks that ranks probably hold, judged only by the requests that were routed to them. The rules are in
+// tests/reference/approximate.py. Knows nothing of Python.
 #pragma once
 
 #include "rows.hpp"
@@ -14,8 +14,9 @@ struct RoutedStretch {
     void reset() {}
 };
 
-// The blocks routed to one rank. Its stretches are in a ring: the root, then the oldest stretch, up to the newest one. A request makes
-// all stretches on its path the newest ones, the deepest first: the oldest stretch has no child.
+// The blocks routed to one rank. Its stretches are in a ring: the root, then the oldest stretch, up to the newest one.
+// A request moves all stretches on its path to the newest end, the deepest first. So children are older than their
+// parents, and the oldest stretch has no child.
 class RoutedTree : Stretches<RoutedStretch> {
 public:
     std::size_t block_count() const { return block_count_; }
@@ -89,7 +90,8 @@ public:
             to.row(rank, places[node.parent], Chain(node.blocks.data(), node.blocks.size()), node.expires_at_s);
         }
     }
-    // Adds the next row's stretch; false: it is empty, or its parent is no earlier row or has a child with its first block.
+    // Adds the stretch of the next row. Returns false if it is empty, if its parent (-1: the root) is not an earlier
+    // row's stretch, or if that parent has a child that begins with the same block.
     bool restore(i64 parent, const Chain& blocks, double expires_at_s) {
         const i64 above = parent + 1;  // node 0 is the root, node n + 1 is row n
         if (blocks.empty() || above < 0 || above >= static_cast<i64>(nodes_.size()) || child_of(static_cast<u32>(above), blocks[0]) != kNone) {

@@ -169,12 +169,13 @@ public:
 
 class AnswerBody {
 public:
-    // `is_later`: the client has a part of the answer already.
+    // `mark`: a text that is counted; empty: events are. `is_later`: the client has a part of the answer already.
     AnswerBody(std::int64_t body_bytes, const nb::bytes& mark, bool is_later)
         : reader_(body_bytes), mark_(view_of(mark)), counts_(is_later && mark_.empty()) {}
 
-    // Reads the payload in `data`. While the answer `flows`: returns the complete events as the client gets them, maybe empty.
-    // None: it does not flow, nothing was taken before, it ends, or an alarm is pending.
+    // Reads the payload in `data`. While a stream `flows`, takes its complete events and returns them, framed as a
+    // chunk if the client gets chunks; empty: none is complete. None: the caller has to take them, as the stream does
+    // not flow, nothing was taken yet, the body ends, or an alarm is pending.
     nb::object feed(const nb::bytes& data) {
         end = reader_.feed(view_of(data), pending);
         has_begun = has_begun || !pending.empty();
@@ -246,7 +247,7 @@ public:
 
     std::string pending;
     std::int64_t end = -1;
-    std::size_t marks = 0, later = 0;  // in what was taken last; in all that was taken after the first
+    std::size_t marks = 0, later = 0;  // in the last take; in a stream, in all takes after the first one with a mark
     bool has_begun = false, flows = false;
 
 private:
@@ -285,7 +286,7 @@ private:
     KeptEvents* kept_ = nullptr;
     std::size_t seen_ = 0;  // pending bytes in which no event ends
     std::size_t pending_max_ = 0;
-    bool counts_, is_stream_ = false, is_chunked_ = false;  // `counts_`: marks are `later` ones from now on
+    bool counts_, is_stream_ = false, is_chunked_ = false;  // `counts_`: marks count as `later` from now on
 };
 
 }  // namespace

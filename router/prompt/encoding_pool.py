@@ -1,7 +1,8 @@
 """Threads that decode and encode long requests while the event loop serves others.
 
-Large text, of more than `LARGE_BYTES`, has its own threads, so that other texts do not wait for it. With it at
-most three quarters of `waiting_bytes_max` may wait, with other text the whole. If no text waits, any size is accepted.
+Large text, of more than `LARGE_BYTES`, has its own threads, so that other texts do not wait for it. It is refused if
+more than three quarters of `waiting_bytes_max` would then wait, other text if more than all of it would. If no text
+waits, any size is accepted.
 """
 
 import asyncio

@@ -1,12 +1,12 @@
 """Prompts with images: the tokens up to which the router knows them, and the positions of images.
 
     the workers state a rule for images           known up to the first unseen image
-      the image is in a `data:` URL, and counted    seen: BLAKE3 of its bytes, and its size, from its first bytes
+      a `data:` URL whose first bytes state a size  seen: its digest (BLAKE3), and its number of tokens, by the size
       anything else (https, file, no size)          unseen: only workers fetch images
     they state none                               known up to the last special token before the first image's message
 
 Known tokens are those that the worker computes on, so that routing uses a correct prefix; block hashes end with the
-last completely known block. Plain functions of their arguments, for a thread: an image may be megabytes.
+last completely known block. The functions keep no state, so threads can run them: an image may be megabytes.
 """
 
 import binascii
@@ -27,7 +27,7 @@ from kv_runtime.text.tokenizer_model import TokenizerText
 from router.prompt.chains import TOKEN_BYTES
 
 TOKENS_MAX = 1 << 18
-"""Bound on all images of a prompt: a few bytes may become 65,536 tokens each."""
+"""Bound on the tokens of all images of a prompt: an image of a few bytes may become 65,536 tokens."""
 _HEAD_CHARACTERS_MAX = 128
 PIECE_DIGITS = 1 << 20
 """Base64 characters that are decoded at a time; an image's size must be in the first of these pieces."""
@@ -60,7 +60,7 @@ class KnownPrompt(NamedTuple):
 
 
 def seen_image(url: str, rule: ImageRule, body: Body | None = None) -> SeenImage | None:
-    """Return the image in a `data:` URL, or cut out of it; None if there is none, or it cannot be counted."""
+    """Return the image of a `data:` URL; `body` may have cut it out. None: no image, or its tokens are unknown."""
     comma = url.find(",", 0, _HEAD_CHARACTERS_MAX)
     head = url[: max(0, comma)].lower()
     if not head.startswith(_DATA) or not head.endswith(";base64"):

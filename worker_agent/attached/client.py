@@ -14,7 +14,7 @@ path             facts
 /v1/models       kind: `owned_by`; names: cards without a `parent`; adapters: those with one; `max_model_len`; if the
                  engine states it in `root`, the model's directory
 /openapi.json    endpoints, by their paths; a server may be configured to hide it
-others           `EngineServer.info` of this kind of engine
+others           what each `Info` in `EngineServer.info` of this kind of engine reads
 """
 
 import asyncio
@@ -117,7 +117,7 @@ class EngineClient:
         answer_s: float = 0.0,
         posted: bytes | None = None,
     ) -> T:
-        """Return what `read` finds in the answer to a GET of `path`, or to a POST if `posted` is its body.
+        """Return what `read` finds in the answer to a GET of `path`, or to a POST of `posted` if it is given.
 
         The outcome is counted under `what`. `read` may raise `MalformedMessage`. `answer_s` 0: `ANSWER_S`.
 

@@ -1,16 +1,16 @@
 """The engine's effective arguments: all layers merged, with what the agent sets itself, leaves out, and checks.
 
     default < flag < file < override < forced    `layers.py`: merged, each value with its origin
-    each layer                                   types of what the agent reads: `_READ`
-    merged                                       forced values: `forced_layer`; what the engine does not take: `pruned`;
-                                                 conflicting arguments: `conflicts`
+    in each layer                                the types of what the agent reads are checked: `_READ`
+    once merged                                  `forced_layer` sets values, `pruned` leaves out what the engine does
+                                                 not take, and `conflicts` finds arguments that do not fit together
 
 The engine gets only the arguments that a user set and the engine takes, and forced ones: every other argument has the
 engine's own default, which a model's defaults may replace only while the argument is unset. An encode worker, which has
 neither a KV cache nor our tokenizer, gets no forced arguments.
 
-All other names and values are checked by the pydantic model of the engine's backend, which differs between versions: it
-refuses them before the model is loaded, and `worker_agent/engines/trtllm/bindings.py` names layer and place.
+All other names and values are checked by the installed engine's own pydantic class, before the weights are loaded. If
+it refuses one, `worker_agent/engines/trtllm/bindings.py` names the layer and place that set it.
 
 Source: `docs/SOURCES.md` D4.2 (buffer), D6.2 and D6.3 (flags, forced values, reuse, the encoder's list), E1.1, E2.1
 (100000). NVIDIA/TensorRT-LLM: `tensorrt_llm/llmapi/llm.py`, `_build_model` (guided decoding takes the engine's own
@@ -78,7 +78,7 @@ KVBM: Mapping[str, str] = {
     "connector_scheduler_class": "DynamoKVBMConnectorLeader",
     "connector_worker_class": "DynamoKVBMConnectorWorker",
 }
-"""The arguments of the preset `kvbm` of newer versions. Every supported version takes them written out."""
+"""Newer versions have these arguments as the preset `kvbm`; every supported version takes them one by one."""
 
 DEFAULTS = layer(
     "default", [((), {"model": "TinyLlama/TinyLlama-1.1B-Chat-v1.0", "skip_tokenizer_init": True}, "default")]
@@ -186,10 +186,10 @@ def flag_layer(options: EngineOptions) -> Values:
 
 
 def forced_layer(values: Values, options: EngineOptions) -> Values:
-    """Return the values of this table that differ from the merged ones; of several rows for a path the last counts.
+    """Return the values of `rows` below that differ from the merged ones; if several rows set a path, the last counts.
 
-    KV events are polled, because a polled engine says more than one that streams (salts, adapters, media). Guides,
-    logits processors and media need the engine's own tokenizer.
+    KV events are polled, because streamed ones name no salts, adapters or media. Guides, logits processors and media
+    need the engine's own tokenizer.
     """
     events, role, version = options.publishes_kv_events, options.role, options.engine_version
     refuses_overlap = role == "prefill" and is_before(version, CONTEXT_WITH_OVERLAP)
@@ -269,10 +269,10 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
 def conflicts(args: EngineArgs, options: EngineOptions) -> list[ArgumentFinding]:
     """Return what is wrong with the engine's arguments as a whole: the rows of this table that apply.
 
-    A transceiver without backend is a warning, because the environment may set it. The buffer is not checked without
-    `max_seq_len`, which the model defines then; at least one token is generated, so the longest input is shorter by
-    one. A decode worker's prefill workers may allow only shorter inputs. The router checks that a prefill and a decode
-    worker fit together (`router/fleet/registry.py`).
+    A transceiver without backend is a warning, because the environment may set it. The transfer buffer must hold the
+    longest input, `max_seq_len` - 1 tokens, as at least one is generated. Without `max_seq_len` it is not checked. At a
+    decode worker a smaller buffer is a warning, because its prefill workers may allow only shorter inputs. The router
+    checks that a prefill and a decode worker fit together (`router/fleet/registry.py`).
     """
     role, count, version = options.role, options.gpu_count, options.engine_version
     buffer, longest = args.value(*_BUFFER), (args.value("max_seq_len") or 0) - 1
@@ -333,7 +333,7 @@ def conflicts(args: EngineArgs, options: EngineOptions) -> list[ArgumentFinding]
 
 
 def effective_args(layers: Sequence[Values], options: EngineOptions) -> EngineArgs:
-    """Return the engine's arguments; each value has the highest layer that sets it as its origin.
+    """Return the engine's arguments; a value's origin is the highest layer that sets it.
 
     `layers` are flags, file and override, the lowest first; none of them is changed.
 

@@ -104,7 +104,7 @@ class Simulator:
         return bool(self._visible)
 
     def submit(self, request: EngineRequest, now_s: float, choice: int = 0) -> None:
-        """Queue a request that arrives at `now_s`, on the rank that it names, or on the one with the fewest.
+        """Queue a request that arrives at `now_s`, on the rank that it names, else the one with the fewest requests.
 
         `choice` is its number among the choices of a prompt: each choice is a request of its own here.
 
