@@ -1,8 +1,8 @@
 """The index inside another process: the only module that the router imports.
 
 index = EmbeddedIndex(settings, log, clock);  await index.start();  parts = [..., *index.parts(stage)]
-index.columns(chain, ranks)                   the overlap at one moment, without an await
-chat_pieces, hash_blocks                      a prompt's tokens and sequence hashes
+index.columns(chain, ranks)                   returns each rank's overlap, all of one moment, without an await
+chat_pieces, hash_blocks                      return a prompt's tokens, and its sequence hashes
 """
 
 import asyncio

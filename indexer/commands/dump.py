@@ -92,7 +92,7 @@ def dump(
 
 @contextmanager
 def _target(out: Path | None, *, force: bool) -> Iterator[IO[bytes]]:
-    """Yield the file to write to; it gets its name once it is complete."""
+    """Yield the file to write to, which gets the name `out` once it is complete; without `out`, standard output."""
     if out is None:
         yield sys.stdout.buffer
         return

@@ -108,7 +108,7 @@ def decode_checkpoint(data: bytes) -> Checkpoint:
 
 
 class RankState(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank's place in its stream, and its blocks there; `logged_seq` and `stale` are the follower's."""
+    """A rank's place in its stream, and its blocks there; `logged_seq`, `stale`: as in `FollowerStatistics`."""
 
     worker_id: WorkerId
     dp_rank: DpRank

@@ -1,7 +1,7 @@
 """The index as a fold over the log: messages in, index changes inside, questions out.
 
-    apply(fact, now) -> questions to send        tick(now) -> questions to send        columns(...) -> what is held
-    checkpoint(...) -> all of it, at a place in the log        restore(checkpoint, now)
+    apply(fact, now), tick(now) -> questions to send        columns(chain, ranks) -> what each rank holds of a chain
+    checkpoint(...) -> the whole state, at a place in the log        restore(checkpoint, now)
 
 Facts arrive in any order, late, twice or never; `follower.py` says what each means. A rank is forgotten when its
 worker left, or when no heartbeat or answer came for `gone_s` while the log was connected and this process was awake:
@@ -56,7 +56,7 @@ class RankView(msgspec.Struct, frozen=True, gc=False):
 
 
 class FoldStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """The index, each rank's stream, and how many blocks each rank holds on each tier."""
+    """Figures of the index and of each rank's stream, and how many blocks each rank holds on each tier."""
 
     index: IndexStatistics
     memory_bytes: dict[str, int]
@@ -93,7 +93,7 @@ class IndexFold:
         self._ranks: dict[WorkerRank, StreamFollower] = {}
         self._waiting: dict[int, None] = {}
         self._in_flight: set[int] = set()
-        """Slots of ranks: of those whose questions wait, in this order, and of those with questions in flight."""
+        """`_waiting`: slots of ranks whose questions wait, in this order; `_in_flight`: of those that await answers."""
         self._request_ids = count(1)
         self._status_columns = StatusColumnsCache(self._slot_of, self._status)
         self._is_log_connected = True
@@ -122,7 +122,7 @@ class IndexFold:
         return self._next_questions(now_s)
 
     def _restart_timeouts(self, silent_s: float, now_s: float) -> None:
-        """Nothing could be received for `silent_s` (inf: not known how long): that silence proves nothing."""
+        """Restart timeouts after `silent_s` (inf: unknown) in which nothing could be received: it proves nothing."""
         self._slots.restart_refused_timeouts(now_s)
         for stream in self._ranks.values():
             stream.alive_at_s = min(stream.alive_at_s + silent_s, now_s)
@@ -215,7 +215,7 @@ class IndexFold:
         return questions
 
     def _question_of(self, stream: StreamFollower, now_s: float) -> Question:
-        """Return the question that is due. Its digests stay right until it is answered: DOUBT applies nothing."""
+        """Return the due question. A repair's digests stay right until the answer: nothing is applied in DOUBT."""
         place, question = stream.position, stream.question
         request_id = question.begin(place[1], now_s)
         if question.wants == "dump":

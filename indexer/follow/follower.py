@@ -27,7 +27,7 @@
     DOUBT        repair complete, repair wanted        replace the blocks of its buckets; settle at its last_seq
     DOUBT        dump complete                         replace all; settle at its last_seq
     LIVE, DOUBT  bytes refused                         DOUBT: repair
-    HOLE         bytes refused                         nothing: the tail has them, or they leave another hole
+    HOLE         bytes refused                         nothing: the tail has their batches, or lacks them: a new hole
     HOLE, DOUBT  an answer that cannot be right        DOUBT: dump
     any          heartbeat of another epoch            restart: forget all, LIVE at seq 0; if a batch outran it,
                                                          DOUBT: dump
@@ -139,7 +139,7 @@ class StreamFollower:
 
     @property
     def is_off_log(self) -> bool:
-        """Whether a fold of the log alone may differ: in its place, or because the blocks may be wrong."""
+        """Whether a fold of the log alone may differ: the place is not from the log, or the stream wants an answer."""
         differs = self._cursor != self._logged_seq or (self._logged_seq == 0 and self.counts.restarts > 0)
         return differs or self.question.wants is not None
 
@@ -393,7 +393,7 @@ class StreamFollower:
         self._settle(now_s, last_seq)
 
     def _settle(self, now_s: float, answered_seq: int | None = None) -> None:
-        """Close the question and apply waiting batches that follow; LIVE, or a hole before the rest."""
+        """Close the question and apply waiting batches that follow; then LIVE, or in a HOLE if others still wait."""
         if answered_seq is not None:
             self._heartbeats.discard_beyond(answered_seq, self.question.sent_at_s)
             self.counts.implausible += self._reorder_buffer.drop_untrue(answered_seq, self.question.request_id)

@@ -2,12 +2,12 @@
 
     a message of a rank's stream    span        what the fold does with it
     ----------------------------    ---------   --------------------------------------------------------------------
-    cannot be read                  -           `MalformedMessage`: nothing
-    seqs in a row                   BatchSpan   if it continues the stream, the index applies the bytes
-    any other                       None        batch by batch, decoded
+    cannot be read                  -           it gets a `Received` without content: the rank's blocks may be wrong
+    consecutive seqs                BatchSpan   if they continue the stream, the index applies the bytes
+    any other                       None        the message is decoded, and its batches are applied one by one
 
-The core reads the span from the heads, by the layout and rules of `kv_protocol/codec.py`. A message that breaks one of
-the rules has no span; decoding it finds the fault.
+The core reads the span from batch heads, by the layout and rules of `kv_protocol/codec.py`. A message that breaks one
+of the rules has no span; decoding it finds the fault.
 """
 
 from typing import NamedTuple
@@ -31,7 +31,7 @@ class BatchSpan(NamedTuple):
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):
-    """The bytes of a valid message; `span` is None if its seqs are not in a row."""
+    """The bytes of a valid message; `span` is None if its seqs are not consecutive."""
 
     data: bytes
     span: BatchSpan | None

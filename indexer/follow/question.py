@@ -101,7 +101,7 @@ class RecoveryQuestion:
         return True
 
     def on_answered(self) -> None:
-        """The answer is complete; a heartbeat has yet to prove that the stream is right."""
+        """Close the answered question; the pause before the next grows until a heartbeat proves the stream right."""
         self._unanswered_s, self._unproven_s = 0.0, self._longer(self._unproven_s)
         self.end()
 
@@ -114,7 +114,7 @@ class RecoveryQuestion:
         self._parts = AnswerParts()
 
     def on_proof(self) -> None:
-        """The stream is right: the next question needs no pause."""
+        """Forget all pauses: the stream is right, so its next question may be sent at once."""
         self._unanswered_s = self._unproven_s = 0.0
 
     def is_in_flight(self, now_s: float) -> bool:

@@ -89,7 +89,7 @@ class HeartbeatTracker:
         return claim.at_s - self._passed.at_s >= late_s
 
     def reach(self, awaited: HeartbeatClaim, cursor: int) -> None:
-        """The cursor reached the awaited claim, or passed it."""
+        """Note that the cursor reached `awaited`, or passed it: a claim equal to the cursor can now be compared."""
         self.awaited = self._newest if cursor < self._newest.seq else None
         for claim in (awaited, self._newest):
             if claim.seq == cursor:

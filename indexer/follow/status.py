@@ -3,10 +3,10 @@
 stale          why the rank's blocks are not known to be current
 ------------   ------------------------------------------------------------------------------------------------
 never_heard    nothing was received
-refused        the index has no slot or memory for it
+refused        the index has no slot or memory for the rank
 resyncing      batches are missing, or the blocks may be wrong: a recovery is under way
 overfull       the index had no memory for some of its blocks; the others are known
-source         its consolidator reports it as stale
+source         the rank's consolidator reports it as stale
 no_events      the same: the engine publishes no KV events, or none arrive (`kv_protocol.fleet.NO_EVENTS`)
 behind         a heartbeat reported batches that were not received yet
 log_away       the log is disconnected; the rank was current, or behind, before

@@ -1,7 +1,7 @@
 """Columns of many ranks for a decision, reused between decisions if nothing changed.
 
-For a repeated tuple of ranks (the same object), slots are looked up once, and a stream's status again only after a fact
-of its rank.
+For a repeated tuple of ranks (the same object), slots are looked up once, and a stream's status again only after
+something happened that may have changed it.
 """
 
 from array import array
@@ -22,10 +22,10 @@ StreamStatus = tuple[int, int, str]
 
 
 class OverlapColumns(NamedTuple):
-    """For n ranks in order: depths (4, n) on the tiers 0..t, and the status of each stream.
+    """For n ranks in order: `depths` (4, n), whose row t counts blocks on the tiers 0..t, and the streams' status.
 
-    The next question about the same tuple of ranks overwrites `depths`. The other columns stay the same objects while
-    their values stay the same.
+    The next question about the same tuple of ranks overwrites `depths`. `epochs` and `doubts` stay the same objects
+    while their values stay the same.
     """
 
     depths: NDArray[np.int32]
@@ -51,13 +51,13 @@ class StatusColumns:
         self.answer = OverlapColumns(np.frombuffer(self.depths, np.int32).reshape(_TIERS, -1), (), (), ())
 
     def touch(self, rank: WorkerRank) -> None:
-        """The rank's status may have changed."""
+        """Let the rank's status be looked up again, as it may have changed."""
         column = self._column_of.get(rank)
         if column is not None:
             self.touched.add(column)
 
     def touch_all(self) -> None:
-        """The status of any rank may have changed."""
+        """Let the status of all ranks be looked up again, as it may have changed."""
         self.touched.update(self._column_of.values())
 
     def refresh(self, status_of: Callable[[WorkerRank], StreamStatus]) -> None:
@@ -81,7 +81,7 @@ class StatusColumnsCache:
     def __init__(self, slot_of: Callable[[WorkerRank], int], status_of: Callable[[WorkerRank], StreamStatus]) -> None:
         self._slot_of, self._status_of = slot_of, status_of
         self._known: dict[int, StatusColumns] = {}
-        """By the id of the tuple, which the value keeps alive."""
+        """By the id of the tuple of ranks; the value keeps the tuple alive, so no other tuple gets this id."""
 
     def __len__(self) -> int:
         return len(self._known)
@@ -98,15 +98,15 @@ class StatusColumnsCache:
         return known
 
     def touch(self, rank: WorkerRank) -> None:
-        """The rank's status may have changed."""
+        """Let the rank's status be looked up again, as it may have changed."""
         for columns in self._known.values():
             columns.touch(rank)
 
     def touch_all(self) -> None:
-        """The status of any rank may have changed."""
+        """Let the status of all ranks be looked up again, as it may have changed."""
         for columns in self._known.values():
             columns.touch_all()
 
     def clear(self) -> None:
-        """Slots have changed: drop all columns."""
+        """Drop all columns, because slots have changed."""
         self._known.clear()

@@ -21,7 +21,7 @@ A sequence hash identifies a block and all before it, so the index has one node 
   Removals are always done, even at the limit, and may exceed it: the native index keeps blocks in runs with the same
   holders, and a removal in the middle of a run adds up to two runs of 48 bytes each, and a set of holders if it is new.
 
-An *outline* is the shape of the index at one moment, for people; it never changes. Its nodes are blocks in a row
+An *outline* is the shape of the index at one moment, for people; it never changes. A node of it is a row of blocks
 without a fork, whichever ranks hold them; the root is no node. The root's children begin sequences, or their parents
 are unknown. A node's heat is the sum of the heat of all requests that end in the node or behind it.
 
@@ -102,7 +102,7 @@ class OutlineNode(NamedTuple):
 
 
 class Outline(Protocol):
-    """The nodes of an index; `len` counts them. Nodes are numbers of this outline; None is the root."""
+    """The nodes of an index; `len` counts them. A node is named by a number of this outline; None is the root."""
 
     @property
     def blocks(self) -> int:
@@ -132,7 +132,7 @@ class PrefixIndex(Protocol):
     """The prefixes of ranks (small ints chosen by the caller). An unknown rank raises `KeyError`."""
 
     def register(self, rank: int, capacity_blocks: int = 0) -> None:
-        """Add `rank` without blocks, unless it is known; reserve memory for `capacity_blocks` more.
+        """Add `rank` without blocks, unless it is known; reserve memory for `capacity_blocks` blocks of it.
 
         Raises:
             IndexFull: the rank is new, and there is no memory.

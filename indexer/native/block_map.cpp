@@ -2,7 +2,7 @@
 
 namespace kv {
 
-// Leaves one segment, even beyond the limit: no lookup works without a segment.
+// Empties the map, but leaves one segment, even beyond the memory limit: no lookup works without a segment.
 void BlockMap::reset() {
     budget_->used -= bytes();
     buckets_.release();
@@ -103,8 +103,8 @@ bool BlockMap::split(u32 segment) {
     return true;
 }
 
-// Moves the blocks that now belong to another segment. Their old bucket follows from their new spot, since the directory
-// alone decides the segment.
+// Moves the blocks that now belong to another segment. Their old bucket follows from their new spot, since a spot's
+// place within its segment does not depend on the directory.
 void BlockMap::move_entries(u32 segment) {
     moving_.clear();
     for (std::size_t at = std::size_t{segment} * kBuckets; at < (std::size_t{segment} + 1) * kBuckets; ++at) {

@@ -1,4 +1,4 @@
-// From a sequence hash to its block: extendible hashing, one cache line a lookup, 5.3 bytes a place, 7.6 to 15 a block.
+// Maps sequence hashes to blocks by extendible hashing: one cache line a lookup, 5.3 bytes an entry, 7.6 to 15 a block.
 //
 //     directory   top bits of the spread hash -> segment
 //     segment     1024 buckets; splits in two when 70 % full, so that no insertion waits for a rehash of everything

@@ -1,7 +1,7 @@
-// Where blocks live: slots in extents, so that the blocks of a chain lie in a row.
+// Where blocks live: in slots of extents, so that the blocks of a chain lie side by side in memory.
 //
-//     slot     number of a block: its sequence hash, and the run that it belongs to
-//     extent   4 << order slots in a row, of which the first ones are in use; order 0..10
+//     slot     has a block's sequence hash, and the run that it belongs to; its number is the block's
+//     extent   4 << order consecutive slots, of which the first `used` are in use; order 0..10
 //
 // Extents come from superblocks of 4096 slots by the buddy system: an extent's upper half is given back as soon as it is
 // empty, and free neighbours grow together again. Free extents are linked through the hashes of their first two slots.

@@ -24,7 +24,7 @@ namespace kv {
 
 namespace {
 
-// The string at the key of a message with two keys; null: there is none.
+// The string at the key of a message; null if there is none, or the message has not exactly two keys.
 PyObject* string_at(PyObject* message, PyObject* key) {
     PyObject* found = PyDict_CheckExact(message) && PyDict_GET_SIZE(message) == 2 ? PyDict_GetItem(message, key) : nullptr;
     return found != nullptr && PyUnicode_CheckExact(found) ? found : nullptr;
@@ -138,7 +138,7 @@ private:
     Py_ssize_t size_ = 0, at_ = 0;
 };
 
-// A window begins at each `stride`-th token; with EAGLE it has one token of the next block. For a window longer than 240
+// A window begins at each `stride`-th token; with EAGLE its last token is of the next block. For a window of over 240
 // bytes XXH3 would derive the secret from the seed each time, which takes as long as the hashing; so it is derived once.
 void hash_chain(Tokens& tokens, Py_ssize_t stride, Py_ssize_t width, u64 seed, std::vector<u64>& hashes) {
     alignas(64) unsigned char secret[XXH_SECRET_DEFAULT_SIZE];
@@ -177,7 +177,7 @@ nb::object hash_blocks(nb::handle given, nb::tuple hashing, nb::handle seed_give
     const nb::bytes packed(hashes.data(), sizeof(u64) * hashes.size());
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - began;
     return nb::make_tuple(tokens.size(), packed, seconds.count());
-} catch (const std::exception&) {  // this function raises an error that says what is wrong
+} catch (const std::exception&) {  // Python's function raises an error that says what is wrong
     return nb::module_::import_("indexer.native.index").attr("hash_by_package")(given, hashing, seed_given);
 }
 

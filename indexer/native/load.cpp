@@ -48,7 +48,7 @@ std::size_t Tree::hold_rows(u32 rank, const std::vector<ColumnsView>& chunks, do
     return counters_.refused_blocks - before;
 }
 
-// Holds the chain of rows that begins at `at`; returns its length.
+// Makes the rank hold the chain of rows that begins at `at`; returns its length.
 std::size_t Tree::load_chain(u32 rank, const ColumnsView& rows, std::size_t at, double now_s) {
     const u32 bits = rows.tiers[at] & kAllTiers;
     const bool has_parent = (rows.tiers[at] & kRowHasParent) != 0;

@@ -1,4 +1,4 @@
-// How many blocks of a prefix each rank holds: walks the runs, and drops the ranks that are not among a run's holders.
+// Finds how many blocks of a prefix each rank holds: walks the runs, and drops ranks that do not hold the present run.
 //
 // Depths on the tiers 0..t are equal for all t as long as all holders lie on tier 0. So a tier gets a row of its own only
 // once a set with its plane was met. `rows_` counts the rows; the last one also stands for all further tiers.
@@ -29,7 +29,7 @@ public:
         return planes != 0;
     }
 
-    // Only the ranks in `words` survive; the others reached `depth`. False: no rank is left.
+    // Lets only the ranks in `words` survive; the others get `depth`. False: no rank is left.
     bool meet(const u64* words, u32 planes, u32 width, u32 depth) {
         if (rows_ == 1 && planes <= 1) {
             return meet_on_one_tier(words, width, depth);
@@ -51,7 +51,7 @@ public:
         return left != 0;
     }
 
-    // The remaining ranks reached `depth`; tiers without a row of their own get the last row.
+    // Gives the surviving ranks `depth`, and tiers without a row of their own the last row.
     void finish(u32 depth) {
         for (u32 row = 0; row < rows_; ++row) {
             for (u32 word = 0; word < width_; ++word) {

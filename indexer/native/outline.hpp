@@ -6,8 +6,8 @@
 //     warm      requests, each at the run that its block lies in
 //     lay_out   nodes, parents before children; sums from the leaves up
 //
-// The tree may change between slices. A run is left out and counted, with all behind it, if its parent is another one than
-// when it was copied: nothing is ever shown behind a block that it does not follow.
+// The tree may change between slices. A run whose parent is another one than when it was copied is left out with all
+// behind it, and counted as skipped: nothing is ever shown behind a block that it does not follow.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +25,7 @@ struct PassedRequest {
     double used_s;
 };
 
-// Blocks in a row without a fork, whatever their holders. `children`: the nodes behind the last; `depth_blocks`: from the root to it.
+// A row of blocks without a fork, whoever holds it. `children` follow `last`; `depth_blocks`: from the root to `last`.
 struct OutlineNode {
     u64 first = 0, last = 0;
     u64 blocks = 0, subtree_blocks = 0, depth_blocks = 0;

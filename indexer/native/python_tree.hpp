@@ -116,7 +116,7 @@ class PyTree {
 public:
     PyTree(u64 memory_bytes_max, u64 seed) : tree_(std::make_unique<Tree>(Limits{memory_bytes_max, seed})) {}
 
-    // ------------------------------------------------------------------------------------------------- facts
+    // ------------------------------------------------------------------------------------------------- changes
 
     void add_rank(u32 rank, u32 capacity_blocks) {
         if (rank > kRankMax) {

@@ -1,6 +1,6 @@
 // The run tree: a radix tree of block chains, compressed.
 //
-//     run      blocks in a row, in one extent, with one set of holders; a child follows a run's last block
+//     run      consecutive blocks of one extent, with one set of holders; a child follows a run's last block
 //     run 0    the root: it has no holders, and is the parent of all runs without a known parent
 //
 //     sequence A B C D E F held by rank 1, A B C G by rank 2:

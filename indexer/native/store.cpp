@@ -49,7 +49,7 @@ std::size_t Tree::not_held(const u64* hashes, std::size_t count, Holder holder) 
     return missing;
 }
 
-// Holds a chain behind `above` (kNone: from the beginning); returns how many of its blocks fitted into memory.
+// Makes `holder` hold a chain behind `above` (kNone: the root); returns how many of its blocks fitted into memory.
 std::size_t Tree::attach(u32 above, const u64* hashes, std::size_t count, Holder holder, double now_s) {
     std::size_t at = 0;
     while (at < count) {

@@ -55,8 +55,8 @@ public:
     const Limits& limits() const { return limits_; }
     const Counters& counters() const { return counters_; }
 
-    // changes; all but `add_rank` and `drop` throw UnknownRank for an unknown rank, and then change nothing. A `size_t` is the
-    // number of blocks for which there was no memory.
+    // changes; all but `add_rank` and `drop` throw UnknownRank for an unknown rank, and then change nothing. A returned
+    // `size_t` is the number of blocks for which there was no memory.
     void add_rank(u32 rank, u64 capacity_blocks);
     std::size_t store(u32 rank, const u64* parent, const u64* hashes, std::size_t count, u32 tier, double now_s);
     void remove(u32 rank, const u64* hashes, std::size_t count, u32 tier);

@@ -14,8 +14,8 @@ worker that left stays until a snapshot lacks it: the log of events does not con
     the rank                                              note
     ---------------------------------------------------   ----------------------------------------------------------
     is stale (resyncing)                                  the log lacks batches from its place on
-    is at another place than the log brought it to        further: the snapshot has batches of an answer that the log
-                                                            had not brought; less far: the snapshot lacked some
+    is at another place than the log's last batch of it   beyond: the snapshot has batches of an answer that the log
+                                                            had not brought; before: it lacked batches of the log
     is at the beginning of an epoch                       the snapshot has the epoch from a heartbeat; the log has
                                                             nothing of it yet, and may still have older batches
     was stale in the snapshot (resyncing, overfull,       the log does not show when that ended
@@ -123,7 +123,7 @@ class AvailableMoment(NamedTuple):
 
 
 async def seq_at(log: EventLog, time_ns: int) -> int:
-    """Return the log's last message of that time or earlier.
+    """Return the seq of the log's last message of that time or earlier.
 
     Raises:
         NotRetained: all messages of the log are later.
@@ -204,7 +204,7 @@ class _Past:
         return None
 
     async def oldest(self) -> AvailableMoment | None:
-        """Return the oldest message from which on every moment is available."""
+        """Return the oldest message from which on every moment is available; None if there is none."""
         if not self._stream.last_seq:
             return None
         if self._stream.first_seq <= 1:

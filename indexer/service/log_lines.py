@@ -2,7 +2,7 @@
 
     message                 lines
     ---------------------   ------------------------------------------------------------------------------------
-    of a rank's stream      `EventLine`: of one epoch, seqs in a row, one kind and one tier
+    of a rank's stream      an `EventLine` for consecutive seqs of one epoch, one kind and one tier
     of the fleet            `FleetLine`
     a heartbeat             `BeatLine`
     malformed               `UnreadableLine`, with the reason
@@ -23,7 +23,7 @@ _SHORT = 1 << 32
 
 
 class EventLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="line", tag="events"):
-    """Batches `first_seq` to `last_seq`. `first_hash` is their first block, `parent` the block before it."""
+    """Batches `first_seq` to `last_seq`; their first block (None: cleared), and its parent if it was stored."""
 
     time_ns: int
     stream_seq: int

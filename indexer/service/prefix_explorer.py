@@ -1,9 +1,9 @@
 """The prefix tree of all ranks for people: pages of nodes, with how much lies behind each and which ranks hold it.
 
 An outline (`index/prefix_index.py`) gives sizes and order. It is made on a thread, made again once it is older than
-`FRESH_S`, and dropped `IDLE_S` after its last use. Holders are as of the question, not as of the outline. Other
-threads run between two slices of the outline and between two nodes. On a page hashes are decimal text, since
-JavaScript's numbers do not have 64 bits.
+`FRESH_S`, and dropped `IDLE_S` after its last use. Holders are as of the question, not as of the outline. The event
+loop goes on meanwhile: other threads run between two slices of the outline, and between two nodes of a page. On a page
+hashes are decimal text, since JavaScript's numbers do not have 64 bits.
 """
 
 import asyncio

@@ -3,9 +3,9 @@
 A snapshot covers the log up to its place. If its place is beyond the end of the log, it belongs to a former log that
 was lost. The newest snapshot is the one that covers most of this log.
 
-    write     if the log has messages that the newest snapshot does not cover, and
-                  there is no snapshot, or the newest is at least `period_s` old, or that far in the future (the clock
-                  was set back), or the messages after it take more than a quarter of the log's byte limit
+    write     if the log has messages that the newest snapshot does not cover, and one of these holds: there is no
+              snapshot; the newest is at least `period_s` old, or as far in the future (the clock was set back); the
+              messages after it take more than a quarter of the log's byte limit
     purge     if the log takes more than three quarters of its byte limit: the messages up to the place of a snapshot
               that was read back. It is the oldest one after which the log takes at most half of the limit, or the
               newest one if there is none
@@ -62,7 +62,7 @@ class Retention:
     def __init__(
         self, log: LogExtent, names: Iterable[str], limits: KeepingLimits, others: Collection[str] = ()
     ) -> None:
-        """`names` are the bucket's; names that no snapshot has are ignored. `others` are snapshots of another log."""
+        """`names` are the bucket's; those not of our form are ignored. `others` are snapshots of another log."""
         ours = sorted((name for name in map(SnapshotName.read, names) if name is not None), reverse=True)
         self._log, self._limits = log, limits
         self.of_this_log = [name for name in ours if name.stream_seq <= log.last_seq and str(name) not in others]

@@ -82,7 +82,7 @@ def index_routes(fold: IndexFold, explorer: PrefixExplorer) -> Sequence[web.Rout
 
 
 def refused_of(refused: Mapping[WorkerRank, str]) -> dict[str, str]:
-    """Return the refused ranks by their names."""
+    """Return why each refused rank is refused, by the rank's name."""
     return {str(rank): reason for rank, reason in refused.items()}
 
 

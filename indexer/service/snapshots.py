@@ -3,9 +3,9 @@
     written        put, read back, and compared; only then does a snapshot cover messages that may be purged
     restored       the best snapshot that decodes, covers the place in its name, is of the present stream, and fits into
                    the index; others are logged and counted, and the next is tried
-    no check       while the log is away, is another one, or the index is still catching up
-    no write       while a rank is off the log (an answer or a restart is ahead of it, or batches of it wait), for
-                   `OFF_S` at most: a fold from that place would differ
+    no check       while the log is away, or is another than the index follows, or the index is still catching up
+    no write       while a rank is off the log (its place comes from an answer or a restart, or it wants an answer), for
+                   `OFF_S` at most: a fold of the log up to that place would differ
     never purged   messages that are covered by no snapshot that this process has read back
 
 `retention.py` decides what is due. Several indexes may keep one log in one bucket: each sees the snapshots of the

@@ -1,19 +1,18 @@
 """Compares a live index with the mirrors of all ranks that should be in it (`difference.py`).
 
-The log alone says which ranks should be there: registered ones, and those with heartbeats. Their model's slug is part
-of their mirror's address. A worker that left is not included. A worker that died without leaving is still registered;
+The log, not the index, says which ranks should be there: registered ones and those with heartbeats. A mirror's address
+contains its model's slug. A worker that left is not included. A worker that died without leaving is still registered;
 its mirror does not answer. A rank is left out if the index does not know it and its mirror does not answer.
 
 The index is read first, the mirror second, so the mirror has the same seq or a higher one. If it is higher, the batches
 between are requested from the mirror. Differences that may be temporary (another epoch, missing batches between, a rank
 unknown to the index) are checked again for `timeout_s`.
 
-    no subscriber at a rank's subject, or         `MirrorSilent`
-    no further part of the answer in `answer_s`
-    an answer                                     its state, or the messages since a place if the mirror retains
-                                                  them and they are no larger than the state
+A mirror answers a request with its state, or with the messages since the requested place, if it retains them and they
+are no larger than the state. `MirrorSilent` is raised if nobody subscribes to the rank's subject, or no further part of
+the answer comes in `answer_s`.
 
-One request at a time: the answer of a rank with a million blocks is 17 MB.
+Requests are sent one at a time: the answer of a rank with a million blocks is 17 MB.
 """
 
 import asyncio
@@ -47,7 +46,7 @@ class MirrorSilent(Exception):
 
 
 class Mirrors:
-    """Requests to all mirrors of a fleet; call `start` before the first one."""
+    """Requests to all mirrors of a fleet; call `start` before the first request."""
 
     def __init__(self, log: EventLog, answer_s: float) -> None:
         self._event_log, self._answer_s = log, answer_s
@@ -75,7 +74,7 @@ class Mirrors:
     async def messages_since(self, slug: str, rank: WorkerRank, epoch: int, seq: int) -> list[bytes]:
         """Return the stream's messages after `seq` up to now.
 
-        There are none if the mirror does not retain all of them, or if they are larger than its state.
+        The list is empty if the mirror does not retain all of them, or if they are larger than its state.
 
         Raises: as `state`.
         """

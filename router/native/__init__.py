@@ -1,4 +1,4 @@
-"""The router's fold (`core.hpp`) and readers of HTTP (`http.hpp`) in C++, built with the index's (`indexer/native/`).
+"""The router's fold (`core.hpp`) and readers of HTTP (`http.hpp`) in C++, built together with `indexer/native`.
 
 The router does not run without it: importing this module fails if the extension is missing, damaged, or built for
 another machine or from sources with another interface.
@@ -7,7 +7,7 @@ another machine or from sources with another interface.
 from kv_protocol.decided import TERMS
 
 INTERFACE = (34, len(TERMS))
-"""The number of the extension's interface, which is raised here and in `module.cpp`; how many terms a cost has."""
+"""The number of the extension's interface, raised here and in `module.cpp`, and the number of terms of a cost."""
 
 try:
     from router.native import _fold as built

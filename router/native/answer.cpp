@@ -64,7 +64,7 @@ std::optional<double> decode_s_in(const nb::dict& headers) {
     return is_number ? std::optional(PyOS_string_to_double(text.c_str(), nullptr, nullptr) / 1000.0) : std::nullopt;
 }
 
-// `tail`: the body, or its end. `later_events`: of a stream, after its first bytes. `tokens_before`: of another worker that began the answer.
+// `tail`: a body's end. `later_events` came after a stream's first bytes, `tokens_before` from another worker before.
 Answer answer_of(const nb::bytes& tail, const nb::dict& headers, bool is_streamed, bool has_begun, i64 later_events, i64 tokens_before,
                  bool has_one_choice) {
     Answer made;

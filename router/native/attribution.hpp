@@ -2,7 +2,7 @@
 //
 //   predicted(r)   min(blocks that rank r is expected to hold, reusable blocks) * B       B = block size
 //   reused         cached tokens that the worker reported, at most the prompt; predicted(winner) if it reported none
-//   baseline       (reused + sum of predicted(r) over the other candidates) / candidates  what a candidate drawn evenly would reuse
+//   baseline       (reused + sum of predicted(r) over the other candidates) / candidates  what a random candidate would reuse
 //   routing        reused - baseline; may be below 0
 //   foregone       max(0, largest predicted(r) of the other candidates - predicted(winner))
 //   seconds(c)     p * (c * kPrefillTokenS + c^2 / 2 * kPrefillPairS)      to compute the first c tokens of a prompt
@@ -23,7 +23,7 @@ struct Sums {
     i64 prompt_tokens = 0, reused_tokens = 0, reported_tokens = 0;  // `reported_tokens`: the reuse that workers reported
     double baseline_tokens = 0;
     i64 foregone_tokens = 0;
-    double saved_s = 0, learnt_s = 0, baseline_s = 0, evicted_blocks = 0;  // `learnt_s`: of `saved_s`, by learnt factors
+    double saved_s = 0, learnt_s = 0, baseline_s = 0, evicted_blocks = 0;  // `learnt_s`: part of `saved_s`, by learnt factors
 
     // In the order of `_OF_CORE` of router/attribution/report.py.
     auto fields() {
@@ -35,7 +35,7 @@ struct Sums {
     }
 };
 
-// What a decision's saving is computed from, with its outcome.
+// What a decision's saving is computed from once its outcome is known.
 struct Placement {
     std::array<std::string, 4> names;  // of its model, tenant, adapter and family; the family is the hash of a block, in hexadecimal
     i64 isl_tokens = 0;                // of the prompt; 0: it was not encoded
@@ -51,7 +51,7 @@ struct Placement {
 // Sums for the names with most requests, in bounded memory.
 //
 //   known name         its row gets the request
-//   new, room left     a row
+//   new, room left     it gets a row
 //   new, no room       the row with the smallest `requests + missed` (the eldest of several) is added to `other`; the new name's row
 //                      begins at 0, with that number as its `missed`
 //

@@ -1,9 +1,9 @@
-// The chains of many keys, each block counted once per key, however many of its chains have it. Some of the chains are marked. Knows
-// nothing of Python. Not thread-safe.
+// The chains of many keys. A block counts once per key, however many chains of the key have it. Chains may be marked.
+// Knows nothing of Python. Not thread-safe.
 //
-// A chain ends at the end of a stretch only. A stretch counts, per key, the chains that go through it; it exists while there is one,
-// and is joined with its only child once no chain ends at it. Adding and removing take one step per stretch on the path, however long
-// the stretches are. One walk finds every key's longest prefix of a chain.
+// Every chain ends where a stretch ends. A stretch counts, per key, the chains that go through it. It exists while there
+// are such chains, and is joined with its only child once no chain ends at it. Adding and removing take one step per
+// stretch on the path, however long the stretches are. One walk finds every key's longest prefix of a chain.
 #pragma once
 
 #include <algorithm>

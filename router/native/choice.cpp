@@ -14,7 +14,7 @@ namespace {
 constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr u64 kGamma = 0x9E37'79B9'7F4A'7C15;  // the step of splitmix64
 
-// The cheapest beside `winner`, the first among equals; none: there is no other.
+// The cheapest candidate beside `winner`, the first among equals; none: there is no other.
 std::optional<std::size_t> second_to(std::size_t winner, const std::vector<double>& costs) {
     std::optional<std::size_t> second;
     for (std::size_t at = 0; at < costs.size(); ++at) {
@@ -184,7 +184,7 @@ void Verdict::cheapest() {
     }
 }
 
-// Chooses the first to answer among those that meet the targets, or among all; of decode workers the fastest.
+// Of those that meet the targets, or of all if none does, chooses the first to answer; of decode workers the fastest.
 void Verdict::soonest() {
     const auto itl_max = request->itl_target_s.has_value() ? request->itl_target_s : policy->itl_target_s;
     const auto ttft_max = request->ttft_target_s.has_value() ? request->ttft_target_s : policy->ttft_target_s;

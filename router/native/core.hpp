@@ -153,7 +153,7 @@ public:
     std::shared_ptr<View> look(std::shared_ptr<const Standing> standing, const Trusts& trusts, const Policy& policy,
                                const Request& request, std::vector<std::int32_t> tiers,
                                std::shared_ptr<const std::vector<u64>> epochs, double now_s);
-    // Copies the view for another policy, and adds what this policy reads beyond the first, except the index's answer.
+    // Copies the view for another policy, and adds what only this policy reads, except the index's answer.
     std::shared_ptr<View> look_again(const View& view, const Policy& policy, const Request& request);
     // The seconds that the reference engine would need at a place until the first token, and between tokens.
     std::pair<double, double> expected_s(const Verdict& verdict, std::size_t place) const;

@@ -24,7 +24,7 @@ struct HeaderName {
         known = static_cast<std::size_t>(std::find(kNames.begin(), kNames.end(), letters) - kNames.begin());
         text = bytes(letters);
     }
-    // Most messages have the same names: the first of them are kept.
+    // Keeps the first `kSeenMax` different names, as most messages have the same ones.
     static HeaderName of(Text sent) {
         static OrderedMap<HeaderName>& seen = *new OrderedMap<HeaderName>();
         if (const HeaderName* const found = seen.find(sent)) {
@@ -83,7 +83,7 @@ inline bool has_token(Text list, Text token) {
 struct Fields {
     nanobind::dict headers;
 
-    // Reads header lines; `each` gets every name and its line.
+    // Reads header lines; `each` gets every name and its line. `status_of_many`: the status for too many lines.
     template <typename Each>
     void read(Text lines, int status_of_many, Each each) {
         std::size_t count = 0;

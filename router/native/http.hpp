@@ -15,7 +15,7 @@ namespace kv::http {
 
 using Text = std::string_view;
 
-constexpr std::size_t kTailBytes = 4096;  // the end of a body that is kept
+constexpr std::size_t kTailBytes = 4096;  // how much of a body's end is kept
 
 enum : std::int64_t { kChunked = -1, kUntilClose = -2 };  // in place of a body's length
 

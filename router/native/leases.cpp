@@ -68,13 +68,13 @@ struct PyJournal {
     void forget_seen() { seen = {}; }
 
     nb::object owner, kv_seq, encoded;
-    Named seen;     // of the last decision: standings are recorded only if its ranks, epochs or trusts were others
+    Named seen;     // of the last decision; the next one's standings are recorded if its own differ
     u64 count = 0;  // how many records are in no batch
 
 private:
     static constexpr u64 kRecordsMax = 4096;  // in a batch
 
-    const std::size_t record_bytes_max_, batch_bytes_max_;  // a record longer than the first is written in parts
+    const std::size_t record_bytes_max_, batch_bytes_max_;  // a record over `record_bytes_max_` is written in parts
     std::string records_;                                   // joined
     Pack record_;                                           // the newest decision's
 };

@@ -70,7 +70,7 @@ Ledger::Lease* Ledger::book(const Promise& promise, double now_s, std::string_vi
     let_go(now_s);
     return leases_.add(promise.lease_id, [&] {
         RankLoad& at = load(promise.row);
-        if (!promise.blocks.empty() && at.bringing != 0 && at.epoch != promise.epoch) {  // old blocks will not come
+        if (!promise.blocks.empty() && at.bringing != 0 && at.epoch != promise.epoch) {  // the old epoch's blocks will not come
             for (auto& [_, lease] : leases_) {
                 if (lease.rank.row() == promise.row) {
                     stop_bringing(lease);

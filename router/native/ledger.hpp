@@ -120,7 +120,7 @@ public:
     void restore_lease(const Row& row, const Sessions& sessions);
 
 private:
-    static constexpr double kSilentS = 10.0, kSeenS = 2.0;  // since a lease's renewal; since its first token
+    static constexpr double kSilentS = 10.0, kSeenS = 2.0;  // since a renewal, for `unknown_to`; since a first token
 
     // A lease after its first token. Until `until_s` its blocks still count as on their way.
     struct Seen {

@@ -8,7 +8,7 @@
 namespace kv {
 
 class Newcomers {
-    static constexpr double kGatherS = 30.0;  // ranks that join within it after the model's eldest are founders
+    static constexpr double kGatherS = 30.0;  // ranks that join in this time after the model's eldest are founders
     static constexpr i64 kSettledShare = 4;   // a quarter of the cache
 
     struct Share {
@@ -52,7 +52,7 @@ public:
         }
     }
     bool is_any() const { return unsettled_ != 0; }
-    // A full miss went to `winner`: no row was expected to hold a block of its prompt.
+    // Counts a full miss that went to `winner`: a request of which no row was expected to hold a block.
     void missed(u32 winner, const std::vector<u32>& rows) {
         for (const u32 row : rows) {
             Share* const share = shares_.find(row);

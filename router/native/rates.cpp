@@ -21,7 +21,7 @@ double within(double factor, double span) { return std::min(std::max(factor, 1.0
 
 double belief(i64 measured) { return static_cast<double>(measured) / (static_cast<double>(measured) + kDoubt); }
 
-// The factor to use: the mean up to `kAlike` times apart, `believed` from `kAlike` squared on, in between a line.
+// The factor to use: `mean` if both are up to `kAlike` times apart, `believed` from `kAlike`^2 on, linear between.
 double whole(double believed, double mean) {
     const double far = std::max(believed, mean) / std::min(believed, mean);
     const double taken = std::min(far, std::max(1.0, 1.0 + (far - kAlike) * kRamp));

@@ -15,7 +15,7 @@ constexpr double kOutputTokens = 128.0;  // expected of an answer while none was
 struct Outcome {
     double now_s = 0;
     bool is_ok = false;
-    std::optional<double> ttft_s, itl_s;  // mean seconds between tokens
+    std::optional<double> ttft_s, itl_s;  // `itl_s`: the mean time between tokens
     i64 output_tokens = 0;                 // 0: not known
     std::optional<i64> cached_tokens;      // none: the worker reported none
 };

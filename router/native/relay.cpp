@@ -191,7 +191,7 @@ private:
     nb::object dropped_;  // a frozenset of names
 };
 
-// The base of the connection in Python, which has the attributes.
+// The base of Python's class of connections, which has the attributes.
 class AnswerReceiver {
 public:
     explicit AnswerReceiver(nb::object reader) : reader_object_(std::move(reader)), reader_(nb::cast<const AnswerReader*>(reader_object_)) {}
@@ -268,7 +268,7 @@ private:
     const AnswerReader* reader_;
 };
 
-// Sends a call over that idle connection to its origin that was used last; false: no connection was idle.
+// Sends a call over the idle connection to `origin` that was used last; false: no connection was idle.
 bool send(const nb::handle& origin, const nb::handle& exchange, const nb::handle& outbound, const nb::handle& watcher) {
     check(origin, types().origin);
     check(exchange, types().exchange);

@@ -163,7 +163,7 @@ private:
     static constexpr std::size_t kRoom = 512;
 
     void byte(unsigned value) { *more(1) = static_cast<char>(value); }
-    // A number of 2**`log` bytes after its kind. Machines that we build for are little-endian.
+    // A number of 2**`log` bytes after its kind. Machines that we build for are little-endian, msgpack is not.
     void number(unsigned kind, u64 value, unsigned log) {
         const std::size_t size = std::size_t{1} << log;
         const u64 swapped = __builtin_bswap64(value << (64 - 8 * size));
@@ -220,7 +220,7 @@ private:
     nanobind::handle list_;
 };
 
-// Rows of a table, as they are written.
+// A part of a table: rows, packed; full from `kBytes` on.
 class Part {
 public:
     template <typename... Fields>
@@ -248,7 +248,7 @@ private:
 // Writes a frozen table's next rows; returns whether more follow.
 using MoreRows = std::function<bool(Part&)>;
 
-// Calls `write` for the rows of each of `sources`, until the part is full.
+// Returns a writer that calls `write` for the rows of each of `sources`, until the part is full.
 template <typename Source, typename Write>
 MoreRows more_rows(std::vector<Source> sources, Write write) {
     return [sources = std::move(sources), write, at = std::size_t{0}](Part& part) mutable {

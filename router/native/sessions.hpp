@@ -31,7 +31,7 @@ public:
         }
         return session;
     }
-    // One of the session's leases ends; null: the lease has no session.
+    // Ends one of the session's leases; null: the lease has no session.
     void end(const Ref& session, double now_s) {
         if (session != nullptr && --session->leases == 0 && !name_of(session).empty()) {
             busy_.erase(session->name);

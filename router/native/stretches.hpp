@@ -105,7 +105,7 @@ protected:
         std::vector<u64> blocks;
         u32 parent = kNone;
         u32 children = 0;
-        u32 children_xor = 0;  // of the children's numbers; of one child, its number
+        u32 children_xor = 0;  // XOR of the children's numbers; with one child, its number
     };
 
     u32 child_of(u32 parent, u64 first) const { return edges_.find({parent, first}); }
