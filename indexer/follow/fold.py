@@ -3,15 +3,15 @@
     apply(fact, now), tick(now) -> questions to send        columns(chain, ranks) -> what each rank holds of a chain
     checkpoint(...) -> the whole state, at a place in the log        restore(checkpoint, now)
 
-Facts arrive in any order, late, twice or never; `follower.py` says what each means. A rank is forgotten when its
-worker left, or when no heartbeat or answer came for `gone_s` while the log was connected and this process was awake:
-silence while this process slept is ignored. While the log is disconnected no question is sent, no rank falls behind,
-and ranks that were current or behind are stale (log_away).
+Facts (`inputs.py`) arrive in any order, late, twice or never; `follower.py` says what each means. A rank is forgotten
+when its worker left, or when no heartbeat or answer came for `gone_s` while the log was connected and this process was
+awake: silence while this process slept is ignored. While the log is disconnected no question is sent, no rank falls
+behind, and ranks that were current or behind are stale (log_away).
 
 A message that continues its stream is passed to the index undecoded (`inputs.py`), any other batch by batch, with the
 same result. At most 16 questions are in flight, the others wait. A rank is stale while the index lacks memory for some
-of its blocks. A new rank is refused if there is no memory or no slot for it, and admitted with its first fact after
-there is room. A refused rank without facts for `gone_s` is forgotten.
+of its blocks. A new rank is refused if there is no memory or no slot for it, and admitted with its first message once
+there is room. A refused rank from which no message comes for `gone_s` is forgotten.
 """
 
 from array import array

@@ -27,7 +27,7 @@
     DOUBT        repair complete, repair wanted        replace the blocks of its buckets; settle at its last_seq
     DOUBT        dump complete                         replace all; settle at its last_seq
     LIVE, DOUBT  bytes refused                         DOUBT: repair
-    HOLE         bytes refused                         nothing: the tail has their batches, or lacks them: a new hole
+    HOLE         bytes refused                         nothing: their batches are in the tail, or leave another hole
     HOLE, DOUBT  an answer that cannot be right        DOUBT: dump
     any          heartbeat of another epoch            restart: forget all, LIVE at seq 0; if a batch outran it,
                                                          DOUBT: dump

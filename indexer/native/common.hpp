@@ -43,7 +43,7 @@ void append(std::string& bytes, T value) {
 }
 
 struct Limits {
-    u64 memory_bytes_max = 0;  // 0: none
+    u64 memory_bytes_max = 0;  // 0: no limit
     u64 seed = 0;              // of the map from hashes to blocks, so that clients cannot choose hashes that collide
 };
 

@@ -2,9 +2,9 @@
 //
 // It is copied from the tree slice by slice, so that other threads run meanwhile, and laid out afterwards without the tree:
 //
-//     copy      kSliceRuns runs: length, time, hashes of both ends, and the hash of the block before
-//     warm      requests, each at the run that its block lies in
-//     lay_out   nodes, parents before children; sums from the leaves up
+//     copy      copies kSliceRuns runs: length, time, hashes of both ends, and the hash of the block before
+//     warm      adds requests, each to the run that its block lies in
+//     lay_out   makes nodes, parents before children, and adds up from the leaves
 //
 // The tree may change between slices. A run whose parent is another one than when it was copied is left out with all
 // behind it, and counted as skipped: nothing is ever shown behind a block that it does not follow.

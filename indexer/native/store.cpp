@@ -150,7 +150,7 @@ void Tree::link(u32 block, u32 above) {
     }
 }
 
-// The run that ends with `block`.
+// Returns the run that ends with `block`; splits the block's run if none does.
 u32 Tree::tail_at(u32 block) {
     const u32 run = runs_.of(block);
     return runs_[run].last() == block ? run : runs_.split(run, block - runs_[run].begin + 1).head;

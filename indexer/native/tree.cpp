@@ -55,7 +55,7 @@ void Tree::add_rank(u32 rank, u64 capacity_blocks) {
     reserve_for(all);
 }
 
-// Makes the map large beforehand, so large that it takes a quarter of the allowed memory at most.
+// Enlarges the map beforehand, to at most a quarter of the allowed memory.
 void Tree::reserve_for(u64 capacity_blocks) {
     u64 count = std::min(capacity_blocks, kReservedBlocksMax);
     if (limits_.memory_bytes_max != 0) {

@@ -30,7 +30,7 @@ struct Span {
 // Returns nothing if the message is malformed, or its seqs are not consecutive.
 std::optional<Span> message_span(const u8* data, std::size_t size);
 
-// Rows of a dump, by column; `tiers` bits 0..3: held there, bit 7: has a parent.
+// Rows of a dump, by column; `tiers` bits 0..3: held on this tier, bit 7: has a parent.
 struct Columns {
     std::string parents, hashes, tiers;
 };

@@ -1,8 +1,8 @@
 // The chains of many keys. A block counts once per key, however many chains of the key have it. Chains may be marked.
 // Knows nothing of Python. Not thread-safe.
 //
-// Every chain ends where a stretch ends. A stretch counts, per key, the chains that go through it. It exists while there
-// are such chains, and is joined with its only child once no chain ends at it. Adding and removing take one step per
+// Every chain ends where a stretch ends. A stretch counts, per key, the chains that go through it. It exists as long as
+// there are any, and is joined with its only child once no chain ends at it. Adding and removing take one step per
 // stretch on the path, however long the stretches are. One walk finds every key's longest prefix of a chain.
 #pragma once
 
@@ -110,8 +110,8 @@ public:
     }
     // How many distinct blocks the key's chains have.
     i64 blocks(u64 key) const { return key < blocks_.size() ? blocks_[key] : 0; }
-    // Calls `each` for every key: with its place in `keys`, how many leading blocks of the chain its chains have, and how many its
-    // marked chains have.
+    // Calls `each` for every key: with its place in `keys`, how many leading blocks of the chain the key's chains have,
+    // and how many its marked chains have.
     template <typename Each>
     void depths(const u64* chain, std::size_t count, const std::vector<u32>& keys, Each each) {
         u32 at = kRoot, top = kRoot;

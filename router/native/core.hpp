@@ -42,7 +42,7 @@ struct Standing {
 // How far the index's answer is trusted at each rank of a standing.
 struct Trusts {
     std::vector<double> factors;      // share of the overlap that is credited
-    std::vector<u32> without_events;  // places of ranks whose overlap is what was routed to them
+    std::vector<u32> without_events;  // places of ranks whose overlap is judged by what was routed to them
 };
 
 // What a decision reads of the ranks that serve a model, at one moment.
@@ -57,7 +57,7 @@ struct View {
     u64 turn;
     std::vector<RankNumbers> ranks;
     std::optional<u32> only;  // the one place whose numbers are kept, in `ranks[0]`; none: `ranks` has every place
-    std::vector<u32> without_events;  // places
+    std::vector<u32> without_events;  // as in `Trusts`
     std::shared_ptr<const std::vector<u64>> epochs;  // none: 0 at every rank
     std::vector<char> spent;   // whether each rank is a newcomer that had its share; empty: none is
     double output_tokens = 0;

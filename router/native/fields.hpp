@@ -64,7 +64,7 @@ inline Text stripped(Text of) {
     return of.substr(begin, of.find_last_not_of(" \t") + 1 - begin);
 }
 
-// Calls `found` with each member of a list.
+// Calls `found` with each member of a list with commas.
 template <typename Found>
 void each_token(Text list, Found found) {
     for (std::size_t at = 0, end = 0; end != Text::npos; at = end + 1) {
@@ -157,8 +157,8 @@ private:
     std::array<PyObject*, kKnownCount> values_{};  // `headers` owns them
 };
 
-// Cuts the head at the data's beginning into start line and header lines, without the empty line that ends it; false if it is
-// not complete. `empty_bytes`: the size of the empty lines before the head, which are not part of `data`.
+// Cuts the head at the data's beginning into start line and header lines, without the empty line that ends it; false if
+// the head is not complete. `empty_bytes`: the size of the empty lines before the head, which are not part of `data`.
 inline bool cut_head(Text data, std::size_t empty_bytes, int status_of_long, Text& start_line, Text& lines) {
     const std::size_t end = data.substr(0, kHeadBytesMax).find("\r\n\r\n");
     if (end == Text::npos) {

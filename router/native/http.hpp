@@ -38,7 +38,7 @@ constexpr std::array<unsigned char, 256> byte_classes() {
 
 inline constexpr std::array<unsigned char, 256> kClasses = byte_classes();
 
-// How many bytes in a row, from `at` on, are of the class.
+// How many consecutive bytes, from `at` on, are of the class.
 inline std::size_t span(Text of, std::size_t at, unsigned char kind) {
     std::size_t end = at;
     while (end < of.size() && (kClasses[static_cast<unsigned char>(of[end])] & kind) != 0) {
