@@ -255,7 +255,7 @@ class IndexFold:
                 stream.begin_at(rank.epoch, rank.seq, rank.logged_seq)
 
     def off_log(self) -> list[WorkerRank]:
-        """Return the ranks that differ from a fold of the log alone."""
+        """Return the ranks that may differ from a fold of the log alone."""
         return [rank for rank, stream in self._ranks.items() if stream.is_off_log]
 
     # ---------------------------------------------------------------------------------------------- what is known

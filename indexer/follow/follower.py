@@ -292,7 +292,7 @@ class StreamFollower:
     # ---------------------------------------------------------------------------------------------- doubts, time
 
     def on_refused(self, now_s: float) -> None:
-        """Bytes of this stream could not be read: the blocks may be wrong."""
+        """Recover, unless in HOLE, from bytes of this stream that could not be read: the blocks may be wrong."""
         if self._phase != "hole":
             self._recover("repair" if self._has_epoch else "dump", now_s)
 

@@ -125,7 +125,7 @@ class EpochTracker:
         self._retired: deque[int] = deque(maxlen=RETIRED_MAX)
 
     def on_proof(self, now_s: float) -> None:
-        """The current epoch was proven."""
+        """Note that the current epoch was proven."""
         self._proven_at_s = now_s
 
     def on_other_batch(self, epoch: int) -> bool:

@@ -23,7 +23,7 @@ StaleReason = Literal[
 
 
 def is_blind(stale: str) -> bool:
-    """Return whether a rank that is stale for this reason has an overlap that counts for little."""
+    """Return whether the overlap of a rank that is stale for this reason counts for little."""
     return stale not in ("", "overfull", "log_away")
 
 

@@ -72,7 +72,7 @@ class IndexStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 OutlineOrder = Literal["subtree", "heat", "recent", "blocks"]
 OUTLINE_ORDERS: tuple[OutlineOrder, ...] = get_args(OutlineOrder)
-"""By blocks in the subtree, by heat, by the newest store in the node, by blocks in the node."""
+"""How children are sorted, in this order: by blocks in the subtree, heat, newest store in the node, blocks in it."""
 
 
 class PassedRequest(NamedTuple):

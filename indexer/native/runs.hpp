@@ -122,8 +122,8 @@ public:
         u32 head, tail;
     };
 
-    // Splits the run after its first `count` blocks, which are not all. The tail gets the new number if it is shorter and
-    // has few children, as each of them must be changed; else the head does.
+    // Splits the run after its first `count` blocks, which are not all. The tail gets the new number if it is shorter
+    // and has few children, as each of them must be changed; else the head does.
     Halves split(u32 run, u32 count) {
         const u32 made = add(runs_[run].extent, runs_[run].begin, runs_[run].set, runs_[run].last_stored_s);
         Run& own = runs_[run];

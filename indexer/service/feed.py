@@ -80,7 +80,7 @@ class IndexFeed:
         self._logged_refused: set[WorkerRank] = set()
         self._logged_overfull: set[WorkerRank] = set()
         self.refused_messages_total = 0
-        """Malformed messages that belong to no rank; the fold counts the others."""
+        """Refused messages, except those of ranks' streams, which the fold counts."""
         self.log_position = LogPosition("", 0)
         """Changes together with the fold, so it is the position of a checkpoint taken now."""
         self._reading: Reading | None = None

@@ -80,7 +80,7 @@ class Retention:
         return has_grown or abs(now_ns - newest.wall_ns) / 1e9 >= self._limits.period_s
 
     def purge_up_to(self, verified: Collection[str]) -> int:
-        """Return the last message to purge; 0: none. `verified` snapshots were read back without a difference."""
+        """Return the last seq to purge; 0: none. `verified` snapshots were read back without a difference."""
         if self._log.bytes_now <= PURGE_RATIO * self._limits.log_bytes_max:
             return 0
         retained_max = PURGED_RATIO * self._limits.log_bytes_max
