@@ -1,4 +1,4 @@
-"""The router's configuration tree: every section of `docs/WIRE.md`; a section without fields takes none yet.
+"""The router's configuration tree, as `docs/reference/settings.md` lists it.
 
 A `WorkerAddress` names an engine that the router attaches, as `URL[,OPTION=VALUE...]` in flags, YAML and lists:
 

@@ -259,7 +259,7 @@ def agent_settings(address: WorkerAddress, settings: RouterSettings) -> Any:  # 
 
 
 async def stated_directory(settings: RouterSettings, clock: Clock, stop: asyncio.Event) -> str:
-    """Return the first directory that an engine states and this machine has; wait until an engine answers.
+    """Return the first directory that an engine states and this machine has; wait for an answer. Empty: `stop` was set.
 
     Raises:
         ConfigurationError: no stated directory is on this machine; the error has the command to run.

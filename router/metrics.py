@@ -1,13 +1,13 @@
 """The router's metrics: of requests, counted as they pass, and of its state, read at the scrape.
 
-    begin -> parsed -> tokenized, hashed -> [queue_waited] -> chosen -> first_token -> end
+    A request's events, in order: begin, parsed, tokenized, hashed, [queue_waited], chosen, first_token, end;
     rejected, worker_failed, fallback: at any point; retried: at the end. `Lease.end` counts answers and reuse:
     error = predicted - actual: above 0 the index promised too much (evicted meanwhile), below 0 too little (in flight)
 
     margin     the runner-up's cost minus the winner's
     regret     the longest overlap of a candidate minus the winner's: the reuse that was given up for lower load
-    given up   by the term in which that candidate exceeds the winner most; `not_cost` if it did not cost more: a
-               session, a draw or a newcomer's share decided
+    given up   regret, by the term in which that candidate exceeds the winner most; `not_cost` if it did not cost
+               more: a session, a draw or a newcomer's share decided
 
 On the request path counting is additions in C++ (`router/native/request_sums.hpp`); samples are made at the scrape.
 Every label set exists at 0 from the start, and is removed with the model or worker that it names. Reading a decision's
@@ -148,9 +148,9 @@ class Weighing:
 class RequestMetrics(built.RequestSums):
     """Counters and distributions of requests; each call costs a fraction of a microsecond.
 
-    count         an event of one of the counters in `_COUNTED`
-    observer      the function that adds to one of the histograms in `_OBSERVED`
-    inflight      requests that are being served
+    count         counts an event of one of the counters in `_COUNTED`
+    observer      returns the function that adds to one of the histograms in `_OBSERVED`
+    inflight      how many requests are being served
     end           a request ended; an unknown model is counted as `unknown`
     queue_waited  a request left the queue, for any reason, after this time
     first_token   the first token of an answer came from this worker this long after the request was routed

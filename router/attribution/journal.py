@@ -5,7 +5,7 @@ sums equal those of the router. A request belongs to the period in which its out
 If the removals of the period are given, blocks that were evicted are charged as well:
 
     new blocks     full blocks of a request's prompt and answer that it did not reuse: its rank needed room for them
-    removal        k blocks on the rank's GPU tier, as its event stream says, at a second of the log's time
+    removal        blocks that left the rank's GPU, as its event stream says, at a second of the log's time
     charged        to the rank's requests, one after another as they ended, each at most its new blocks. Only requests
                    count that were decided at most `AFTER_S` before or `BEFORE_S` after the removal, by the log's time
 
@@ -28,7 +28,7 @@ from router.journal.replay import JournalEntry, Redecided, Replay
 from router.native import built
 
 BEFORE_S, AFTER_S = 1, 10
-"""A decision is in the journal up to 0.5 s after it was taken, a removal in the log some ms after it was made."""
+"""Seconds. A decision is logged up to 0.5 s after it was taken, a removal within ms: the removal may come first."""
 CELLS_MAX = 1_000_000
 """Largest number of pairs of a rank and a second with removals; further removals are counted, but not charged."""
 _NS_PER_S = 1_000_000_000
@@ -90,7 +90,7 @@ class JournalSavings:
     ) -> None:
         self.attribution = attribution
         self.not_repeated = 0
-        """Decisions that could not be made again, because the journal lacks records before them."""
+        """Decisions of the period that could not be made again: the journal lacks records before them."""
         self._removals = removals
         self._placed = OrderedDict[str, tuple[WorkerRank, int]]()
         """Rank and second of each decision without an outcome; kept only if removals are charged."""

@@ -1,4 +1,4 @@
-"""The report as data, which `GET /v1/report` answers, and for people, as text and as one HTML page. Pure.
+"""The report as data, with which `GET /v1/report` answers, and for people, as text and as one HTML page. Pure.
 
 Its numbers are sums, so reports of several routers are added field by field (`merged`). The page has no scripts, and
 loads nothing.
@@ -82,7 +82,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
         return cls(**found)
 
     def plus(self, other: "Figures") -> Self:
-        """Return the sum, with the other fields of `self`; evictions are known if both are."""
+        """Return the sum, with the other fields of `self`; evictions are None if they are in either."""
         sums = {name: getattr(self, name) + getattr(other, name) for name in _SUMMED}
         blocks, others = self.evicted_blocks, other.evicted_blocks
         evicted_blocks = None if blocks is None or others is None else blocks + others
@@ -110,7 +110,7 @@ class Row(Figures, frozen=True, kw_only=True):
 
 
 class Rows(msgspec.Struct, frozen=True, kw_only=True):
-    """The names with most requests, and all else together; a name without a row had `absent_requests_max` at most."""
+    """The names with most requests, and all else together; a name without a row had `absent_requests_max` or fewer."""
 
     rows: tuple[Row, ...]
     other: Figures
@@ -183,7 +183,7 @@ def merged(reports: Sequence[SavingsReport]) -> SavingsReport:
     """Return the sum of one or more routers' reports; it keeps `ROWS_MAX` names at most.
 
     If a name has a row in one report and none in another, its requests may be in the field `other` of the latter: its
-    bound grows by that report's `absent_requests_max`.
+    `missed_requests_max` grows by that report's `absent_requests_max`.
     """
     first = reports[0]
     return msgspec.structs.replace(

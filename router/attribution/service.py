@@ -43,7 +43,7 @@ class ReportSection(Section):
 
 
 class Savings:
-    """What a core's decisions save: from its creation on, the core sums that up."""
+    """What a core's decisions save: from the creation of this object on, the core sums that up."""
 
     def __init__(self, settings: ReportSection, core: built.Core, clock: Clock, process: str = "") -> None:
         """`process` names the process in metrics, if the router has several."""

@@ -2,8 +2,8 @@
 
     exit code   0 nothing     1 warnings     2 errors     3 it could not look
 
-`--json` prints one object: `exit_code`, `window_s`, `looked_at` (how many of each), `findings`, each with `id`,
-`severity`, `of`, `found`, `why`, `fix`.
+`--json` prints one object: `exit_code`, `window_s`, `looked_at` (counts of workers, ranks, routers), and `findings`,
+each with `id`, `severity`, `of`, `found`, `why`, `fix`.
 """
 
 import sys

@@ -182,7 +182,7 @@ def replay(
 
 
 def _policies(base: Policy, name: str, sweep: str | None, modes: Mapping[str, Mode]) -> dict[str, Policy]:
-    """Return the policies to compare, by name: the named one, if any, and one for each value of the sweep."""
+    """Return the policies to compare, by name: one for each value of the sweep; without a sweep `base`, if named."""
     if sweep is None:
         return {name: base} if name else {}
     return {each: swapped(base, fields, modes, replace_all=False) for each, fields in swept(sweep).items()}

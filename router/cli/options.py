@@ -1,7 +1,7 @@
 """What commands share: options, settings, exit codes, the connection to the log, requests to a control plane.
 
 0    done; of `replay`: every decision that could be taken again is equal
-1    of `replay`: one differs, or a record cannot be folded
+1    of `replay`: a decision differs, or a record cannot be folded
 2    it could not be done: the arguments are invalid, the data is not available, or nothing answers
 """
 

@@ -92,7 +92,7 @@ class JournalReports:
         self._worst: list[tuple[float, int, _Known]] = []
         self._order = count()
         self.decisions = self.not_repeated = 0
-        """How many were read, and how many of them could not be taken again because records before them are missing."""
+        """How many decisions were read, and how many could not be taken again as records before them are missing."""
         self.problem = ""
         """Why the id that was asked for has no report although it was read."""
 

@@ -3,7 +3,7 @@
 `router --processes N`: N routers on one port; this process has the control plane of all, and the nats-server if any.
 
 Each of these processes is a router like any other of a fleet: it has an index of its own, and sends the others its
-leases. Its control plane is on loopback, for this process alone: its token is made at the start.
+leases. Its control plane is on loopback: only this process calls it, with a token that it made at the start.
 """
 
 import asyncio

@@ -2,10 +2,10 @@
 
     conditional     the decode worker computes the prompt itself if
     off             never, as long as there are prefill workers
-    isl_bounding    it lacks few of the tokens: effective < `effective_isl_tokens`
+    isl_bounding    it lacks few of the prompt's tokens: effective < `effective_isl_tokens`
                     and effective / ISL < `effective_isl_ratio`
-    prefill_load    every prefill rank has more queued than `prefill_busy` x max_num_batched_tokens
-    isl_or_load     one of the two applies
+    prefill_load    every prefill rank has more tokens queued than `prefill_busy` x max_num_batched_tokens
+    isl_or_load     the condition of isl_bounding or that of prefill_load holds
 
     effective = ISL - tokens of the prompt that the decode rank holds; the decode rank is the one that would be chosen
     to compute and decode all of it. A rank that uses more than `decode_busy` of its blocks computes no prompts,
@@ -71,7 +71,7 @@ def _prefill_load(verdict: Verdict) -> float:
 
 
 def requested_phase(params: bytes, *, accepted: bool) -> RequestPhase:
-    """Return the one phase that a request's `disaggregated_params` ask for; raise `RequestInvalid`."""
+    """Return the phase that `disaggregated_params` ask for; raise `RequestInvalid` if they cannot be used."""
     if not accepted:
         raise RequestInvalid(_FIELD, "a value", "none: workers say them (disaggregation.accept_params is false)")
     try:

@@ -1,8 +1,8 @@
 """Which ranks may take a request, and which are preferred.
 
-The first of these reasons excludes a rank:
+A rank is excluded if one of these reasons applies; the first that does is stated:
 
-    unfit          draining, silent, its breaker is open, it answered that it is busy (`Fleet`, `Breakers`)
+    unfit          its worker drains or is silent (`Fleet`); its breaker is open, or it said it is busy (`Breakers`)
     endpoint       it does not state the request's OpenAI endpoint (`kv_protocol/openai/endpoints.py`)
     role           it serves other phases than the request's (`ROLES`)
     domain         the prompt's KV lies in another transfer domain, from which it cannot fetch
@@ -17,7 +17,7 @@ The first of these reasons excludes a rank:
     gateway        a gateway sends the request, and cannot reach the worker or does not offer it
     tried          it failed this request
 
-    multiplier = exp(-tanh(sum of the weights of preferred taints that the worker carries)), in [1/e, e]
+    multiplier of the cost = exp(-tanh(sum of the weights of preferred taints that the worker carries)), in [1/e, e]
 
 A positive weight makes a worker cheaper, a negative one dearer by the same factor, and opposite ones cancel out.
 Source: `docs/SOURCES.md` D1.5.
@@ -115,7 +115,7 @@ def exclusions(view: ModelView, request: RouteRequest) -> tuple[str, ...]:
 
 
 def _apart(view: ModelView, request: RouteRequest) -> Mapping[str, str] | None:
-    """Return the workers that KV cannot be transferred from or to, with the reason; None: the request transfers none.
+    """Return the workers that KV cannot be transferred from or to, with the reason; None: the request transfers no KV.
 
     A prefill worker has a reason if no decode worker can take its blocks.
     """
@@ -220,7 +220,7 @@ def _multiplier(taints: tuple[str, ...], preferred: tuple[tuple[str, float], ...
 
 
 def reason_kind(reason: str) -> str:
-    """Return the kind of an exclusion for which the request itself is the reason; `other` for all others.
+    """Return the kind of a reason, one of `_LASTING`, that lies in the request itself; `other` for all other reasons.
 
     Prompts that are too long have one kind, `max_seq_len`.
     """

@@ -1,6 +1,6 @@
 """The beginnings and ends of prompts, for people who look into decisions; kept if `control.keep_text` is set.
 
-They are in memory alone: neither the journal nor the log has them. Token ids are kept, and become text when it is read.
+They are only in memory: neither the journal nor the log has them. Token ids are kept; reading makes text of them.
 Prompts with images, and those that the mode does not encode, have no ids, and are not kept. Pure.
 """
 
@@ -29,7 +29,7 @@ class PromptText(msgspec.Struct, frozen=True):
 class _Kept(NamedTuple):
     hashes: bytes
     head: bytes
-    """Empty: other prompts with the same hashes came under this id."""
+    """Empty: another prompt with the same hashes came under this id."""
     tail: bytes
     omitted_tokens: int
 
@@ -72,7 +72,7 @@ class KeptPrompts:
         return PromptText(self._text_of(kept.head), self._text_of(kept.tail), kept.omitted_tokens)
 
     def excerpt(self, request_id: str, hashes: bytes, start: int, tokens: int) -> str | None:
-        """Return the text of `tokens` tokens of a decision's prompt from `start` on; None: they are not kept."""
+        """Return the text of `tokens` or fewer tokens of a prompt's kept head, from `start` on; None: none are kept."""
         kept = self._of(request_id, hashes)
         ids = b"" if kept is None else kept.head[start * _TOKEN_BYTES : (start + tokens) * _TOKEN_BYTES]
         return self._text_of(ids) if ids else None

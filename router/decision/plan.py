@@ -30,8 +30,8 @@ Reroute = Literal["no_prefill_worker", "prefill_failed", "no_decode_worker", "de
 """Why a request leaves its first plan."""
 REROUTES: tuple[Reroute, ...] = get_args(Reroute)
 StreamLoss = Literal["not_resumable", "no_seam", "no_worker"]
-"""Why a cut stream ends: its ids or events are not known, or the limit is reached; the next worker would not continue
-it where it was cut; no worker is left."""
+"""Why a cut stream ends: its ids or events are not known, or it has migrated `migration_limit` times; the next worker
+would not continue it where it was cut; no worker is left."""
 STREAM_LOSSES: tuple[StreamLoss, ...] = get_args(StreamLoss)
 _SPLITS = frozenset({"prefill", "decode"})
 
@@ -85,11 +85,11 @@ class RequestPlan(msgspec.Struct, frozen=True):
         return replace(self, phase="alone")
 
     def beside(self, phase: RequestPhase) -> "RequestPlan":
-        """Return the same plan in another phase, for a trial decision."""
+        """Return the same plan in another phase, without failures, for a trial decision."""
         return replace(self, phase=phase, failures_by_phase={})
 
     def no_candidate(self) -> "RequestPlan | None":
-        """Return the plan if no worker is eligible for the phase; None: no other phase is tried."""
+        """Return the plan that follows if no worker is eligible for the phase; None: no other phase is tried."""
         if self.is_fixed or not self.falls_back:
             return None
         if self.phase == "prefill":

@@ -1,9 +1,9 @@
 """The modes, and what each reads.
 
     mode             chooses                                                             reads
-    kv               the lowest cost in ms, or by temperature a draw                       overlap, load, rates
+    kv               the lowest cost in ms; with a temperature, by a draw                  overlap, load, rates
     predicted-ttft   the smallest predicted time to the first token among those that       overlap, load, rates
-                     meet the targets; of decode workers the smallest between tokens
+                     meet the targets; of decode workers, the least time between tokens
     round-robin      the candidates in turn                                                nothing
     random           any, by the seed                                                      nothing
     power-of-two     of two that the seed draws, the one with fewer active requests        load

@@ -17,7 +17,7 @@ Unmet = Literal["admit", "queue", "reject"]
 
 
 class CostParameters(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
-    """Weights of the terms."""
+    """The parameters of the cost: weights of its terms, and `lateness_s`."""
 
     overlap_credit: float = 1.0
     host_weight: float = 0.75

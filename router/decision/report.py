@@ -1,7 +1,7 @@
 """A decision and its outcome: by how much its predictions missed, and both in words.
 
-explanation     the words for a decision alone, which was taken, or was only asked for
-report_lines    the words for a decision and its outcome: what `router explain` prints
+explanation     returns the words for a decision without its outcome; it was taken, or only asked for
+report_lines    returns the words for a decision and its outcome: what `router explain` prints
 
 The control plane answers `/v1/decisions/{id}` in the shape of `RequestReport`; `router/cli/reports.py` makes it from a
 journal.
@@ -48,7 +48,7 @@ class DecisionReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestReport(DecisionReport, frozen=True, kw_only=True):
-    """The requested decision, and all of its request, oldest first: phases, retries, migrations."""
+    """The requested decision, and all decisions on its request, oldest first: phases, retries, migrations."""
 
     decisions: tuple[DecisionReport, ...] = ()
 
@@ -151,7 +151,7 @@ def _alternative(decision: Decision) -> Iterator[str]:
 def deciding_term(decision: Decision, runner_up: Candidate) -> tuple[str, float]:
     """Return the term that makes most of the difference to the runner-up, without its unit, and the difference.
 
-    The difference is in ms, as it counts, before the multiplier of constraints.
+    The difference is in ms, times the term's weight, before the multiplier of constraints.
     """
     chosen, other = decision.chosen.terms, runner_up.terms
     weights = _term_weights(decision)
@@ -166,7 +166,7 @@ def deciding_term(decision: Decision, runner_up: Candidate) -> tuple[str, float]
 def _term_weights(decision: Decision) -> dict[str, float]:
     """Return the weight of each addend: the cost is their weighted sum, times the multiplier.
 
-    That of the time to the own first token is computed back from a cost; 1 if no candidate has such a time.
+    The weight of the time to the own first token follows from a candidate's cost; 1 if none has such a time.
     """
     weight = 1.0
     for terms in (each.terms for each in decision.candidates):
@@ -222,7 +222,7 @@ def _notes(candidate: Candidate) -> Iterator[str]:
 def _columns(
     decision: Decision, ranked: Sequence[Candidate], terms: Mapping[str, float]
 ) -> Iterator[tuple[str, str | None, list[str]]]:
-    """Yield each column's name, its empty cell (a column with no other is left out), and its cells."""
+    """Yield each column's name, its blank, and its cells; a column that has only blanks is left out (None: never)."""
     yield "", None, ["*" if each is decision.chosen else "" for each in ranked]
     yield "rank", None, [_name(each) for each in ranked]
     if decision.chosen.is_weighed:

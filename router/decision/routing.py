@@ -226,8 +226,8 @@ class Routing:
     def readiness(self) -> Readiness:
         """Return whether the router takes requests now, and why not.
 
-        It does once the log was read and a rank can serve. Whatever only makes predictions worse is a note: one worker
-        must not make the probes of all routers fail.
+        The router does once the index has read the log and a rank can serve. Whatever only makes predictions
+        worse is a note: one worker must not make the probes of all routers fail.
         """
         now_s, fleet = self.clock.now(), self.state.fleet
         fit = [worker for worker in fleet.workers() if not fleet.unfit(worker, now_s)]

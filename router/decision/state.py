@@ -4,10 +4,10 @@
     take(verdict)         the same for a decision that is carried out: its promise counts from now on
     tick(now)             drops expired state, and returns the records that the passing of time causes; the caller
                           applies them
-    decide(request, ...)  what the policy in force chooses at one moment
+    decide(request, ...)  returns what the policy in force chooses at one moment
 
-The core (`router/native/core.hpp`) has what changes with every request: leases, predictions, sessions, what was
-learnt. The workers' registrations and the breakers are here: they change rarely, and what the core reads of them (which
+The core (`router/native/core.hpp`) has what changes with every request: leases, predictions, sessions, learnt
+rates. The workers' registrations and the breakers are here: they change rarely, and what the core reads of them (which
 ranks serve a model, and how far they are trusted) is made anew only then (`view.py`).
 """
 

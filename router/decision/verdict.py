@@ -36,13 +36,13 @@ class Verdict(built.Verdict):
     expected_blocks   the same, including blocks that requests routed before will bring
     regret_blocks     the longest overlap of a candidate minus the winner's
     uncached_tokens   the prompt's tokens that the winner has to compute
-    epoch             of the winner's stream; 0: nothing was received
+    epoch             of the winner's event stream; 0: nothing was received of it
     ttft_s            predicted time to the winner's first token; None: its costs are not in ms, or it decodes only
-    action            what happens to the request; other than admit if no rank is predicted to meet its targets
+    action            what happens to the request: admit, or if no rank is predicted to meet its targets, `policy.unmet`
     decision_id       the id of the request's attempt
-    model_view        all ranks at the time of the decision; `trusts` has one of each
+    model_view        all ranks at the time of the decision; `trusts` has the trust in each, in the same order
     why               for each rank, why it may not take the request, empty if it may; None: all may
-    epochs, seqs      of each rank's stream, as far as it was read; None: the index was not asked
+    epochs, seqs      how far each rank's event stream was read; None: the index was not asked
     registration      the winner's registration when it was chosen
     """
 
@@ -89,7 +89,7 @@ class Verdict(built.Verdict):
 
     @property
     def cost_unit(self) -> CostUnit:
-        """What costs are in."""
+        """The unit of costs; `own`: a user's mode has its own, or there are no costs."""
         return "ms" if self.is_timed else "own"
 
     def terms(self, at: int) -> CostTerms:

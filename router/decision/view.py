@@ -31,7 +31,7 @@ OverlapAnswer = tuple[Depths, tuple[int, ...], tuple[int, ...], tuple[str, ...]]
 
 
 class RateColumns(NamedTuple):
-    """The factors of some ranks, in their order, and the expected tokens of an answer."""
+    """The rate factors of some ranks, in their order, and the expected length of an answer in tokens."""
 
     prefill: Floats
     decode: Floats
@@ -87,8 +87,8 @@ TRUST_FACTOR: dict[TrustState, float] = {"EXACT": 1.0, "DEGRADED": 0.5, "FALLBAC
 class ModelView:
     """The ranks that serve a model, for prompts that are hashed in one way: what stays the same between decisions.
 
-    It is valid until a record changes what it was made of, and no longer than `valid_until_s`, when time alone
-    changes it.
+    It is valid until a record changes what it was made of, and no longer than `valid_until_s`, when the passing of
+    time may change it.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class ModelView:
         self.undoubted = ("",) * len(self.ranks)
 
     def trusted(self, doubts: tuple[str, ...]) -> tuple[tuple[Trust, ...], built.Trusts]:
-        """Return the trust in each rank, given the doubts of their streams, and what the core reads of it."""
+        """Return the trust in each rank, given the doubts of their streams, and what the core reads of that trust."""
         trust = tuple(map(trust_of, self._disparities, doubts))
         factors = [TRUST_FACTOR[each.state] for each in trust]
         without_events = [place for place, each in enumerate(trust) if each.overlap_source == "approximate"]

@@ -3,22 +3,22 @@
     heartbeats                     HTTP                   registered         finding
     of all ranks                   healthy                yes                none
     of some ranks, or of none      -                      yes                worker.silent
-    of any                         dead, or unhealthy     yes                worker.unhealthy
-    of any                         -                      it left, and why   worker.withdrawn
+    of all ranks                   dead, or unhealthy     yes                worker.unhealthy
+    of any rank                    -                      it left, and why   worker.withdrawn
 
-    two heads of one rank at the same time, one address, or one id under two models    worker.doubled
+    two heads of one rank at the same time, two workers at one address, one id under two models    worker.doubled
 
 Consecutive heads are a restart. Without the log, missing heartbeats mean nothing.
 
 Events and trust are checked only if a mode reads overlap: other modes do not use the index. If a rank is FALLBACK by
 its parity or its events, those checks report it. Routers state how workers differ from parity
-(`router/fleet/registry.py`, `router/prompt/engine_parity.py`, `router/feeds/watch.py`). Encode workers need none.
+(`router/fleet/registry.py`, `router/prompt/engine_parity.py`, `router/feeds/watch.py`). Encode workers need no parity.
 
     exit code   0 nothing     1 warnings     2 errors     (3, from the command: it could not look)
 
-`pairing_findings`, also when workers register: whether the workers of one model can work together.
+`pairing_findings`, also called when workers register, checks whether the workers of one model can work together:
 
-    pair.dtype        the KV cache of a prefill and a decode worker has different data types, or an unknown one
+    pair.dtype        the KV caches of a prefill and a decode worker have different data types, or an unknown one
     pair.transfer     a prefill or decode worker's transfer buffer < longest input that is transferred through it; or
                       prefill and decode name different transfer backends
 
@@ -29,7 +29,7 @@ Except for the data type, a value that a worker does not state causes no finding
 Source: `docs/SOURCES.md` D4.2 (the buffer's deadlock);
 NVIDIA/TensorRT-LLM `cpp/tensorrt_llm/batch_manager/cacheFormatter.cpp` (`inquireSupport`: one data type).
 
-`partner_findings`, for a fleet that had time to start: a role without the other, a transfer domain without a pair.
+`partner_findings`, for a fleet that had time to start, finds workers without one of the other role in their domain.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -5,10 +5,10 @@ warning    the fleet serves worse than it could, or something is about to fail
 
 `docs/reference/doctor.md` is the table `CATALOGUE`. An id never changes its meaning: alerts and scripts rely on it.
 
-The facts are what a survey observed: the log for a while, and every HTTP address at the beginning and the end.
+The facts are what a survey observed of the log for a while, and of HTTP addresses once or twice:
 
     the log        workers that are registered, draining or left; each head of each rank's stream with heartbeats;
-                   what it keeps
+                   how full it is
     a router       its control plane, twice; its data plane once
     a worker       /health once
 
@@ -146,7 +146,7 @@ def names(every: list[str]) -> str:
 
 
 def severity(finding: Finding) -> Severity:
-    """Return how bad it is."""
+    """Return the severity of the finding."""
     return CATALOGUE[finding.id].severity
 
 

@@ -1,7 +1,7 @@
 """Surveys a fleet for some seconds: its state at the beginning, events meanwhile, its state at the end.
 
-    1   subscribe to the log: heartbeats and loads are received, `KV_FLEET` is read
-    2   query routers and workers
+    1   subscribe to heartbeats and loads on the log
+    2   query routers, read `KV_FLEET`, then query workers
     3   wait for the rest of the time
     4   query routers again, and the log's size
 
@@ -63,7 +63,7 @@ class LogWatch:
         self.refused = ""
         """The subject of the newest refused fleet event, and the reason; empty: none was refused."""
         self.fills: dict[str, tuple[int, int]] = {}
-        """By stream: its size and its limit in bytes; empty until `read_fills`."""
+        """What `fills` returns, size and limit in bytes by name; empty until `read_fills`."""
         self.problem = ""
         """Why the log could not be observed, or not to the end; then nothing more is read of it."""
 

@@ -136,7 +136,7 @@ class RouterFeeds:
         self._fleet_log = await self._event_log.follow(subjects.FLEET_STREAM, subjects.FLEET_ALL, self._on_fleet_event)
 
     async def acquainted(self, stop: asyncio.Event) -> None:
-        """Return once every registered worker sent a heartbeat, or had `ACQUAINTED_S` for it, or `stop` is set.
+        """Return once every registered worker sent a heartbeat, `ACQUAINTED_S` have passed, or `stop` is set.
 
         A router that takes requests sooner after a restart finds no worker, though the fleet is complete.
         """

@@ -1,15 +1,15 @@
-"""Reports what changed in the fleet to the log, the history of `/v1/history` and the journal: each change once.
+"""Reports each change in the fleet once: by a line of the log, a mark of `/v1/history`, a record of the journal.
 
 | event of the log | level | mark | when |
 |---|---|---|---|
 | `worker_silent` | warning | `worker_silent` | no heartbeat for `SILENT_S` |
-| `worker_heard_again` | info | `worker_heard` | one came after that |
-| `breaker_opened`, `breaker_half_open` | warning, info | | the rank's breaker, or its worker's |
-| `breaker_closed` | info | | the rank's breaker, or its worker's |
-| `predictions_doubted`, `predictions_trusted` | warning, info | | what requests showed of a rank |
+| `worker_heard_again` | info | `worker_heard` | a heartbeat came after that |
+| `breaker_opened`, `breaker_half_open` | warning, info | | the rank's breaker, or its worker's, did so |
+| `breaker_closed` | info | | likewise |
+| `predictions_doubted`, `predictions_trusted` | warning, info | | `Calibration` began or ended a doubt of a rank |
 | `rank_trust_changed` | warning; info to EXACT | `trust` | trust in a rank changed |
 | | | `worker_joined`, `worker_left`, `worker_draining` | a fleet event came, which `feeds.py` logs |
-| | | `policy`, `resync`, `log_lost`, `log_found` | another policy, a dump that the index took, the event log |
+| | | `policy`, `resync`, `log_lost`, `log_found` | another policy, a dump taken by the index, event log away or back |
 | | | `router_started`, `others` | the first look; a look with more marks than are kept |
 
 `FleetWatch` compares two looks, a second apart: a change that is undone in between is not seen. Silence is not reported
@@ -25,7 +25,7 @@ journal has all changes of trust. Each process of a router watches and logs for 
     the new blocks of a request appear    what follows
     ----------------------------------    -----------------------------------------------------------
     at the rank that got it               its events are its own: its stream is not watched any longer
-    at one other rank alone               a vote for that rank; after `VOTES` votes both ranks are named
+    at exactly one other rank             a vote for that rank; after `VOTES` votes both ranks are named
     nowhere, for `_GIVEN_UP_S`            nothing: the prompt was not computed, or its engine is slow
 
 A request shows nothing if its rank is not EXACT, or if a rank holds all blocks of its prompt.

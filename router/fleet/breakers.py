@@ -2,7 +2,7 @@
 
     outcome of an attempt       closed                             open      half-open, and the attempt is the probe
     -------------------------   --------------------------------   -------   ---------------------------------------
-    ok (2xx, complete)          failures in a row are 0            nothing   closed, all counts are reset
+    ok (2xx, complete)          earlier failures do not count      nothing   closed, all counts are reset
     client_fault (4xx)          nothing                            nothing   the probe is over, another may go
     cancelled (client left)     nothing                            nothing   the probe is over, another may go
     erred (500 and the like)    nothing yet: see below             nothing   the probe is over, another may go
@@ -12,9 +12,9 @@
     502, 504, redirect)         a row within `window_s` open it
 
     open -> half-open    by time: after `open_s`, doubled with each opening since the last ok, at most `open_s_max`
-    half-open            one request at a time is routed there (`Routed`): the probe; for others the rank is unfit. Its
-                         first token admits them, on probation: the next failure opens it again. Once its lease has
-                         ended, another probe may go. Outcomes of other attempts are ignored: they began earlier
+    half-open            one request at a time is routed there (`Routed`): the probe; for others the rank is unfit. The
+                         probe's first token admits them, on probation: the next failure opens the breaker again.
+                         Once the probe's lease has ended, another may go. Outcomes of earlier attempts are ignored
 
 Attribution of a 500: a poison request fails on every rank, and three of its kind must not empty a fleet. So a 500
 counts against a rank only once another rank has answered the same request (`erred_before` of the ok): it never counts
@@ -142,7 +142,7 @@ class Breakers:
         self._probe_over(lease_id)
 
     def follow(self, event: LedgerEvent, now_s: float) -> None:
-        """Fold in the events of this router's own leases; other routers have probes of their own."""
+        """Fold in an event of a lease of this router; other routers have probes of their own."""
         match event:
             case Routed():
                 rank = WorkerRank(event.worker_id, event.dp_rank)
@@ -185,7 +185,7 @@ class Breakers:
         return next((state for state in ("open", "half_open") if state in states), "closed")
 
     def reason(self, rank: WorkerRank, now_s: float) -> str:
-        """Return why the breaker with that `state` opened; empty if it is closed."""
+        """Return why the breaker whose state `state` returns has opened; for a state other than closed."""
         state = self.state(rank, now_s)
         return next((each.reason for each in self._of(rank) if each.state(now_s) == state), "")
 

@@ -1,9 +1,9 @@
 """The workers and ranks of the fleet: a fold over fleet events and heartbeats.
 
     registered, new instance     known; the state of the former instance is dropped
-    heartbeat                    alive, if it is of the registered instance
+    heartbeat                    alive, if the heartbeat is of the registered instance
     silent for `SILENT_S`        not eligible, unless all workers are silent: then heartbeats fail, not workers
-    draining / left              takes no new work / forgotten, if it is of the registered instance
+    draining / left              takes no new work / forgotten, if the event is of the registered instance
     fleet full                   a registration beyond `WORKERS_MAX` or `RANKS_MAX` changes nothing
 
 A model's block size, hash scheme and rule for images are what its eldest fit worker states (its eldest worker, if none
@@ -228,7 +228,7 @@ class Fleet:
         return tuple(dict.fromkeys([*names, *(lora for each in registrations for lora in each.loras)]))
 
     def lora_of(self, model: str) -> str:
-        """Return the adapter of this name; empty for a model's own name."""
+        """Return the adapter of this name; empty for a model's own name, and for an unknown one."""
         serving = [worker.registration for worker in self.serving(model)]
         return model if serving and not any(model in each.served_names for each in serving) else ""
 

@@ -1,6 +1,6 @@
 """How far the known state of a rank is trusted, and why.
 
-    what is known of it                                 trust      overlap                    counts for
+    what is known of the rank                           trust      overlap                    counts for
     -------------------------------------------------   --------   ------------------------   ----------
     stream followed, no hole, digest equal, parity      EXACT      the index's                1
     any other doubt in its stream                       DEGRADED   the index's, as last known 0.5
@@ -27,7 +27,7 @@ Only what the rank's GPU holds must be reused. What other tiers hold, and what r
 may be. Blocks that were evicted between decision and prefill count as overpredicted: they got too much credit as well.
 
 A new epoch of the rank's stream ends a doubt. Overpredicted ends as well once fewer than a quarter of the last requests
-show it; underpredicted ends after `RETRY_S`: meanwhile the rank's predictions do not come from the index.
+show it; underpredicted only after `RETRY_S`: as the index is not used meanwhile, no requests are compared with it.
 """
 
 from collections import deque

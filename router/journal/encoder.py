@@ -1,18 +1,18 @@
 """Turns what was applied to a router's state into numbered journal messages.
 
-journal        the newest records. Leases add decisions, first tokens and outcomes (`router/native/leases.cpp`);
+journal        holds the newest records. Leases add decisions, first tokens and outcomes (`router/native/leases.cpp`);
                `record` adds anything else. A record that is longer than a message becomes parts
 a batch        the records of one message. If batches of more than `bytes_max` wait, the oldest are dropped and counted
 a decision     follows a `RankStanding` of each rank whose epoch or doubt is not the one recorded last (at first: none).
                Decisions state doubts as trust; `doubt_of` returns the doubt behind a rank's trust
 a checkpoint   `CheckpointBegan`, `RankStanding`s, `CheckpointPart`s, `CheckpointEnded`. `step` encodes one of these
                records, so that a large checkpoint does not block the process
-losses         a record `Lost` has the numbers of the lost records; `broken_by` counts these until the next checkpoint
-cut            returns the next message
+losses         a record `Lost` takes the numbers of the lost records; `broken_by` counts these until the next checkpoint
+cut            makes and returns the next message
 
 `JournalCheckpoint` copies a state at one moment, `Restoring` restores it from the parts. The table `fleet` has the
-policy, the fleet and the breakers; all others are the core's (`router/native/core.cpp`), which writes leases and routed
-blocks when they are read. Tables are restored in their order: a lease needs its rank and its session. What can be
+policy, the fleet and the breakers; all others are the core's (`router/native/core.cpp`), which encodes leases and
+routed blocks only when read. Tables are restored in their order: a lease needs its rank and its session. What can be
 computed from tables is in none: views, columns, chains.
 """
 
@@ -49,7 +49,7 @@ from router.native import built
 _FLEET = "fleet"
 """The table that is not the core's."""
 BYTES_MAX = 128 << 20
-"""Bytes of records that may wait for the log; the longest record has half of it."""
+"""Bytes of records that may wait for the log: twice those of the longest record (`RECORD_PARTS_MAX`)."""
 _MESSAGES_MIN = 4
 """A full buffer has at least this many messages: dropping the oldest one loses only a part of it."""
 LossReason = Literal["buffer_full", "too_large", "not_encodable", "log_away"]

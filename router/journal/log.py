@@ -4,7 +4,7 @@
     every `PERIOD_S`
                     the buffer is published, message by message; each is tried until it is confirmed
     the log away    unpublished records wait, the buffer fills
-    another stream  it was replaced, or lost its end: a checkpoint follows
+    another stream  the stream was replaced, or lost its end: a checkpoint follows
     records lost    the next message states how many (`Lost`), the text log says so once, and a checkpoint follows
     checkpoint      due `CHECKPOINT_S` seconds, `CHECKPOINT_RECORDS` records or an eighth of the stream's bytes after
                     the last one, but not before the records between take as many bytes as it did: checkpoints are
@@ -106,7 +106,7 @@ async def read_stream(
 ) -> None:
     """Pass the messages after `after_seq` that the stream has now to `on_message`; with `follow` later ones, too.
 
-    `from_ns`: none before that time (since 1970). Return after the last message, or at `stop`. `log` has to run.
+    `from_ns`: none before that time (ns since 1970). Return after the last message, or at `stop`. `log.run` has to run.
     """
     state = await log.stream_state(stream)
     end = math.inf if follow else state.last_seq
@@ -196,7 +196,7 @@ class JournalWriter:
         self._is_past_gone = False
         """Whether the stream has lost messages of ours that a replay needs."""
         self.records_total = self.messages_total = self.bytes_total = self.failures_total = 0
-        """What the log has confirmed, and how many messages it did not."""
+        """Records, messages and bytes that the log has confirmed, and how often it did not confirm a message."""
         self._checkpoint_taken_s = -math.inf
         self.checkpoint_pause_s = 0.0
         """For how long copying the state for the last checkpoint blocked the process."""

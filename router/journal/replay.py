@@ -8,7 +8,7 @@
     Refused        the same, for a request without an eligible rank
     Lost           records are missing, and any decision may depend on them: no result is possible until the next
                    beginning or checkpoint. A journal that has lost its oldest records begins with `Lost`, too
-    RankStanding   the index's status of a rank from here on
+    RankStanding   has the epoch and doubt that the index's answers state for a rank from here on
     any other      applied
     an error       the record cannot be folded: `NotFolded` has its kind and the reason. What follows is as after `Lost`
 
@@ -65,7 +65,7 @@ _UNKNOWN = "records are missing before it: to decide again proves nothing"
 
 
 class JournalEntry(NamedTuple):
-    """One message: its router, its place in the log, and the log's time (since 1970)."""
+    """One message: its router, its place in the log, and the log's time (ns since 1970)."""
 
     router: str
     stream_seq: int

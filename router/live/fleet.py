@@ -211,7 +211,7 @@ def outcome_fields(outcome: OutcomeKnown | None) -> dict[str, object] | None:
 
 
 def warmth(ends: Sequence[tuple[int, float]], now_s: float) -> list[PassedRequest]:
-    """Return the newest `REQUESTS_MAX` requests with their heat at this time."""
+    """Return the newest `REQUESTS_MAX` of `ends` (last block and time of a request), with their heat at this time."""
     newest = sorted(ends, key=lambda each: each[1])[-REQUESTS_MAX:]
     return [PassedRequest(block, 2.0 ** (-max(0.0, now_s - at_s) / HALF_LIFE_S), at_s) for block, at_s in newest]
 

@@ -1,12 +1,12 @@
 """Keeps a router's past for people: after each `STEP_S` the fleet's columns go to a ring, a row of sums to the trends.
 
-ring      compressed on a thread. When the clock is set back, samples of later times are dropped
+ring      has the columns, compressed on a thread. When the clock is set back, samples of later times are dropped
 
     recent    the last `RECENT_S`, every sample that was added
     old       up to `OLD_S`, one sample in `OLD_STEP_S`
     full      beyond `RING_BYTES_MAX` the oldest samples are dropped
 
-trends    `STEPS` rows: what was added to the sums of the metrics since the row before, and two gauges of its end. Steps
+trends    `STEPS` rows: what was added to the sums of the metrics in a step, and two gauges at the step's end. Steps
           end at multiples of `STEP_S` of Unix time, so rows of several processes have the same times
 """
 
@@ -72,7 +72,7 @@ class Ring:
         return (min(self.samples), max(self.samples)) if self.samples else None
 
     def steps(self) -> list[tuple[float, float]]:
-        """Return how far apart samples are, and since when, for each part that has any."""
+        """Return step and first time, in seconds, of the recent and the old samples, of each if there are any."""
         times = [*self.samples]
         recent = [at_s for at_s in times if at_s > times[-1] - RECENT_S]
         old = times[: len(times) - len(recent)]
@@ -80,7 +80,7 @@ class Ring:
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """What was added to sums, and two gauges at its end.
+    """What was added to sums in a step, and two gauges (the last two fields) at the step's end.
 
     first_tokens  how many came, by bucket of `ttft_bounds_s`; the last bucket has no bound
     baseline_*    what workers drawn evenly would have reused and saved
@@ -100,7 +100,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrendsPage(msgspec.Struct, frozen=True):
-    """The answer of the endpoint."""
+    """The answer of `GET /v1/trends`."""
 
     step_s: int
     ttft_bounds_s: tuple[float, ...]
@@ -108,7 +108,7 @@ class TrendsPage(msgspec.Struct, frozen=True):
 
 
 class Trends:
-    """The rows of one process; `Live` calls `step` at the end of each."""
+    """The rows of one process; `Live` calls `step` at the end of each step."""
 
     def __init__(self, clock: Clock, read: Callable[[], Row], ttft_bounds_s: tuple[float, ...]) -> None:
         """`read` returns the sums since the start. `ttft_bounds_s` are the bounds of the buckets of first tokens."""

@@ -1,7 +1,7 @@
 """How many workers of a model and role keep the objectives, and how well one more or fewer keeps them. Pure.
 
 p and d are the mean learnt prefill and decode factors of the group's measured ranks, L is the mean length of the newest
-answers. Names in capitals are constants of the reference engine (`router/native/costs.hpp`). k = workers * ranks each.
+answers. Names in capitals are constants of the reference engine (`router/native/costs.hpp`). k: ranks of all workers.
 
     prompts      M/G/k (below) with service time p * work of the prompt
                  share in time      P(p * FIRST_S + wait + service <= ttft_s)
@@ -30,7 +30,7 @@ Waiting in a group of equal servers, from utilisation:
                   Source: Lee and Longton 1959, and Whitt, "Approximations for the GI/G/m queue", Production and
                   Operations Management 2 (1993), 2.1 and 2.4: the wait of M/M/k times (1 + c^2) / 2, and an exponential
                   tail.
-    sequences     a rank serves all of its at once: as in M/G/infinity their number is Poisson.
+    sequences     a rank serves all of its sequences at once: as in M/G/infinity their number is Poisson.
                   Source: Kleinrock, "Queueing Systems", volume 1, 3.4.
 
 One line means that a request goes to the rank that is free first. A router that prefers the rank with the longest
@@ -45,7 +45,7 @@ from kv_protocol.fleet import Role
 from router.native import built
 
 _SPREADS = 10.0
-"""Standard deviations of a Poisson number beyond which its share is 0 or 1."""
+"""Standard deviations from the mean beyond which a Poisson number's probability is taken as 0 or 1."""
 SLOT_S: float = built.SLOT_S
 Unknown = Literal["prefill_factor", "decode_factor", "output_tokens"]
 Limit = Literal["utilisation", "ttft", "itl"]
@@ -106,7 +106,7 @@ class Group(NamedTuple):
 
 
 class OfferedLoad(NamedTuple):
-    """The requests of `covered_s` seconds. `context_tokens` is their mean; `prompts` is the work of their prompts."""
+    """The requests of `covered_s` seconds, their mean context, and the reference engine's time for their prompts."""
 
     covered_s: float
     requests: int = 0
@@ -126,7 +126,7 @@ class OfferedLoad(NamedTuple):
 
 
 def offered(core: built.Core, window_s: float, now_s: float, began_s: float) -> defaultdict[Group, OfferedLoad]:
-    """Return each group's load in the window; the core began to count at `began_s`. Other groups have an empty load."""
+    """Return each group's load in the window; the core began to count at `began_s`. Without requests it is empty."""
     first_slot = int(now_s / SLOT_S) - max(1, round(window_s / SLOT_S)) + 1
     covered_s = max(SLOT_S, now_s - max(first_slot * SLOT_S, began_s))
     loads = defaultdict[Group, OfferedLoad](lambda: OfferedLoad(covered_s))
@@ -201,7 +201,7 @@ class GroupPlan:
     """The plan of one group.
 
     output_tokens_per_s   tokens of answers that its workers have to produce; None: unknown, or not their role
-    predicted             with one worker fewer, as now, with one more
+    predicted             predictions with one worker fewer, as now, and with one more; none for 0 workers
     advised_workers       None: a rate that it depends on is in `unknown`
     unreachable           objectives that no number of workers keeps
     """

@@ -6,7 +6,7 @@
     cancelled                    SIGTERM again, which cuts off what they still do; killed after `AT_ONCE_S`
 
 Processes are forks of one that has imported the router (`forkserver`), and share its modules' memory. A process leaves
-the terminal's process group, so that Ctrl-C reaches the supervisor alone, and stops when the supervisor is gone.
+the terminal's process group, so that Ctrl-C reaches only the supervisor, and stops when the supervisor is gone.
 """
 
 import asyncio

@@ -2,7 +2,7 @@
 
 seq        messages up to this one are folded in; `latest_seq` is the highest that is known to exist
 behind     seq < latest_seq: a message was missed. `differs`: a beat at `seq` states other sums
-doubt      behind, or differs: its open leases are requested, and again every `ASK_AGAIN_S`
+doubt      behind, or differs: the router's open leases are requested, and again every `ASK_AGAIN_S`
 buffered   messages that came while in doubt, or that show a gap: those after the answer's `seq` are folded into it
 answer     all parts of the answer to the newest request: its leases replace the known ones at once
 
@@ -41,7 +41,7 @@ ASK_AGAIN_S = 0.25
 BUFFERED_MAX = 256
 LEASES_MAX = 1 << 16
 LEASE_BLOCKS_MAX = 1 << 26
-"""Limits of one router's leases; beyond them they are not requested, as the answer could not be stored.
+"""Limits of one router's leases; beyond them the leases are not requested, as the answer could not be stored.
 
 Blocks have 8 bytes each: 512 MiB.
 """
@@ -55,7 +55,7 @@ def cut(routed: Routed, blocks_max: int) -> Routed:
 
 
 class OpenLeases(dict[str, OpenLease]):
-    """Open leases by their ids, and their sums: a fold over `LeaseEvent`s. Changed by `put` and `fold` alone."""
+    """Open leases by their ids, and their sums: a fold over `LeaseEvent`s. Only `put` and `fold` change it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ class Skew(NamedTuple):
 
 
 class Peer:
-    """One run of another router. Its methods return the changes for the own ledger."""
+    """One run of another router. Its methods return the changes to apply to this router's ledger."""
 
     def __init__(self, life: int, now_s: float) -> None:
         self.life = life
@@ -194,7 +194,7 @@ class Peer:
 
     @property
     def request_due_s(self) -> float:
-        """The time at which its leases should be requested; inf: they need not be."""
+        """The time at which the router's leases should be requested; inf: they need not be."""
         return self._ask_from_s if self.is_in_doubt and not self.is_overfull else inf
 
     def new_request(self, now_s: float) -> int:

@@ -41,7 +41,7 @@ PENDING_MAX = 8192
 
 
 class Say(NamedTuple):
-    """Send a message: to one router, or to all if `to` is empty."""
+    """A message to send: to one router, or to all if `to` is empty."""
 
     message: ReplicaMessage
     to: str = ""

@@ -73,7 +73,7 @@ class Replicas:
             await self._event_log.listen(subject, self._on_message)
 
     def record(self, what: JournalRecord) -> None:
-        """Pass on that the own ledger ended a lease; one of the `records` of `Routing`."""
+        """Pass on that the own ledger ended a lease; other records do nothing. One of the `records` of `Routing`."""
         if type(what) is LedgerApplied and not what.router and isinstance(what.event, Expired):
             self._read_news()
             self.replication.on_lease_event(what.event)

@@ -1,13 +1,13 @@
 """Shadows in a router: the newest decisions are evaluated in batches; endpoints and metrics.
 
-    every `PERIOD_S`        the decisions since the last one are read from the router's log, `WAITING_MAX` at most: each
-                            is evaluated by all shadows while the budget allows it; others are skipped and counted.
+    every `PERIOD_S`        the newest decisions not yet read are read from `DecisionLog`, `WAITING_MAX` at most: each
+                            is evaluated by all shadows while the budget allows it; the rest is skipped and counted.
                             After `SLICE_S` the event loop gets a turn
-    GET    /v1/shadows      the shadows and their figures        PUT  /v1/shadows    others, until a restart
-    DELETE /v1/shadows      the configured ones
+    GET    /v1/shadows      the shadows and their figures      PUT  /v1/shadows    sets others, until a restart
+    DELETE /v1/shadows      sets the configured ones again
 
-Each request adds `budget_s` to an allowance, and each evaluation is subtracted from it. An evaluation may begin while
-the allowance is above 0, so that all time spent is at most `requests * budget_s` plus one evaluation. What is not used
+Each request adds `budget_us` to an allowance, from which the time of evaluations is subtracted. One may begin while
+the allowance is above 0, so that all time spent is at most `requests * budget_us` plus one evaluation. What is not used
 is kept, up to the allowance of `KEPT_REQUESTS` requests.
 
 Figures begin anew whenever the shadows or the policy in force change: they compare two policies. Shadows that were set
@@ -193,7 +193,7 @@ class Shadows:
             return "failed"
 
     def beside(self, verdict: Verdict) -> list[dict[str, Any]]:
-        """Return what each shadow chooses in the place of a decision; empty if another live policy took it."""
+        """Return what each shadow chooses in the place of a decision; empty for one before the last `change`."""
         if verdict.now_s < self._since_s:
             return []
         return [{"name": name, **_shown(self._compared(name, verdict))} for name in self._policies]

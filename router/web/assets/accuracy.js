@@ -52,7 +52,7 @@ export class AccuracyView extends Poll {
   }
 }
 
-/** Round up to 1, 2 or 5 of a power of ten; 1 for 0. */
+/** Round up to 1, 2 or 5 times a power of ten; 1 for 0. */
 function rounded(value) {
   if (value <= 0) return 1;
   const power = 10 ** Math.floor(Math.log10(value));

@@ -137,7 +137,7 @@ const NOTHING = { fleet: null, ranks: [], decisions: null, history: null };
 export class Live extends Poll {
   everyMs = 1000;
   version = ""; // the router's
-  past = null; // the fleet and decisions of a time, `at`; `isLoading`: not read yet; `problem`: why they cannot be read
+  past = null; // null: now is shown; else what was at `at`; `isLoading`: not read yet; `problem`: why it cannot be read
 
   get state() {
     return this.problem ? (this.isOver() ? "token" : "away") : this.found ? "live" : "connecting";
@@ -193,7 +193,7 @@ export function rowsOf(columns) {
   return first.map((_, at) => Object.fromEntries(Object.entries(columns).map(([name, column]) => [name, column[at]])));
 }
 
-/** Return rows in the order of their ranks. */
+/** Sort rows by the names of their ranks, and return them. */
 export function inOrder(rows) {
   const places = new Map(rows.map((row) => [row, natural(rankId(row))]));
   return rows.sort((left, right) => (places.get(left) < places.get(right) ? -1 : 1));

@@ -8,7 +8,7 @@ const DESCRIBED = Symbol("described");
 const DRAWN = new Set(["svg", "path", "line", "circle"]);
 
 /** Describe an element. `properties`: attributes; `class`; `on...`: listeners; `style`: an object; `value`, `checked`: properties;
- *  `key`: what the element is among its siblings; `own`: its children are not compared; `ref`: called with the element after
+ *  `key`: its name among its siblings; `own`: its children are not compared; `ref`: called with the element after
  *  each change. Children that are null, undefined or false are left out. */
 export function h(tag, properties, ...children) {
   return { tag, properties: properties ?? {}, children: children.flat(Infinity).filter(isShown) };
@@ -167,7 +167,7 @@ export function bar(shares, of, label) {
     h("span", { key: String(at), class: kind, style: { width: `${of > 0 ? Math.max(0, Math.min(100, (100 * share) / of)) : 0}%` } })));
 }
 
-/** Blocks by tier, as a share of the GPU's blocks. */
+/** A rank's blocks on its GPU, as a share of all that fit there and as a number; then how many other tiers have. */
 export function tiers(rank) {
   const [gpu, host, disk, external] = rank.blocks;
   const label = `${count(gpu)} of ${rank.total_blocks ? count(rank.total_blocks) : "?"} blocks on the GPU, ${count(host)} on the host, ${count(disk)} on disk, ${count(external)} external`;

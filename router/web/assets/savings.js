@@ -27,7 +27,7 @@ export class Trends extends Poll {
     return this.found?.rows ?? [];
   }
 
-  /** The figures, each with its sparkline; at a past time the values of that time, or that they are not kept. */
+  /** The figures, each with its sparkline; at a past time the values of that time, or a text that they are not kept. */
   figures() {
     const { live } = this.app, { rows } = this, { found } = this;
     const at = live.past ? rows.findLastIndex((row) => row.at_s <= live.at) : rows.length - 1;
