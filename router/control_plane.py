@@ -1,6 +1,6 @@
 """The control plane's HTTP API: decisions, workers, index, policy. Beyond loopback a token guards it.
 
-`ControlPlane.app` lists the endpoints, docs/WIRE.md says what each takes and answers. Those of other parts are in
+`ControlPlane.app` lists the endpoints, docs/WIRE.md says what each takes and answers. Endpoints of other parts are in
 `router/drain/routes.py`, `router/planner/service.py`, `router/shadows/service.py`, `router/attribution/service.py`,
 `router/live/routes.py`, `indexer/service/routes.py` and `router/web/__init__.py`.
 """
@@ -87,12 +87,12 @@ class ControlPlane:
         attacher: EngineAttacher | None = None,
         watched: Sequence[web.RouteDef] = (),
     ) -> None:
-        """Without `shadows` they have no endpoints.
+        """Without `shadows` the endpoints of shadows are missing.
 
         gate          the gate of this router's feeds
         policies      without it, a policy that is changed lasts until the router ends
         trace_link    `tracing.link` of the settings
-        kept          the prompts that are shown with decisions; without it none is
+        kept          the prompts that are shown with decisions; without it no prompt is shown
         differs       returns how a worker's instance differs from this router: the id, the instance -> the differences
         attacher      attaches engines to this process; None: it attaches none
         watched       further routes that only show: planner, report, `router/live/`

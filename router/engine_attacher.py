@@ -2,7 +2,7 @@
 
     listed          in the watched list `workers_from`: attached while it is in there
     added           in `workers`, or over `POST /v1/workers`: attached until it is removed, or the router ends
-    not attached    the reason is logged once, and it is tried again every `RETRY_S`; other workers are not affected
+    not attached    the reason is logged once, the try repeated every `RETRY_S`; other workers are not affected
 
 The list is a file, read again each second, in which empty lines, and those that begin with #, do not count; or
 dns://name:port, every address of the name, each an engine at http://address:port. A list that cannot be read leaves the

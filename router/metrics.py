@@ -111,7 +111,7 @@ _COUNTED: dict[Counted, tuple[str, str, tuple[str, ...]]] = {
     ),
     "fallback": ("Decisions that were not made as configured, by cause", "reason", FALLBACKS),
 }  # fmt: skip
-"""By name: meaning, label, and the values that are there from the start."""
+"""Counters by name: meaning, label, and the label's values that are there from the start."""
 
 
 class Weighing:
@@ -151,10 +151,10 @@ class RequestMetrics(built.RequestSums):
     count         counts an event of one of the counters in `_COUNTED`
     observer      returns the function that adds to one of the histograms in `_OBSERVED`
     inflight      how many requests are being served
-    end           a request ended; an unknown model is counted as `unknown`
-    queue_waited  a request left the queue, for any reason, after this time
-    first_token   the first token of an answer came from this worker this long after the request was routed
-    worker_failed a worker failed a request
+    end           counts a request that ended; an unknown model is counted as `unknown`
+    queue_waited  adds the time after which a request left the queue, for any reason
+    first_token   adds the time from a request's routing to the first token of its answer, from this worker
+    worker_failed counts a request that a worker failed
     """
 
     def __init__(self, registry: CollectorRegistry, routing: Routing, modes: tuple[str, ...] = tuple(MODES)) -> None:

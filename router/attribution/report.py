@@ -126,7 +126,7 @@ class SavingsReport(msgspec.Struct, frozen=True, kw_only=True):
     total: Figures
     by: dict[Dimension, Rows]
     not_counted: dict[str, int]
-    """Requests, by why they are in no sum; `pending`: their outcome is not known yet."""
+    """Decisions, by why they are in no sum; `pending`: their outcome is not known yet."""
     removed_blocks: int | None = None
     """Blocks that ranks removed from their GPUs in the period, whatever caused it; None if `evicted_blocks` is."""
 

@@ -115,7 +115,7 @@ def moment(value: str) -> int:
 
 
 def swept(sweep: str) -> dict[str, dict[str, Any]]:
-    """Return the fields of each policy that `--sweep FIELD=A,B` names, by its name; raise `ConfigurationError`."""
+    """Return the fields of each policy of `--sweep FIELD=A,B`, by the policy's name; raise `ConfigurationError`."""
     key, _, values = sweep.partition("=")
     if not key or not all(values.split(",")):
         raise ConfigurationError([f"--sweep: found {sweep!r}, allowed a policy's field and values: ttft_weight=1,4"])

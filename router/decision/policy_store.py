@@ -126,7 +126,7 @@ class PolicyStore:
             _log.info("policy_restored", path=str(self._path), fields=named)
 
     def begin_with(self, body: bytes) -> None:
-        """Set `initial` to a policy that is in force already: the body of a `PUT /v1/policy`; empty: there is none."""
+        """Set `initial` to the policy in force in other processes, the body of a `PUT /v1/policy`; empty: it stays."""
         if body:
             self.initial = swapped(self.configured, msgspec.json.decode(body), self.modes, replace_all=True)
 

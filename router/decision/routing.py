@@ -63,7 +63,7 @@ class Lease(built.Lease):
     on_bytes      bytes of the answer came: `first_token`, later a renewal, at most `_RENEWALS` in a lease's duration
     end           the request ended at this rank: its promise is withdrawn. No call has an effect after the first `end`.
                   `answer` is what a complete answer says (`router/native/answer.hpp`); `sums` count it if it is ok.
-                  Requests end theirs in `FleetRecords.settle` alone (`router/request/records.py`). A lease that is not
+                  Requests end theirs only in `FleetRecords.settle` (`router/request/records.py`). A lease that is not
                   ended, and gets no bytes, expires after the duration of a lease
     first_byte_s  seconds from the decision to the answer's first byte; None until then
     ttft_s, itl_s as `latency_of` of `router/native/answer.hpp` says; None until the end

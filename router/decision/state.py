@@ -232,7 +232,7 @@ class RouterState:
     def _begin_or_end_a_life(self, event: FleetEvent, known: Worker | None, now_s: float) -> None:
         """Begin or end an instance of the worker, if the event does so. `known` is the worker before the event."""
         is_same = known is not None and known.registration.instance == event.instance
-        # a known instance that registers again begins none, and another one that leaves ends none
+        # a known instance that registers again begins no life, and another instance that leaves ends none
         if isinstance(event, WorkerDraining) or isinstance(event, WorkerLeft) != is_same:
             return
         if known is not None:

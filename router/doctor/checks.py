@@ -45,7 +45,7 @@ _OTHER: dict[Role, Role] = {"prefill": "decode", "decode": "prefill"}
 PREFILLING: tuple[Role, ...] = ("aggregated", "prefill")
 """Roles that compute prompts: routing by prefix depends on their blocks."""
 FULL_RATIO = 0.9
-"""A log filled to this share is nearly full. It is purged at 3/4 of its limit if a snapshot allows it."""
+"""A log filled to this share is nearly full: it is purged at 3/4 of its limit, unless no snapshot allows it."""
 _AVOIDED = ("breaker", "busy")
 SILENT_BLOCKS = 64
 """Blocks in use before a rank without events is a finding: an engine publishes a block only once it is computed."""

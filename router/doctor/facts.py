@@ -140,7 +140,7 @@ CATALOGUE: Mapping[str, Meaning] = {
 
 
 def names(every: list[str]) -> str:
-    """Join the names with commas, the first eight of many."""
+    """Join the first eight names with commas, and add how many more there are."""
     more = f" and {len(every) - _NAMES_MAX} more" if len(every) > _NAMES_MAX else ""
     return ", ".join(every[:_NAMES_MAX]) + more
 

@@ -157,7 +157,7 @@ class RouterFeeds:
                 if isinstance(record, LedgerApplied) and isinstance(record.event, Expired):
                     _log.warning("lease_expired", lease=record.event.lease_id, cause=record.event.cause)
             for look in self._looks:
-                await self._clock.sleep(0)  # requests get a turn before each
+                await self._clock.sleep(0)  # requests get a turn before each look
                 look()
             await self._clock.wait(stop, TICK_S)
 

@@ -82,7 +82,7 @@ class EventOrigins:
         self._votes: dict[WorkerRank, Counter[WorkerRank]] = {}
 
     def differs(self, worker_id: str) -> tuple[Disparity, ...]:
-        """Return the field `kv_events` if the worker publishes events of another one; empty: none were seen."""
+        """Return the field `kv_events` if the worker publishes events of another one; empty: that was not seen."""
         for rank, votes in self._votes.items():
             ((other, count),) = votes.most_common(1)
             if rank.worker_id == worker_id and count >= VOTES:
@@ -90,7 +90,7 @@ class EventOrigins:
         return ()
 
     def look(self) -> None:
-        """Look at which ranks the blocks of the watched requests have appeared, and forget requests that are judged."""
+        """Find the ranks at which the blocks of the watched requests appeared, and forget requests that are judged."""
         now_s, workers = self._routing.clock.now(), self._routing.state.fleet.workers()
         ranks = tuple(rank for worker in workers for rank in worker.registration.ranks)
         self._own = {rank: epoch for rank, epoch in self._own.items() if rank in ranks}
@@ -245,7 +245,7 @@ class FleetWatch:
                     _log.info("breaker_closed", **fields)
 
     def _look_at_trust(self) -> None:
-        """Report what requests showed, and each new trust that the last look found, too."""
+        """Report what requests showed, and each new trust that the look before found as well."""
         moves = self._routing.calibration.moves
         while moves:
             move = moves.popleft()

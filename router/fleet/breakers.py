@@ -114,7 +114,7 @@ class Breakers:
     def __init__(self, limits: BreakerLimits | None = None) -> None:
         self._limits = limits or BreakerLimits()
         self.by_key: dict[_Key, Breaker] = {}
-        """Empty: all are closed without a failure, and only failed attempts change anything. For reading."""
+        """Empty: all are closed without a failure, and only failed attempts change anything. Others only read it."""
         self.statistics = BreakerStatistics()
         self.changes = 0
         """Increases with every event that may have changed the answer of `unfit`."""

@@ -17,7 +17,7 @@ are hashed with, and a source of events.
 
     of a rank's last 64 requests that show something          doubt             what follows
     -------------------------------------------------------   ---------------   -----------------------------------
-    half or more reused less than the index says it holds     overpredicted     DEGRADED: half credit
+    half or more reused less than the index says is held      overpredicted     DEGRADED: half credit
     half or more reused what nothing had predicted            underpredicted    FALLBACK: what was routed to it
 
 A request shows something if the index predicted a block of its prompt, or the worker reused one. A difference of less
@@ -192,7 +192,7 @@ class Calibration:
             self._set(compared.rank, known, known.verdict(), now_s)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return for people, rank by rank, how many requests were compared, and the doubt; empty: there is none."""
+        """Return for people, rank by rank, how many requests were compared, and the doubt (empty: none)."""
         return [
             {
                 **rank._asdict(),

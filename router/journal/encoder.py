@@ -53,7 +53,7 @@ BYTES_MAX = 128 << 20
 _MESSAGES_MIN = 4
 """A full buffer has at least this many messages: dropping the oldest one loses only a part of it."""
 LossReason = Literal["buffer_full", "too_large", "not_encodable", "log_away"]
-"""The buffer was full; a record took too many parts; it has a value that msgpack cannot encode; the log did not take
+"""The buffer was full; a record took too many parts, or has a value that msgpack cannot encode; the log did not take
 it before the router ended."""
 LOSS_REASONS: tuple[LossReason, ...] = get_args(LossReason)
 _NOT_ENCODABLE = (OverflowError, TypeError, ValueError)

@@ -139,7 +139,7 @@ def offered(core: built.Core, window_s: float, now_s: float, began_s: float) -> 
 
 
 class Objectives(NamedTuple):
-    """The share `kept_ratio` of requests has a TTFT within `ttft_s`, and of sequences an ITL within `itl_s`."""
+    """The share `kept_ratio` of requests is to have a TTFT within `ttft_s`, and of sequences an ITL within `itl_s`."""
 
     ttft_s: float
     itl_s: float

@@ -6,13 +6,13 @@
 | GET /v1/decisions/{id} | that of the process that took the decision |
 | PUT, PATCH, DELETE /v1/policy | changed in the first process, which stores it, then in the others |
 | POST, DELETE /v1/workers/{id}/drain | each process hands over what it knows, with its share of the tokens |
-| GET /v1/workers/{id}/drain | draining until all processes have handed over |
+| GET /v1/workers/{id}/drain | merged; the state is draining until all processes have handed over |
 | GET /v1/shadows | the figures of all processes, pooled |
 | PUT, DELETE /v1/shadows | changed in the first process, then in the others |
 | GET /v1/workers | the first process's, with the doubts of all: each judges ranks by its own requests |
 | GET /v1/report, /v1/predictions, /v1/trends | the sums of all processes |
 | GET /v1/processes | names, ids and restarts of the processes |
-| GET /health, /live | this process lives |
+| GET /health, /live | `ok`, as this process lives |
 | GET /ready | whether any process is ready |
 | GET /metrics | all families of all processes, each once (`merged`) |
 | all others | that of the first process that serves: each has the fleet, the index and, by the ledger, all requests |

@@ -140,7 +140,7 @@ class Peer:
         self.open = OpenLeases()
         self.skew = Skew()
         self.number = 0
-        """Number of the answer that counts."""
+        """Number of the newest request: only its answer counts."""
         self._ask_from_s = -inf
         self._buffered: dict[int, tuple[LeaseEvent, ...]] = {}
         self._parts: dict[int, LedgerOpen] = {}

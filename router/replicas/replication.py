@@ -175,7 +175,7 @@ class Replication:
         return [LedgerApplied(now_s=now_s, event=Expired(lease_id=lease_id), router=name) for lease_id in ended]
 
     def _answer(self, message: LedgerAsked, now_s: float) -> list[Effect]:
-        """Return all own leases as they are now, in parts, after the pending events."""
+        """Return the pending events, then all own leases in parts; empty if it, or too many, asked in `ANSWER_S`."""
         recent = {name: at_s for name, at_s in self._answered_at_s.items() if now_s - at_s < ANSWER_S}
         self._answered_at_s = recent
         if message.router in recent or len(recent) >= PEERS_MAX:
