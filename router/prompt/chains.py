@@ -3,9 +3,9 @@
 A chain is packed: little-endian u64s of a prompt's full blocks, in their order. A sequence hash names its block and all
 before it, so equal hashes mean equal prefixes.
 
-Recent prompts are kept: the index has only hashes, from which no prompt can be computed. Adding one stores a reference;
-nothing is computed before it is read. The oldest are evicted for the newest. Prompts with images have no ids, and are
-not kept.
+Recent prompts are kept for hand-overs: the index has only hashes, from which no prompt can be computed. Adding a prompt
+stores a reference, and computes nothing. The oldest are evicted for the newest. Prompts with images have no ids, and
+are not kept.
 """
 
 import base64
@@ -20,7 +20,7 @@ TOKEN_BYTES = 4
 BLOCK_BYTES = 8
 _IDS_OPENING, _IDS_CLOSING = b'{"kv_prompt_ids":"', b'",'
 BYTES_MAX = 64 << 20
-"""About 16 million tokens, of all workers: a hand-over looks only for prompts that one worker alone holds."""
+"""About 16 million tokens, of all workers: enough, as a hand-over looks only for prompts that a single worker holds."""
 ENTRY_BYTES = 512
 """Upper bound of an entry's size without its tokens and hashes."""
 
@@ -53,7 +53,7 @@ class EncodedPrompt(msgspec.Struct, frozen=True, gc=False):
         return tokens if isinstance(tokens, bytes) else "".join(tokens).encode("utf-32-le")
 
     def beginning(self, blocks: int) -> "EncodedPrompt":
-        """Return the prompt with which a worker computes this many blocks, and one more token if there is one.
+        """Return the prompt's beginning: this many blocks, and one more token if there is one.
 
         With that token all of these blocks are reusable, and a hash window that looks ahead by a token is full.
         """
@@ -72,7 +72,7 @@ def with_prompt_ids(body: Bytes, ids: bytes) -> tuple[Bytes | memoryview, ...]:
 
 
 class RecentPrompt(msgspec.Struct, frozen=True, gc=False):
-    """A prompt: the requested name, its adapter and salt (empty: none), tokens and hashes."""
+    """A prompt's tokens and hashes, the name of the requested model, and its adapter and salt (empty: none)."""
 
     model: str
     lora: str

@@ -11,8 +11,8 @@
     messages with images       known to the worker only; the hashes end where an image is unknown (`image_prompts.py`)
     what is not rendered here  known to the worker only; the hashes are those of the request's text (`TEXT_SCHEME`)
 
-A prompt is not rendered if a key changes it in the engine (`Inbound.changed_by`), or if no rule here makes text or
-tokens of it. Whether the request is valid is for the worker to say.
+A prompt is not rendered if a key changes it in the engine (`Inbound.changed_by`), if an engine made other ids of a chat
+(`engine_parity.py`), or if the router has no rule for it. Whether the request is valid is for the worker to say.
 
 A prompt is ready at once if the body is short. A bounded set of threads (`encoding_pool.py`) works on text of more than
 `OFF_LOOP_BYTES`, and on prompts that take long to read or render, such as many ids, or images.
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 OFF_LOOP_BYTES = {"hf": 4 << 10, "fast": 64 << 10, "byte": 64 << 10, "none": 64 << 10}
 """By encoder: longer text is encoded by threads. This much takes hf about 2 ms, the others some tenths of a ms."""
 _READ_BYTES_MAX = 256 << 10
-"""Bytes of JSON that are read on the loop; threads take more, and chats with many messages."""
+"""Most bytes of JSON that are read on the loop: threads read longer JSON, and chats with many messages."""
 _FEW_MESSAGES = 192
 """Most messages of a chat that is rendered on the loop."""
 _TEXT_SEED = 0x7465_7874
@@ -130,7 +130,7 @@ class ModelPrompts:
     def short_chat(self, chat: Inbound, hashing: Hashing, seed: int) -> EncodedPrompt | None:
         """Return the prompt of a short chat without `UNCOMMON_KEYS`.
 
-        None: it is no short chat, has more than text, or cannot be rendered: call `prompt`.
+        None: `prompt` must be called, as this is no short chat of plain text, or is not rendered here.
         """
         if self.other_chats or not isinstance(chat, ChatInbound) or len(chat.messages) > self._off_loop_bytes:
             return None
@@ -145,7 +145,7 @@ class ModelPrompts:
     def _made(
         self, body: Body, inbound: Inbound, hashing: Hashing, seed: int, images: ImageRule | None, *, is_aside: bool
     ) -> EncodedPrompt | None:
-        """Return the prompt; None: it would take too long on the loop. `is_aside`: this is a thread, never None."""
+        """Return the prompt; None: it would take too long on the loop. In a thread (`is_aside`) never None."""
         size_bytes = 0 if is_aside else len(body.text)
         try:
             if size_bytes > _READ_BYTES_MAX:
@@ -179,7 +179,7 @@ class ModelPrompts:
     def _of_chat(
         self, body: Body, inbound: Inbound, hashing: Hashing, seed: int, images: ImageRule | None, *, is_aside: bool
     ) -> EncodedPrompt | None:
-        """Return the prompt; None: it has many messages, or images, and this is not a thread."""
+        """Return the prompt; None, only on the loop: it has many messages, or images."""
         messages, options = inbound.read_messages(), inbound.read_options()
         if not is_aside and len(messages) > _FEW_MESSAGES:
             return None

@@ -1,18 +1,18 @@
 """Runs the queue (`waiting.py`) with the router's clock, the headroom of its fleet, and callbacks.
 
     admits  whether a request goes on at once: there is headroom, and no request of its kind waits
-    wait    queues a request that does not go on: its callback is called once, from `poke` or `run`, with the refusal
-            or None; with a refusal at once if the queue is full. After `cancel` it is not called
+    wait    queues a request that does not go on. Its callback is called once, from `wait`, `poke` or `run`: with None
+            to admit it, or with a refusal (at once if the queue is full). After `cancel` it is not called
     poke    load fell, or a worker came back: requests that fit now are admitted
     run     checks periodically while requests wait: refuses those that waited too long, and finds headroom that no
             `poke` announced
 
-A request that is admitted, at once or later, is decided, and its work promised (`Routing.take`), before the
-next one is looked at: its headroom depends on it. So a queued request is placed by the index and the load at the time
-of its admission.
+A request that is admitted, at once or later, is decided, and its work booked (`Routing.take`), before the next one is
+looked at: the headroom of that one depends on the booked work. So a queued request is placed by the index and the load
+at the time of its admission.
 
-Headroom is a rank that is not over the threshold (`eligibility.is_below`), and, if the policy's `unmet` is `queue`, a
-rank that is predicted to meet the request's targets.
+There is headroom if some rank is not over the threshold (`eligibility.is_below`) and, if the policy's `unmet` is
+`queue`, some rank is predicted to meet the request's targets; also if no rank is eligible.
 """
 
 import asyncio
@@ -67,11 +67,11 @@ class Admission:
         return placed if placed.arrival in self.waiting else None
 
     def cancel(self, place: Place) -> None:
-        """The client left: the callback is not called any more. No effect once it was called, or a second time."""
+        """Remove a request whose client left: its callback is not called any more. No effect once it was called."""
         self.queue.cancel(place)
 
     def poke(self) -> None:
-        """Admit all waiting requests that fit now; within a callback, after it has returned."""
+        """Admit all waiting requests that fit now; if called from within a callback, after that has returned."""
         if not self.waiting:
             return
         self._is_poked = True
@@ -130,7 +130,7 @@ class Admission:
         return is_below(threshold, view, state.core.queued_tokens(view.standing), request)
 
     def uncached_tokens(self, request: RouteRequest) -> int:
-        """Return the prompt's tokens without the longest prefix that a candidate holds; all if there is none."""
+        """Return the prompt's tokens without the longest prefix that a candidate holds; all without a candidate."""
         verdict = self._verdict(request)
         if verdict is None:
             return request.isl_tokens

@@ -22,7 +22,7 @@ _HASH_BYTES = 6
 
 
 class TenantNames:
-    """Names tenants by one header. `by`: none, api_key, or the header; `secret` has `SECRET_BYTES` bytes."""
+    """Names tenants. `by`: none, api_key, or the name of a header; `secret` has `SECRET_BYTES` bytes."""
 
     def __init__(self, by: str, secret: bytes) -> None:
         self._by, self._secret = by, secret

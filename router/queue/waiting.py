@@ -1,6 +1,6 @@
 """The queue of requests before the fleet: limits, refusals, order. Pure. It is off until a threshold is set.
 
-    asked          no request of its kind waits and there is headroom: admitted at once. Else it waits, or is refused
+    a request      is admitted at once if no request of its kind waits and there is headroom; else waits or is refused
     headroom       some eligible rank has no more uncached tokens queued than threshold x max_num_batched_tokens of its
                    worker (`eligibility.is_below`)
     order          by fair share of uncached tokens between tenants; within a tenant: strict priority, the higher
@@ -11,21 +11,21 @@
                        edf    arrival_s + the TTFT target, or a default    the most urgent first
 
     kinds          requests with the same constraints and targets (`placing_of`) have the same headroom: it is checked
-                   once a turn for each kind. A kind without headroom is skipped, and so is a tenant that has only such
-                   kinds waiting
+                   once a `take` for each kind. A kind without headroom is skipped, and so is a tenant that has only such
+                   kinds
 
     refused        because                                                       status
     ------------   -----------------------------------------------------------   ------
-    tenant_full    its tenant has the allowed requests or tokens waiting         429
-    queue_full     all tenants together have                                     503
+    tenant_full    its tenant has as many requests waiting as are allowed        429
+    queue_full     as many requests, or tokens, of all tenants wait as may       503
     timeout        it waited for `wait_s`                                        503
     stopping       the router ends                                               503
 
-A request may be larger than a bound on tokens: it waits if nothing else does. Each model has its own queue, so that a
-saturated one does not block others; the bounds apply to all together. `retry_after_s` is the time that the waiting
-requests will take, at the recent rate in tokens per second.
+A request larger than the bound on tokens waits if nothing else does. Each model has its own queue, so that a saturated
+one does not block others; the bounds apply to all together. `retry_after_s` is the time that the waiting requests
+will take, at the recent rate in tokens per second.
 
-Strict priority is strict within a tenant only. Between tenants it is self-clocked fair queuing: none starves another.
+Strict priority is strict within a tenant only. The order between tenants is self-clocked fair queuing, so none starves.
 Each model has a virtual time in tokens, 0 at first:
 
     start          of a tenant: the virtual time at which it came, or at which its last request went
@@ -262,7 +262,7 @@ class RequestQueue:
     def take(self, model: str, has_headroom: Callable[[RouteRequest], bool], now_s: float) -> Place | None:
         """Remove and return the next request with headroom; None if there is none.
 
-        `has_headroom` is called once for each kind that a first request has.
+        `has_headroom` is called at most once for each kind, with the first request of some tenant.
         """
         headroom: dict[Placing, bool] = {}
 

@@ -1,4 +1,4 @@
-"""Coroutines without tasks: callbacks resume them, in their own turn of the event loop.
+"""Coroutines without tasks: a callback resumes one at once, in the same turn of the event loop.
 
 A task would resume one in a later turn, and would cost three times as much CPU.
 """

@@ -7,11 +7,11 @@ an endpoint picker's      those of a fleet; its gateway sends the requests (`Gat
 
 What the end of an attempt shows about the health of a worker rank:
 
-| the worker | outcome |
+| the attempt ended with | outcome |
 |---|---|
-| answered | ok; client_fault if it refused the request (4xx) |
-| 401, 407 | failed: it refused the router's token; clients' tokens are never passed on |
-| 429, 503 | back_pressure: it gets no requests until its `Retry-After` has passed |
+| an answer | ok; client_fault if the worker refused the request (4xx) |
+| 401, 407 | failed: the worker refused the router's token; clients' tokens are never passed on |
+| 429, 503 | back_pressure: the rank gets no requests until its `Retry-After` has passed |
 | another status of 500 or more | erred: possibly the request's fault |
 | a limit of the router (sockets, dials), or a `Move` that is no fault | cancelled: it says nothing of the worker |
 | 502, 504, a redirect, no connection, cut off, too slow | failed |
@@ -45,8 +45,8 @@ CLIENT_FAULT, SERVER_FAULT = 400, 500
 REDIRECTS = range(300, 400)
 _BUSY = frozenset({429, 503})
 _REFUSES_US = frozenset({401, 407})
-"""The worker refuses the router's token. As it answers fast, it would draw all the load, and all clients would be told
-that their keys are wrong."""
+"""The worker refuses the router's token, which counts as its failure: else it would draw all the load, as it answers
+fast, and all clients would be told that their keys are wrong."""
 _GATEWAY = frozenset({502, 504})
 """Statuses of a proxy that cannot reach the worker: they do not come from the engine."""
 _NO_HEADERS: Headers = {}
@@ -91,7 +91,7 @@ class Attempt(ABC):
 
     @property
     def end_outcome(self) -> OutcomeName:
-        """The outcome of an answer that was passed on completely."""
+        """The outcome of an attempt whose answer came to its end."""
         if self.reason:
             return "failed"
         return "ok" if self.is_success else "refused"

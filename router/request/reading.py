@@ -116,7 +116,7 @@ class BodyParser:
 
 
 class _ServedModel(msgspec.Struct, frozen=True):
-    """The facts that requests for a model at an endpoint share until the fleet or a worker's fitness changes."""
+    """The values that all requests for a model at an endpoint share, until the fleet or a worker's fitness changes."""
 
     valid_until_s: float
     has_prompts: bool
@@ -310,7 +310,7 @@ class FleetReader(Destination[RankAttempt]):
     def route_of(self, request: "FleetRequest", plan: RequestPlan) -> RouteRequest:
         """Return the routing fields for the plan's phase.
 
-        Clients name the prefill worker and the decode worker separately; a session is bound to its prefill rank.
+        Clients name prefill and decode worker separately. A session is bound to its prefill rank: decode has none.
         """
         phase, extension, pins = plan.phase, request.inbound.extension, dict[str, Any]()
         if phase == "prefill":

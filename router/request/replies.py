@@ -89,7 +89,7 @@ def _model(name: str) -> dict[str, object]:
 
 
 def refusal_of(error: BaseException, request: "Request[Any]") -> Refusal:
-    """Return the error for the client; log it if the client did not cause it."""
+    """Return the refusal that answers the error; log the error if it is a fault of the router."""
     if isinstance(error, RequestRejected):
         return error.refusal
     if isinstance(error, BodyTooLarge):

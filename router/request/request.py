@@ -7,7 +7,7 @@
 | read, prompt | the client's fault | 4xx that names the field |
 | admission | the tenant has too much waiting; the queue is full, or the wait too long | 429; 503 |
 | decide | no worker is eligible | another phase of the plan; else 503 or 400 with every rank's reason |
-| sent | a worker fails before its answer, or is busy | another worker as the plan says; then its error, or 502, 503 |
+| sent | a worker fails before its answer, or is busy | another one, as the plan says; at last its error, 502 or 503 |
 | | it fails later | the stream resumes on another worker, or ends with an error event |
 | anywhere | the client leaves | its resources are released at once; a decode worker still fetches the prompt's KV |
 
@@ -15,9 +15,9 @@ A prefill worker's answer is collected, and its handoff sent to a decode worker.
 phase follows an answer or a failure, and how often a request is tried. A `Destination` chooses the workers
 (`destination.py`).
 
-`live` takes the request to its worker, in the turn of the event loop in which it came unless it waits for a thread or
-for admission. The relay of the worker's answer then calls the `on_` methods. One of them ends the request, or runs what
-leads to another worker: `_retry`, `_migrate`, `_go_on_from_prefill`, `_move`.
+`live` reads the request and sends it to a worker within one turn of the event loop, unless the request has to wait for
+a thread or for admission. The relay of the worker's answer then calls the `on_` methods. One of them ends the request,
+or runs what leads to another worker: `_retry`, `_migrate`, `_go_on_from_prefill`, `_move`.
 """
 
 import asyncio
@@ -70,7 +70,7 @@ class Request(CallbackCoroutine, Generic[A]):
     place: "Place | None" = None
     """Its place in the queue, while it waits there."""
     events_when_left = 0
-    """Events of the answer, without the first, that had come when the client left."""
+    """The `later_events` of the answer (`ResponseHandler.on_end`) that had come when the client left."""
     attempt: A | None = None
     """The present attempt; None while no worker has the request."""
     attempts: tuple[A, ...] = ()
@@ -87,7 +87,7 @@ class Request(CallbackCoroutine, Generic[A]):
     """The rank that computed the prompt, if it is not the one that answers."""
     _failed: A | None = None
     _unmovable: A | None = None
-    """An attempt that stays at its worker, though there is a reason to move: no other worker can take it over."""
+    """An attempt that has a reason to move, but stays: the plan forbids it, or no worker could continue its stream."""
     _aside: BufferedResponse | None = None
 
     def __init__(self, exchange: Exchange, destination: Destination[A], mode: str = "") -> None:
@@ -113,7 +113,7 @@ class Request(CallbackCoroutine, Generic[A]):
     # ------------------------------------------------------------------------------------------- to a worker
 
     async def live(self) -> None:
-        """Read the request, wait for admission, and send it to a worker. `run` takes it while the client is there."""
+        """Read the request, wait for admission, and send it to a worker. `run` this while the client is connected."""
         self.exchange.when_gone, destination = self._left, self.destination
         await destination.read(self)
         if destination.is_bounded:
@@ -147,9 +147,9 @@ class Request(CallbackCoroutine, Generic[A]):
             return
 
     def enters_other_phase(self, error: RequestRejected) -> bool:
-        """No worker is eligible: route the request for another phase of its plan; return False if there is none.
+        """Route the request for another phase if `error` says that no worker is eligible; return whether there is one.
 
-        Raises the error of the worker that failed last, if one did.
+        If there is none, raise the error of the worker that failed last, if one did.
         """
         if error.exclusions is not None:
             plan = self.plan.no_candidate()
@@ -165,7 +165,7 @@ class Request(CallbackCoroutine, Generic[A]):
     # ------------------------------------------------------------------------------------------- to another one
 
     async def _go_on_from_prefill(self, attempt: A, body: bytes) -> None:
-        """A prefill worker has answered, with the decode worker's parameters or with the complete answer."""
+        """Take a prefill worker's answer to a decode worker; to the client if it is final; if it is unusable, retry."""
         limit_tokens = self.inbound.limit_tokens
         if limit_tokens is not None and self.progress is not None:
             limit_tokens -= self.progress.token_count
@@ -208,7 +208,7 @@ class Request(CallbackCoroutine, Generic[A]):
         self._settle(attempt, "failed")
         plan = self.plan.migrated(attempt.rank)
         if plan.phase == "prefill" and self.inbound.limit_tokens == progress.token_count + 1:
-            plan = plan.computed_at_decode()  # one token is left: as for a request for one token
+            plan = plan.computed_at_decode()  # one token is left: a request for one token is not split either
         self.plan = plan
         await self._send_elsewhere()
 
@@ -283,7 +283,7 @@ class Request(CallbackCoroutine, Generic[A]):
         self.exchange.refuse(refusal, *named)
 
     def _left(self, later_events: int) -> None:
-        """The client left. A prefill worker's KV that waits for its decode worker is fetched all the same."""
+        """End the request: the client left. A decode worker still fetches KV that waits at a prefill worker."""
         if self.is_over:
             return
         self.events_when_left = later_events
@@ -296,7 +296,7 @@ class Request(CallbackCoroutine, Generic[A]):
             call = self.destination.fetching_call(self) if fetches else None
             if call is not None:
                 aside.ask(call, self)
-                aside.give_up()  # it `is_once`: it is sent, and ends when its answer begins
+                aside.give_up()  # the call `is_once`: it is sent all the same, and ends when its answer begins
 
     # ------------------------------------------------------------------------------------------- as a call's handler
 

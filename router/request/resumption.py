@@ -40,7 +40,7 @@ from kv_protocol.openai.requests import MARKS, ChatInbound, CompletionInbound, I
 ASKED = b'{"return_token_ids":true,'
 _KEPT = frozenset(name for name, marks in MARKS.items() if KEPT in marks)
 _LEFT_OUT = {"request_id", "rid"}.union(name for name, marks in MARKS.items() if LEFT_OUT in marks)
-"""Attached engines also take two keys that no request of an agent has: the engine's names of a request."""
+"""Keys that are not sent on: those so marked, and the two names of a request that only attached engines take."""
 _COMPLETION_TOKENS = 16
 """`max_tokens` of a completion that states none."""
 _WINDOW = 64
@@ -131,7 +131,7 @@ def resume_point(progress: Progress, push: Callable[[Sequence[int]], str], stops
             text += piece
             ends.append((at + 1, len(text)))
     before = max(end for token_count, end in ends if token_count <= max(first, progress.start_tokens))
-    # The last engine holds back only text that it generated itself: the client has all text before that.
+    # The last engine held back only text of ids that it generated itself: the client has all text before those.
     shown = max(before, len(text) - held_characters)
     is_known = progress.text == text[:shown] if first == 0 else shown > 0 and progress.text.endswith(text[:shown])
     if is_known:

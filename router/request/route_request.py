@@ -6,12 +6,12 @@
 | `x-worker-instance-id` | the only worker | `nvext.backend_instance_id`, `nvext.decode_worker_id` |
 | `x-dp-rank` | the only rank | `nvext.dp_rank` |
 | `x-session-id` | a session: its requests prefer the rank of the last one; not for embeddings | |
-| `x-required-taints` | names between commas: only workers that carry all of them | |
-| `x-preferred-taints` | `name=weight` between commas: workers with them cost less, with a weight below 0 more | |
+| `x-required-taints` | names, separated by commas: only workers that carry all of them | |
+| `x-preferred-taints` | `name=weight`, ...: a worker with the name costs less, or more if the weight is below 0 | |
 | `x-request-priority` | a whole number: higher ones leave the queue sooner | `nvext.agent_hints.priority`, `priority` |
 | `x-request-strict-priority` | a whole number: it goes before all lower ones | `nvext.agent_hints.strict_priority` |
 
-A header that cannot be read is refused by its name; `x-request-id` is replaced. Source: `docs/SOURCES.md` D1.5, D7.
+An invalid header is an error that names it; an invalid `x-request-id` is replaced. Source: `docs/SOURCES.md` D1.5, D7.
 """
 
 import math

@@ -99,7 +99,7 @@ class Serving(FleetReader, Calls, FleetRecords):
     # ------------------------------------------------------------------------------------------- admission
 
     def record(self, what: JournalRecord) -> None:
-        """Follow a policy that changed. `Routing` calls this, as its other `records`, with what it applies."""
+        """Follow a policy that changed. As one of `Routing.records`, this gets each record that is applied."""
         if type(what) is PolicyChanged:
             self.follow_policy()
 
@@ -107,7 +107,7 @@ class Serving(FleetReader, Calls, FleetRecords):
         """A policy is in force: read what it needs, and have requests wait as it says."""
         super().follow_policy()
         self.is_bounded = self._admission.is_bounded(self._state.policy)
-        self._admission.poke()  # else requests that waited under the last policy could be overtaken
+        self._admission.poke()  # if none has to wait any more, those that wait go on before newer ones
 
     async def admitted(self, request: FleetRequest) -> None:
         """Return once the request may go on, perhaps after a wait; raise `RequestRejected` if it may not."""
@@ -116,7 +116,7 @@ class Serving(FleetReader, Calls, FleetRecords):
         request.place = self._admission.wait(request.route, request.resume)
         refusal: Refusal | None = await request.until_resumed()
         place, request.place = request.place, None
-        if place is not None or refusal is None:  # else the queue was full: the request was never in it
+        if place is not None or refusal is None:  # not if the queue was full: the request was never in it
             self.left_queue(request, self._now() if place is None else place.arrived_s)
         if refusal is not None:
             self.metrics.count("rejected", refusal.code or "")
@@ -185,7 +185,7 @@ class Serving(FleetReader, Calls, FleetRecords):
         for each in error.exclusions:
             worker, rank = fleet.worker(each.worker_id), WorkerRank(each.worker_id, each.dp_rank)
             lasting = "" if worker is None else exclusion(worker.registration, rank, route)
-            kinds.add(reason_kind(lasting or each.reason))  # a reason that holds for a fit rank, too, comes first
+            kinds.add(reason_kind(lasting or each.reason))  # what excludes even a fit rank counts first
         if kinds == {"max_seq_len"}:
             return Refusal(400, str(error), code="context_length_exceeded")
         if kinds and kinds <= _CLIENT_FAULTS:
@@ -209,11 +209,11 @@ class Serving(FleetReader, Calls, FleetRecords):
         """Return why a request is to leave a worker that has not failed; None: it stays.
 
         All conditions are here. `Request.reason_to_stop` asks at each check of timeouts, twice a second, and moves the
-        request only if another worker can take it over. A condition on what a stream says: `attempt.replay_buffer` sees
-        the stream's events (`StreamReplayBuffer.add`), and can keep what it saw.
+        request only if another worker can take it over. For a condition on what a stream says, `attempt.replay_buffer`
+        can keep what it sees of the stream's events (`StreamReplayBuffer.add`).
 
-        A worker fails for other reasons without a call of this: its connection ends, a time limit is exceeded
-        (`AnswerRelay.check_call`), or its engine reports an error (`failure_in`).
+        Failures are noticed elsewhere: a connection ends, a time limit is exceeded (`AnswerRelay.check_call`), or an
+        engine reports an error (`failure_in`).
         """
         if begun and quiet_s < SILENT_S:
             return None

@@ -70,7 +70,7 @@ class Turn(msgspec.Struct, eq=False):
 
 
 class Tracer(NamedTuple):
-    """The rule which traces are sent, and the function that takes a trace without blocking."""
+    """The rule that says which traces are sent, and the function that takes a trace without blocking."""
 
     sampling: Sampling
     send: Callable[[TraceData], None]
@@ -314,7 +314,7 @@ def _events(turn: Turn) -> tuple[SpanEvent, ...]:
 
 
 def _why(before: Turn) -> str:
-    """Return why a turn follows one before."""
+    """Return why another turn followed `before`."""
     if before.attempt is None or not before.attempt.reason:
         return "handoff"
     return "migration" if before.first_token_ns else "retry"
