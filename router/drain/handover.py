@@ -13,8 +13,8 @@
 | failed | the chosen worker did not compute it; it is not retried, unless the second pass finds it again |
 | skipped | no rank is eligible, the chosen rank holds it already, or tokens or time are spent |
 
-Tokens are those that the chosen workers are expected to compute, in whole blocks; all of them stay within the budget.
-A router knows only its own clients' prompts: each router may be asked to drain a worker, for its own prompts.
+Spent tokens are those that the chosen workers are expected to compute, in whole blocks; they stay within the budget.
+A router knows only its own clients' prompts. So each router may be asked to drain a worker, and hands over its own.
 """
 
 import asyncio

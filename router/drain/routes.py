@@ -2,7 +2,7 @@
 
 POST /v1/workers/{id}/drain            {"handover_tokens": N, "handover_s": S}, both optional; returns event and status
 GET  /v1/workers/{id}/drain?wait=S     the status, now or, after S seconds at most, once the worker is drained
-DELETE /v1/workers/{id}/drain          put back: it takes new work, and its hand-over ends; refused if its agent stops
+DELETE /v1/workers/{id}/drain          puts it back: it takes new work, its hand-over ends; refused if its agent stops
 
 No router sends it new requests; the router that was asked hands over the prompts of its own clients.
 

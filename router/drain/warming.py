@@ -16,7 +16,7 @@ heat, the newest prompt's first) form complete prefixes, and no other choice of 
 | the worker's role | request | then |
 |---|---|---|
 | aggregated | one token | |
-| prefill | the prompt, with the first of two tokens | a decode worker fetches its KV, and makes the second |
+| prefill | two tokens, of which it makes the first | a decode worker fetches its KV, and makes the second |
 
 A prefill worker keeps a prompt's blocks for a decode worker, so one has to fetch them; a failure to fetch does not
 affect the result. Each worker is asked once. Leases and breakers work as for any request; the calls use the data
@@ -50,7 +50,7 @@ from router.request.serving import FleetRequest, Serving
 HALF_LIFE_S = 300.0
 """A request five minutes ago counts half: users of a chat come back within minutes."""
 BLOCKS_MAX = 1 << 17
-"""Take about 200 ms in a thread. With blocks of 32 tokens they are 4 million tokens; budgets are a fraction of that."""
+"""They take about 200 ms in a thread. With 32 tokens a block they are 4 million tokens; budgets are a part of it."""
 WarmingOutcome = Literal["warmed", "failed", "skipped"]
 _GIVEN_UP = "local: given up: it took too long, or the router stops"
 
@@ -221,5 +221,5 @@ class _Cache(Destination[RankAttempt]):
                 self.fault = f"{attempt.stage}: {attempt.reason}"
 
     def ended(self, request: FleetRequest, outcome: OutcomeName, refusal: Refusal | None) -> None:  # noqa: ARG002
-        """The prompt is computed, or will not be."""
+        """Set `over`: the prompt is computed, or will not be."""
         self.over.set()

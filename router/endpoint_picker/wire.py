@@ -235,7 +235,7 @@ def _entry(metadata: Any, outer: str, key: str) -> object:  # noqa: ANN401
 
 
 def _subset(metadata: Any) -> tuple[str, ...] | None:  # noqa: ANN401
-    """Return the offered endpoints, a list or a text with commas. Another value offers none."""
+    """Return the offered endpoints, a list or a text with commas. Another value offers none; None: any is offered."""
     found = _entry(metadata.filter_metadata, SUBSET_METADATA, SUBSET)
     if isinstance(found, str):
         return tuple(each.strip() for each in found.split(",") if each.strip())
@@ -253,7 +253,7 @@ def head_reply(side: Side, lines: HeaderLines = (), removed: tuple[str, ...] = (
 def body_reply(
     side: Side, lines: HeaderLines = (), removed: tuple[str, ...] = (), destination: str = "", body: bytes | None = None
 ) -> Any:  # noqa: ANN401
-    """Return a reply that passes on a body, or a part; `body` replaces it. The head of a buffered one may change."""
+    """Return a reply that passes on a body, or a part; `body` replaces it. `lines` change a buffered body's head."""
     if body is None:
         return _reply(f"{side}_body", lines, removed, destination)
     lines = (*lines, (b"content-length", b"%d" % len(body)))

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _TURN_BYTES = 64 << 10
 """Bytes read at once. Beyond them other connections get their turn before more of a body is read."""
 _RESET_CHECK_S, _RESET_CHECK_S_MAX = 0.00025, 0.25
-"""Seconds from a probe to the first and the last check for a reset, each four times as late; then the sweep checks."""
+"""Seconds from a probe to the first and last check for a reset (each 4 x the one before); then the sweep checks."""
 _CLOSE = b"connection: close\r\n"
 _IDLE, _HEAD, _BODY, _SERVING, _LINGERING, _CLOSED = range(6)
 
@@ -58,7 +58,7 @@ class ClientConnection:
         self._read, self._posts, self._service = plane.requests.read, plane.posts, plane.service
         self._state = _HEAD
         self.buffer = b""
-        """Bytes of the next requests that were read."""
+        """Bytes that were read and not yet served: an incomplete head, or the next requests."""
         self._gathered: GatheredBody | None = None
         """The body that is awaited or, once it is complete, counted until its request is answered."""
         self._exchange: Exchange | None = None
@@ -289,7 +289,7 @@ class ClientConnection:
     def end_with_answer(self) -> None:
         """End the connection with the answer in progress; the answer's head says so, unless it was sent before."""
         exchange = self._exchange
-        self.due_s = min(self.due_s, self._since_s)  # an idle connection is kept for a shorter time
+        self.due_s = min(self.due_s, self._since_s)  # checked soon: draining keeps idle connections for less time
         if exchange is not None and self._keep_alive and (self.half_closed or not exchange.has_begun):
             self._end_after(exchange)
 

@@ -230,8 +230,8 @@ class Exchange(msgspec.Struct, eq=False):
     def answer(self, status: int, body: bytes, *, content_type: bytes = JSON, headers: HeaderLines = ()) -> None:
         """Send a complete answer. Do nothing if the client left or was answered.
 
-        If an event stream has begun, `body` ends it. Unless its type is `EVENT_STREAM`, it is sent as one event, and
-        the end mark follows.
+        If an event stream has begun, `body` ends it. Unless `content_type` is `EVENT_STREAM`, `body` is sent as one
+        event, and the end mark follows.
         """
         client = self.client
         if client is not None:
@@ -247,7 +247,7 @@ class Exchange(msgspec.Struct, eq=False):
         self.answer(refusal.status, refusal.body, headers=(*refusal.headers, *headers))
 
     def end_stream(self, events: bytes) -> None:
-        """End the event stream that has begun with these bytes. Do nothing if the client left."""
+        """Send these events as the end of the stream that has begun. Do nothing if the client left."""
         client = self.client
         if client is not None:
             self.close()
@@ -288,7 +288,7 @@ class Exchange(msgspec.Struct, eq=False):
         self.client = self.when_gone = self.relay = None
 
     def expire(self) -> None:
-        """The plane stops: end the call, as if the client left, and the answer."""
+        """The plane stops: end the call as if the client had left, then end the answer."""
         relay, callback, later_events, message = self.relay, self.when_gone, 0, "the router stops; try again"
         if relay is not None:
             message, call, passed_on = "the router stops; the answer was not complete in time", relay.call, relay.tail
@@ -310,7 +310,7 @@ class Exchange(msgspec.Struct, eq=False):
 
 
 class BufferedResponse:
-    """Stands in for the connection of a client, if there is none, or if the client has left.
+    """Stands in for the connection of a client, for an answer that is not relayed to one, such as a prefill worker's.
 
     It keeps `ASIDE_BYTES_MAX` of a worker's answer at most, head included; the call of a longer one fails.
     """

@@ -95,12 +95,12 @@ answers, and the most bytes of a body.
 
     read(data, client, began_s, posts)   reads the request at the start of `data`, after any empty lines; returns
         an exchange with this client, and the value of its path in `posts`
-                                         for a complete POST to one of these paths, if no byte follows it and nothing
-                                         is left to check
+                                         for a complete POST to one of these paths, if no byte follows it and its
+                                         `Host`, `Origin` and length need no other check
         its `RequestHead`, and None      any other request with a complete head
         None, and None                   the head is not complete
                                          It raises `Malformed`
-    checks_all                           whether something is left to check of each request
+    checks_all                           if set, `read` returns no exchange: its caller checks each request
 """
 RequestWriter = built.RequestWriter
 """Writes requests to one worker. Arguments: the prefix of its paths, and the first header lines, which end with
@@ -132,15 +132,15 @@ AnswerBody = built.AnswerBody
 """Reads an answer's body the same way, and stores its payload until taken. `AnswerBody(body_bytes, mark, is_later)`.
 
     feed(data)        reads the payload in `data`; raises as `BodyReader.feed` does. While a stream `flows`, takes the
-                      complete events and returns them as the client gets them, maybe empty. None: the caller takes
-                      them: the stream does not flow, nothing was taken yet, the body ends, or an alarm is in what waits
+                      complete events and returns them as the client gets them, maybe empty. None: the caller has to
+                      take them, as the stream does not flow, nothing was taken yet, the body ends, or an alarm waits
     end               where in the last `data` the body ends, -1 if it does not
     until_close       whether it ends with the connection
     pass_on(...)      makes it a stream that may flow, as `chunks` or not. An alarm is one of the texts `alarms`, or
                       more than `pending_max` bytes without an event's end; `kept` gets the events
     flows             whether a stream flows
     has_begun         whether a byte of the payload came
-    size, pending     what waits
+    size, pending     how many bytes wait; these bytes
     has(text)         whether the text is in what waits
     take_events()     takes all complete events: up to the last empty line
     take(size)        takes this many bytes, or all that wait

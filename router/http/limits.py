@@ -55,7 +55,7 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
     drain_idle_s: float = 1.0
     """How long after a stop an idle connection may still bring a request, which is served."""
     sweep_s: float = 0.5
-    """How often timeouts are checked. A time counts from a check on, so its end may be noticed two periods late."""
+    """How often timeouts are checked. Time is measured from a check on, so an end may be noticed two periods late."""
 
 
 class TooFewFiles(Exception):

@@ -1,7 +1,7 @@
 """Errors that the router answers itself, in the format of the OpenAI API.
 
 400  the request is invalid                      404  no worker serves the model or endpoint, or no such path
-413, 415, 431  refused before it was read        429  the client has reached its own limit
+413, 415, 431  too large, or an encoded body     429  the client has reached its own limit
 500  a fault of the router                       502  workers failed
 503  no worker is registered or eligible now, or the queue is full; `Retry-After` says when to try again
 """

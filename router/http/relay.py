@@ -108,7 +108,7 @@ class AnswerRelay(built.AnswerReceiver):
             self.transport.pause_reading()
 
     def resume(self) -> None:
-        """The client has read the pending bytes."""
+        """Read from the worker again: the client has read the pending bytes."""
         self.paused, self.received = False, True
         if self.is_open and not self.transport.is_closing():
             self.transport.resume_reading()
@@ -319,7 +319,7 @@ class AnswerRelay(built.AnswerReceiver):
             callback(later_events)
 
     def fail(self, stage: UpstreamStage, reason: str) -> None:
-        """The worker failed: the attempt is over, unless the client has the stream with its end mark already."""
+        """End the call: the worker failed. If the client has the stream's end mark already, the answer is complete."""
         exchange, call, body, tail = self.exchange, self.call, self.body, self.tail
         assert exchange is not None, "there is a call"
         marked = body if self.form == _EVENTS and exchange.has_begun and not call.token_mark else None

@@ -19,7 +19,7 @@ from router.native import built
 CONTINUABLE_HEADER = HEADER.encode()
 """A client that sends it gets a stream's token comments."""
 FAILURE = b'data: {"error":'
-"""How an event of vLLM begins that reports an error: in JSON's strings each quote is escaped."""
+"""How an event of vLLM that reports an error begins. No answer's text has this: JSON escapes quotes."""
 REPLAYED_BYTES_MAX = 1 << 20
 """A longer answer is not kept, and does not migrate: each stream in progress may take this much memory."""
 _SERVER_ERROR = 500

@@ -116,7 +116,7 @@ class WorkerConnection(AnswerRelay):
                 await get_running_loop().create_connection(
                     lambda: cast("asyncio.Protocol", self),
                     origin.host, origin.port, ssl=upstreams.tls if origin.tls else None,
-                    ssl_handshake_timeout=connect_s if origin.tls else None,  # else uvloop holds it longer
+                    ssl_handshake_timeout=connect_s if origin.tls else None,  # else uvloop holds the connection longer
                 )  # fmt: skip
         except TimeoutError:
             reason = f"TimeoutError: not connected within {connect_s:g} s"
@@ -138,7 +138,7 @@ class WorkerConnection(AnswerRelay):
         if exchange is None or self.deadline.expired():
             opened.abort()
             return
-        self.deadline.reschedule(None)  # else its task may be cancelled, after which uvloop reports no end of it
+        self.deadline.reschedule(None)  # else its task may be cancelled: then uvloop never reports the connection's end
         self.deadline = NONE
         self.transport = opened
         upstreams.opened += 1

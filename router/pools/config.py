@@ -6,7 +6,7 @@
      "prefill_pool_selection_strategy": {
          "isl_min": 0, "isl_max": 32000, "isl_resolution": 2,
          "ttft_min_ms": 10, "ttft_max_ms": 3000, "ttft_resolution": 2,
-         "prefill_pool_mapping": [[0, 0], [0, 0]],  a row for each cell of isl, in it one for each of ttft
+         "prefill_pool_mapping": [[0, 0], [0, 0]],  a row for each cell of isl, with a pool for each of ttft
          "priority_overrides": [{"min_priority": 5, "max_priority": 10, "target_pool": 0}]},
      "num_decode_pools" ... "decode_pool_mapping":  likewise; axes context_length_*, itl_*
      "pools": {"namespaces": {"p": {"routers": [{"url": "http://10.0.0.1:8000", "control_url": "..."}]}}}}

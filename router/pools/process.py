@@ -1,7 +1,7 @@
 """The process of `router pools`: makes its parts and connects them.
 
 data plane     POST /v1/chat/completions, /v1/completions    served by pools (`served.py`)
-               POST /v1/pools/select    to which pools such a request would go now, and why: nothing is forwarded
+               POST /v1/pools/select    returns to which pools such a request would go now, and why; forwards nothing
 control plane  GET /v1/pools            every pool: its routers, its limits, its status and the reasons of it
                GET /metrics, /health, /live, /ready, /version
 
@@ -66,7 +66,7 @@ class PoolsProcess:
     """The parts of the process: `start` binds the addresses, and `parts` returns what is to run."""
 
     def __init__(self, config: PoolsConfig, identity: Identity, settings: RouterSettings, text: str) -> None:
-        """`text` is the tokenizer; without one lengths are estimated. Raises `TextError` if it cannot be loaded."""
+        """`text` names the tokenizer; empty: lengths are estimated. Raises `TextError` if it cannot be loaded."""
         self._settings, self._clock, self._registry = settings, Clock(), new_registry()
         watch = self.watch = PoolWatch(config, identity.models, self._clock)
         tokens, prompts = settings.tokens, None

@@ -6,7 +6,7 @@
             milliseconds  (least + most) / 2                   a 0 that is given counts as given
             tokens        (least + most) // 2
     pool  = mapping[index of each axis, in their order]
-    pool  = the target of the first override with min_priority <= priority <= max_priority, if the request has one
+    pool  = the target of the first override with min_priority <= priority <= max_priority, if a priority is given
 
 | phase | axes |
 |---|---|
@@ -19,7 +19,7 @@ Which pools are then tried, and in which order:
     preference   the selected pool, then faster ones (a smaller priority number) from slow to fast, then the others
                  from fast to slow; ties by index
     order        fit pools by preference, then strained ones, then those that are down
-    tried        the first only; with `enable_priority_retry` all of them, until one answers
+    tried        the first of the order; with `enable_priority_retry` all of it in turn, until a pool answers
 
 So an unfit pool is skipped while a fit one is left, and is used as a last resort. Without retries only the selected
 pool is tried, unless it is not fit: then only the first of the order. Dynamo (D5.3) uses only the selected and faster

@@ -1,7 +1,7 @@
 """Sends requests to pools: to a router of a pool, for each phase in turn.
 
     agg      read -> pools selected -> forwarded
-             in disagg, too, a request for one token: the decode pool serves it
+             likewise in disagg, for a request for one token: the decode pool serves it
     disagg   read -> pools selected -> prefill, collected -> decode, forwarded
                                              `- if this answer is complete after one token, the client gets it
 
@@ -75,7 +75,7 @@ if TYPE_CHECKING:
 _NOT_SENT_ON = HOP_BY_HOP | {b"host", b"accept-encoding", b"content-type", b"expect", b"origin", b"x-request-id"}
 """Headers that routers do not get: they concern the client's connection, or this process drops or writes them."""
 _OF_A_DECODE_WORKER = frozenset({b"x-worker-instance-id", b"x-dp-rank"})
-"""Headers that a prefill pool does not need."""
+"""Headers that name the decode worker: a prefill pool does not get them."""
 _HASHING = Hashing(64)
 """`prompt` and `route_request` need a hashing; this process does not use the hashes."""
 _MS_PER_S = 1000

@@ -13,7 +13,7 @@ A pool is
 |---|---|---|
 | a router is not up | `failures_max` probes or attempts in a row fail | `successes_min` probes in a row find it ready |
 | queue | above the bound, routers and engines together | at half of it, or after `hold_s` without a figure |
-| ttft, itl | too few answers of a window are timely | at most half the allowed share late; no window for `hold_s` |
+| ttft, itl | too few answers of a window are timely | at most half the allowed share late, or no window for `hold_s` |
 
 A window is `window_requests_min` answers, or more. The first probe of a router decides at once. A pool that is passed
 over gives no answers to judge: after `hold_s` it is tried again. Counts are those of routers since their start; a
@@ -151,7 +151,7 @@ class PoolState:
         self.tick(now_s)
 
     def attempt_failed(self, url: str, reason: str, now_s: float) -> None:
-        """A request could not connect to a router."""
+        """Fold in that a request could not connect to a router."""
         self._failed(self._routers[url], reason, at_once=False)
         self.tick(now_s)
 

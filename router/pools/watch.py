@@ -4,10 +4,10 @@
 |---|---|---|
 | `GET /ready` | data | `ready`, `reasons` |
 | `GET /v1/models` | data | whether it serves one of our models |
-| `GET /metrics` | control | `kvrouter_queued_requests`; `kvrouter_ledger_reported_waiting`, of all ranks |
-| | | buckets of `kvrouter_time_to_first_token_seconds`, `kvrouter_inter_token_latency_seconds`, of all modes |
+| `GET /metrics` | control | `kvrouter_queued_requests`; `kvrouter_ledger_reported_waiting`, summed over ranks |
+| | | buckets of `kvrouter_time_to_first_token_seconds`, `kvrouter_inter_token_latency_seconds`, summed |
 
-All three are answered within `look_timeout_s` together, each answer of 16 MiB at most. A missing answer of the control
+All three have to be answered within `look_timeout_s` together, in 16 MiB at most each. A missing answer of the control
 plane does not count against a router: its queue and latencies are unknown then. Source: `docs/reference/metrics.md`.
 """
 
@@ -119,7 +119,7 @@ def not_serving(body: bytes, models: Collection[str]) -> str:
 
 
 def busyness(page: bytes, limits: LiveLimits) -> Looked:
-    """Return the load of a ready router by its metrics; latencies against the bounds of `limits`.
+    """Return what a router's page of metrics says: its queue, and how many answers met the bounds of `limits`.
 
     Raises:
         PageUnreadable: it is no page of metrics.
@@ -156,7 +156,7 @@ class PoolWatch:
             await until(stop, self._keep_looking(session))
 
     def attempt_failed(self, namespace: str, url: str, reason: str) -> None:
-        """A request could not connect to a router."""
+        """Tell the pool that a request could not connect to a router, and log a change of its fitness."""
         self.pools[namespace].attempt_failed(url, reason, self._clock.now())
         self._log_change(namespace)
 

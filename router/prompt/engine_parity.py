@@ -91,7 +91,7 @@ class EngineParity:
         return () if found is None else (found,)
 
     def chat_sent(self, inbound: ChatInbound, worker_id: str) -> None:
-        """A chat goes to this worker: each `ASKED`th one is compared."""
+        """Count a chat that goes to this worker; each `ASKED`th chat is compared, if the engine can tokenize it."""
         if next(self._sent) % ASKED or sum(map(len, inbound.prompt_parts)) > CHAT_BYTES_MAX or inbound.changed_by:
             return
         worker = self._fleet.worker(worker_id)

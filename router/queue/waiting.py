@@ -11,8 +11,8 @@
                        edf    arrival_s + the TTFT target, or a default    the most urgent first
 
     kinds          requests with the same constraints and targets (`placing_of`) have the same headroom: it is checked
-                   once a `take` for each kind. A kind without headroom is skipped, and so is a tenant that has only such
-                   kinds
+                   once a `take` for each kind. A kind without headroom is skipped, and so is a tenant that has only
+                   such kinds waiting
 
     refused        because                                                       status
     ------------   -----------------------------------------------------------   ------

@@ -58,18 +58,18 @@ class FleetRecords(Destination[RankAttempt]):
         self._request_log = RateLimitedLog(_requests, routing.clock)
 
     def unserved(self, request: "FleetRequest", exclusions: tuple[Exclusion, ...]) -> None:
-        """The request is refused because no worker is eligible."""
+        """Record that the request is refused because no worker is eligible."""
         self.routing.refuse(request.route, exclusions)
 
     def left_queue(self, request: "FleetRequest", since_s: float) -> None:
-        """The request left the queue, in which it was since `since_s`."""
+        """Record how long the request was in the queue, which it joined at `since_s` and has left."""
         waited_s = self.routing.clock.now() - since_s
         self.metrics.queue_waited(waited_s)
         if request.trace is not None:
             request.trace.was_in("queue", waited_s)
 
     def began(self, request: "FleetRequest", attempt: RankAttempt) -> None:
-        """The worker computed the prompt."""
+        """Record that the worker computed the prompt, and, of a stream, when its first token came; poke the queue."""
         attempt.lease.first_token()
         if request.trace is not None:
             request.trace.began()

@@ -319,7 +319,7 @@ class Request(CallbackCoroutine, Generic[A]):
         return attempt.lines
 
     def on_dropped(self) -> None:
-        """The unwanted answer is dropped."""
+        """Retry the request: the answer that `on_head` refused is read or closed."""
         if self.attempt is not None:
             self.run(self._retry(self.attempt))
 
