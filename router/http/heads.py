@@ -97,9 +97,9 @@ answers, and the most bytes of a body.
         an exchange with this client, and the value of its path in `posts`
                                          for a complete POST to one of these paths, if no byte follows it and its
                                          `Host`, `Origin` and length need no other check
-        its `RequestHead`, and None      any other request with a complete head
-        None, and None                   the head is not complete
-                                         It raises `Malformed`
+        its `RequestHead`, and None      for any other request with a complete head
+        None, and None                   if the head is not complete
+                                         Raises `Malformed`
     checks_all                           if set, `read` returns no exchange: its caller checks each request
 """
 RequestWriter = built.RequestWriter

@@ -1,6 +1,6 @@
 """The queue of requests before the fleet: limits, refusals, order. Pure. It is off until a threshold is set.
 
-    a request      is admitted at once if no request of its kind waits and there is headroom; else waits or is refused
+    a request      is admitted at once if there is headroom and no other of its kind waits; else it waits or is refused
     headroom       some eligible rank has no more uncached tokens queued than threshold x max_num_batched_tokens of its
                    worker (`eligibility.is_below`)
     order          by fair share of uncached tokens between tenants; within a tenant: strict priority, the higher
@@ -17,7 +17,7 @@
     refused        because                                                       status
     ------------   -----------------------------------------------------------   ------
     tenant_full    its tenant has as many requests waiting as are allowed        429
-    queue_full     as many requests, or tokens, of all tenants wait as may       503
+    queue_full     in all, as many requests or tokens wait as are allowed        503
     timeout        it waited for `wait_s`                                        503
     stopping       the router ends                                               503
 

@@ -9,7 +9,7 @@ What the end of an attempt shows about the health of a worker rank:
 
 | the attempt ended with | outcome |
 |---|---|
-| an answer | ok; client_fault if the worker refused the request (4xx) |
+| an answer (none of those below) | ok; client_fault if the worker refused the request (4xx) |
 | 401, 407 | failed: the worker refused the router's token; clients' tokens are never passed on |
 | 429, 503 | back_pressure: the rank gets no requests until its `Retry-After` has passed |
 | another status of 500 or more | erred: possibly the request's fault |

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _HASHES = 1 << 64
 _KINDS = (ChatInbound, CompletionInbound, ResponsesInbound, EmbeddingsInbound)
 _FIELDS = frozenset(field for kind in _KINDS for field in kind.__struct_encode_fields__)
-"""The parameters that the log of a refusal may name. No other is named: it would be the client's own text."""
+"""The parameters that a logged refusal may name. Unknown fields are not named: their names are a client's own text."""
 _NAME = re.compile(r"\w*")
 
 _log, _requests = structlog.get_logger("router"), structlog.get_logger("requests")

@@ -7,7 +7,7 @@
 | read, prompt | the client's fault | 4xx that names the field |
 | admission | the tenant has too much waiting; the queue is full, or the wait too long | 429; 503 |
 | decide | no worker is eligible | another phase of the plan; else 503 or 400 with every rank's reason |
-| sent | a worker fails before its answer, or is busy | another one, as the plan says; at last its error, 502 or 503 |
+| sent | a worker fails before its answer, or is busy | another worker, as planned; then the last error, 502 or 503 |
 | | it fails later | the stream resumes on another worker, or ends with an error event |
 | anywhere | the client leaves | its resources are released at once; a decode worker still fetches the prompt's KV |
 
@@ -147,9 +147,9 @@ class Request(CallbackCoroutine, Generic[A]):
             return
 
     def enters_other_phase(self, error: RequestRejected) -> bool:
-        """Route the request for another phase if `error` says that no worker is eligible; return whether there is one.
+        """Route the request for another phase if `error` says that no worker is eligible; return whether it was.
 
-        If there is none, raise the error of the worker that failed last, if one did.
+        If it was not, raise the error of the worker that failed last, if one did.
         """
         if error.exclusions is not None:
             plan = self.plan.no_candidate()
