@@ -53,7 +53,7 @@ class AnswerUnusable(Exception):
 class PrefillAnswer(NamedTuple):
     """A parsed prefill response. `is_final` means that no decode phase follows.
 
-    `prompt_ids` is JSON: the prompt as it was computed, if it differs from the requested one; else empty.
+    `prompt_ids` is JSON: the ids of the prompt as it was computed, if the answer states them; else empty.
     """
 
     body: bytes
