@@ -196,8 +196,6 @@ class Serving(FleetReader, Calls, FleetRecords):
         """Return whether a fit rank other than the present attempt's can serve the request."""
         state, now_s, route, plan = self.routing.state, self.routing.clock.now(), request.first_route, request.plan
         ranks = state.model_view(route.model, route.block_size, route.hash_scheme, now_s)
-        if not ranks.roles:  # no fit worker serves chats: no need to look at each rank
-            return False
         assert request.attempt is not None
         plans = [plan]
         if plan.phase in ("prefill", "decode") and not plan.is_fixed:

@@ -95,6 +95,15 @@ async def test_a_pin_to_a_worker_that_does_not_state_it_is_the_clients_fault(pla
     assert (answered.status, answered.error["code"]) == (400, "no_such_worker")
 
 
+async def test_workers_of_embeddings_alone_stand_in_for_each_other(plane: Plane) -> None:
+    async with Upstream(answers(500)) as failing, Upstream(GOOD) as good:
+        plane.join("w0", failing.base_url, api_endpoints=("embeddings",))
+        plane.join("w1", good.base_url, api_endpoints=("embeddings",))
+        answered = [await plane.post(body(), EMBEDDINGS) for _ in range(4)]
+        assert failing.received
+    assert {(each.status, each.body) for each in answered} == {(200, ANSWER)}
+
+
 @pytest.mark.parametrize("length", [1000, 4 << 20], ids=["small", "4 MiB"])
 async def test_an_answer_that_is_cut_after_its_first_byte_comes_from_another_worker(plane: Plane, length: int) -> None:
     begun = says(CUT_HEAD % length + b" " * (length // 2))
