@@ -147,7 +147,7 @@ class AttachedEngineSection(Section):
 
     @property
     def server(self) -> EngineServer:
-        """What is known of this kind of engine; only after `settled`."""
+        """What is known of this kind of engine; while the kind is `auto`, of `ASSUMED`."""
         return SERVERS[ASSUMED if self.kind == "auto" else self.kind]
 
     def settled(self, facts: EngineFacts) -> "AttachedEngineSection":
@@ -196,7 +196,7 @@ class AttachedEventsSection(EventsSection):
 
 
 class AttachSettings(Settings):
-    """`worker-agent attach`."""
+    """The settings of `worker-agent attach`."""
 
     worker: WorkerSection = WorkerSection()
     engine: AttachedEngineSection = AttachedEngineSection()

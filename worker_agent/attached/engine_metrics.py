@@ -1,7 +1,7 @@
 """Reads an engine's load from its metrics, by metric name.
 
 Several series of one name and rank (tensor-parallel ranks, priorities, processes) show the same figure, so the largest
-counts, never their sum. Without running and waiting requests there is no load to report; other missing figures are 0.
+counts, never their sum. Without counts of running and waiting requests there is no report; other missing figures are 0.
 The only rank of an engine with one rank is rank 0, whatever its label: behind an external balancer each vLLM process
 has its own `engine` number.
 """

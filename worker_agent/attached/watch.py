@@ -4,7 +4,7 @@ The engine, in the fleet or out of it, is probed every `PROBE_PERIOD_S`:
 
 out, answers                             register
 in,  answers                             register again if it has changed
-in,  failed `FAILURES_MAX` probes        leave
+in,  `FAILURES_MAX` failures in a row    leave
 in,  sleeps                              leave at once: it answers /health and computes nothing
 out, does not answer                     nothing
 
@@ -119,7 +119,7 @@ class EngineLoads:
         self._server, self._total_blocks = SERVERS[client.kind], total_blocks
         self._text, self._text_at_s = b"", 0.0
         self.rows = LoadRows(worker.instance, worker.dp_ranks)
-        """The parser of iteration statistics, for its skipped rows."""
+        """The parser of iteration statistics; it counts skipped rows."""
         self._newest: dict[int, LoadReport] = {}
         self._reads = 0
         self.is_asleep = False
@@ -133,7 +133,7 @@ class EngineLoads:
 
     @property
     def text_age_s(self) -> float | None:
-        """Seconds since the engine's metrics were read as text; None before."""
+        """Seconds since the engine's metrics were read as text; None: they never were."""
         return self._clock.now() - self._text_at_s if self._text else None
 
     def own_families(self) -> list[Metric] | ExportProblem:

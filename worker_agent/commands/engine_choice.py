@@ -2,7 +2,7 @@
 
 what                simulated                  trtllm
 configured by       section `engine`           engine arguments (`engine_args/`), sections `engine` and `trtllm`
-model in requests   engine.model               engine.model, else the argument; but engine.served_names first
+model in requests   served_names, else model   served_names, else model, else the argument `model`
 text                engine.text, else `byte`   engine.text, else the model's directory
 KV events           polled                     polled with --publish-kv-events, not on an encode worker
 statistics          polled                     with --publish-metrics, not on an encode worker
@@ -121,7 +121,7 @@ def engine_text(settings: AgentSettings, chosen: EngineChoice) -> Text:
 def build_engine(
     settings: AgentSettings, chosen: EngineChoice, text: Text, clock: Clock, call: ThreadCall = asyncio.to_thread
 ) -> SimulatedEngine | TensorRTLLMEngine:
-    """Return the engine, not yet started; `call` will load it and shut it down. Raise `EngineError` if it cannot be."""
+    """Return the engine, not yet started; `call` will load it and shut it down. Raise `EngineError` if that fails."""
     if chosen.args is None:
         return _simulated(settings, chosen.names[0], text, clock)
     own = settings.trtllm.settings(text, settings.telemetry.log_level)

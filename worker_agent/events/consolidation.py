@@ -63,7 +63,7 @@ class PublisherState:
         self.refused = deque[str](maxlen=NEWEST_MAX)
         """Reasons of the newest unreadable batches and events, cut short, oldest first, for operators."""
         self.named_rank: int | None = None
-        """On a worker with one rank: the rank that its batches name."""
+        """On a worker with one rank: the rank that this publisher's batches name; None: none has come."""
 
 
 class Consolidation:

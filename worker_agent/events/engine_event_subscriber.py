@@ -4,7 +4,7 @@ One task reads live messages and replays, which are requested one at a time. If 
 replays take `REPLAY_S` in all, the request is given up and its socket closed, so that no late frame of it is received.
 
 A socket holds `_HWM_MESSAGES` messages; further ones wait at the publisher, which drops some if it is full; the cursor
-finds the hole. ZeroMQ does not bound the number of frames of one message, but ZeroMQ publishers send it as a whole.
+finds the hole. ZeroMQ does not bound the number of frames of a message; publishers send it as a whole, so it ends.
 
 A line that any message or connection may cause is logged once in 10 s at most (`RateLimitedLog`); metrics count all.
 """
@@ -69,7 +69,7 @@ class EngineEventSubscriber:
     def __init__(self, publisher: PublisherAddress, context: zmq.asyncio.Context, clock: Clock) -> None:
         self.origin, self._publish_endpoint, self._replay_endpoint = publisher
         self.cursor = SourceCursor(has_replay=bool(self._replay_endpoint))
-        """The position in the publisher's stream, for its counts."""
+        """The position in the publisher's stream; it counts gaps, replays and losses."""
         self._context, self._clock = context, clock
         self._disconnected_since_s: float | None = clock.now()
         self._was_connected = False
@@ -178,7 +178,7 @@ class EngineEventSubscriber:
             self._answered_at_s = self._clock.now()  # a delivery may take longer than an answer
 
     async def _request_replay(self, deliver: Deliver) -> None:
-        """Request a replay if one is due and none is awaited; give up an awaited one after `answer_s`."""
+        """Request a replay if one is due and none is awaited; give up an awaited one that pauses or takes too long."""
         now_s = self._clock.now()
         if self._answered_at_s is not None:
             if now_s - self._answered_at_s >= self.answer_s or self.cursor.is_overdue(now_s):

@@ -11,8 +11,8 @@ Rules
   event's source, then among the other sources' names. An unknown parent means that events were lost: the event is
   dropped and counted, and never becomes a root. Tokens, LoRA, salt and multimodal hashes are in the hash; each rank has
   its own mirror. A store without LoRA or salt inherits its parent's: some engines send it with a chain's first block.
-* A block is held on a tier while at least one name of any source is usable there: `Stored` goes out for the first,
-  `Removed` for the last.
+* A block is held on a tier while at least one name of any source is usable there: `Stored` goes out with the
+  first such name, `Removed` with the last.
 * A store without tokens reports the tier of a block that the same or another source described before; an undescribed
   name is dropped and counted. Such names come in any order; a name that occurs twice counts as two copies. The store
   revives a block whose last name was removed lately, if its parent is held or it has none: below a gap it is useless.
@@ -80,12 +80,12 @@ class SourceNames:
         return self._names.get(engine_hash)
 
     def meaning(self, engine_hash: int) -> MirrorBlock | None:
-        """Return the block that the engine hash names, or named lately."""
+        """Return the block that the engine hash names, or named lately; None: neither is known."""
         name = self._names.get(engine_hash)
         return self._former.get(engine_hash) if name is None else name.block
 
     def store(self, engine_hash: int, block: MirrorBlock, tier: Tier, group_idx: int) -> tuple[bool, bool]:
-        """Add a copy; return whether the name became usable on `tier`, and whether it had a copy at this place."""
+        """Add a copy; return whether the name became usable on `tier`, and whether this group had a copy there."""
         name = self._names.get(engine_hash)
         if name is None:
             name = self._names[engine_hash] = EngineName(block)
@@ -185,8 +185,8 @@ class RankMirror:
         self.counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
         """Results of each source's events so far, in blocks unless named otherwise.
 
-        `stored`, `removed`: held on a tier from now on, no longer held. `deduplicated`: no change, another name or
-        group holds it. `duplicate`: stored although the same engine block was held already.
+        `stored`, `removed`: held on a tier from now on, no longer held. `deduplicated`: no change: another name or
+        copy holds it, or another group has none yet. `duplicate`: stored although this copy existed already.
         """
 
     def apply(self, event: EngineEvent, source: str = ENGINE) -> list[Event]:

@@ -128,7 +128,7 @@ class Outbox:
     def tail(self, after_seq: int, bytes_max: int) -> list[bytes] | None:
         """Return messages of every batch after `after_seq`, published or not, in order.
 
-        None if a batch is no longer kept, they exceed `bytes_max`, or the stream has no such seq.
+        None: one of them is not kept any more, they exceed `bytes_max` in all, or `after_seq` is after the last seq.
         """
         newest = self.last_seq - after_seq
         available = len(self._ring) + len(self._waiting)

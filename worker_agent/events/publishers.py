@@ -31,7 +31,7 @@ def checked_endpoint(field: str, value: str, *, allow_remote: bool) -> str:
     """Return `value` as an address to connect to.
 
     Raises:
-        ValueError: names the field, what was found and what is allowed.
+        ValueError: it is no address, or remote without `allow_remote`; the error names field, found and allowed.
     """
     if _IPC.fullmatch(value) and len(value.encode()) - len("ipc://") <= IPC_PATH_BYTES_MAX:
         return value
@@ -48,7 +48,7 @@ def rank_endpoints(field: str, value: str, ranks: int, *, allow_remote: bool) ->
     """Return the address of each rank's publisher: as `value` lists them, between commas, or counted up from rank 0's.
 
     Raises:
-        ValueError: names the field, what was found and what is allowed; a port would be beyond 65535.
+        ValueError: an address or their number is not allowed, or a port would be beyond 65535.
     """
     stated = [checked_endpoint(field, each, allow_remote=allow_remote) for each in value.split(",")]
     if len(stated) not in (1, ranks):

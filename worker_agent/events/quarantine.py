@@ -49,7 +49,7 @@ class QuarantinedEvent(NamedTuple):
 
 
 class Quarantine:
-    """Counts all, keeps the newest `NEWEST_MAX`."""
+    """Counts all quarantined events, keeps the newest `NEWEST_MAX`."""
 
     def __init__(self) -> None:
         self.counts = dict.fromkeys(REASONS, 0)

@@ -18,7 +18,7 @@ With a replay endpoint (a living publisher's ring has at least the newest messag
                                             is full drops frames of a replay, too
     replay ended, a newer hole is open    request again: messages published after the request are not lost
     replayed frame equals ours, or replay
-      ended, and none of these            the doubt is over: deliver the buffered frames
+      ended, and no line above applies    the doubt is over: deliver the buffered frames
     three replays in a row without an     give up: in doubt, take it as a restart; else as a loss, and continue after
       end and without a new frame, or       the last hole
       unsettled for `REPLAY_S`, or a full
@@ -111,7 +111,7 @@ class SourceCursor:
         return self._unanswered >= UNANSWERED_MAX
 
     def is_overdue(self, now_s: float) -> bool:
-        """Return whether it is still unsettled `REPLAY_S` after the first request for a replay."""
+        """Return whether the cursor is still unsettled `REPLAY_S` after the first request for a replay."""
         return self._asked_since_s is not None and now_s - self._asked_since_s >= REPLAY_S
 
     def on_live(self, sequence: int, payload: bytes, now_s: float) -> Delivery:

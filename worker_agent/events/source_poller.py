@@ -98,7 +98,7 @@ class SourcePoller:
         self._on_batch, self._on_loss = on_batch, on_loss
         self._clock, self._poll_s = clock, poll_s
         self.work = SupervisedWork(f"{ENGINE}-events", self._run, restarts=restarts)
-        """The polls: a part of the process, and its unexpected failures."""
+        """The polls as a part of the process; it counts their unexpected failures."""
         self._sequence = 0
         self._requested: list[asyncio.Future[None]] = []
         self.pace = Pace(source.buffer_events)

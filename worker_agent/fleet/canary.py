@@ -5,7 +5,7 @@ When a canary request is sent, and what its answer changes:
     fit,   an output of any generation within `wait_s`      no canary request
     fit,   no output for `wait_s`                           a canary request; the next one goes to the next rank
     unfit                                                   a canary request every `wait_s`, to the same rank
-    an answer within its time                               fit
+    an answer within `wait_s`                               fit
     no answer, a late one, an error                         unfit
 
 Only an answered canary request makes an unfit engine fit again. Source: `docs/SOURCES.md` D6.6 (the begin

@@ -232,7 +232,7 @@ class _Heartbeats:
         return "silent" if now_s >= self._since_s + SILENT_S or await self._has_ended(event) else "unknown"
 
     async def _has_ended(self, event: FleetEvent) -> bool:
-        """Return whether the instance's address refuses connections; tested once an instance.
+        """Return whether the instance's address refuses connections; tested once for each instance.
 
         Only an agent's own address is tested: an address that takes no token ids is an engine's, which may be down
         while its agent lives.

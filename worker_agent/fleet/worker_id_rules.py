@@ -10,7 +10,7 @@ Another instance is *alive* while its heartbeats come, *silent* after `SILENT_S`
 | refused: unreadable, or not signed | | | | registers |
 | its own registration, whatever `ends_drain` and `drained` say | itself | | | keeps |
 | another registration of its instance, at its address | itself | | | registers: it has changed |
-| one at another address: forged | itself | | | leaves and registers |
+| a registration of its instance at another address: forged | itself | | | leaves and registers |
 | draining by hand | itself | | | keeps: the control plane drains it |
 | draining otherwise: forged | itself | | | leaves and registers |
 | left, `removed by hand` | itself | | | keeps: it stays out |

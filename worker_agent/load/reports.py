@@ -90,14 +90,14 @@ class LoadReports:
         self._engine, self._event_log, self._clock = engine, log, clock
         self._worker, self._in_flight = worker, in_flight
         self.rows = LoadRows(worker.instance, worker.dp_ranks)
-        """The parser of the statistics, for its skipped rows."""
+        """The parser of the statistics; it counts skipped rows."""
         self.work = SupervisedWork("iteration-stats", self._run)
-        """The part, and its unexpected failures."""
+        """The polls as a part of the process; it counts their unexpected failures."""
         self.poll_failures_total = 0
         self.failure = ""
         """Why the last poll failed; empty if it did not."""
         self.newest: dict[int, LoadReport] = {}
-        """The report of each rank that was announced last."""
+        """The last announced report of each rank."""
         self._seen: dict[int, LoadReport] = {}
         self._rests_at_s = clock.now() + REST_PERIOD_S
 
@@ -119,7 +119,7 @@ class LoadReports:
         return rows
 
     async def _announce(self, reports: dict[int, LoadReport]) -> None:
-        """Announce the ranks' new reports; without any, that the engine is at rest, once it is due."""
+        """Announce the ranks' new reports; if there are none and the engine is idle, announce that once it is due."""
         now_s = self._clock.now()
         if not reports and not self._in_flight() and not self.failure:
             if now_s < self._rests_at_s:
@@ -154,8 +154,8 @@ class LoadRows:
         self.skipped = dict.fromkeys(PROBLEMS, 0)
         """Skipped rows by problem; the counts never decrease."""
         self.drafts: Counter[str] = Counter(dict.fromkeys(_DRAFTS, 0))
-        """What speculative decoding did, by the names of `_DRAFTS`. A drafting request advances by (accepted tokens +
-        requests) / requests tokens an iteration: the acceptance length.
+        """Sums of rank 0's `specDecodingStats`, by the names of `_DRAFTS`. A drafting request advances by (accepted
+        tokens + drafting requests) / drafting requests tokens an iteration on average: the acceptance length.
         """
 
     def read(self, rows: Iterable[object]) -> list[tuple[int, LoadReport]]:

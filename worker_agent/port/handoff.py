@@ -7,7 +7,7 @@
     key                            JSON                       in the engine
     encoded_opaque_state           base64                     opaque_state: bytes
     first_gen_log_probs            [[{token_id, logprob,      for each of the first tokens a map of token id to
-                                      rank}, ..]], or [-0.5]; (logprob, rank), or the token's own alone
+                                      rank}, ..]], or [-0.5]; (logprob, rank), or only its own logprob
                                    -9999 in place of -inf
     schedule_style                 its number                 an enumeration
     first_gen_logits,              read, and dropped          tensors, which are not handed over; fields between

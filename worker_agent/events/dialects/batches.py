@@ -4,7 +4,7 @@ The first line that applies to an event decides:
 
     cleared                        accepted from any source: the cache is empty
     "Ignored"                      ignored
-    a field says so by itself      ignored (`IGNORED`: a copy that is not this engine's, a medium that is no tier)
+    a test in `IGNORED` is true    ignored (a copy that is not this engine's, a medium that is no tier)
     attention group not main       ignored (`BatchDecoder`)
     medium unknown                 refused
     no tokens                      accepted: names of blocks described before, with their current tier; a repeated name
@@ -53,7 +53,7 @@ from worker_agent.events.engine_events import EngineBatch, EngineCleared, Engine
 
 REPLAY_END = (1 << 64) - 1
 PAYLOAD_BYTES_MAX = 16 << 20
-"""Bound of a frame, which a socket keeps: 2^18 blocks of 8 tokens, ten times what an engine stores in one step."""
+"""Bound of a frame, which sockets enforce: 2^18 blocks of 8 tokens, ten times what an engine stores in one step."""
 _SEQUENCE_BYTES = 8
 _FRAMES = 3
 TIME_S_MAX = 9e9

@@ -1,8 +1,8 @@
 """Turns TensorRT-LLM's polled KV events (JSON maps) into engine events. All state is per rank.
 
     reading     fields and refusals of an event: `trtllm_wire.py`. A refused or unreadable event is counted and kept for
-                operators (`events/quarantine.py`); the others are processed. Its rank's set is in doubt until the rank
-                is cleared, and so known to be empty.
+                operators (`events/quarantine.py`); the others are processed. The rank of the refused event is in doubt
+                until it is cleared, and so known to be empty.
                 If even the rank is unreadable, all ranks are in doubt, each until its next event: a consecutive id
                 shows that the rank lost nothing, any other clears it
     event_id    consecutive for a rank. After a jump the rank's set is unknown, and the engine cannot report it: the
@@ -26,7 +26,7 @@ The blocks of the window that counts become published events by attention group:
     `updated`   to another tier: stored there by name, then removed where it was; a new priority is only counted
 
 A withheld block is forgotten with its removal. Beyond `WITHHELD_MAX` in a group the oldest is forgotten: its removal
-goes out, and means nothing to the reader. The host holds at most as many blocks as the engine's host pool.
+goes out, and means nothing to the reader. `on_host` is bounded by the engine's host pool.
 Source: `docs/SOURCES.md` E1.3 to E1.5, E2.2, E7 (rows 1, 2, 20).
 """
 
@@ -75,7 +75,7 @@ class _Rank:
     `created`                    the widest of those created
     an event without a window    unbounded: the engine is older than windows, or this pool has none
     an event of a wider window,  that one: the earlier value was wrong, or `created` was lost before the first poll.
-      or the first event           Every window stores what a request computed
+      or the first event           Every window stores what a request computed, so events of the widest come soon
 
     If the window that counts changes after events of the former one were published, these events were not of prefixes:
     the rank is cleared. So a wrong value lasts until the next event of the widest window.
@@ -265,7 +265,7 @@ class TrtllmRules:
         self._unplaced = 0
         self._unplaced_reason = ""
         self.counts = Counter[str]()
-        """The engine's events so far: each counts once, by its kind or by the reason why it was ignored."""
+        """The engine's events so far, each once, by kind or why it was not applied; and all of `PUBLISHER_COUNTS`."""
         self.quarantine = Quarantine()
         self.events_lost: dict[int, int] = {}
         """For each rank, how many events were lost, by their ids; the counts never decrease."""

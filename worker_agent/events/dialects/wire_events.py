@@ -8,7 +8,7 @@
               metadata a map in any slot from `lora_name` on: its `cache_salt` counts, the slot is empty otherwise;
                        text in the slot of `extra_keys` is a session's name (old SGLang): empty, too
     tokens    u32s, or pairs of neighbours (a,b)(b,c)(c,d): then a..d, and the event is Eagle's
-    lookahead for each block the tokens after it that its hash covers: the event is Eagle's; only the first counts
+    lookahead for each block the tokens after it that its hash covers: the event is Eagle's; only their first counts
 
 `ownership` (a secondary tier's copy is a copy) and `session_id` (a session owns no block) are skipped. The usual form
 (map, plain tokens) is one typed decode. Source: `docs/SOURCES.md` E3.2, E3.4.
