@@ -21,10 +21,10 @@ Log probabilities:
     chat         {content: [{token, logprob, bytes, top_logprobs: [{token, logprob, bytes}, ..]}, ..], refusal}
     completion   {tokens, token_logprobs, top_logprobs: [{token: logprob}, ..], text_offset}; offsets are characters
                  from the beginning of the choice's text; the chosen token is always among the top
-    prompt       [none, {"token id": {logprob, rank, decoded_token}}, ..], an entry for each of the prompt's tokens
+    prompt       [null, {"token id": {logprob, rank, decoded_token}}, ..], an entry for each of the prompt's tokens
 
     no log probabilities of a token   chat: logprob -9999 and no top; completion, prompt: null
-    a logprob below -9999, or none    -9999
+    a logprob below -9999, or NaN     -9999
     a token with broken characters    token: U+FFFD for the broken part, and its bytes; completion: `bytes:\xe2\x80`
 
 Each entry is encoded as JSON by itself (`msgspec.Raw`): the objects of one entry are freed before the next is built,

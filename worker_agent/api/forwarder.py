@@ -3,7 +3,7 @@
     direct    the router sends to the engine's own address. The default for one rank: nothing has to be rewritten. This
               process is not on the requests' path; it may be slow or restart without effect on them
     forward   the router sends to this process. The default for several data-parallel ranks: the router chooses one, but
-              names it only to workers that take token ids, too. The engine knows neither that header nor the ids
+              names it only to workers that take token ids, too. The engine knows neither `x-dp-rank` nor the ids
 
 POST and GET are taken on any path: the router knows which are open. Bytes of an answer are passed on unparsed. If the
 router disconnects, the engine's request is ended; if the engine disconnects during an answer, the router's connection

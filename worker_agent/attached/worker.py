@@ -9,8 +9,8 @@
     requests          routers                                                      the engine, directly or forwarded by
                                                                                    this process (`api/forwarder.py`)
 
-Without the engine's address only its streams are published. With it, the worker waits for what a stream needs (model
-and block size), unless both are configured.
+Without the engine's address only its streams are published. With it, the worker waits for the engine's
+answers, unless model, block size, text and kind are all configured.
 """
 
 import asyncio

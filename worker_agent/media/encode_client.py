@@ -14,7 +14,7 @@ complete prompt, because some models' handles depend on it; it has one placehold
     200, handles                  a handoff, whose hashes are the media's digests
     200, embeddings               media, checked by `parts.embeddings_media`
     400 with a reason             `MediaRefused` with that reason: the encode worker refuses the client's media
-    503, none, or too late        another worker is asked; after `ATTEMPTS_MAX`, or all, `EncoderUnavailable`
+    503, none, or too late        another worker is asked; after `ATTEMPTS_MAX` workers, or all, `EncoderUnavailable`
     any other                     likewise: the error is not the client's
 
 The answer is bounded while it is read.
@@ -106,7 +106,7 @@ class EncodeWorker:
         self.in_flight = self.asked_total = 0
 
     def order(self, now_s: float) -> tuple[bool, int, int]:
-        """Return the worker's sort key: the worker with the smallest is asked."""
+        """Return the worker's sort key: the worker with the smallest key is asked."""
         is_doubtful = now_s >= self.heard_s + SILENT_S or now_s < self.failed_s + SILENT_S
         return is_doubtful, self.in_flight, self.asked_total
 
@@ -128,7 +128,7 @@ class EncodeClient:
         self._workers: dict[str, EncodeWorker] = {}
         self._failures = RateLimitedLog(_log, clock)
         self.attempts_total: Counter[str] = Counter()
-        """Requests to encode workers, by outcome: ok, refused (the media, or by a busy worker), failed."""
+        """Requests to encode workers, by outcome: ok, refused (media refused, or worker busy), failed."""
 
     def part(self, stage: int, log: EventLog, gate: FleetGate) -> Part:
         """Return the part that follows the workers in `log`; `gate` checks their fleet events."""

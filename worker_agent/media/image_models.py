@@ -45,7 +45,7 @@ PLACEHOLDERS: Mapping[str, str] = {
 
 
 class ImageFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that takes images: `placeholder` marks one in its chats, and has `image_token_id` once."""
+    """A model that takes images: `placeholder` marks an image in its chats, and has `image_token_id` once."""
 
     placeholder: str
     image_token_id: int
@@ -70,7 +70,7 @@ def image_facts(model_path: str, text: Text, section: ImageModelSection) -> Imag
     """Return the image token and placeholder of the chats of a model's directory; None if it takes no images.
 
     Raises:
-        TextError: they are unknown, or do not fit together or the model's tokenizer.
+        TextError: they are unknown, or do not fit each other or the model's tokenizer.
     """
     config = model_config(model_path)
     found = [config[key] for key in TOKEN_KEYS if type(config.get(key)) is int]

@@ -55,7 +55,7 @@ def media_rules(request: EngineRequest, *, takes_transfer: bool) -> Iterator[Rul
 
 
 def cache_salt_of(request: EngineRequest) -> str | None:
-    """Return the salt of the request's blocks: the client's salt, and its embeddings."""
+    """Return the salt of the request's blocks, made of the client's salt and its embeddings; None without both."""
     embeddings = [each for each in request.media if each.tensor is not None]
     if not embeddings:
         return request.cache_salt or None

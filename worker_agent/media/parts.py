@@ -4,13 +4,13 @@
     {"type": "text", "text": ...}          itself
     {"type": "image_url", "image_url":
         {"url": ..., "detail": ...}}       a text part, the placeholder, and an image
-    any other type, any other key          refused: video and audio are passed to attached engines alone
+    any other type, any other key          refused: only attached engines may take video and audio
 
 `detail` is read and has no effect: an engine's processor chooses the resolution. A text with the placeholder is
 refused: it would be counted as an image, and the next image's features would replace it.
 
-The bytes are an image's of an allowed type, whatever type was declared (`kv_protocol/image_headers.py`), with not too
-many pixels. Embeddings come from encode workers alone, and are checked by `safetensors.py`.
+The bytes must be an image of an allowed type (`kv_protocol/image_headers.py`), which is the declared type if one was
+declared, with not too many pixels. Only encode workers send embeddings, which `safetensors.py` checks.
 
 Source of the part's shape: OpenAI API reference, "Create chat completion", image input.
 """
@@ -42,7 +42,7 @@ _PIXELS_MAX = 1 << 26
 
 
 class MediaPart(msgspec.Struct, frozen=True, kw_only=True):
-    """An image that a request names: `field` is the path of its URL, which is not shown.
+    """An image that a request names: `field` is where its URL is in the request. Only `shown_url` of it is shown.
 
     `base64` is the data of a `data:` URL, if it was cut out of the URL (`kv_protocol/body_limits.py`).
     """

@@ -32,7 +32,7 @@ _Dimension = Annotated[int, msgspec.Meta(ge=1, le=1 << 31)]
 
 
 class _Entry(msgspec.Struct, forbid_unknown_fields=True):
-    """A tensor in the header: tokens, and the model's width."""
+    """A tensor in the header. `shape` is the number of tokens, and the model's width."""
 
     dtype: Literal["F32", "F16", "BF16"]
     shape: tuple[_Dimension, _Dimension]

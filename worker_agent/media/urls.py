@@ -26,7 +26,7 @@ Source: RFC 2397 (data), RFC 8089 (file), RFC 3986.
 Addresses: the IANA special-purpose address registries for IPv4 and IPv6 (RFC 6890 and its updates), RFC 6052 (NAT64),
 RFC 3056 (6to4), RFC 4380 (Teredo). Metadata: AWS "Instance metadata" (169.254.169.254, fd00:ec2::254), ECS task
 metadata (169.254.170.2), EKS pod identity (169.254.170.23, fd00:ec2::23), Azure "IP address 168.63.129.16", Alibaba
-Cloud (100.100.100.200), Oracle Cloud (192.0.0.192); Google, Azure and others use the first as well.
+Cloud (100.100.100.200), Oracle Cloud (192.0.0.192); Google, Azure and others use AWS's first as well.
 """
 
 import binascii

@@ -2,7 +2,7 @@
 
     encode  -> prefill   handles of the media's embeddings, a hash of eight ints for each, and, if the model has
                          mrope, handles of the prompt's positions
-    prefill -> decode    the first token, the location of its KV, opaque outside the engine, and those positions
+    prefill -> decode    the first token, where the prompt's KV is, opaque outside the engine, and those positions
 
     key                            JSON                       in the engine
     encoded_opaque_state           base64                     opaque_state: bytes

@@ -92,7 +92,7 @@ class CallForm(NamedTuple):
 
     All calls together are between the texts of `section`, with `separator` between them. Without `is_json` the
     arguments are any text; with `is_one` there is one call. `thought` is the reasoning of a family that has one parser
-    for both.
+    for calls and reasoning.
     """
 
     begin: str
@@ -134,7 +134,7 @@ class AnswerParser:
     markers: tuple[str, ...] = ()
     """What begins a call, or a section; empty: `section` and `call`."""
     openings: tuple[str, ...] = ()
-    """How a call begins, if a marker alone may be a word of a thought; empty: `markers`."""
+    """How a call begins, if a marker by itself may occur in a thought; empty: `markers`."""
     form: CallForm | None = None
     """How calls are forced; None: they cannot be."""
 
