@@ -74,7 +74,7 @@ class CompletionAnswer:
         self._head = {"id": self.id, "created": created if before is None else before.created, "model": request.model}
 
     def opening(self) -> bytes:
-        """Return the stream's first events: the role of each choice of a chat; none if another worker began it."""
+        """Return the stream's first events: each choice's role in a chat; empty for others and resumed ones."""
         if not self._is_chat or self._goes_on:
             return b""
         role = {"role": "assistant", "content": ""}

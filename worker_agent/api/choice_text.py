@@ -8,7 +8,7 @@
 
 Tokens are processed one by one, so that the result does not depend on how many came together.
 
-Tool calls that parsers find are counted: `complete`, or `unclosed` if the answer ended within one; its part was sent.
+Parsed tool calls are counted: `complete`, or `unclosed` if the answer ended within the call; its beginning was sent.
 """
 
 from collections import deque

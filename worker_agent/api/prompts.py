@@ -1,7 +1,7 @@
 """Turns a request into the prompt that the engine computes: token ids, and media among them.
 
 computed by another worker    that worker's prompt with its media: nothing is rendered or loaded
-a chat with media             rendered here, with a placeholder for each, tokenized, counted; the media are loaded, or
+a chat with media             rendered here, with a placeholder an item, tokenized, counted; the media are loaded, or
                               an encode worker's handles or embeddings replace them. `kv_prompt_ids` were computed
                               without the images, and are ignored; `nvext.token_data` is ambiguous, and refused
 `kv_prompt_ids`               the router's, of the same text

@@ -4,7 +4,7 @@
     a phase that the role does not serve                 refused (`phase_of`)
     an option with the mark `PASSED`                     the engine gets it (`Sampling.passed`)
     an option with the mark `Unsupported`                refused, unless it has its neutral value
-    guides, logits_processors, prompt_logprobs           refused by an engine that lacks it
+    guides, logits_processors, prompt_logprobs           refused by an engine that lacks them
     prompt_logprobs in a stream                          refused: only unstreamed answers have them
     best_of other than n                                 refused: streamed choices cannot be ranked afterwards
     tool_choice required, or a function                  guided, if engine and format can be (`parsers/forced_calls.py`)
@@ -313,7 +313,7 @@ def phase_of(request: Request, role: Role) -> EngineRequest:
                   the key              context_only          generation_only   context_and_generation
     aggregated    both phases          refused               refused           both phases
     prefill       prompt, first token  prompt, first token   refused           refused
-    decode        refused, by engine   the rest              the rest          both phases, on this worker
+    decode        refused, by engine   rest of the answer    rest of answer    both phases, on this worker
     encode        nothing is generated: refused
 
     A prefill worker's own answer has `context_only`: it may be passed on unchanged. `disagg_request_id` in a request to

@@ -284,7 +284,7 @@ class AttachedWorker:
     ) -> list[Part]:
         """Return the parts that watch and front the engine; forwarded requests are accepted from now on.
 
-        `cleanup` publishes `WorkerLeft`. What can fail comes before the forwarder's start, as only its part ends it.
+        `cleanup` publishes `WorkerLeft`. What can fail precedes the forwarder's start: only the returned part stops it.
         """
         settings, host, parts = self._settings, self._host, list[Part]()
         self._client, base_url = engine.client, engine.client.base_url

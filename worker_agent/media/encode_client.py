@@ -178,7 +178,7 @@ class EncodeClient:
 
     @contextmanager
     def asking(self, worker: EncodeWorker) -> Iterator[None]:
-        """Count the block as a request at the worker; log an `EncoderUnavailable`, and raise it with the address."""
+        """Count the `with` block as a request at the worker; log `EncoderUnavailable`, raise it with the address."""
         worker.in_flight += 1
         worker.asked_total += 1
         outcome = "failed"

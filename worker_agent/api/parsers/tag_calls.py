@@ -52,7 +52,7 @@ class TagParser(AnswerParser):
     def __init__(self, answer: str, options: AnswerOptions) -> None:
         if self.section:
             self.openings = (f"{self.section}\n{self.call}",)
-        else:  # the tag alone may be a word of a thought
+        else:  # the tag by itself may occur in a thought
             self.openings = tuple(self.call + tool["function"]["name"] for tool in options.tools)
         self._ends = tuple(each for each in (self.key, self.call_end, self.section_end) if each)
         self._value_ends = tuple(dict.fromkeys(pad + end for end in self.value_ends for pad in (self.padding, "")))

@@ -215,7 +215,7 @@ class HarmonyParser(AnswerParser):
     """A call ends its answer."""
 
     def __init__(self, answer: str, options: AnswerOptions) -> None:
-        self._shown = set[bool]()  # for a message that was reasoning True, for one of content False
+        self._shown = set[bool]()  # True once reasoning was shown, False once content was
         super().__init__(answer, options)
 
     def _begin(self) -> Steps[None]:

@@ -16,11 +16,11 @@ own block replaces it in the tree.)
 
 Eviction takes the cached block that was released longest ago. A sequence uses the complete path of each of its blocks
 and releases it from the end to the root, so a parent is always released after its children: the evicted block is a
-leaf, no child is orphaned, and every cached block is reachable. No scan, no count of children.
+leaf, no child is orphaned, and every cached block is reachable, without a scan or a count of children.
 
 The host tier takes full blocks that are evicted from the GPU. A block is on the GPU or on the host; a full host drops
 its oldest block for good. No block outlives its parent there either: the parent comes to the host after all its
-children, and is dropped after them. The blocks of a prefix on the GPU come first, those on the host follow.
+children, and is dropped after them. The first blocks of a prefix are on the GPU, the rest on the host.
 
 Events have TensorRT-LLM's JSON shape and numbering:
 

@@ -136,7 +136,7 @@ class Rank:
         return RankStep(work, outputs, self._did(work, chunks))
 
     def _decode_batch(self, budget: int) -> list[Generation]:
-        """Put requests back until the decoding ones have the blocks they need; return at most `budget` of the latter.
+        """Put requests back until the decoding ones have the blocks they need; return at most `budget` decoding ones.
 
         A request that was put back is not admitted in this iteration: it needs more blocks than it left free.
         """

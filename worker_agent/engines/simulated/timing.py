@@ -6,7 +6,7 @@
     iteration = max(busy, floor f if there is a context) + neighbours * busy * n
                 + sequences decoded beside a context * m + tokens moved between GPU and host * h
 
-A context of n tokens after p computed ones has n * (p + n / 2) attention pairs, so cutting a prompt into long chunks
+A context of i tokens after k computed ones has i * (k + i / 2) attention pairs, so cutting a prompt into long chunks
 costs nothing. Decoding is bound by memory: the weights, then the K/V of every sequence (`r`). An iteration with a
 context runs without CUDA graphs, bound from below by the launching of kernels.
 

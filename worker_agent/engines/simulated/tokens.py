@@ -1,11 +1,11 @@
 """The next token is a pure, seeded function of all tokens before it.
 
-    state = mixed seed;  state' = state * M + token + 1 mod 2^64;  next token = letter[mixed state * their number]
+    state = mixed seed;  state' = state * M + token + 1 mod 2^64;  next token = letter[u(state) * letters], u in [0, 1)
 
 So if a stream is cut, and the prompt is sent again with the tokens so far, the answer continues as if it had not been
 cut. Each choice but the first has a seed of its own. Requested log probabilities are made up:
 
-    p(next token) = 1 - (1 + u(state)) / 4, in (1/2, 3/4];  p(runner-up k) = (1 - p) / 2^k, other tokens in turn
+    p(next token) = 1 - (1 + u(mixed state)) / 4, in (1/2, 3/4];  p(runner-up k) = (1 - p) / 2^k, other tokens in turn
 """
 
 from collections.abc import Iterable

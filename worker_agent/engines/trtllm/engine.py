@@ -208,7 +208,7 @@ class TensorRTLLMEngine:
 
     @asynccontextmanager
     async def _encoder(self) -> AsyncIterator[Bindings]:
-        """Count the encoder as busy in the block, and translate the library's errors."""
+        """Count the encoder as busy in the `with` block, and translate the library's errors."""
         if self._args.role != "encode":
             raise RequestRefused("role", self._args.role, "encode")
         bindings = self._loaded("encode")
@@ -222,7 +222,7 @@ class TensorRTLLMEngine:
 
     @contextmanager
     def _work(self, name: object) -> Iterator[None]:
-        """Let a stop wait for the block."""
+        """Let a stop wait for the end of the `with` block."""
         self._working.add(name)
         self._idle.clear()
         try:

@@ -5,7 +5,7 @@ The longest sequence of an engine (PyTorch backend) is computed before the engin
     the model           `max_position_embeddings`, times `rope_scaling.factor` (rounded up) unless the kind of scaling
                         is one of `_COUNTED`: there the positions are scaled already
     the argument        `max_seq_len`: the smaller of it and the model's. With TLLM_ALLOW_LONG_MAX_MODEL_LEN
-                        it counts alone
+                        only the argument counts
     neither             the engine is not loaded
 
 The engine computes this length in its own process and does not report it: `llm.args.max_seq_len` stays None. For a
@@ -41,7 +41,7 @@ from worker_agent.media.image_models import NO_STANDALONE_ENCODER, model_config,
 from worker_agent.port.types import EngineDescription, EngineError
 
 _BLOCK_SIZE = 32
-"""An encoder has no blocks, and registers this."""
+"""An encoder has no blocks, and registers this size."""
 _ALLOW_LONGER = "TLLM_ALLOW_LONG_MAX_MODEL_LEN"
 _YES = ("1", "true", "yes", "y")
 """The engine's own variable and what it takes for yes. Source: `_torch/pyexecutor/model_engine.py`."""
@@ -75,7 +75,7 @@ def load_engine(
 
 
 def _checked_seq_len(args: EngineArgs) -> int | None:
-    """Return the longest sequence, if it is known before loading; an encoder's is 1: it generates nothing.
+    """Return the longest sequence in tokens; None: only the engine knows it. An encoder's is 1: it generates nothing.
 
     Raises:
         EngineError: it is unknown, and the engine will not report it either; or the model has no encoder of its own.

@@ -15,7 +15,7 @@ Rules of the roles: `worker_agent/port/types.py`.
                                           the engine would need a tokenizer); the others: `stop_token_ids`
     ignore_eos                            the model's end tokens are not stop tokens. The engine's own switch if the
                                           client has no stop tokens, because it drops those, too; else `end_id` -1
-    the token that stopped it             stays: `include_stop_str_in_output`
+    the token that stopped an answer      stays: `include_stop_str_in_output`
     stop strings                          none: the agent makes the text, and `stop` beside an `end_id` fails
     choices n                             `n`, and `best_of` n: streamed choices cannot be ranked
     logprobs k                            max(1, k)
