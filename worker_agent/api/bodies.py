@@ -93,6 +93,6 @@ def failure(error: EngineError) -> tuple[int, bytes]:
     return 503, error_body(str(error), "server_error", code=code)
 
 
-async def worked(is_long: bool, work: Callable[[], _Done]) -> _Done:  # noqa: FBT001 - a fact of the work
+async def worked(is_long: bool, work: Callable[[], _Done]) -> _Done:  # noqa: FBT001 - a property of the work
     """Do the work and return its result; a thread does it if `is_long`."""
     return await asyncio.to_thread(work) if is_long else work()

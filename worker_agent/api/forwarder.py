@@ -1,4 +1,4 @@
-"""Forwards requests to an attached engine that routers cannot reach directly.
+"""Forwards requests to an attached engine to which routers do not send directly.
 
     direct    the router sends to the engine's own address. The default for one rank: nothing has to be rewritten. This
               process is not on the requests' path; it may be slow or restart without effect on them

@@ -7,7 +7,7 @@
     guides, logits_processors, prompt_logprobs           refused by an engine that lacks them
     prompt_logprobs in a stream                          refused: only unstreamed answers have them
     best_of other than n                                 refused: streamed choices cannot be ranked afterwards
-    tool_choice required, or a function                  guided, if engine and format can be (`parsers/forced_calls.py`)
+    tool_choice required, or a function                  guided, if engine and format can (`parsers/forced_calls.py`)
     priority 0..1                                        passed to the engine: of waiting requests the highest is first
     any other priority                                   used by the router's queue only
     model                                                a served name, or a LoRA's

@@ -3,8 +3,8 @@
     block  = our sequence hash -> parent, position, and per tier the number of usable names
     name   = engine hash of one source -> block, and per (tier, attention group) stores minus removals
     usable = a name is usable on a tier while every attention group that was ever stored there has a copy
-    former = names that were removed lately (bounded): an engine may offload a block by its name alone, in the same
-             batch in which it evicts it
+    former = names that were removed lately (bounded): an engine may report an offload only by name, in the same
+             batch in which it evicts the block
 
 Rules
 * A block's sequence hash is chained from its parent's. The parent is found by its engine hash: among the names of the

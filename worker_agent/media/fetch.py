@@ -48,7 +48,7 @@ class MediaFetch:
         self._resolve = resolve or system_addresses
 
     async def get(self, url: str, field: str, bytes_max: int) -> tuple[bytes, str | None]:
-        """Return the content of `url`, 1 to `bytes_max` bytes, and its declared type; raise `MediaRefused`."""
+        """Return the content of `url`, 1 to `bytes_max` bytes, and its declared type or None; raise `MediaRefused`."""
         target = http_target(url, field, self._rules)
         try:
             async with asyncio.timeout(self._fetch_s):

@@ -27,7 +27,7 @@ from worker_agent.engines.servers.base import (
 
 
 class _Described(msgspec.Struct):
-    """`kv_events` of 0.5.23: the ranks of both kinds of data parallelism, and the width of a block in events."""
+    """`kv_events` of 0.5.23: how many ranks both kinds of data parallelism have, and the tokens of an event's block."""
 
     block_size: int | None = None
     dp_size: int | None = None
@@ -105,4 +105,4 @@ class Sglang(EngineServer):
         total_tokens="sglang:max_total_num_tokens",
     )
     rank_header: ClassVar = "X-data-parallel-rank"
-    info: ClassVar = (Info(facts_of_server_info, ("/server_info", "/get_server_info")),)  # the latter before
+    info: ClassVar = (Info(facts_of_server_info, ("/server_info", "/get_server_info")),)  # older: the latter

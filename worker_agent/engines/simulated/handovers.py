@@ -150,7 +150,7 @@ def handed_over(running: Generation) -> tuple[int, ...]:
 
 
 def first_logprobs(running: Generation) -> tuple[TokenLogprobs | None, ...]:
-    """Return the log probabilities of the token that was handed over."""
+    """Return the log probabilities of the token that was handed over; () if there is none, or none are wanted."""
     top, handoff = running.request.sampling.logprobs, running.request.handoff
     if top is None or handoff is None:
         return ()

@@ -58,7 +58,7 @@ class Bindings:
     An error of the library                          means
     AttributeError, TypeError, ImportError           `LibraryMismatch`: this version lacks a name, or takes other
                                                      arguments than the agent gives: 500, each message logged once
-    any other, at submission                         `RequestRefused`: because of a value of the request, or its target
+    any other, at submission                         `RequestRefused`: for a value of the request, or what that names
     `RequestError`, or a handoff that cannot be      `RequestRefused`
       read, after submission
     any other, after submission                      the engine is dead

@@ -102,7 +102,7 @@ class TensorRTLLMEngine:
         self._idle.set()
         self._closing = asyncio.Lock()
         self._over_because = ""
-        """Why every stream was ended; empty: streams may run."""
+        """Why all streams were ended; empty: streams may run."""
         self._is_accepting = False
         self._fault: BaseException | None = None
         self._has_submitted = False

@@ -1,4 +1,4 @@
-"""Images and embeddings as tensors: the one module that imports Pillow and torch.
+"""Images and embeddings as tensors: the only module that imports Pillow; `logits.py` also imports torch.
 
     image          Pillow's, decoded, RGB: what the library's own server hands to its processors
     embeddings     a torch tensor of the file's one tensor; and back, from any device

@@ -71,7 +71,7 @@ IGNORED: Mapping[str, tuple[str, Callable[[str | None], bool]]] = {
     "locality": ("ignored_not_local", lambda locality: locality not in (None, "LOCAL")),  # another engine's copy
     "medium": ("ignored_medium", frozenset({"FS", "OBJ"}).__contains__),  # stores behind an offload connector: no tier
 }
-"""The fields of `WireBlocks` that alone can say that an event has no meaning for prefixes.
+"""The fields of `WireBlocks` that can say by themselves that an event has no meaning for prefixes.
 
 For each field: what the event is then counted as, and the test of its value. The first that applies counts.
 """
