@@ -42,14 +42,14 @@ _COMPONENTS: Mapping[Role, str] = {
     "decode": "backend",
     "encode": "encode",
 }
-"""The middle part of the default endpoint name."""
+"""The middle part of the default endpoint name, by role."""
 _OF_EVERY_ENGINE = {
     *("kind", "model", "served_names", "text", "chat_template", "default_max_tokens"),
     *("tool_call_parser", "reasoning_parser"),
 }
 """The fields of the section `engine` for any engine; all others are the simulated engine's."""
 _MARGIN_S = 5.0
-"""Time of a stop for putting the events that were read into the log, beyond the time of requests and engine."""
+"""Time that a stop takes beyond that of requests and engine, to put the events that were read into the log."""
 
 
 class WorkerSection(Section):

@@ -82,7 +82,7 @@ class AgentApi:
         return tuple(self._answers())
 
     def _answers(self) -> dict[ApiEndpoint, Answer]:
-        """Return the handler of each endpoint; a worker that serves only one phase has only the default ones."""
+        """Return the handler of each endpoint; a worker that serves only one phase has only chat and completions."""
         answered = self.completions.answered
         answers: dict[ApiEndpoint, Answer] = {
             "chat": partial(answered, decode_chat),

@@ -4,9 +4,9 @@ computed by another worker    that worker's prompt with its media: nothing is re
 a chat with media             rendered here, with a placeholder an item, tokenized, counted; the media are loaded, or
                               an encode worker's handles or embeddings replace them. `kv_prompt_ids` were computed
                               without the images, and are ignored; `nvext.token_data` is ambiguous, and refused
-`kv_prompt_ids`               the router's, of the same text
-`nvext.token_data`            the client's
-any other                     rendered, and tokenized; a completion may have several
+`kv_prompt_ids`               the router's token ids of the same text
+`nvext.token_data`            the client's token ids
+any other                     rendered, and tokenized; a completion may have several prompts
 
 the model takes no images     a part that is not text is refused (`text_only`)
 it takes images               further image tokens are refused (`placeholder`): they would get features of no image

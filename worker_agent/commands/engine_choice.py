@@ -47,7 +47,7 @@ class EngineChoice(NamedTuple):
     polls_events: bool
     has_statistics: bool
     event_buffer: int
-    """Events that a rank keeps until they are polled."""
+    """How many events a rank keeps until they are polled."""
     takes_media: bool = False
     """Whether prompts may have images, if the model takes them."""
     block_reuse: bool | None = True

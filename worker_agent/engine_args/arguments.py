@@ -176,7 +176,7 @@ def flag_path(name: str) -> Path:
 
 
 def flag_layer(options: EngineOptions) -> Values:
-    """Return the layer of the named flags."""
+    """Return the layer of the given flags."""
     entries = [(flag_path(name), value, f"--{name}") for name, value in options.flags.items() if value is not None]
     if options.flags.get("publish-metrics"):
         entries.append((("return_perf_metrics",), True, "--publish-metrics"))
@@ -267,7 +267,7 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def conflicts(args: EngineArgs, options: EngineOptions) -> list[ArgumentFinding]:
-    """Return what is wrong with the engine's arguments as a whole: the rows of this table that apply.
+    """Return what is wrong with the engine's arguments as a whole: those of `rows` below that apply.
 
     A transceiver without backend is a warning, because the environment may set it. The transfer buffer must hold the
     longest input, `max_seq_len` - 1 tokens, as at least one is generated. Without `max_seq_len` it is not checked. At a

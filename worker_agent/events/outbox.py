@@ -45,9 +45,9 @@ class Outbox:
     """The stream of one `(worker_id, dp_rank, epoch)`."""
 
     bytes_max = 64 << 20
-    """Bytes of batches that wait for NATS. Beyond it a dump costs less than sending all that was missed."""
+    """Most bytes of batches that wait for NATS. Beyond it a dump costs less than sending all that was missed."""
     window = 32
-    """Messages in flight."""
+    """Most messages in flight."""
 
     def __init__(self, epoch: int, *, ring_bytes_max: int = RING_BYTES_MAX) -> None:
         self.epoch = epoch
@@ -65,7 +65,7 @@ class Outbox:
 
     @property
     def unacked_bytes(self) -> int:
-        """Bytes not acknowledged yet."""
+        """Bytes of batches that the log has not acknowledged yet."""
         return self._waiting_bytes + sum(len(message.payload) for message in self._in_flight.values())
 
     @property

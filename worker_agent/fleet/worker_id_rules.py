@@ -42,7 +42,7 @@ from kv_protocol.fleet import (
 SILENT_S = HEARTBEAT_PERIOD_S * MISSED_HEARTBEATS_MAX
 """An instance without a heartbeat for this long is silent."""
 NO_CLAIM = 1 << 63
-"""Later than every sequence of a stream."""
+"""The claim of an instance without one: later than every sequence of a stream."""
 
 Liveness = Literal["alive", "silent", "unknown"]
 Action = Literal["keep", "register", "replace", "wait", "stop"]

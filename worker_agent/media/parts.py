@@ -85,7 +85,7 @@ def names_media(messages: Sequence[Mapping[str, Any]]) -> bool:
 def split_chat(messages: Sequence[Mapping[str, Any]], placeholder: str) -> MediaChat:
     """Return the chat as text, and its media; raise `MediaRefused`, which names the field.
 
-    Only content that is a list of parts is read here: rendering checks the rest of a message.
+    Only `content` is read here: rendering checks the rest of a message.
     """
     parts: list[MediaPart] = []
     split: list[dict[str, Any]] = []

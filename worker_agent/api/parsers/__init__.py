@@ -1,1 +1,1 @@
-"""Tool calls and reasoning in the text of an answer: one incremental parser for each family of models; pure."""
+"""Tool calls and reasoning in the text of an answer: one incremental, pure parser for each family of models."""

@@ -1,1 +1,1 @@
-"""A simulated engine: paged blocks, scheduler, timing and tokens in virtual time, pure; and the same live."""
+"""A simulated engine: blocks, scheduler, timing, tokens are pure, in virtual time; `engine.py` runs them live."""

@@ -38,7 +38,7 @@ KV_TOKEN_BYTES = 144 * 1024
 
 
 class TransferRules(msgspec.Struct, frozen=True, kw_only=True):
-    """The constants of the rules above.
+    """The constants of a transfer's duration, and its timeout.
 
     400 Gbit/s is one InfiniBand NDR port, a GPU's share in a DGX H100; 1 ms for setting a transfer up is assumed.
     """

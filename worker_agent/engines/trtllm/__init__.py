@@ -1,1 +1,1 @@
-"""TensorRT-LLM in this process. `bindings` alone imports it, `tensors` alone imports torch and Pillow."""
+"""TensorRT-LLM in this process. Only `bindings` imports it, only `tensors` and `logits` import torch."""

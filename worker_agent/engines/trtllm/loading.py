@@ -50,7 +50,7 @@ _YES = ("1", "true", "yes", "y")
 def load_engine(
     args: EngineArgs, settings: TrtllmSettings, model: str, abandoned: threading.Event
 ) -> tuple[Bindings, EngineDescription]:
-    """Load and describe the engine; block this thread. Early checks come before the load.
+    """Load and describe the engine; block this thread. Checks that need no engine come first.
 
     `model` is its name in requests. An engine that is loaded when `abandoned` is set is shut down.
 

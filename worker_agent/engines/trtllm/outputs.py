@@ -1,6 +1,6 @@
 """Turns TensorRT-LLM's cumulative outputs into their new parts.
 
-    its finish reason     ours       because
+    the engine's reason   ours       because
     stop, length          the same
     not_finished          length     a context-only request made its one token; the engine reports this or `length`
     timeout               error

@@ -13,7 +13,7 @@ Rules of the roles: `worker_agent/port/types.py`.
     `Sampling.passed`                     the same names; `top_k` -1, all tokens, is 0 there
     stop tokens                           the model's end token among them: `end_id`, -1 if none stops (never None:
                                           the engine would need a tokenizer); the others: `stop_token_ids`
-    ignore_eos                            the model's end tokens are not stop tokens. The engine's own switch if the
+    ignore_eos                            the model's end tokens are not stop tokens. The engine's switch is on if the
                                           client has no stop tokens, because it drops those, too; else `end_id` -1
     the token that stopped an answer      stays: `include_stop_str_in_output`
     stop strings                          none: the agent makes the text, and `stop` beside an `end_id` fails

@@ -8,7 +8,7 @@ The first line that applies to an event decides:
     attention group not main       ignored (`BatchDecoder`)
     medium unknown                 refused
     no tokens                      accepted: names of blocks described before, with their current tier; a repeated name
-                                   is two copies: vLLM's offload events do not say their attention groups
+                                   is two copies, maybe of two groups: vLLM's offload events name no groups
     a hash twice, or the parent    refused as ambiguous
       among its own blocks
     more tokens than blocks hold   refused

@@ -119,7 +119,7 @@ _decode_any = msgspec.msgpack.Decoder().decode
 
 
 def read_event(raw: msgspec.Raw) -> tuple[WireEvent, bool]:
-    """Return the event, and whether its tokens were pairs; raise one of `UNDECODABLE` if it is not an event."""
+    """Return the event, and whether it is Eagle's; raise one of `UNDECODABLE` if it is not an event."""
     try:
         event, is_eagle = _decode_usual(raw), False
     except UNDECODABLE:
