@@ -264,7 +264,7 @@ def engine_registration(
     engine = settings.engine
     scheme = EAGLE_HASH_SCHEME if engine.is_eagle else HASH_SCHEME
     api_endpoints = facts.api_endpoints or DEFAULT_ENDPOINTS
-    tells_ids = engine.stream_token_ids and "completions" in api_endpoints  # which continues streams
+    tells_ids = engine.stream_token_ids and "completions" in api_endpoints  # which resumes streams
     try:
         return WorkerRegistered(
             worker_id=settings.worker.id,

@@ -141,7 +141,7 @@ class ServedWorker:
                     return
                 rules, events = self._event_path(log, context)
                 parts = await self._parts(log, worker_id, rules, events, cleanup, report)
-                until_run.pop_all()  # from here on its part ends the engine
+                until_run.pop_all()  # from here on the part "engine-end" stops the engine
             await run_parts(parts, stop=stop, drain_s=self._settings.drain_s + _ABORTS_S)
 
     def _event_path(self, log: EventLog, context: zmq.asyncio.Context) -> tuple[TrtllmRules, Consolidator]:
@@ -307,7 +307,7 @@ def served_families(
             yield from labelled(engine.own_metrics.families(), {"worker": worker})
     else:
         yield from _context_families(worker, engine)
-    fetches = engine.fetches  # TensorRT-LLM counts those that failed, and those that it measured
+    fetches = engine.fetches  # of TensorRT-LLM only those that failed, or that it measured
     yield counter("kv_transfers", "Fetches of KV, by outcome", ("worker", "outcome"), by_name(at, fetches.by_outcome))
     yield counter("kv_transfer_bytes", "Bytes of KV fetched", ("worker",), [(at, fetches.fetched_bytes)])
     meaning = "Duration of complete fetches, summed; of a simulated engine in simulated time"

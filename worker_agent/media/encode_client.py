@@ -191,7 +191,7 @@ class EncodeClient:
         except EncoderUnavailable as error:
             if error.retry_s is None:
                 worker.failed_s = self._clock.now()
-            else:  # it works, and has enough to do
+            else:  # the worker is busy, not broken
                 outcome = "refused"
             url = worker.registration.base_url
             self._failures.warning("encode_worker_failed", key=url, at=url, reason=str(error))

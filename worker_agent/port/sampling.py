@@ -50,7 +50,7 @@ NVIDIA/TensorRT-LLM, `tensorrt_llm/serve/postprocess_handlers.py`, `create_logpr
 
 def bounded_logprob(value: float) -> float:
     """Return `value`, at least `UNLIKELY`; `UNLIKELY` for NaN."""
-    return max(UNLIKELY, value)  # in this order: not a number is not above the bound
+    return max(UNLIKELY, value)  # in this order: NaN is not above the bound, so the bound is returned
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True):

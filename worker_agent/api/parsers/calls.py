@@ -285,10 +285,10 @@ class AnswerParser:
 
     def _start(self, name: str, call_id: str = "") -> None:
         """Begin a call; raise `Rejected` if no function can have this name. `call_id` is the model's own."""
-        if not 0 < len(name) <= NAME_CHARACTERS_MAX or not name.isprintable():  # JSON can name lone surrogates
+        if not 0 < len(name) <= NAME_CHARACTERS_MAX or not name.isprintable():  # JSON can spell lone surrogates
             raise Rejected
         self._reader.recorded()
-        digest = sha256(f"{self._answer}/{self._begun}".encode()).hexdigest()  # equal if another worker resumes
+        digest = sha256(f"{self._answer}/{self._begun}".encode()).hexdigest()  # the same if another worker resumes
         if not self._begun or not self.options.only_first_call:
             self._events.append(ToolCallStarted(self._begun, call_id or self._id_of(digest), name))
         self._begun, self._is_open = self._begun + 1, True

@@ -218,7 +218,7 @@ class BlockPool:
         ):
             return None
         onboarded_blocks = sum([self._have(block) for block in path])
-        for _ in range(onboarded_blocks):  # only now: evictions may drop host blocks that no sequence has
+        for _ in range(onboarded_blocks):  # only now: an eviction may drop host blocks that no sequence has yet
             self._claim()
         table = BlockTable(namespace, path, reserved_blocks)
         self.reserved_blocks += reserved_blocks

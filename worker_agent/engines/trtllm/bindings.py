@@ -143,7 +143,7 @@ class Bindings:
         if lora := request.lora_name:
             number = 1 + list(settings.loras).index(lora)  # unique in the engine
             others["lora_request"] = _named("llmapi", "LoRARequest")(lora, number, settings.loras[lora])
-        if settings.conversation_affinity and request.conversation_id is not None:  # the engine chooses its rank
+        if settings.conversation_affinity and request.conversation_id is not None:  # the engine chooses the rank
             named = _named("conversation_params", "ConversationParams")
             others["conversation_params"] = named(conversation_id=request.conversation_id)
         elif request.dp_rank is not None and args.attention_dp_size > 1:
@@ -288,7 +288,7 @@ def refusals(args: EngineArgs, error: ValidationError) -> Iterator[str]:
     """Yield each argument that the installed version refused, with its place."""
     for each in error.errors(include_url=False):
         path = tuple(str(part) for part in each["loc"])
-        nearest = (args.first(*path[:size]) for size in range(len(path), 0, -1))  # parts may be pydantic's own
+        nearest = (args.first(*path[:size]) for size in range(len(path), 0, -1))  # some parts may be pydantic's own
         given = next((each for each in nearest if each is not None), None)
         place = "" if given is None else f"{given.place}: "
         name = f"{dotted(path)}: " if path else ""
