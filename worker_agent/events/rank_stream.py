@@ -1,6 +1,6 @@
 """Sends one rank's outbox to the log: in order, several messages unacknowledged.
 
-    the log confirms       the outbox forgets the message as acknowledged; the next one may be sent
+    the log confirms       the message is acknowledged in the outbox; the next one may be sent
     the log refuses, or    every unacknowledged message is published again after 0.1 s (doubled up to 2 s), with
       is unreachable         the same ids: the log drops duplicates. One message is sent first; once the log confirms
                              it, the others follow

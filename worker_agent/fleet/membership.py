@@ -30,7 +30,7 @@ _log = structlog.get_logger("membership")
 
 
 class Membership:
-    """One worker's fleet events. The worker is fit until `withdraw`; `run` publishes its state, and changes at once."""
+    """The fleet events of one worker, fit until `withdraw`. `run` publishes its state, and each change at once."""
 
     def __init__(self, registration: WorkerRegistered, worker_id: WorkerId, clock: Clock) -> None:
         self._registration = registration

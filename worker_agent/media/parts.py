@@ -9,8 +9,8 @@
 `detail` is read and has no effect: an engine's processor chooses the resolution. A text with the placeholder is
 refused: it would be counted as an image, and the next image's features would replace it.
 
-The bytes must be an image of an allowed type (`kv_protocol/image_headers.py`), which is the declared type if one was
-declared, with not too many pixels. Only encode workers send embeddings, which `safetensors.py` checks.
+The bytes must be an image of an allowed type (`kv_protocol/image_headers.py`), and of the declared type if that is
+known, with not too many pixels. Only encode workers send embeddings, which `safetensors.py` checks.
 
 Source of the part's shape: OpenAI API reference, "Create chat completion", image input.
 """

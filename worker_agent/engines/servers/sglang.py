@@ -105,4 +105,4 @@ class Sglang(EngineServer):
         total_tokens="sglang:max_total_num_tokens",
     )
     rank_header: ClassVar = "X-data-parallel-rank"
-    info: ClassVar = (Info(facts_of_server_info, ("/server_info", "/get_server_info")),)  # older: the latter
+    info: ClassVar = (Info(facts_of_server_info, ("/server_info", "/get_server_info")),)  # the latter when older
