@@ -4,7 +4,7 @@ A decoder builds every value that a body has, in one call that holds the interpr
 values, and take seconds. So a body of more than `SCANNED_BYTES` is scanned first: images are cut out of it, and its
 values and bytes are counted.
 
-    images            the whole body           the base64 of `data:` URLs under a URL's key; decoders read a body
+    images            none of its own          the base64 of `data:` URLs under a URL's key; decoders read a body
                                                without them
     values            `values_max`             members of objects and items of lists, at any depth; not token ids
     token ids         `prompt_bytes_max` / 4   whole numbers at the beginning of a list. As JSON the lists in prompt,

@@ -10,8 +10,8 @@
 An event's comment has all ids generated so far, including ids whose text is still held back: half a character, or the
 beginning of a possible stop string. A worker that continues from these ids holds back the same text.
 
-An attached vLLM writes ids in its events, if the request has `return_token_ids`, and continues from ids alone
-(`router/request/resumption.py`):
+An attached vLLM writes ids in its events, if the request has `return_token_ids`, and continues a stream if it gets the
+prompt's and the answer's ids as its prompt (`router/request/resumption.py`):
 
     a chat's first event          `prompt_token_ids` beside `choices`
     a completion's first event    `prompt_token_ids` in its choice
@@ -63,11 +63,11 @@ class Continuation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class Progress(msgspec.Struct, kw_only=True):
     """The progress of a stream; nothing changes it once `progress_of` returned it.
 
-    `tokens` are the ids' bytes; `finish_reason` and `has_usage`: sent already. `text` is the text sent so far, `prompt`
-    the bytes of the prompt's ids (empty: the engine sent none). The last event with text had `last_tokens` ids in its
-    choice; with them the stream had `text_tokens`. The last engine generated the ids after the first
-    `start_tokens`. `is_parsed`: a parser of the engine took some of the answer out of the text, for reasoning or tool
-    calls.
+    `tokens` are the ids' bytes; `finish_reason` and `has_usage` say what was sent already. `text` is the text sent so
+    far, `prompt` the bytes of the prompt's ids (empty: the engine sent none). The last event with text had
+    `last_tokens` ids in its choice; with them the stream had `text_tokens`. The last engine generated the ids after the
+    first `start_tokens`. `is_parsed`: a parser of the engine took some of the answer out of the text, for reasoning or
+    tool calls.
     """
 
     tokens: bytes

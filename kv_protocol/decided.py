@@ -177,7 +177,7 @@ def best_columns(best: bytes) -> tuple[int, ...]:
 
 
 def terms_mask(terms: bytes) -> tuple[int, int]:
-    """Return the mask of the recorded terms, and its size in bytes. A cut-off mask names an unknown term."""
+    """Return the mask of the recorded terms, and its size in bytes. For a cut-off mask: the bit of no known term."""
     mask = 0
     for at, byte in enumerate(terms[:_MASK_BYTES_MAX]):
         mask |= (byte & (_MORE - 1)) << at * _MASK_BITS

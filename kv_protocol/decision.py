@@ -53,8 +53,8 @@ ADDENDS: dict[str, Addend] = {
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """One eligible rank at the decision: its overlap with the request, its stream's place, and its cost.
 
-    `overlap_blocks[t]` is the longest prefix held on tiers 0..t by `overlap_source`, `predicted_blocks` the longest
-    that earlier requests are bringing there. `seq` is the last applied batch of `epoch`.
+    `overlap_blocks[t]` is the longest prefix held on tiers 0..t, as `overlap_source` has it, `predicted_blocks` the
+    longest that requests routed before will bring to the rank. `seq` is the last applied batch of `epoch`.
     """
 
     worker_id: str
@@ -70,7 +70,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     is_weighed: bool = True
     """Whether the policy weighed costs; if not, `terms` are meaningless."""
     predicted_ttft_s: float | None = None
-    """Seconds to the first token; None, like the next one, if not predicted, or if the phase has no such tokens."""
+    """Seconds to the first token; None (so is `predicted_itl_s`): not predicted, or the phase has no such tokens."""
     predicted_itl_s: float | None = None
     """Seconds between tokens."""
 

@@ -1,6 +1,6 @@
 """Fleet messages: registration, draining, leaving, and heartbeats. JSON on the wire, so that people can read it.
 
-`KV_FLEET` has each worker's newest fleet event. After five missed heartbeats a worker is gone, whatever it says.
+`KV_FLEET` has each worker's newest fleet event. After five missed heartbeats a worker is gone, whatever its event says.
 Source: `docs/WIRE.md`.
 """
 
@@ -23,12 +23,12 @@ REMOVED_BY_HAND = "removed by hand"
 """The reason in `left` when an operator removes a worker: its agent does not register that instance again."""
 
 NO_EVENTS = "no events"
-"""A heartbeat's `stale` begins with it if the engine publishes no KV events, or its publisher was never reached."""
+"""A heartbeat's `stale` begins so if the engine publishes no KV events, or its publisher was never reached."""
 
 Role = Literal["aggregated", "prefill", "decode", "encode"]
 
 BLOCKS_MAX = 1 << 27
-"""Blocks of one rank: as many as an index allocates when ranks join. A block may be a single token."""
+"""Bound on a rank's blocks: when ranks join, an index reserves memory for no more. A block may be a single token."""
 TOKENS_MAX = (1 << 32) - 1
 
 # Decoding refuses other values. A struct made in this process is checked by `__post_init__` only.

@@ -6,7 +6,7 @@
 
 Only full blocks have a hash. Source: `docs/SOURCES.md` E6; vectors in `tests/golden/hash_vectors.json`.
 
-Media in prompts: agent, engine events and router compute the same.
+Media in prompts, hashed alike by the router and by the agent that reads engine events:
 
     digest       BLAKE3 of the bytes, 64 hex digits; given to the engine as the item's UUID
     mm hash      the digest's first 16 digits, u64; of an identity that is no digest: H(utf8 identity, seed 0)
@@ -65,7 +65,7 @@ class Hashing(NamedTuple):
 
 
 class Namespace(NamedTuple):
-    """The texts in a block's hash beside its tokens; None or empty: absent. `hash_seed` uses a field's place, too."""
+    """The texts in a block's hash beside its tokens; None or empty: absent. `hash_seed` also hashes a field's index."""
 
     lora_name: str | None = None
     cache_salt: str | None = None
@@ -226,7 +226,7 @@ def mm_block_hashes(
 ) -> list[int]:
     """Return the local hash of each full block of a prompt with media; `chain` makes sequence hashes of them.
 
-    They equal a mirror's hashes of an engine's event with the same tokens and keys.
+    The mirror (`worker_agent/events/mirror.py`) computes the same for an engine's event with these tokens and keys.
     """
     mm_hashes = [list(map(mm_hash, keys)) for keys in keys_of_blocks(runs, len(tokens), block_size)]
     return local_block_hashes(tokens, block_size, seed=seed, mm_hashes=mm_hashes, is_eagle=is_eagle)

@@ -10,7 +10,7 @@ A few bytes may decode to any number of pixels: callers compare the size with th
 Why no library reads it: ADR 24.
 
 Source: PNG (W3C, third edition) 5.2 and 11.2.1; GIF89a specification 17 and 18; RFC 9649 (WebP) 2.5 to 2.7, RFC 6386
-(VP8) 9.1; ITU-T T.81 (JPEG) B.1 and B.2.2. A type that is added needs a line here, and how its size is read.
+(VP8) 9.1; ITU-T T.81 (JPEG) B.1 and B.2.2. A type that is added needs a line here, and a function in `_SIZE_OF`.
 """
 
 from collections.abc import Callable
@@ -68,7 +68,7 @@ def _png(data: bytes) -> Pixels | None:
 
 
 def _gif(data: bytes) -> Pixels | None:
-    """Decoders enlarge the screen to the first frame; bytes between blocks are skipped."""
+    """Return the screen's size, enlarged to the first frame as decoders do; bytes between blocks are skipped."""
     if len(data) < 13:  # noqa: PLR2004 - the screen's descriptor
         return None
     width, height, flags = _little(data, 6, 2), _little(data, 8, 2), data[10]

@@ -44,9 +44,9 @@ RATE_FACTOR_MAX, OUTPUT_TOKENS_MAX = 64.0, 1e6
 RateFactor = Annotated[float, msgspec.Meta(ge=1 / RATE_FACTOR_MAX, le=RATE_FACTOR_MAX)]
 
 AttemptOutcome = Literal["ok", "client_fault", "back_pressure", "erred", "failed", "cancelled"]
-"""Answered; refused for the client's fault (4xx); too busy (429, 503); status 500 and other 5xx, which the request may
-have caused; the worker's fault (connect, cut, timeout, 502, 504, redirect); nobody's fault: the client left, the
-router was at a limit, or the request moved from a worker that left."""
+"""In this order: answered; refused for the client's fault (4xx); too busy (429, 503); status 500 and other 5xx, which
+the request may have caused; the worker's fault (connect, cut, timeout, 502, 504, redirect); nobody's fault: the client
+left, the router was at a limit, or the request moved from a worker that left."""
 
 
 class _Record(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -119,7 +119,7 @@ class LearntRates(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RatesRestored(_Record, frozen=True, tag="rates", kw_only=True):
-    """A router started with what a former one had learnt."""
+    """A router started with the rates that a former life had learnt."""
 
     models: tuple[LearntRates, ...]
 
@@ -163,7 +163,7 @@ OutcomeName = Literal["ok", "refused", "failed", "cancelled"]
 class OutcomeKnown(_Record, frozen=True, tag="outcome", kw_only=True, gc=False):
     """The outcome of a decision: the cached tokens that the worker reported, and latencies. Its lease is over.
 
-    Seconds; `ttft_s` and `itl_s`, the mean time between tokens, are None if unknown (`router/native/answer.hpp`).
+    Times are in seconds; `ttft_s` and `itl_s` (mean between tokens) are None if unknown (`router/native/answer.hpp`).
     `came_whole`: no first token was recorded before.
     """
 

@@ -90,7 +90,7 @@ class Unreported(msgspec.Struct, frozen=True, tag="unreported", kw_only=True):
 
 
 LeaseEvent = Routed | FirstToken | Renewed | Finished | Cancelled | Expired
-"""What replicas exchange; each replica receives load reports itself."""
+"""What replicas exchange: not `Unreported`, because each replica receives load reports itself."""
 LedgerEvent = LeaseEvent | Unreported
 
 
@@ -140,7 +140,7 @@ class LedgerAsked(msgspec.Struct, frozen=True, tag="asked", kw_only=True):
 
 
 class LedgerOpen(msgspec.Struct, frozen=True, tag="open", kw_only=True):
-    """Part `part`, from 0, of `parts`, of the leases open at `seq`."""
+    """Part number `part` (from 0) of the `parts` parts of all leases that were open at `seq`."""
 
     router: WorkerId
     life: U64

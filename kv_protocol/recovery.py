@@ -58,7 +58,7 @@ class HeldBlock(NamedTuple):
 
 
 class BlockColumns(msgspec.Struct, frozen=True):
-    """Blocks of a rank as columns: parents first over consecutive chunks."""
+    """Blocks of a rank as columns: parents come before children, over all chunks of an answer."""
 
     parents: bytes
     hashes: bytes
@@ -156,7 +156,7 @@ class DumpChunk(msgspec.Struct, frozen=True, kw_only=True, tag="dump"):
 
     @property
     def columns(self) -> BlockColumns:
-        """The rows, parents first, as they are stored; `LimitExceeded` if they are not rows."""
+        """The blocks of this part, parents before children; raises `LimitExceeded` if the columns are invalid."""
         return BlockColumns(self.parents, self.hashes, self.tiers)
 
 

@@ -2,7 +2,7 @@
 
     name           path                     serves it
     -----------    --------------------     ------------------------------------------------------
-    chat           /v1/chat/completions     every worker that states no endpoints
+    chat           /v1/chat/completions     a worker that states it, or no endpoints
     completions    /v1/completions          likewise
     responses      /v1/responses            a worker that states it
     embeddings     /v1/embeddings           a worker that states it

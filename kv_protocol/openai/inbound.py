@@ -49,7 +49,7 @@ _Change = Annotated[msgspec.Raw, _CHANGE]
 
 
 class Inbound(Common, frozen=True, kw_only=True):
-    """A request of any endpoint. Keys that are absent, null, or not of their type are None."""
+    """A request of any endpoint. Keys that are absent, null or of a wrong type are None; absent bytes are `ABSENT`."""
 
     model: str
     extra_args: Targets | None = None

@@ -1,4 +1,4 @@
-"""Keys of a request that stay bytes until they are needed, and the prompts of completions.
+"""Keys of a request that stay bytes until they are needed, and the four forms of completions' prompts.
 
     "text"    [1, 2]    ["text", "text"]    [[1, 2], [3]]
 

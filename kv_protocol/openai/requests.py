@@ -4,7 +4,7 @@
       CompletionRequest      refused by name, so that a misspelt option is never ignored silently
     Inbound (`inbound.py`)   for the router: what routing needs. All else is for the worker
 
-Conditions on options that are valid alone:
+Conditions on options that are each valid by themselves:
 
     min_tokens                  at most the limit of the response's tokens
     top_logprobs                with `logprobs: true`

@@ -22,7 +22,7 @@ Consecutive reasoning, text and calls of an assistant are one message. Tools tha
 `custom` and `namespace` are refused: some engines render them, each in its own way. Source: vLLM
 `vllm/entrypoints/openai/responses/utils.py` (`construct_input_messages`, `construct_tool_dicts`); SGLang
 `python/sglang/srt/entrypoints/openai/serving_responses.py` and TensorRT-LLM `tensorrt_llm/serve/responses_utils.py`
-(`_create_input_messages`) agree on instructions, text and tools' outputs. For tools vLLM's `flat_namespace_tool_name`,
+(`_create_input_messages`) agree on instructions, text and tools' outputs. For tools: vLLM's `flat_namespace_tool_name`,
 SGLang's `custom_tool_description` (`responses_adapters.py` there).
 """
 
