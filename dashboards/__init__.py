@@ -2,5 +2,5 @@
 
 boards      the dashboards as data, `boards.yaml`, and grafana/*.json, which are made from it
 prometheus  the rules, as Prometheus loads them; docs/RUNBOOKS.md says what to do at each alert
-command     writes what is committed
+command     copies the committed files into a folder
 """

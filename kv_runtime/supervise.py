@@ -6,7 +6,7 @@ A process is a set of parts in stages. `run_parts` runs them all, and ends in on
     a part returns before stop  the same, with `PartEnded`: a part must run until stop
     stop is set                 stages are asked to stop in rising order, each once the one before has returned:
                                 sources (stage 0) first, so that the queues after them empty
-    a part gives up             `PartGaveUp`: stop is set for all, and raised once the others have drained
+    a part gives up             stop is set for all; its `PartGaveUp` is raised once the others have drained
     the drain budget is spent   parts that still run are cancelled and named in `DrainOverdue`
 
 When stop is set and a part counts its work `in_progress`, the log has the amount and the budget (`drain_began`), and at
@@ -17,8 +17,8 @@ Stop is an argument: a part gets an `asyncio.Event`, and returns soon after it i
 `SupervisedWork` survives unexpected errors:
 
     the work raises                            counted, logged; restarted after a pause
-    again, and often (`Restarts`)              given up
-    after stop was set                         given up: the rest of the work is lost
+    it raises too often (`Restarts`)           given up
+    it raises after stop was set               given up: the rest of the work is lost
 
 Its blocking calls run in a thread of its own, so that they never wait for calls of other parts.
 """
@@ -301,7 +301,7 @@ class TaskSet(asyncio.TaskGroup):
         return self._running
 
     def spawn(self, work: Coroutine[Any, Any, None], *, name: str | None = None) -> asyncio.Task[None]:
-        """Start `work` and return its task, which may be cancelled alone; raise `TaskSetFull` at the limit."""
+        """Start `work` and return its task, which the caller may cancel; raise `TaskSetFull` at the limit."""
         if self._running >= self._limit:
             work.close()
             raise TaskSetFull(f"{self._limit} tasks run already")

@@ -1,7 +1,7 @@
 """Logs and metrics of a process.
 
-Logs are past-tense facts with fields. Metrics are made at scrape time, from what the parts of a process count
-(`Projection`); a process has one registry, its own.
+Logs are events, named in the past tense, with fields. Metrics are made at scrape time, from what the parts of a
+process count (`Projection`); a process has one registry, its own.
 """
 
 import asyncio
@@ -79,7 +79,7 @@ class RateLimitedLog:
     The next line of that key has a field `suppressed`: the number of events left out since the last one. Two events
     have the same key if they have the same name and an equal `key`, such as a reason. Memory is bounded: once
     `LOG_KEYS_MAX` keys were logged within the period, the events of all further keys share one line a period.
-    For one thread.
+    Not thread-safe.
     """
 
     def __init__(self, log: structlog.typing.FilteringBoundLogger, clock: Clock) -> None:
@@ -214,7 +214,7 @@ def _single(full_name: str, names: tuple[str, ...]) -> Callable[[Sample], Iterab
 
 
 class Distribution(Protocol):
-    """A histogram: `counts[i]` observations are above `bounds[i - 1]` and at most `bounds[i]`; the last, above all."""
+    """A histogram: `counts[i]` observations are above `bounds[i - 1]`, at most `bounds[i]`; the last are above all."""
 
     bounds: list[float]
     counts: list[int]
@@ -246,7 +246,7 @@ def histogram(
 ) -> Family:
     """Return a histogram family `kvrouter_<name>`: label values, then the distribution.
 
-    Exemplars are shown in the OpenMetrics format alone. There is no `_sum` if a bound is below 0: it might decrease,
+    Exemplars are shown only in the OpenMetrics format. There is no `_sum` if a bound is below 0: it might decrease,
     which a reader takes for a restart.
     """
     full_name, names = PREFIX + name, tuple(labels)

@@ -44,10 +44,10 @@ def takes_settings(
 
     Args:
         kind: the tree of settings; it has a section `telemetry`.
-        program: its name, before the message of an error.
+        program: the command's name, printed before the message of an error.
         expected: errors that end the process with their message, as `errors_printed` does.
         log_level: the least that is logged; empty: `telemetry.log_level`.
-        exit_code: after an expected error.
+        exit_code: the process's exit code after an expected error.
     """
 
     def decorated(command: Command) -> Command:

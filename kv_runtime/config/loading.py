@@ -1,6 +1,6 @@
 """Loads configuration: one frozen tree per process, read once. Flag > environment `KVROUTER_*` > YAML > default.
 
-`KVROUTER_POLICY__TEMPERATURE=0.2` sets `policy.temperature`. Every problem is reported together, with its path, what
+`KVROUTER_POLICY__TEMPERATURE=0.2` sets `policy.temperature`. All problems are reported together, each with path, what
 was found and what is allowed. No problem shows a secret: neither a secret's value, nor text that could not be parsed.
 """
 
@@ -245,7 +245,7 @@ def _section_in(kind: Any) -> type[BaseModel] | None:  # noqa: ANN401
 def unknown_key(found: str, known: Iterable[str], candidates: Iterable[str] = ()) -> str:
     """Return the problem of an unknown key: the `known` keys, and the nearest of `candidates`.
 
-    Without `candidates` it is the nearest of `known`. A candidate with the same last name is nearer than any other.
+    Without `candidates` it is the nearest of `known`. A candidate with the same last part is nearer than any other.
     For a key of more than 80 characters there is no nearest: the search time grows with the square of its length.
     """
     known = list(known)

@@ -37,7 +37,7 @@ _PING_S, _PINGS_MISSED_MAX = 1, 2
 """A frozen server counts as lost after 3 s: before the 5 s after which silent workers count as gone."""
 _LOOK_S = 1.0
 LISTEN_MESSAGES_MAX, LISTEN_BYTES_MAX = 65_536, 128 << 20
-"""Pending core NATS messages of one subscription; an index has all answers of agents in one."""
+"""Bounds on what one subscription to core NATS has pending; an index gets the answers of all agents by one."""
 _UNAUTHORIZED = re.compile(r"authorization|authentication", re.IGNORECASE)
 
 _log = structlog.get_logger("event_log")
@@ -100,7 +100,7 @@ class EventLog(StreamClient):
             user: for servers with named users.
             token: the user's password; without `user`, the server's common token.
             confirm_s: how long the server may take to confirm a publication, or to answer.
-            awaited_until: wait for a server that is not there until this event is set; None: do not wait.
+            awaited_until: until this event is set, wait for a server that is not there; None: do not wait.
 
         Raises:
             BrokerUnavailable: there is no server at `url`, or it refuses the connection.
@@ -249,7 +249,7 @@ class EventLog(StreamClient):
         headers: Mapping[str, str] | None = None,
         after_seq: int | None = None,
     ) -> int:
-        """Publish a message, once for each `message_id`; return its seq in the stream.
+        """Publish a message, which is stored once for each `message_id`; return its seq in the stream.
 
         Args:
             subject: the subject that gets it.
@@ -365,7 +365,7 @@ async def connected_log(
 
 
 def log_families(statistics: LogStatistics) -> Iterator[Family]:
-    """Yield the families of one connection; a process has one."""
+    """Yield the families of the process's only connection."""
     yield gauge("log_connected", "1 while the connection to NATS is up", (), [((), statistics.connected)])
     meaning = "Publications of this process that NATS has not confirmed yet; 256 at most"
     yield gauge("log_unconfirmed_messages", meaning, (), [((), statistics.unconfirmed)])

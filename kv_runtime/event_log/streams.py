@@ -184,7 +184,7 @@ class StreamClient:
                 await self.context.update_stream(present, **changes)
 
     async def stream_state(self, name: str) -> LogStreamState:
-        """Return the state of a stream; the client's own parser of this answer omits the times."""
+        """Return the state of a stream, parsed here because the client's own parser omits the times."""
         with self.reachable(f"stream {name}"):
             info = await self._answer(f"STREAM.INFO.{name}", dict[str, Any])
         state = info["state"]

@@ -56,7 +56,7 @@ class SendWindow:
         return len(self._unconfirmed)
 
     async def open(self) -> None:
-        """Subscribe to confirmations; the client is connected."""
+        """Subscribe to confirmations; the client must be connected."""
         self._inbox = self._client.new_inbox()
         await self._client.subscribe(f"{self._inbox}.*", cb=self._on_answer)
 

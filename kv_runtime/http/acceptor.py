@@ -1,4 +1,4 @@
-"""The listening sockets of an address. It accepts connections itself: asyncio's own server does not count failures.
+"""The listening sockets of an address. Connections are accepted here: asyncio's own server does not count failures.
 
 | the system says | outcome |
 |---|---|

@@ -4,7 +4,7 @@ Ids 0..255 are UTF-8 bytes; the ids above belong to the template, and a user's t
 rendered message by message. So the tokens of messages[:k] are a prefix of those of messages; a prompt and the UTF-8 of
 its answer are a prefix of the next turn's prompt. Documents and template variables are ignored.
 
-The template is a chat as pieces, each a mark and the text after it:
+The template writes a chat as pieces, each of a mark and the text after it:
 
 [<|tools|> json <|end|>]  { <|role|> content [<|calls|> json] <|end|> }  [<|assistant|>]
 """

@@ -68,7 +68,7 @@ def load_text(model_path: str, encoder: Wanted = "hf", *, chat_template: str = "
     `chat_template` is a Jinja file that replaces the directory's own template; empty: no replacement.
 
     Raises:
-        TextError: another path, broken files, or a fast encoder that is required and not equal.
+        TextError: `model_path` is neither, a file is broken, or the required fast encoder fails its self-check.
     """
     if model_path == BYTE_MODEL:
         if chat_template:

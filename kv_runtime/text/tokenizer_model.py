@@ -92,7 +92,7 @@ class TokenizerText(Text):
 
 
 class _PrefixDetokenizer:
-    """Decodes the tokens of the text that was returned last with the new ones after them; returns the added text.
+    """Decodes new tokens together with those of the text returned last, and returns the text that is added.
 
     The earlier tokens are decoded again since decoders strip the space of a text's first token. Text that ends in
     U+FFFD may be half a character and is held back. The library's own DecodeStream raises on tokens that are not UTF-8,
