@@ -2,7 +2,7 @@
 
     started    `python -m bench.child MODULE:CLASS ARGUMENTS`, the arguments as JSON
     first      a line of JSON: the result of `begin`
-    then       a request line {"command": a role's method, ...}, a response line or {"error": why}, until stdin ends
+    then       to each request line {"command": a method, ...} a response line or {"error": why}, until stdin ends
 
 Times are in nanoseconds since 1970, so that times of different processes of one host can be compared.
 """

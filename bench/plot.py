@@ -1,7 +1,7 @@
 """Plots lines of measured runs: one line a series, one point a load, as SVG or PNG.
 
 The same figures give the same SVG. Filled points are those of runs that served their users. If both axes are better
-when larger, a dashed line joins the filled points that no other one beats in both ways, and their loads are written
+when larger, a dashed line joins the filled points that no other one beats on both axes, and their loads are written
 beside them.
 """
 

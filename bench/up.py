@@ -4,8 +4,8 @@
     router up --prefill 1 --decode 2                       both phases on workers of their own
     router up --nats-servers 3 --routers 2 --workers 8     any one process may die: no new request is lost
 
-Each process writes to a file of its own. A process that ends is reported, and started again with `--restart`. If no
-router is left, and without `--restart`, all end. The exit status is then 1, and if the fleet did not become ready.
+Each process writes to a file of its own. A process that ends is reported, and started again with `--restart`. Without
+`--restart` all end if no router is left. The exit status is 1 then, and if the fleet did not become ready.
 """
 
 import asyncio

@@ -1,1 +1,1 @@
-"""Recordings of real engines, held against what the engines reused; a publisher that plays them."""
+"""Recordings of real engines' KV events, compared with what the engines reused; payloads as engines write them."""

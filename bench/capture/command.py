@@ -3,8 +3,8 @@
 For each round, in order:
 
     1  every frame recorded up to the end of the previous round is applied
-    2  the prediction for each request is the longest prefix of its prompt, without the last token, that is held by the
-       events (full blocks, all tiers; of several data-parallel ranks the longest, because requests name no rank)
+    2  the prediction for each request is the longest prefix of its prompt, without the last token, that is held
+       according to the events (full blocks, all tiers; of several data-parallel ranks the longest: requests name none)
     3  exact      the prediction equals what the engine took from its cache
        explained  the request is exact, or the prediction equals it after some block change of the request's own round
        under      the request is not exact: less was predicted than the engine took; over: more was
@@ -294,7 +294,7 @@ class CaptureFigures(msgspec.Struct):
 
 
 def checked(capture: Capture, caches: CapturedCaches) -> CaptureFigures:
-    """Return the figures of a capture; `caches` have all of its frames afterwards."""
+    """Return the figures of a capture; `caches` have applied all of its frames afterwards."""
     figures, frames, size = CaptureFigures(), deque(capture.frames), capture.block_size
     with progress(len(capture.rounds)) as on_progress:
         for each in capture.rounds:

@@ -1,4 +1,4 @@
-"""`router bench dataplane`: what passing a request on costs, beside other routers.
+"""`router bench dataplane`: what passing a request on costs, beside other routers; its targets.
 
 CPU, of small and 40 KB   mode kv: 0.5 and 0.6 of the best cache-aware peer's. With a model's tokenizer, which that peer
 requests, saturated       does without: 1.0 and 1.5 of it, and 0.25 and 0.35 of Dynamo's. Round robin: 0.65 of the best
@@ -6,7 +6,7 @@ requests, saturated       does without: 1.0 and 1.5 of it, and 0.25 and 0.35 of 
 a stream of 8 chunks      0.8 of the best peer's CPU in round robin
 a streamed chunk          0.7 of the best peer's CPU in bursts, 1.0 at a high rate
 latency added             at a modest rate, p50: at most the best peer's
-a slow reader             less than 1 MiB
+a slow reader             takes less than 1 MiB of memory
 a client that leaves      its stream is cut off within 5 ms
 streams at once           all open at one moment, all complete, without an error
 tracing on                no request sampled: at most 5 us of CPU a small request more than without (with `--tracing`)

@@ -248,7 +248,7 @@ class LoadRole(Role):
         return {"latencies_us": latencies_us, "errors": total - len(latencies_us), "seconds": took_s}
 
     async def hold(self, port: int, streams: int, chunks: int, pause_ms: int, ramp_s: float) -> Answer:
-        """Return how many streams were open at once, how many failed, and the events that did not come."""
+        """Return how many streams were open at once, how many failed, and how many events did not come."""
         template = requests(f"127.0.0.1:{port}", 300, chunks=chunks, pause_ms=pause_ms)
         began_s, opened, answered = time.perf_counter(), list[LoadConnection](), list[asyncio.Future[bool]]()
         for number in range(streams):

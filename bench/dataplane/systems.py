@@ -41,7 +41,7 @@ _PEER_POLICIES = {ROUND_ROBIN: "round_robin", CACHE: "cache_aware"}
 _OUR_MODES = {ROUND_ROBIN: "round-robin", KV: "kv"}
 _NATS = "nats-server"
 _MOCKER = ("--num-workers", str(WORKERS), "--speedup-ratio", "1000", "--block-size", str(BLOCK_SIZE))
-"""Dynamo's workers: as many as ours, with as large blocks, that answer at once."""
+"""Dynamo's workers: as many as ours, with blocks as large; they answer at once."""
 _READY_S = 60.0
 _ASKED = {"model": MODEL, "messages": [{"role": "user", "content": "Are you ready?"}], "max_tokens": 1}
 

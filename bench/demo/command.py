@@ -3,7 +3,7 @@
 Every hop is real: nats-server, router and workers are processes; only the engines are simulated, with timing fitted to
 an H200. Times to first token (TTFT) are measured at the client; its process, the router and the engines share this
 machine's cores. A quantile of the TTFT is shown if every process's event-loop lag, at the quantile that `LAG_QUANTILES`
-has for it, was at most `LATE_SHARE` of it. p99 of 100 requests would be a single request, so the tail is p90.
+has for it, was at most `LATE_SHARE` of this TTFT. p99 of 100 requests would be a single request, so the tail is p90.
 """
 
 import asyncio

@@ -44,7 +44,7 @@ class WorkloadShape(NamedTuple):
 
 
 class Conversation(NamedTuple):
-    """One person's questions: when they begin, and how long they think before each further one."""
+    """One person's questions: when the first is sent, and how long the person thinks after each answer."""
 
     starts_s: float
     system: str

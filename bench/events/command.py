@@ -1,4 +1,4 @@
-"""`router bench events`: the path of KV events from an engine's flush into an index.
+"""`router bench events`: the path of KV events from an engine's flush into an index; its targets.
 
 freshness   engine's flush to applied: p50 <= 5 ms, p99 <= 50 ms, at every rate, and while requests flow
 cold start  of a million held blocks from a snapshot: caught up, and every rank proven, within 3 s

@@ -7,7 +7,7 @@ Leaving the block leaves nothing behind.
 The load is blocks of sequences that grow side by side, as an engine reports them. A seed decides all of it.
 
     sequence   a chain of 512 blocks of tokens that no other sequence has
-    event      some blocks of one sequence, stored; then as many of the next, `SIDE_BY_SIDE` of them alternating
+    event      some blocks of one sequence, stored; the next event is of the next sequence, `SIDE_BY_SIDE` in turn
     payload    several events in one engine-event message
     schedule   flushes, evenly in time, each with the events that an engine would report at that moment
 
@@ -87,7 +87,7 @@ class Flush(NamedTuple):
 
 
 def schedule(load: EventLoad, blocks_s: float) -> list[Flush]:
-    """Return the flushes of an engine that computes `blocks_s` blocks a second: `FLUSH_S` apart, or one event apart."""
+    """Return an engine's flushes at `blocks_s` blocks a second: `FLUSH_S` apart, or an event's time if it is longer."""
     period_s = max(FLUSH_S, load.event_blocks / blocks_s)
     flushed_blocks, flushes = 0, dict[int, list[EngineStored]]()
     for event in engine_events(load):

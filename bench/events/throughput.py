@@ -19,8 +19,8 @@ the snapshot, and does nothing with them.
 
 Freshness: how old a KV event is when an index in another process has applied it, while blocks flow.
 
-scripted   `agents` agents, whose publishers together send a given number of blocks a second; since the engine's flush
-fleet      a router, four workers with simulated engines, and requests; since the agent made the payload
+scripted   `agents` agents, whose publishers together send a given number of blocks a second; age since engine's flush
+fleet      a router, four workers with simulated engines, and requests; age since the agent made the payload
 bare       what the log alone needs for as many messages of the same size: one client publishes, another follows
 """
 

@@ -39,7 +39,7 @@ APART = 1.03
 
 
 class LiveFigures(NamedTuple):
-    """Requests a second, a ratio of prompt tokens, and seconds."""
+    """Requests a second, the cached share of prompt tokens, and latencies in seconds."""
 
     requests_per_s: float
     hit_ratio: float
@@ -85,7 +85,7 @@ def within(real: LiveFigures, simulated: LiveFigures) -> list[bool]:
 def order(
     real: Mapping[str, LiveFigures], simulated: Mapping[str, LiveFigures]
 ) -> tuple[tuple[str, ...], tuple[str, ...], int, int]:
-    """Return both orders by requests/s, best first; of the pairs apart in `real`, how many agree, and their count."""
+    """Return both orders by requests/s, best first; of the pairs `APART` in `real`, how many agree, and their count."""
     rates, others = ({name: each.requests_per_s for name, each in figures.items()} for figures in (real, simulated))
     by_rate = sorted(rates, key=rates.__getitem__, reverse=True)
     pairs = [(best, other) for best, other in combinations(by_rate, 2) if rates[best] > APART * rates[other]]

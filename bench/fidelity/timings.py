@@ -1,7 +1,7 @@
 """Timings of simulated engines: a fit to measured latencies (`router what-if --calibration`), and the recorded fleets'.
 
 The fit minimises the sum of squared relative errors by coordinate descent; multiplying steps keep constants positive.
-Rows of kind `ttft` have `isl`, `cached` and `ms`; of kind `itl`, `batch`, `isl` and `ms`.
+Rows of kind `ttft` have `isl`, `cached` and `ms`; those of kind `itl` have `batch`, `isl` and `ms`.
 """
 
 from collections.abc import Sequence
@@ -99,7 +99,7 @@ H200_8B_MIXED = msgspec.structs.replace(H200_8B, mixed_sequence_s=300e-6)
 """`H200_8B`, but decoding beside a context costs what it does in a served engine.
 
 Source: `mixed_sequence_s` is fitted to two of the three placements of `captures/h200_fleet_light.json`, round robin and
-sticky; the calibration has contexts alone, and decoding alone. `H200_8B` stays as it is: the figures of
+sticky; the calibration has both, but never in one iteration. `H200_8B` stays as it is: the figures of
 `docs/BENCHMARKS.md` were made with it.
 """
 
@@ -107,7 +107,7 @@ H200_4B = msgspec.structs.replace(H200_8B_MIXED, base_s=2.8e-3, token_s=11.1e-6,
 """The same GPU with a 4B model (bf16, 144 KiB of K/V per token), alone or beside other engines on it.
 
 Reading the weights and multiplying by them is scaled by the number of weights, 3.69 to 7.57 billion; attention and
-floor are the 8B model's, with as many layers and heads. `neighbour_ratio` alone was fitted to live engines: to the runs
+floor are the 8B model's, with as many layers and heads. Only `neighbour_ratio` was fitted to live engines: to the runs
 kv and round robin with large caches of four vLLM engines on one H200. The errors on the other runs: `docs/FIDELITY.md`.
 """
 

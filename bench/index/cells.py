@@ -82,7 +82,7 @@ def event_cell(of: Subject, *, index_blocks: int, sizes: Sequence[Sequence[int]]
 
 
 def match_cell(of: Subject, *, depth: int, holders: int, calls: int, held: str = "all") -> Round:
-    """One prefix, matched repeatedly: all ranks hold it, or rank k holds k + 1 blocks of it, or no rank does."""
+    """One prefix, matched repeatedly; `held`: all ranks hold it, rank k holds its first k + 1 blocks, or none does."""
     of.fresh(holders, depth)
     query = chain(FILL_SEED, 0, depth)
     for rank in range(holders):

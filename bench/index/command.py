@@ -12,12 +12,12 @@ cache of blocks. A request goes to the rank with the longest prefix of it (among
 average to any rank, so that prefixes are held by several. The prompt's blocks are then the rank's most recently used; a
 block is evicted before its parent.
 
-Figures stand in a table for each group of cells; targets, at scale 1:
+Figures stand in a table for each group of cells. The targets at scale 1, in multiples of the peer's speed:
 
-trace      at least 10 times the peer with buffers, 6 times with lists
-match      12 times the peer on a staircase of 512 with buffers; with lists 1.5 times in every cell
-events     with buffers: stored 64 blocks 12 times the peer, 1 block 25 times; removed 64 blocks 8 times
-memory     at most 0.45 of the peer's at one holder, 0.1 at 16
+trace      at least 10 times with buffers, 6 times with lists
+match      at least 12 times on a staircase of 512 with buffers; with lists 1.5 times in every cell
+events     with buffers at least: stored 64 blocks 12 times, 1 block 25 times; removed 64 blocks 8 times
+memory     at most 0.45 of the peer's bytes at one holder, 0.1 at 16
 answers    all answers of the trace are right
 """
 

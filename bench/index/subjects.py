@@ -156,7 +156,7 @@ class Ours:
         return [partial(bound[step.name], *step.arguments) for step in steps]
 
     def depths(self, hashes: bytes) -> dict[int, int]:
-        """Return the depths on all tiers."""
+        """Return the depth of each rank on all tiers together; ranks without a block are left out."""
         self.index.match(hashes, self._out)
         return {rank: depth for rank, depth in enumerate(self._out[-len(self._out) // 4 :]) if depth}
 
@@ -198,7 +198,7 @@ class PeerTree:
         return [partial(bound[step.name], *step.arguments) for step in steps]
 
     def depths(self, hashes: bytes) -> dict[int, int]:
-        """Return the scores by worker."""
+        """Return the depth of each worker, which is its score; workers without a block are left out."""
         (match,) = self.bind([self.match(hashes)])
         scores: Any = match()
         return {worker: depth for (worker, _), depth in scores.items() if depth}
@@ -213,5 +213,5 @@ Subject = Ours | PeerTree
 
 
 def subject(name: str, shape: str) -> Subject:
-    """Return the subject native or peer with hashes as `shape`."""
+    """Return the subject `name` (native or peer); ours gets its hashes in the form `shape`."""
     return PeerTree() if name == "peer" else Ours(shape)

@@ -49,7 +49,7 @@ formulas of the scorers: Gateway API Inference Extension, plugin documentation. 
 
 `fewest_blocks`: NVIDIA Dynamo's (its documentation of 1.6), with our tie-breaks.
 
-    cost      (queued tokens + ISL) / B - blocks held, or 0, and the worker's active blocks with those of the request;
+    cost      max(0, (queued tokens + ISL) / B - blocks held) + the worker's active blocks with those of the request;
               a block on the host counts as 0.75, one on disk as 0.25 (its flags' defaults)
     choice    the lowest cost; the seed draws one of equals
 

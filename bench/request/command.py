@@ -171,7 +171,7 @@ async def _measured(bench: RequestBench) -> RequestBench:
 def tables(rounds: Rounds, stacks: Mapping[tuple[str, str], list[SampledStack]]) -> list[FigureTable]:
     """Return the CPU of each request: all, the kernel's and each stage's; and the CPU of 20 functions.
 
-    They are the functions that take the most CPU in mode kv of the request of 300 B.
+    They are the functions that take the most CPU of the 300 B request in mode kv.
     """
     columns = [f"{mode}, {shape}" for mode, shape in stacks]
     cpu_us = {key: rounds.figure(*key, "cpu_us") or 0.0 for key in stacks}

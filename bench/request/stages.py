@@ -103,7 +103,7 @@ class SampledStack(NamedTuple):
 
     @property
     def is_loop(self) -> bool:
-        """Whether it is the event loop's own stack; a callback ends that when it begins."""
+        """Whether the event loop itself was at work: a sample of that is taken when it calls the next function."""
         return not self.places or (self.begins and len(self.places) == 1)
 
 

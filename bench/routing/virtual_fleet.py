@@ -1,6 +1,6 @@
 """Simulated workers and one real router in virtual time: one process, no sockets, no tasks.
 
-    arrival           the router's own `Routing` decides and promises, now or once its queue lets the request go
+    arrival           the router's own `Routing` decides and books the work, now or once its queue lets the request go
     request is there  at the worker chosen, after the time that a request takes to its engine
     iteration ends    the engine's outputs are there: the ledger gets first tokens and ends; the next iteration begins
     events arrive     `lag_s` later the iteration's changes of the KV cache are folded into the index

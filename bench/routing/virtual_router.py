@@ -201,7 +201,7 @@ class VirtualQueue(NamedTuple):
 
     @property
     def title(self) -> str:
-        """What policies with this queue have in common."""
+        """The title in tables of the policies with this queue."""
         return "no queue" if self.threshold is None else f"queue {self.policy}"
 
 

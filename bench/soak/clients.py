@@ -227,7 +227,7 @@ class Clients:
         self._pending: dict[int, SoakAnswer] = {}
         """Answers on their way, by the user's number."""
         self._killed: dict[int, set[str]] = {}
-        """Workers that were killed during each answer: which one gives it is known only when its head has come."""
+        """All workers that were killed during each answer, as the answer's own is known only once its head has come."""
         self._unsent, self.begun = 0, 0
         self._milestone: tuple[int, asyncio.Event] | None = None
         self.tally = Tally()
@@ -260,7 +260,7 @@ class Clients:
         return Counter(answer.worker for answer in self._pending.values() if answer.worker)
 
     def hit(self, worker: str) -> None:
-        """Mark the pending answers of a worker that is killed now."""
+        """Note for every pending answer that this worker is killed now."""
         for number in self._pending:
             self._killed[number].add(worker)
 

@@ -11,8 +11,8 @@ Faults come by the count of requests, not by time:
 | nats-server killed | SIGKILL, started again on the same store |
 | nats-server stopped | SIGTERM, started again on the same store |
 
-Growth is Theil and Sen's: the median of the slopes between all pairs of quiet moments after the first, times the
-requests between the first and the last. One odd moment does not move it.
+Growth is Theil and Sen's: the median of the slopes between all pairs of quiet moments, times the requests between the
+first and the last, which end the first and the last round. One odd moment does not move it.
 """
 
 from collections import Counter

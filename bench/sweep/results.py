@@ -4,7 +4,7 @@ DIR/NAME.json    a run that was measured; NAME is the run's
 DIR/.NAME.part   what a killed process was writing; the next one writes over it
 
 ITL                  of a request: (E2E - TTFT) / (output tokens - 1)
-tokens/s/worker      answered output tokens a second, by the workers or GPUs that served
+tokens/s/worker      output tokens a second, divided by the number of workers or GPUs that served
 tokens/s/user        1 / ITL p50
 hit rate             cached prompt tokens / prompt tokens, as the endpoint reports them in `usage`
 
@@ -106,7 +106,7 @@ _REASONS_MAX = 3
 
 
 class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """One run. Times in seconds, at `QUANTILES`; the hit rate is a share."""
+    """One run. Latencies are in seconds, at `QUANTILES`; the hit rate is a share."""
 
     requests: int
     failed: int

@@ -228,7 +228,7 @@ def workers_of(layout: str) -> tuple[int, int, int]:
     """Return the aggregated, prefill and decode workers of a layout such as `4a` or `1p3d`.
 
     Raises:
-        ValueError: `layout` is none.
+        ValueError: `layout` is not of that form.
     """
     found = _LAYOUT.fullmatch(layout)
     if found is None:

@@ -51,7 +51,7 @@ class Fit(NamedTuple):
 
 
 Play = Callable[[Sequence[EngineTiming]], list[RateFactors]]
-"""Plays the recorded policy with engines of these timings; returns the speeds that the rule learns."""
+"""Plays the recorded policy with engines of these timings; returns the speeds that the router learns."""
 
 
 def fitted(prior: EngineTiming, recorded: Sequence[RateFactors], play: Play) -> Fit:

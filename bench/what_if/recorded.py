@@ -4,7 +4,7 @@ a request     a first attempt that was decided for prompt and answer together: i
               its limit, its session, and how long its answer was
 left out      retries, phases of disaggregated requests, embeddings, prompts that were not encoded, other models
 a rank        its registration and fitness at the first of these decisions, and the KV blocks that it stated
-its speed     factors of a reference engine, learnt from the recorded outcomes by the router's own rule
+its speed     its times as multiples of a reference engine's, learnt from recorded outcomes by the router's own rule
               (`router/native/rates.hpp`)
 
 The length of an answer is the worker's count, else what the times of its tokens say, else the mean of the others.
@@ -100,7 +100,7 @@ class Recorded:
         """Decisions whose outcomes are not known yet."""
         self._decisions: list[Decided] = []
         self._outcomes: dict[str, OutcomeKnown | None] = {}
-        """Outcomes of the decisions in `_decisions` alone: a journal may have any number. None: not known yet."""
+        """Outcomes only of the decisions in `_decisions`, as a journal may have any number. None: not known yet."""
 
     @property
     def requests(self) -> int:
