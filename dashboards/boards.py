@@ -20,7 +20,7 @@ import msgspec
 Kind = Literal["lines", "stacked", "stat", "timeline"]
 """Lines; areas that add up; one figure; states over time."""
 Unit = Literal["reqps", "s", "percentunit", "short", "cps", "bytes", "none"]
-"""As Grafana names them: requests/s, seconds, a ratio shown in percent, a count, counts/s, as it is."""
+"""As Grafana names them: requests/s, seconds, a ratio shown in percent, a count, counts/s, bytes, as it is."""
 WIDTH = 24
 """Columns of a row."""
 _ROW_HEIGHT, _PANEL_HEIGHT, _LINE = 1, 8, 3

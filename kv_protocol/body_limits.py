@@ -2,7 +2,7 @@ r"""Bounds on a large request body, checked before a decoder reads it.
 
 A decoder builds every value that a body has, in one call that holds the interpreter: 45 MB of `[],` are 15 million
 values, and take seconds. So a body of more than `SCANNED_BYTES` is scanned first: images are cut out of it, and its
-values and bytes are counted.
+values and bytes are counted. Each kind has a bound:
 
     images            none of its own          the base64 of `data:` URLs under a URL's key; decoders read a body
                                                without them

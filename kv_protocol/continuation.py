@@ -167,7 +167,7 @@ def without_tokens(events: bytes) -> tuple[bytes, int]:
 
 
 def progress_of(events: bytes, before: Progress | None = None) -> Progress | None:
-    """Return the progress of a stream after complete events, from its progress `before`.
+    """Return the progress of a stream after complete events, from its progress `before` (None: they are its first).
 
     None if it is unknown: the worker sent no ids, or the stream has several choices.
     """

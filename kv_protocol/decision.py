@@ -119,7 +119,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     action: str = "admit"
     """The policy's action: admit, queue or reject."""
     regret_blocks: int = 0
-    """How many blocks longer the longest overlap of a candidate was than the winner's."""
+    """By how many blocks the longest overlap of a candidate exceeds the winner's."""
     cost_unit: CostUnit = "ms"
     """The unit of the costs and of the margin."""
     session_rank: str = ""

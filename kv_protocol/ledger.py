@@ -49,7 +49,7 @@ class Routed(_OfLease, frozen=True, tag="routed", kw_only=True, gc=False):
     blocks: bytes
     uncached_tokens: Count
     extra_blocks: Count = 0
-    """Blocks of the request without a sequence hash (the partial last one)."""
+    """Blocks of the request without a sequence hash, such as the partial last one."""
     epoch: int = 0
     """Epoch of the rank's stream at that time; 0: none was received."""
     session_id: str = ""

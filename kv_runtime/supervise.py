@@ -1,4 +1,4 @@
-"""Runs the parts of a process: every task and every thread has an owner, and only this module makes them.
+"""Runs the parts of a process: makes their tasks and threads, each of which has an owner that waits for its end.
 
 A process is a set of parts in stages. `run_parts` runs them all, and ends in one of five ways:
 
@@ -183,7 +183,7 @@ class Restarts:
 
 
 RESTARTS = Restarts()
-"""For work that may fail occasionally: it is given up within seconds if it fails five times in a row."""
+"""For work that may fail occasionally: it is given up at the fifth failure within a minute."""
 
 
 class Failures:

@@ -236,7 +236,7 @@ class CapturedCaches:
         )
 
     def steps(self, frame: CapturedFrame) -> Iterator[set[int]]:
-        """Apply a frame; after each step that changed something, yield the sequence hashes that it concerned."""
+        """Apply a frame; after each step that changed something, yield the sequence hashes that the step changed."""
         publisher = frame.publisher
         if frame.sequence > self._expected[publisher]:
             for dp_rank in self.dp_ranks if publisher is None else (publisher,):
@@ -281,7 +281,7 @@ def _rank(publisher: int | None, batch: EngineBatch) -> int:
 
 
 class CaptureFigures(msgspec.Struct):
-    """What the check found; the first five count requests, the others blocks."""
+    """What the check found; `requests` to `over` count requests, the other fields count blocks."""
 
     requests: int = 0
     exact: int = 0

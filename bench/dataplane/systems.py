@@ -137,7 +137,7 @@ def found(
 
 @contextmanager
 def on_core(core: int) -> Iterator[None]:
-    """Run processes that are started in the block on this core; -1: on any."""
+    """Let the processes that are started in the block run on this core only; -1: on any."""
     if core < 0:
         yield
         return

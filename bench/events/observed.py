@@ -1,6 +1,6 @@
 """An index of the event bench that notes when batches are applied; and the batches' ages.
 
-    IndexRole      an index that follows the log: when each batch was applied, when the index had caught up, and when
+    IndexRole      follows the log, and records when each batch was applied, when the index had caught up, and when
                    each rank was proven: a heartbeat at exactly its position was received, and the rank is not stale
                    after it
 

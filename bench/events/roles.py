@@ -132,7 +132,7 @@ class PlayerRole(Role):
         return {}
 
     async def play(self, begins_ns: int = 0) -> Answer:
-        """Send all, from `begins_ns` on (0: now); return the sequence after the last, and when each event was due."""
+        """Send all, from `begins_ns` on (0: now); return the next message's sequence, and when each event was due."""
         began_ns, flushed_ns = begins_ns or time.time_ns(), list[int]()
         for flush, payload in self._prepared:
             due_ns = began_ns + round(flush.after_s * 1e9)
@@ -170,7 +170,7 @@ class BareRole(LogRole):
         self._received.append((int.from_bytes(message.data[:_STAMP_BYTES], "little"), time.time_ns()))
 
     async def lags(self, messages: int) -> Answer:
-        """Wait for this many messages; return the delay of each."""
+        """Wait for this many messages; return the delay of each in seconds."""
         while len(self._received) < messages:
             await self._clock.sleep(_POLL_S)
         return {"lags_s": [(now_ns - sent_ns) / 1e9 for sent_ns, now_ns in self._received]}

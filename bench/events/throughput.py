@@ -1,12 +1,12 @@
 """What the event bench measures: throughput, cold start and freshness.
 
-Throughput: engine-event payloads, sent as fast as they are read, until an index has applied them; by event size.
+Throughput: how fast an index applies engine-event payloads that are sent as fast as they are read; by event size.
 
 There is one publisher with one rank, which prepares all payloads before. A consolidator, a nats-server and an index are
 measured, each a process. The limit is what the bare client reaches: it reads the resulting messages back and publishes
 them again, with as many unconfirmed messages as a rank may have.
 
-Cold start: an index in a new process, until it has caught up and until every rank is proven.
+Cold start: how long an index in a new process takes to catch up, and until every rank is proven.
 
     the log      there is no snapshot: the index reads the whole log
     a snapshot   the index restores one and reads the log after it

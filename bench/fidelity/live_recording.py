@@ -3,7 +3,7 @@
 file        a list of runs (`live.json`), an object whose keys `runs_N_blocks` are such lists, N blocks an engine, or an
             object with one list `runs` whose members say `blocks_per_engine`
 rows        [isl, cached, ttft_s, e2e_s, worker, turn, overlap, session] in the order of the answers' ends; the worker
-            is null if the router does not name it, cached if no token was cached; a run may have no rows
+            is null if the router does not name it, cached is null if no token was; a run may have no rows
 workload    rows do not say how long the answers were, or which system prompt a session has. Both follow from the
             clients' generator (`load.py` of the kit), which draws from one seed; this module repeats the draws. A
             prompt's length is from the rows or, if no run reached it, estimated from its words

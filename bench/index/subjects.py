@@ -172,7 +172,7 @@ class PeerTree:
         self._make = import_module("dynamo._core").RadixTree
 
     def fresh(self, ranks: int, capacity_blocks: int) -> None:
-        """Make a new tree; it has no registration."""
+        """Make a new tree, which needs no registration of ranks."""
         del ranks, capacity_blocks
         self._tree = self._make()
 

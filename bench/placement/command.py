@@ -205,7 +205,7 @@ def play(grid: PlacementGrid, cell: Cell) -> PlacementFigures:
 
 
 def run_grid(grid: PlacementGrid, *, jobs: int, on_cell: Callable[[], None] = lambda: None) -> PlacementRuns:
-    """Play every cell, `jobs` at a time in processes of their own (1: here); `on_cell` after each."""
+    """Play every cell, `jobs` at a time in processes of their own (1: here); call `on_cell` after each."""
     found: dict[Cell, PlacementFigures] = {}
     for cell, cell_figures in play_side_by_side(partial(play, grid), grid.cells(), jobs):
         found[cell] = cell_figures

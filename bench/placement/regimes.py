@@ -54,7 +54,7 @@ class Sizing(NamedTuple):
 
 
 Check = Callable[[Sequence[RequestFigures], Workload], float]
-"""Returns the share to be checked, of outcomes and the workload."""
+"""Computes the share that is checked, from the outcomes and the workload."""
 
 
 class Regime(NamedTuple):

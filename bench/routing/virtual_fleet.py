@@ -6,8 +6,8 @@
     events arrive     `lag_s` later the iteration's changes of the KV cache are folded into the index
 
 Decisions, tokenization and an answer's way back take no time here; workers' heartbeats come on time. At one moment the
-ends of iterations come first, then events, arrivals, and requests at their workers, each in the order in which they
-were scheduled; so a run is a function of its arguments.
+ends of iterations come first, then events, a restart, arrivals, and requests at their workers, each in the order in
+which they were scheduled; so a run is a function of its arguments.
 """
 
 import heapq

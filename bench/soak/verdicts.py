@@ -69,7 +69,7 @@ class ResourceSample(NamedTuple):
     descriptors: int
     threads: int
     cpu_s: float
-    """Since it began."""
+    """Since the process began."""
 
 
 class Quiet(NamedTuple):

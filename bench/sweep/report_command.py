@@ -1,7 +1,7 @@
 """`router bench report`: the runs of a directory as tables, a summary and plots; two directories compared.
 
 comparable   rows of one workload (lengths and shares); each workload has plots of its own
-served       a run in which no request failed and no process lagged by more than `LAG_LIMIT_S`; others are drawn empty
+served       a run in which no request failed and no process lagged by more than `LAG_LIMIT_S`; others: empty points
 frontier     the served rows of a workload that no other one beats in both throughputs
 
 Runs of aiperf are read, too. Source: aiperf 0.13.0, schema 1.4: `profile_export_aiperf.json`, as it was written against

@@ -8,7 +8,7 @@ concurrency   each user sends the next request when its answer has ended
 rate          a request is sent at its moment, whether or not others are answered; at most all requests of the run
               are open at once
 warm-up       before: requests of the same kind, at most 8 at once, that are not measured
-prompt        `prefix_share` of its tokens are one of `prefixes` texts, drawn at random; the rest is drawn for it alone
+prompt        `prefix_share` of its tokens are one of `prefixes` texts, drawn at random; the rest only this prompt has
 ids           32..126: printable ASCII in the byte tokenizer, ordinary tokens in the vocabularies of models
 
 Prompts are ids, so that their length is exact at any endpoint, without its tokenizer. Runs with different lengths,

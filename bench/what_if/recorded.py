@@ -46,7 +46,7 @@ class JournalUnfit(Exception):
 
 
 class RecordedFigures(NamedTuple):
-    """What was measured of the requests with a known outcome. None: no cached tokens were reported."""
+    """What was measured of the requests with a known outcome. `hit_rate` None: no cached tokens were reported."""
 
     hit_rate: float | None
     ttft_s: tuple[float, ...]

@@ -51,7 +51,7 @@ class LogStatistics(NamedTuple):
     unconfirmed: int
     """Publications that are sent and not yet confirmed."""
     publish_failures_total: int
-    """Publications that were sent and not confirmed."""
+    """Publications that were sent and never confirmed."""
     dropped_total: int
     """Core NATS messages (heartbeats, load reports, answers) that came faster than they were processed."""
     read_anew_total: int

@@ -7,7 +7,7 @@
     `timeout_s`, or `fail`
 
 A future that ends, in any way, frees its capacity and is forgotten. The client's own asynchronous
-publishing leaves its futures pending for ever when an answer is lost with the connection.
+publishing is not used: it leaves its futures pending for ever when an answer is lost with the connection.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ class SendWindow:
         self._numbers = itertools.count(1)
         self._inbox = ""
         self.failures_total = 0
-        """Publications that were sent and not confirmed."""
+        """Publications that were sent and never confirmed."""
 
     def __len__(self) -> int:
         return len(self._unconfirmed)

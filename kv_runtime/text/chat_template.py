@@ -48,7 +48,7 @@ from kv_runtime.text.template_sandbox import ChatContext, chat_environment
 RENDERED_CHARACTERS_MAX = 1 << 26
 RENDER_S = 5.0
 _ASSIGNMENTS_MAX = 16
-"""How many assignments in a row are followed, from a variable to the next."""
+"""How many assignments are followed one after another, from a variable to the next."""
 _KINDS = ("messages", "message", "content")
 _RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template")
 

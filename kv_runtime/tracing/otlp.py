@@ -6,7 +6,7 @@ run      a thread sends the waiting spans in batches; the SDK's exporter retries
 stop     sending continues for `LAST_S`, even if the drain is cut off; spans that still wait then are dropped
 
 A collector that is away, slow or refuses costs requests nothing: spans are dropped and counted. The SDK's own batch
-processor does not count what it drops, and wants the SDK's spans, which cost the event loop 27 us each to make.
+processor is not used: it does not count what it drops, and wants the SDK's spans, 27 us of the event loop each.
 
 The SDK reads address, headers, certificates, compression and timeout from `OTEL_EXPORTER_OTLP_*`, and the process's
 name from `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES`. Source: OpenTelemetry specification, "OpenTelemetry
