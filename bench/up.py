@@ -45,7 +45,7 @@ _RESTART_S = 1.0
 @click.option(
     "--logs", type=click.Path(path_type=Path, file_okay=False), help="directory; without it a new one in /tmp"
 )
-@click.option("--restart", "is_restarted", is_flag=True, help="restart a worker that ends by itself")
+@click.option("--restart", "is_restarted", is_flag=True, help="restart a process that ends by itself")
 def up(
     *,
     workers: int | None,

@@ -188,7 +188,7 @@ def flag_layer(options: EngineOptions) -> Values:
 def forced_layer(values: Values, options: EngineOptions) -> Values:
     """Return the values of `rows` below that differ from the merged ones; if several rows set a path, the last counts.
 
-    KV events are polled, because streamed ones name no salts, adapters or media. Guides, logits processors and media
+    KV events are polled, because streamed ones name no salts and no media. Guides, logits processors and media
     need the engine's own tokenizer.
     """
     events, role, version = options.publishes_kv_events, options.role, options.engine_version
