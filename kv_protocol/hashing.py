@@ -84,7 +84,7 @@ def hash_seed(*namespace: str | None) -> int:
 def pack_tokens(tokens: Sequence[int]) -> bytes:
     """Return token ids as little-endian u32s; raise `LimitExceeded` if one is not a u32."""
     try:
-        numbers = list(tokens) if isinstance(tokens, bytes | bytearray) else tokens  # else raw memory
+        numbers = list(tokens) if isinstance(tokens, bytes | bytearray) else tokens  # array() reads bytes as memory
         return array("I", numbers).tobytes()
     except (OverflowError, TypeError) as error:
         raise LimitExceeded("token id", str(error), "u32") from error

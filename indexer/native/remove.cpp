@@ -31,7 +31,7 @@ void Tree::remove(u32 rank, const u64* hashes, std::size_t count, u32 tier) {
     reset_if_empty();
 }
 
-// The blocks of `block`'s run, from `block` up or down, that the next hashes name one by one; the longer of the two.
+// The longest piece of `block`'s run that the next hashes name one after the other, from `block` on or back from it.
 Tree::Piece Tree::piece_at(const u64* hashes, std::size_t left, u32 block) const {
     const Run& run = runs_[runs_.of(block)];
     const u32 offset = block - run.begin;

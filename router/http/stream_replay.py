@@ -4,7 +4,7 @@
 |---|---|---|
 | an agent's | comments (`kv_protocol/continuation.py`) | all but the comments, unless it asked for them |
 | an attached engine's | `token_ids`, `prompt_token_ids` | null in their place, unless it asked for them |
-| the rest of another worker's, by an attached engine | as before | what the buffer's `rewriter` makes of the events |
+| another worker's, which an attached engine continues | as above | what the buffer's `rewriter` makes of the events |
 """
 
 from collections.abc import Callable
@@ -111,13 +111,13 @@ class StreamReplayBuffer(msgspec.Struct, kw_only=True, eq=False):
 
     @property
     def alarms(self) -> tuple[bytes, ...]:
-        """Texts of the events that `add` must see; others need only be kept. An empty text is in all events."""
+        """`add` must see each event that contains one of these texts (an empty one is in all); others are only kept."""
         if self.rewriter is not None:
             return (b"",)
         return (COMMENT, FAILURE) if self.is_engines else (COMMENT,)
 
     def add(self, events: bytes) -> bytes:
-        """Keep the next events, or a long one's beginning; return what the client gets of them."""
+        """Keep the next events, or the first part of one too long to wait for; return what the client gets of them."""
         is_first, self.has_begun = not self.has_begun, True
         self.kept.add(events)
         if self.rewriter is not None:

@@ -3,8 +3,8 @@
 journal        holds the newest records. Leases add decisions, first tokens and outcomes (`router/native/leases.cpp`);
                `record` adds anything else. A record that is longer than a message becomes parts
 a batch        the records of one message. If batches of more than `bytes_max` wait, the oldest are dropped and counted
-a decision     follows a `RankStanding` of each rank whose epoch or doubt is not the one recorded last (at first: none).
-               Decisions state doubts as trust; `doubt_of` returns the doubt behind a rank's trust
+a decision     comes after a `RankStanding` of each rank whose epoch or doubt differs from those recorded last, or, if
+               none were, from 0 and no doubt. It states a rank's trust; `doubt_of` finds the doubt behind that
 a checkpoint   `CheckpointBegan`, `RankStanding`s, `CheckpointPart`s, `CheckpointEnded`. `step` encodes one of these
                records, so that a large checkpoint does not block the process
 losses         a record `Lost` takes the numbers of the lost records; `broken_by` counts these until the next checkpoint

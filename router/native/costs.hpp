@@ -28,7 +28,8 @@ struct RankNumbers {
     i64 expected() const { return std::max<i64>(held[0], predicted); }
     // Blocks that the rank lacks for its promised requests and one more; 0 if its capacity is not known.
     i64 over(i64 own_blocks) const { return capacity == 0 ? 0 : std::max<i64>(0, blocks - shared + own_blocks - capacity); }
-    // Expected blocks that will be evicted before the request is computed: nothing in use holds them, and room is short.
+    // How many of the `expected()` blocks will be evicted before the request is computed: `over` of them, but none that
+    // promised requests use.
     i64 lost(i64 own_blocks) const { return std::min(over(own_blocks), std::max<i64>(0, expected() - shared)); }
 };
 

@@ -3,7 +3,7 @@
 the workers of a fleet    `serving.py`
 pools                     `router/pools/served.py`
 the cache of a worker     `router/drain/warming.py`
-an endpoint picker's      those of a fleet; its gateway sends the requests (`Gateway`, `router/endpoint_picker/`)
+a fleet behind a gateway  `serving.py` too; the gateway sends the requests (`Gateway`, `router/endpoint_picker/`)
 
 What the end of an attempt shows about the health of a worker rank:
 
@@ -64,7 +64,7 @@ class Attempt(ABC):
     lines = b""
     """Header lines that the client's answer gets; each ends by CRLF."""
     stage: UpstreamStage = "first_byte"
-    """The step of the call at which the attempt failed, if `reason` says why it did."""
+    """Where the attempt failed. Without meaning while `reason` is empty, unless it is "local"."""
     reason = ""
     is_at_fault = True
     """Whether a failure counts against the worker."""
@@ -189,7 +189,7 @@ class Destination(ABC, Generic[A]):
 
     @abstractmethod
     def read(self, request: "Request[A]") -> Coroutine[Any, Any, None]:
-        """Set the request's body, prompt, route and plan; `Request.later` awaits what a thread computes.
+        """Set the request's body, prompt, route and plan. It is not run as a task: await futures by `Request.later`.
 
         Raises:
             RequestInvalid, TextError, EncodersBusy, RequestRejected: it cannot be served.
@@ -234,7 +234,7 @@ class Destination(ABC, Generic[A]):
         """The request is refused because no worker is eligible."""
 
     def began(self, request: "Request[A]", attempt: A) -> None:
-        """The worker computed the prompt."""
+        """The answer's first byte came, so the worker has computed the prompt."""
 
     @abstractmethod
     def settle(self, request: "Request[A]", attempt: A, outcome: OutcomeName) -> None:

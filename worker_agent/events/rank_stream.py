@@ -40,7 +40,7 @@ from worker_agent.events.outbox import Outbox, OutMessage
 _RETRY_S = 0.1
 _RETRY_MAX_S = 2.0
 ARRIVALS_MAX = 1024
-"""Most remembered times of batches' arrival in the outbox; if one is forgotten, `outbox` begins at the next one."""
+"""How many arrival times of batches are remembered. If a batch's is forgotten, `outbox` begins at the next one's."""
 _SPAN_ID_BITS = 64
 
 

@@ -38,7 +38,7 @@ def has_handles(handoff: Handoff | None) -> bool:
 
 
 def has_media(request: EngineRequest) -> bool:
-    """Return whether the engine computes another prompt than the request's, with media in it."""
+    """Return whether the engine places media in the prompt, and so computes other tokens than the request states."""
     return bool(request.media) or has_handles(request.handoff)
 
 

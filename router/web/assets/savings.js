@@ -11,7 +11,7 @@ const WIDTH = 180, HEIGHT = 36;
 const sum = (rows, field) => total(rows.map((row) => row[field]));
 const ratio = (part, whole) => (whole ? part / whole : null);
 
-/** The figures; each of `lines` makes a point of its line from a window of rows. */
+/** The figures. Each function in `lines` draws a line: from a window of rows it computes the value at one point. */
 const FIGURES = [
   { name: "Requests", lines: [(rows, { step_s: step }) => sum(rows, "requests") / (rows.length * step)], text: (value) => (value === null ? UNKNOWN : `${value.toFixed(1)}/s`) },
   { name: "TTFT p50, p90", lines: [(rows, found) => quantile(rows, found, 0.5), (rows, found) => quantile(rows, found, 0.9)], text: seconds, hint: "Time to the first token" },

@@ -3,7 +3,7 @@
 An iteration's outputs, events and statistics become visible at its deadline: the previous deadline plus its duration.
 So a late wake-up shortens the next wait. A delay of more than one iteration is not caught up.
 
-KV is transferred in wall time and over HTTP, but no KV is moved: the decode engine waits for the time of the transfer,
+A KV transfer takes wall time and an HTTP call, but moves no data: the decode engine waits for as long as it would take,
 then tells the prefill engine that all has come, which frees the blocks of the context.
 
     POST /v1/kv_transfers/ID    the body is the handoff's state; the answer is 200, or 404 if the prefill engine holds

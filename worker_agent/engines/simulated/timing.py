@@ -12,7 +12,7 @@ context runs without CUDA graphs, bound from below by the launching of kernels.
 
 Neighbours are other engines (processes) on the same GPU that have work: they take turns on the GPU, so an engine waits
 for them in proportion to what it computes itself. It launches kernels while it waits, so the floor is not stretched.
-`n` is above 1 because changing between processes costs time.
+`n` is above 1 where it was fitted: changing between processes costs time.
 
 The time before the engine (HTTP, parsing, block hashes) is no part of an iteration. A driver of a simulator in virtual
 time adds `request_s`; an agent has a real front end instead.
