@@ -201,7 +201,7 @@ class RouterParts:
             chat_sent=self._parity.chat_sent,
             tracer=None
             if tracing is None or tracing.sampling is None
-            else Tracer(tracing.sampling, tracing.exporter.put),
+            else Tracer(tracing.sampling, tracing.exporter.put, "https" if settings.data.tls_certificate else "http"),
         )
 
     def _control_of(self, gate: FleetGate) -> HttpServer:

@@ -65,7 +65,7 @@ class Sites:
         lines = self._listed(origin)
         if lines is not None:
             return lines
-        if origin.partition(b"://")[2].lower() == host.lower():
+        if host and origin.partition(b"://")[2].lower() == host.lower():
             return self.lines
         found = origin[:_SHOWN_BYTES].decode("latin-1")
         raise Malformed(403, f"origin: found {found!r}, allowed this server's own and those of data.cors_origins")

@@ -70,10 +70,11 @@ class Turn(msgspec.Struct, eq=False):
 
 
 class Tracer(NamedTuple):
-    """The rule that says which traces are sent, and the function that takes a trace without blocking."""
+    """The rule that says which traces are sent, the function that takes a trace without blocking, and clients' scheme."""
 
     sampling: Sampling
     send: Callable[[TraceData], None]
+    scheme: str = "http"
 
 
 class RequestTrace:
@@ -199,7 +200,7 @@ class RequestTrace:
             "http.request.method": exchange.method,
             "http.route": exchange.path,
             "url.path": exchange.path,
-            "url.scheme": "http",
+            "url.scheme": self._tracer.scheme,
             "kvrouter.mode": request.mode,
             "kvrouter.outcome": outcome,
             "kvrouter.retries": retries,

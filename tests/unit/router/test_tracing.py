@@ -117,12 +117,12 @@ async def test_a_request_is_a_server_span_with_its_decision_and_its_upstream_req
 )
 def test_the_wait_in_the_queue_is_a_span(waited_s: float, shown_s: list[float]) -> None:
     sent, began_s = list[TraceData](), perf_counter() - 3.0
-    trace = RequestTrace(Tracer(ALL, sent.append), {}, began_s)
+    trace = RequestTrace(Tracer(ALL, sent.append, "https"), {}, began_s)
     trace.was_in("queue", waited_s)
     exchange = Exchange(None, "GET", "/v1/completions", "", {}, b"", began_s)
     assert trace.ended(Request(exchange, cast("Any", None)), "ok", None)
     server, *rest = sent[0].spans
-    assert server.attributes["http.request.method"] == "GET"
+    assert (server.attributes["http.request.method"], server.attributes["url.scheme"]) == ("GET", "https")
     assert [span.name for span in rest] == ["queue"] * len(shown_s)
     expected = pytest.approx(shown_s, abs=0.5)
     assert [(span.end_ns - span.start_ns) / 10**9 for span in rest] == expected

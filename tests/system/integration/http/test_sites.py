@@ -34,6 +34,12 @@ async def test_a_name_that_is_not_ours_is_refused_before_the_body_is_read() -> N
     assert http.exchanges == []
 
 
+async def test_a_page_without_an_origin_is_not_ours_where_no_host_is_named() -> None:
+    async with running(sites=SITES) as http:
+        answer = await http.ask(b"GET / HTTP/1.0\r\norigin: null\r\n\r\n")
+    assert (answer.status, answer.error["code"]) == (403, "foreign_origin")
+
+
 @pytest.mark.parametrize("name", [b"localhost:8000", b"router.example", b"10.0.0.7:80", b"[::1]:8000"])
 async def test_a_name_of_ours_is_served(name: bytes) -> None:
     async with running(sites=SITES) as http:
