@@ -136,7 +136,7 @@ class Accounts:
     """The accounts, by their keys. `load` reads the file again; what accounts have used stays."""
 
     def __init__(self, file: Path) -> None:
-        """Read the file; raise `ConfigurationError` as `load`."""
+        """Read the file; raise `ConfigurationError` as `load` does."""
         self._file = file
         self._by_digest: dict[bytes, Account] = {}
         self._by_name: dict[str, Account] = {}

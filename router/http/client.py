@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from router.http.plane import HttpPlane
 
 _TURN_BYTES = 64 << 10
-"""Bytes read at once. Beyond them other connections get their turn before more of a body is read."""
+"""If one read brings this many bytes of a body, other connections get their turn before the next read."""
 _RESET_CHECK_S, _RESET_CHECK_S_MAX = 0.00025, 0.25
 """Seconds from a probe to the first and last check for a reset (each 4 x the one before); then the sweep checks."""
 _CLOSE = b"connection: close\r\n"
@@ -65,7 +65,7 @@ class ClientConnection:
         self._keep_alive = self.http_1_1 = True
         self.writing_paused = self.reading_paused = self.half_closed = False
         self._has_more = False
-        """Whether the end of the answer has to do more than await the next request."""
+        """Whether `finish` has more to do than to await the next request."""
         self._pending_bytes = 0
 
     # ------------------------------------------------------------ the connection
@@ -287,7 +287,7 @@ class ClientConnection:
         return self._exchange is not None
 
     def end_with_answer(self) -> None:
-        """End the connection with the answer in progress; the answer's head says so, unless it was sent before."""
+        """End the connection with the answer in progress, if its head can still say so or the client sends no more."""
         exchange = self._exchange
         self.due_s = min(self.due_s, self._since_s)  # checked soon: draining keeps idle connections for less time
         if exchange is not None and self._keep_alive and (self.half_closed or not exchange.has_begun):

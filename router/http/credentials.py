@@ -52,7 +52,7 @@ class Credentials:
         self.tls = _server_tls(certificate, key, client_ca) if certificate else None
         self._stamps = self._found()
         self.loads = {"ok": 0, "failed": 0}
-        """How many files were read again since the start, by outcome."""
+        """How often changed files were read again since the start, by outcome; the files of TLS are read together."""
 
     @property
     def asks_for_nothing(self) -> bool:

@@ -216,7 +216,7 @@ class Exchange(msgspec.Struct, eq=False):
     def probe(self) -> bytes:
         """Bytes that may be sent to the client now without changing the answer's meaning; empty: none.
 
-        They are an interim answer before an answer (HTTP/1.0 lacks it: RFC 9110, 15.2), a comment between two events.
+        Before the answer: an interim answer (not in HTTP/1.0: RFC 9110, 15.2); between two events of it: a comment.
         """
         client = self.client
         if client is None:
@@ -318,7 +318,7 @@ class BufferedResponse:
     __slots__ = ("_exchange", "_size", "_written", "outward")
 
     http_1_1 = writing_paused = False
-    """Bodies arrive decoded, not in chunks."""
+    """`write` gets bodies without chunks, as a client of HTTP/1.0 does."""
 
     def __init__(self, outward: "Upstreams") -> None:
         self.outward = outward

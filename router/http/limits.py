@@ -13,7 +13,7 @@ import msgspec
 from kv_runtime.files import RESERVED, OpenFiles
 
 CONNECT_S = 2.0
-"""How long a connection to a worker may take: one lost SYN is sent again after a second."""
+"""How long it may take to connect to a worker: enough if one SYN is lost, which is sent again after a second."""
 
 CONNECTIONS_MAX = 16_384
 CLIENTS_MIN = 16
@@ -46,7 +46,7 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
     pipelined_bytes_max: int = 64 << 10
     """Bytes of later requests that are read while one is served; beyond them reading stops until it is answered."""
     write_bytes_max: int = 64 << 10
-    """Bytes that may wait for a slow client; then its worker is not read until the client has read a quarter."""
+    """Bytes that may wait for a slow client. If more wait, its worker is not read until only a quarter of it waits."""
     worker_connections_max: int = CONNECTIONS_MAX
     worker_idle_s: float = 4.0
     """How long an idle connection to a worker is kept; less than servers' own limit (uvicorn: 5 s)."""
@@ -55,7 +55,7 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
     drain_idle_s: float = 1.0
     """How long after a stop an idle connection may still bring a request, which is served."""
     sweep_s: float = 0.5
-    """How often timeouts are checked. Time is measured from a check on, so an end may be noticed two periods late."""
+    """Period of checks for timeouts. A time is measured from a check on: its end may be noticed two periods late."""
 
 
 class TooFewFiles(Exception):

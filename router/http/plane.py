@@ -6,7 +6,7 @@
     drain_idle_s   requests that still come are served; every answer says `connection: close`, and ends its connection.
                    Then connections without a request are closed
     drain_s        requests in flight are served to their end
-    afterwards     they are ended: a stream by an error event, an answer that has not begun by 503, any other by a cut
+    afterwards     the rest are ended: a stream by an error event, an answer that has not begun by 503, others by a cut
 """
 
 import asyncio
@@ -62,7 +62,7 @@ class HttpPlane:
         `sites` checks `Host` and `Origin`; without it, only names of loopback are served.
 
         `credentials` have the accounts and the certificate; None: clients need no key, and there is no TLS.
-        `not_passed_on` are headers of workers that clients do not get; `files` is read once, at the start.
+        `not_passed_on` are headers of workers that clients do not get; `files` is called once, by `start`.
         """
         self.service = service
         self.limits = limits or HttpLimits()
@@ -140,7 +140,7 @@ class HttpPlane:
                 checks.cancel()
 
     async def _check_timeouts(self) -> None:
-        """Check each connection that is due once a period; a part of them at a time, so that none blocks the loop."""
+        """Once a period, check the connections that are due, in several parts: to check all at once would block."""
         while True:
             connections: list[ClientConnection | WorkerConnection] = [*self.connections, *self.upstreams.connections]
             for part in range(_PARTS):
@@ -156,7 +156,7 @@ class HttpPlane:
         return sum(connection.is_serving for connection in self.connections)
 
     def in_progress(self) -> dict[str, int]:
-        """Return what is drained when the plane stops."""
+        """Return how many requests and connections a drain has to wait for."""
         return {"requests": self.inflight, "connections": len(self.connections)}
 
     # ------------------------------------------------------------ called by connections

@@ -2,13 +2,13 @@
 
 | answer | what the client gets, and when | after the worker's death |
 |---|---|---|
-| event stream | chunks; complete events as they come | nothing was passed on: `on_failed`; else another worker's |
+| event stream | chunks of complete events, as they come | nothing was passed on: `on_failed`; else another worker's |
 | | | answer, if `on_cut` of a call with a `replay_buffer` says so; else an error event, `[DONE]` |
-| up to `call.buffered_bytes_max` | its length; once it is complete | `on_failed` |
-| longer | its length or chunks; as it comes | what was passed on is cut off |
+| up to `call.buffered_bytes_max` | all of it with its length, once it is complete | `on_failed` |
+| longer | a body with its length, or chunks, as it comes | what was passed on is cut off |
 
-A response's stream (`call.token_mark`) ends with an error event of its own kind, without `[DONE]`; the watcher's
-`on_first_byte` follows its first event with a token.
+In a stream of `/v1/responses` (its call has a `token_mark`) the error event has another form, and no `[DONE]` follows;
+the watcher's `on_first_byte` is called at the first event with a token.
 
 The complete events of each read of a stream are sent as one chunk; the beginning of another event waits. If a worker
 fails after `[DONE]`, the stream is complete. A client of HTTP/1.0 gets bytes until its connection ends. Only the last
@@ -201,7 +201,7 @@ class AnswerRelay(built.AnswerReceiver):
             body.flows = exchange.has_begun and self.is_told and not exchange.is_mid_event
 
     def _reported_failure(self, exchange: Exchange, body: AnswerBody) -> bool:
-        """Return whether an attached engine reports its failure: the events before are passed on, the call is over."""
+        """Return whether an attached engine reports its failure; if so, pass on the events before and fail the call."""
         if self.form != _EVENTS or not body.has(FAILURE):
             return False
         at, reason = failure_in(body.pending)
@@ -291,7 +291,7 @@ class AnswerRelay(built.AnswerReceiver):
             client.finish()
 
     def _is_resumed_at_end(self, exchange: Exchange, body: AnswerBody) -> bool:
-        """Return whether another worker resumes a stream that ended without its mark; else it ends as it did."""
+        """Return whether another worker resumes a stream that ended without `[DONE]`; if not, the client's ends so."""
         if body.has_end_mark:
             return False
         if payload := self._passable(exchange, body):

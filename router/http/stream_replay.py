@@ -95,7 +95,7 @@ class StreamReplayBuffer(msgspec.Struct, kw_only=True, eq=False):
     """Keeps the complete events of a stream as the worker sent them, and says what the client gets of them."""
 
     kept: built.KeptEvents = msgspec.field(default_factory=partial(built.KeptEvents, REPLAYED_BYTES_MAX))
-    """Its `events` have at most the bytes that it was made for; beyond that it keeps none, and `is_overfull` is set."""
+    """Has the stream's `events`. If they exceed the bytes it was made for, it drops all and sets `is_overfull`."""
     hides_tokens: bool = True
     """Whether the client gets no token comments."""
     is_engines: bool = False

@@ -116,7 +116,7 @@ class WorkerConnection(AnswerRelay):
                 await get_running_loop().create_connection(
                     lambda: cast("asyncio.Protocol", self),
                     origin.host, origin.port, ssl=upstreams.tls if origin.tls else None,
-                    ssl_handshake_timeout=connect_s if origin.tls else None,  # else uvloop holds the connection longer
+                    ssl_handshake_timeout=connect_s if origin.tls else None,  # uvloop's default would hold it longer
                 )  # fmt: skip
         except TimeoutError:
             reason = f"TimeoutError: not connected within {connect_s:g} s"
@@ -132,7 +132,7 @@ class WorkerConnection(AnswerRelay):
             self._step(exchange, self.fail, stage, reason)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The connection is established: send the call, unless it was given up meanwhile, or came too late."""
+        """The connection is established: send the call, unless it was given up, or the connection came too late."""
         opened = cast("asyncio.Transport", transport)
         exchange, call, upstreams, self.dial = self.exchange, self.call, self._upstreams, None
         if exchange is None or self.deadline.expired():
@@ -221,7 +221,7 @@ built.name_relay(WorkerConnection, Exchange, OutboundCall, UpstreamOrigin)
 
 
 class Upstreams:
-    """All connections to workers. Tasks of `dials` open new ones; the plane sets it at its start."""
+    """All connections to workers. Tasks of `dials`, which `HttpPlane.run` sets, open new ones."""
 
     def __init__(self, limits: HttpLimits, not_passed_on: frozenset[bytes] = OURS) -> None:
         """`not_passed_on` are headers of workers, in lower case, that clients do not get."""

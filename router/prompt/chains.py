@@ -37,7 +37,7 @@ class EncodedPrompt(msgspec.Struct, frozen=True, gc=False):
                      knows them (images), or for several prompts
     token_count      a lower bound if only the worker knows the ids; the sum of several prompts
     sequence_hashes  those of the blocks that are known
-    unrendered       the request's field for which the router cannot render the prompt; the hashes are of its text
+    unrendered       the field for which the router cannot render the prompt (the hashes are of the text then), or ""
     """
 
     tokens: bytes | tuple[str, ...]

@@ -1,7 +1,7 @@
 """Threads that decode and encode long requests while the event loop serves others.
 
-Large text, of more than `LARGE_BYTES`, has its own threads, so that other texts do not wait for it. It is refused if
-more than three quarters of `waiting_bytes_max` would then wait, other text if more than all of it would. If no text
+Large text, of more than `LARGE_BYTES`, has its own threads, so that other texts do not wait for it. Text is refused if
+with it more than `waiting_bytes_max` would wait, large text if more than three quarters of that would. If no text
 waits, any size is accepted.
 """
 

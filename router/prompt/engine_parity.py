@@ -1,7 +1,7 @@
 """Compares the token ids of chats with those that engines make of them, so that a wrong template is found at once.
 
     a worker joins that states /tokenize    its engine tokenizes a fixed chat
-    each ASKEDth chat goes to a worker      its engine tokenizes that chat, too, beside the request
+    each ASKEDth chat that is sent          its worker's engine tokenizes that chat, too, beside the request
 
 An engine whose ids differ is asked for them again at once. If they differ again, the chats of its model are unrendered
 (`prompts.py`) and routed by their text, until the worker leaves or its ids of a chat are equal. An engine that refuses

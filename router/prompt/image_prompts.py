@@ -3,7 +3,7 @@
     the workers state a rule for images           known up to the first unseen image
       a `data:` URL whose first bytes state a size  seen: its digest (BLAKE3), and its number of tokens, by the size
       anything else (https, file, no size)          unseen: only workers fetch images
-    they state none                               known up to the last special token before the first image's message
+    the workers state no rule                     known up to the last special token before the first image's message
 
 Known tokens are those that the worker computes on, so that routing uses a correct prefix; block hashes end with the
 last completely known block. The functions keep no state, so threads can run them: an image may be megabytes.

@@ -101,7 +101,7 @@ class ModelPrompts:
                 _log.warning("encoder_not_fast", reason=text.encoder.reason)
         self._off_loop_bytes = OFF_LOOP_BYTES[self.encoder_name]
         self.pool = EncodingPool(threads, WAITING_BYTES_MAX)
-        self._lock = Lock()  # several threads count
+        self._lock = Lock()  # held to change counts: several threads do
         self.other_chats: frozenset[str] = frozenset()
         """Models with an engine whose token ids of a chat differ from the router's (`engine_parity.py`)."""
         self.unrendered = Counter(dict.fromkeys(UNRENDERED_KEYS, 0))

@@ -15,7 +15,7 @@ T = TypeVar("T")
 class CallbackCoroutine(ABC):
     """Runs its own coroutines, which await `until_resumed` and `later`. At most one of them waits at a time.
 
-    A coroutine may `run` another one as its last step.
+    A coroutine may `run` another one only as its last step.
     """
 
     is_over = False
@@ -43,7 +43,7 @@ class CallbackCoroutine(ABC):
 
     @types.coroutine
     def until_resumed(self) -> "Generator[None, Any, Any]":
-        """Suspend the coroutine until `resume` is called, unless it was called before; return its argument."""
+        """Suspend the coroutine until `resume` is called, unless it was called before; return the value it got."""
         early, self._early = self._early, None
         return (yield) if early is None else early[0]
 

@@ -51,7 +51,7 @@ _GATEWAY = frozenset({502, 504})
 """Statuses of a proxy that cannot reach the worker: they do not come from the engine."""
 _NO_HEADERS: Headers = {}
 NO_ANSWER = built.Answer()
-"""The counts of an answer that was not completed: none."""
+"""The `answer` of an attempt until its answer is complete: no counts are known."""
 _SECONDS = re.compile(rb"[0-9]{1,6}")
 
 

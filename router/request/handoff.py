@@ -5,7 +5,7 @@
     stream, stream_options               stream false, no options       as they are
     max_tokens, max_completion_tokens    max_tokens 1                   as they are
     min_tokens                           1 at most                      as it is
-    n, best_of                           1                              as they are
+    n, best_of                           left out, which means 1        as they are
     prompt_token_ids                     as they are                    the prefill answer's, if it has some
     disaggregated_params                 {"request_type":               those of the prefill answer's choice, with
                                           "context_only"}               "request_type": "generation_only" and the

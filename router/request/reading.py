@@ -310,7 +310,7 @@ class FleetReader(Destination[RankAttempt]):
     def route_of(self, request: "FleetRequest", plan: RequestPlan) -> RouteRequest:
         """Return the routing fields for the plan's phase.
 
-        Clients name prefill and decode worker separately. A session is bound to its prefill rank: decode has none.
+        Clients name prefill and decode worker separately. A session is bound to its prefill rank, not to a decode rank.
         """
         phase, extension, pins = plan.phase, request.inbound.extension, dict[str, Any]()
         if phase == "prefill":

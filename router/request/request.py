@@ -260,7 +260,7 @@ class Request(CallbackCoroutine, Generic[A]):
         | the worker failed before its answer | `on_failed`, `on_dropped`, `on_cut` | `_retry` |
         | a prefill worker's answer cannot be used | `on_end` | `_go_on_from_prefill`, `_retry` |
         | the worker failed in its answer | `on_cut` | `_migrate`; `on_cut` itself if nothing is missing |
-        | it did, and no other worker can continue | `on_failed` | `end` |
+        | the worker failed in its answer, which no other can continue | `on_failed` | `end` |
         | the request is to move (`reason_to_stop`) | `on_failed`, `on_cut` | as if the worker had failed |
         | a gateway sent the request to another worker | `served_elsewhere` | `_move` |
         | the worker cannot continue the stream | `_send` | `_pass_over` |

@@ -2,14 +2,14 @@
 
 | header | means | without it, in the body |
 |---|---|---|
-| `x-request-id` | its own name for the request, up to 128 printable characters | a new one |
+| `x-request-id` | the client's name for the request, up to 128 printable characters | a new one |
 | `x-worker-instance-id` | the only worker | `nvext.backend_instance_id`, `nvext.decode_worker_id` |
 | `x-dp-rank` | the only rank | `nvext.dp_rank` |
-| `x-session-id` | a session: its requests prefer the rank of the last one; not for embeddings | |
+| `x-session-id` | a session: each request prefers the rank of the one before; not for embeddings | |
 | `x-required-taints` | names, separated by commas: only workers that carry all of them | |
 | `x-preferred-taints` | `name=weight`, ...: a worker with the name costs less, or more if the weight is below 0 | |
 | `x-request-priority` | a whole number: higher ones leave the queue sooner | `nvext.agent_hints.priority`, `priority` |
-| `x-request-strict-priority` | a whole number: it goes before all lower ones | `nvext.agent_hints.strict_priority` |
+| `x-request-strict-priority` | a whole number: requests with a lower one wait | `nvext.agent_hints.strict_priority` |
 
 An invalid header is an error that names it; an invalid `x-request-id` is replaced. Source: `docs/SOURCES.md` D1.5, D7.
 """

@@ -185,7 +185,7 @@ class Serving(FleetReader, Calls, FleetRecords):
         for each in error.exclusions:
             worker, rank = fleet.worker(each.worker_id), WorkerRank(each.worker_id, each.dp_rank)
             lasting = "" if worker is None else exclusion(worker.registration, rank, route)
-            kinds.add(reason_kind(lasting or each.reason))  # what excludes even a fit rank counts first
+            kinds.add(reason_kind(lasting or each.reason))  # what would also exclude a healthy rank counts first
         if kinds == {"max_seq_len"}:
             return Refusal(400, str(error), code="context_length_exceeded")
         if kinds and kinds <= _CLIENT_FAULTS:

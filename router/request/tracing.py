@@ -11,8 +11,8 @@
 that have no name there are `kvrouter.*`. Text of clients is cut (`spans.text`); a model's name is part of a span's name
 only if workers serve it. Times are nanoseconds since 1970.
 
-While tracing is off there is no `Tracer`, and a request has no record. An unsampled request costs its ids and a few
-times: spans are made only for requests whose trace is sent.
+While tracing is off there is no `Tracer`, and a request has no record. The record of an unsampled request has only ids
+and timestamps: spans are made only for requests whose trace is sent.
 
 Source: OpenTelemetry semantic conventions, "Generative AI client spans", "HTTP spans".
 """
@@ -52,7 +52,7 @@ _PORTS = {"http": 80, "https": 443}
 
 
 class Turn(msgspec.Struct, eq=False):
-    """One decision, and the request that the winner got, if it got one. A time is 0 if it did not happen."""
+    """One decision, and the request that the winner got, if it got one. A time is 0 if its event did not happen."""
 
     began_ns: int
     decided_ns: int = 0
