@@ -79,7 +79,7 @@ ROLES: dict[str, tuple[str, ...]] = {
 
 _NO_MISFITS: Mapping[str, str] = {}
 _LASTING = ("endpoint", "lora", "taint", "pinned", "max_seq_len", "max_prompt_tokens")
-"""Prefixes of the reasons that lie in the request itself."""
+"""How reasons begin that the request itself causes."""
 
 
 def constraints(view: ModelView, request: RouteRequest, policy: Policy) -> tuple[tuple[str, ...], list[float] | None]:
@@ -220,7 +220,7 @@ def _multiplier(taints: tuple[str, ...], preferred: tuple[tuple[str, float], ...
 
 
 def reason_kind(reason: str) -> str:
-    """Return the kind of a reason, one of `_LASTING`, that lies in the request itself; `other` for all other reasons.
+    """Return the kind of a reason: one of `_LASTING` if the request itself is the cause, `other` if not.
 
     Prompts that are too long have one kind, `max_seq_len`.
     """

@@ -1,6 +1,6 @@
 """The beginnings and ends of prompts, for people who look into decisions; kept if `control.keep_text` is set.
 
-They are only in memory: neither the journal nor the log has them. Token ids are kept; reading makes text of them.
+They are only in memory: neither the journal nor the log has them. Token ids are kept; `text` and `excerpt` decode them.
 Prompts with images, and those that the mode does not encode, have no ids, and are not kept. Pure.
 """
 
@@ -15,7 +15,7 @@ BYTES_MAX = 64 << 20
 """Limit of all prompts together; the oldest are dropped."""
 _TOKEN_BYTES = 4
 _ENTRY_BYTES = 512
-"""Upper bound of an entry's size without its ids."""
+"""Upper bound of an entry's size without its request id, hashes and token ids."""
 
 
 class PromptText(msgspec.Struct, frozen=True):
@@ -39,7 +39,7 @@ class KeptPrompts:
 
     Clients choose the ids, and may use one for several prompts. A prompt is shown only for decisions on that prompt:
     the decision's sequence hashes must begin with the prompt's; after a migration there are more. Prompts that differ
-    in less than a block have the same hashes; if two of them came under one id, neither is shown.
+    only behind their last full block have the same hashes; if two of them came under one id, neither is shown.
     """
 
     def __init__(self, decode: Callable[[Iterable[int]], str], bytes_max: int = BYTES_MAX) -> None:

@@ -15,7 +15,7 @@ policy's. If no candidate meets them, all candidates may be chosen, and `policy.
 
 An embedding reuses no KV prefix: for its requests `least-loaded` takes the place of a mode that reads overlap.
 
-The core chooses by these (`router/native/choice.cpp`). A user's mode is a pure `ModeFunction`, imported by
+The core implements these modes (`router/native/choice.cpp`). A user's mode is a pure `ModeFunction`, imported by
 `router/decision/policy_config.py`.
 """
 

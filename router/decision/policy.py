@@ -51,7 +51,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     predict_on_route: bool = True
     """Whether blocks expected at a rank count as held by it."""
     newcomers: bool = True
-    """Whether the share of full misses of a joining rank is bounded."""
+    """Whether a joining rank gets only a bounded share of the requests of which no rank holds a block."""
     affinity: Affinity = "off"
     affinity_discount: float = 0.5
     """soft: share (0..1) by which the cost, or the predicted time, of the session's rank is lowered."""

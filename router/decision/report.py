@@ -40,7 +40,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DecisionReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One decision, and its outcome once that is known. `note` is what a reader has to know about its source."""
+    """One decision, and its outcome once that is known. `note` says what a reader has to know about its origin."""
 
     decision: Decision
     outcome: Outcome | None = None

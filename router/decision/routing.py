@@ -226,7 +226,7 @@ class Routing:
     def readiness(self) -> Readiness:
         """Return whether the router takes requests now, and why not.
 
-        The router does once the index has read the log and a rank can serve. Whatever only makes predictions
+        It takes them once the index has read the log and a rank can serve. Whatever only makes predictions
         worse is a note: one worker must not make the probes of all routers fail.
         """
         now_s, fleet = self.clock.now(), self.state.fleet

@@ -1,7 +1,7 @@
 """All that a decision reads, except the index, as one fold over journal records.
 
     apply(record)         folds a record in
-    take(verdict)         the same for a decision that is carried out: its promise counts from now on
+    take(verdict)         folds a decision in that is carried out: its promise counts from now on
     tick(now)             drops expired state, and returns the records that the passing of time causes; the caller
                           applies them
     decide(request, ...)  returns what the policy in force chooses at one moment
@@ -89,7 +89,7 @@ class StateSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankLoad(NamedTuple):
-    """One rank's load: promised, and reported by its engine; `foreign_requests` are reported beyond its leases."""
+    """One rank's load: promised, and reported by its engine; `foreign_requests` are reported ones without a lease."""
 
     active_requests: int = 0
     active_blocks: int = 0

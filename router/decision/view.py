@@ -63,7 +63,7 @@ class View(NamedTuple):
     shared_blocks: Ints
     """How many of the request's full blocks active requests of the rank already use."""
     newcomer: tuple[bool, ...]
-    """Whether the rank joined lately, and its share of full misses is spent."""
+    """Whether the rank joined lately, and has had its share of the requests of which no rank holds a block."""
     bound: WorkerRank | None
     """The rank that the request's session is bound to; None: no rank."""
     trust_factor: Floats

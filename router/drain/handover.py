@@ -1,8 +1,8 @@
 """Draining with hand-over: prefixes that only the leaving worker holds are computed elsewhere first.
 
-    looking    makes a decision on each recent prompt (`chains.py`), the newest first, for half of the time, to see how
-               much of it the worker holds, and how much the best other eligible rank holds or will soon hold. Lists
-               prefixes by heat, within the budget (`warming.py`)
+    looking    makes a decision on each recent prompt (`chains.py`), the newest first, for half of the remaining time at
+               most, to see how much of it the worker holds, and how much the best other eligible rank holds or will
+               soon hold. Lists prefixes by heat, within the budget (`warming.py`)
     warming    computes the listed prefixes, `WARMERS` at a time, each at the rank that the policy chooses
     waiting    waits for requests that still run at the worker; then looks and warms a second time, for their prompts
     over       all listed prefixes were tried, or the time is over: the remaining prefixes are skipped
@@ -37,7 +37,7 @@ from router.prompt.chains import EncodedPrompt, RecentPrompt, RecentPrompts
 from router.request.serving import Serving
 
 SHOWN_MAX = 32
-"""Most prefixes that a hand-over's status shows."""
+"""How many prefixes a hand-over's status shows at most."""
 
 State = Literal["looking", "warming", "waiting", "over"]
 OUTCOMES: tuple[WarmingOutcome, ...] = ("warmed", "failed", "skipped")
@@ -259,7 +259,7 @@ class Handover:
             await self._clock.sleep(0)
 
     async def _warmed(self, run: HandoverRun, recent: RecentPrompt, blocks: int) -> tuple[WarmingOutcome, str, str]:
-        """Return the outcome of a prompt's first blocks, the chosen worker, and why they were not warmed."""
+        """Warm a prompt's first blocks; return the outcome, the chosen worker, and why they were not warmed."""
         left_s, status = run.left_s(self._clock.now()), run.status
         if left_s <= 0:
             return "skipped", "", "the time is over"

@@ -2,7 +2,7 @@
 
 POST /v1/workers/{id}/drain            {"handover_tokens": N, "handover_s": S}, both optional; returns event and status
 GET  /v1/workers/{id}/drain?wait=S     the status, now or, after S seconds at most, once the worker is drained
-DELETE /v1/workers/{id}/drain          puts it back: it takes new work, its hand-over ends; refused if its agent stops
+DELETE /v1/workers/{id}/drain          puts it back: it takes new work, its hand-over ends; refused once its agent stops
 
 No router sends it new requests; the router that was asked hands over the prompts of its own clients.
 
@@ -10,7 +10,7 @@ No router sends it new requests; the router that was asked hands over the prompt
 |---|---|
 | serving | registered, and not draining |
 | draining | requests still run there, by this router's ledger, or the hand-over is not over |
-| drained | neither: its agent may be stopped |
+| drained | no request runs there, and no hand-over: its agent may be stopped |
 | left | not registered any more; the status of its hand-over is kept |
 """
 

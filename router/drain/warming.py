@@ -4,7 +4,7 @@
     heat of a block       the sum of the weights of the prompts that have it
     exclusive             the worker's ranks hold the block on the GPU, and no other eligible rank does
     bought                the hottest blocks that the budget pays for: each costs `block_size` tokens
-    selected              the newest prompts, with `BLOCKS_MAX` exclusive blocks in all at most, counted per prompt
+    selected              the newest prompts, with `BLOCKS_MAX` exclusive blocks at most; each counts once per prompt
     listed                the longest prefixes of bought blocks, one by one: each time the one whose blocks that are not
                           listed yet have the highest mean heat
 
@@ -50,7 +50,7 @@ from router.request.serving import FleetRequest, Serving
 HALF_LIFE_S = 300.0
 """A request five minutes ago counts half: users of a chat come back within minutes."""
 BLOCKS_MAX = 1 << 17
-"""They take about 200 ms in a thread. With 32 tokens a block they are 4 million tokens; budgets are a part of it."""
+"""Choosing from so many takes about 200 ms in a thread. At 32 tokens each they have 4M tokens; budgets are smaller."""
 WarmingOutcome = Literal["warmed", "failed", "skipped"]
 _GIVEN_UP = "local: given up: it took too long, or the router stops"
 
@@ -209,7 +209,7 @@ class _Cache(Destination[RankAttempt]):
         return self._serving.call(request, attempt)
 
     def began(self, request: FleetRequest, attempt: RankAttempt) -> None:  # noqa: ARG002
-        """The worker computed the prompt."""
+        """The answer's first byte came, so the worker has computed the prompt."""
         attempt.lease.first_token()
 
     def settle(self, request: FleetRequest, attempt: RankAttempt, outcome: OutcomeName) -> None:

@@ -81,7 +81,7 @@ class GatewayStream:
         self._is_moving = self._is_told = False
         self._began_s = perf_counter()
 
-    async def replies(self, kind: str, message: Any) -> list[Any]:  # noqa: ANN401 - a class made from numbers
+    async def replies(self, kind: str, message: Any) -> list[Any]:  # noqa: ANN401 - its class is one of `MESSAGES`
         """Take a message; return the replies to it, after the router's decision if they need it.
 
         Raises:
@@ -238,7 +238,7 @@ class GatewayStream:
         self._request = None
         if self._is_moving:  # the worker that answered is no longer eligible: its answer is passed on nevertheless
             return
-        if self._state not in ("answer", "over"):  # else the client has the beginning of an answer
+        if self._state not in ("answer", "over"):  # in these it has some of an answer, or has left
             self._answer_client(status, ((b"content-type", content_type), *headers), body)
         self._spoke.set()
 

@@ -3,9 +3,9 @@
 | event of the log | level | mark | when |
 |---|---|---|---|
 | `worker_silent` | warning | `worker_silent` | no heartbeat for `SILENT_S` |
-| `worker_heard_again` | info | `worker_heard` | a heartbeat came after that |
-| `breaker_opened`, `breaker_half_open` | warning, info | | the rank's breaker, or its worker's, did so |
-| `breaker_closed` | info | | likewise |
+| `worker_heard_again` | info | `worker_heard` | a silent worker sent a heartbeat |
+| `breaker_opened`, `breaker_half_open` | warning, info | | the breaker of a rank or worker opened, half-opened |
+| `breaker_closed` | info | | that breaker closed |
 | `predictions_doubted`, `predictions_trusted` | warning, info | | `Calibration` began or ended a doubt of a rank |
 | `rank_trust_changed` | warning; info to EXACT | `trust` | trust in a rank changed |
 | | | `worker_joined`, `worker_left`, `worker_draining` | a fleet event came, which `feeds.py` logs |

@@ -1,1 +1,1 @@
-"""The state of worker ranks: registrations, health, load, promised work, predictions, trust."""
+"""The state of worker ranks: registrations, silence, circuit breakers, trust."""

@@ -17,8 +17,8 @@
                          Once the probe's lease has ended, another may go. Outcomes of earlier attempts are ignored
 
 Attribution of a 500: a poison request fails on every rank, and three of its kind must not empty a fleet. So a 500
-counts against a rank only once another rank has answered the same request (`erred_before` of the ok): it never counts
-if all ranks fail the request, or if there is no other.
+counts against a rank only once another rank has answered the same request (that ok lists it in `erred_before`): it
+never counts if all ranks fail the request, or if there is no other.
 
 A failed connection counts against the worker, since all its ranks share one HTTP server; everything else counts
 against the rank. So a worker stays excluded while its HTTP is dead, even if its events flow: its probes fail, at
@@ -39,7 +39,7 @@ BREAKER_STATES: tuple[BreakerState, ...] = ("closed", "open", "half_open")
 RETRY_AFTER_DEFAULT_S = 1.0
 """How long a busy worker without a usable `Retry-After` gets no requests."""
 RETRY_AFTER_S_MAX = 30.0
-"""Longest `Retry-After` that is respected: later, the worker's answer is too old to count."""
+"""A longer `Retry-After` is cut to this: later, the worker's answer is too old to count."""
 
 _NEVER_S = float("inf")
 _DOUBLINGS_MAX = 32
@@ -185,7 +185,7 @@ class Breakers:
         return next((state for state in ("open", "half_open") if state in states), "closed")
 
     def reason(self, rank: WorkerRank, now_s: float) -> str:
-        """Return why the breaker whose state `state` returns has opened; for a state other than closed."""
+        """Return why the breaker opened that gives the rank its `state`; call it only if that is not closed."""
         state = self.state(rank, now_s)
         return next((each.reason for each in self._of(rank) if each.state(now_s) == state), "")
 

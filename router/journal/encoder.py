@@ -58,7 +58,7 @@ it before the router ended."""
 LOSS_REASONS: tuple[LossReason, ...] = get_args(LossReason)
 _NOT_ENCODABLE = (OverflowError, TypeError, ValueError)
 _UNHEARD = (0, "")
-"""The epoch and doubt of a rank without a `RankStanding`: none."""
+"""The epoch and doubt of a rank without a `RankStanding`: 0, and no doubt."""
 
 
 class CheckpointUnusable(Exception):

@@ -2,10 +2,10 @@
 
     JournalBegan   start with an empty state of its settings: what follows is exact
     checkpoint     if the fold was not exact: restore its state; what follows is exact. If the fold was exact: compare
-                   both, byte for byte
+                   the checkpoint with one of the folded state, byte for byte
     Decided        decide again from the fold, the recorded answer of the index and the recorded seed; compare the
                    bytes of both records; apply it with its promise
-    Refused        the same, for a request without an eligible rank
+    Refused        decide again: it must find no eligible rank, and for each the recorded reason
     Lost           records are missing, and any decision may depend on them: no result is possible until the next
                    beginning or checkpoint. A journal that has lost its oldest records begins with `Lost`, too
     RankStanding   has the epoch and doubt that the index's answers state for a rank from here on

@@ -1,6 +1,6 @@
 """The configuration of pools: NVIDIA Dynamo's complete JSON, and additional keys in its object `pools`.
 
-    {"mode": "disagg",                              or "agg"; disagg without it
+    {"mode": "disagg",                              or "agg"; disagg if it is missing
      "enable_priority_retry": false,
      "num_prefill_pools": 1, "prefill_pool_dynamo_namespaces": ["p"], "prefill_pool_priorities": [0],
      "prefill_pool_selection_strategy": {
@@ -195,7 +195,7 @@ class _Strategy(Section):
     @model_validator(mode="before")
     @classmethod
     def _renamed(cls, given: Any) -> Any:  # noqa: ANN401 - any JSON
-        """Read old names as the new ones, unless those are given."""
+        """Read old names as the new ones; if both are given, only the new one counts."""
         if not isinstance(given, dict):
             return given
         return {f"{key}_ms": value for key, value in given.items() if f"{key}_ms" in cls.model_fields} | given

@@ -12,8 +12,8 @@ A pool is
 | what | begins | ends |
 |---|---|---|
 | a router is not up | `failures_max` probes or attempts in a row fail | `successes_min` probes in a row find it ready |
-| queue | above the bound, routers and engines together | at half of it, or after `hold_s` without a figure |
-| ttft, itl | too few answers of a window are timely | at most half the allowed share late, or no window for `hold_s` |
+| queue | more wait than the bound, in routers and engines | half of it or fewer wait, or no figure for `hold_s` |
+| ttft, itl | a window has more late answers than allowed | one has at most half as many, or none ends for `hold_s` |
 
 A window is `window_requests_min` answers, or more. The first probe of a router decides at once. A pool that is passed
 over gives no answers to judge: after `hold_s` it is tried again. Counts are those of routers since their start; a
@@ -43,7 +43,7 @@ class Attained(NamedTuple):
 def attained(buckets: Mapping[float, float], bound_s: float) -> Attained:
     """Return the answers within `bound_s`; `buckets`: cumulative counts by upper edge in seconds, inf among them.
 
-    It is the cumulative count at the last edge <= the bound, and a linear part of the bucket that the bound lies in.
+    They are the cumulative count at the last edge <= the bound, plus a linear part of the bucket with the bound in it.
     Answers above the last finite edge are not in time, whatever the bound. The result grows with the counts: the
     difference of two results counts the answers between them.
     """

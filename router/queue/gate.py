@@ -3,7 +3,7 @@
     admits  whether a request goes on at once: there is headroom, and no request of its kind waits
     wait    queues a request that does not go on. Its callback is called once, from `wait`, `poke` or `run`: with None
             to admit it, or with a refusal (at once if the queue is full). After `cancel` it is not called
-    poke    load fell, or a worker came back: requests that fit now are admitted
+    poke    call it when load fell or a worker came back: it admits the requests that fit now
     run     checks periodically while requests wait: refuses those that waited too long, and finds headroom that no
             `poke` announced
 
@@ -49,11 +49,11 @@ class Admission:
         self._is_poked = self._is_admitting = self._is_stopped = False
 
     def admits(self, request: RouteRequest) -> bool:
-        """Return whether the request goes on at once; else it is to `wait`."""
+        """Return whether the request goes on at once; if not, call `wait` for it."""
         return not self.queue.is_waited_for(request) and self.has_headroom(request)
 
     def wait(self, request: RouteRequest, told: Told) -> Place | None:
-        """Return the place of a waiting request; None if `told` was called already."""
+        """Queue the request; return its place, or None if `told` was called already."""
         is_first = not self.queue.is_waited_for(request)
         placed = self.queue.offer(request, self.uncached_tokens(request), self._clock.now(), told)
         if isinstance(placed, Refusal):

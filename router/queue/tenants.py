@@ -2,7 +2,7 @@
 
     none       all requests have the same tenant
     api_key    the account of the key (`router/http/accounts.py`); if there are no accounts, a keyed hash of
-               `authorization`, else of `x-api-key`; without both `anonymous`
+               `authorization`, else of `x-api-key`; if both are missing, `anonymous`
     a header   its value; without it `anonymous`. A value that is too long, or not printable
                ASCII, is replaced by its hash
 

@@ -1,8 +1,8 @@
-"""The queue of requests before the fleet: limits, refusals, order. Pure. It is off until a threshold is set.
+"""The queue of requests before the fleet: limits, refusals, order. Pure. `gate.py` decides when requests wait.
 
     a request      is admitted at once if there is headroom and no other of its kind waits; else it waits or is refused
-    headroom       some eligible rank has no more uncached tokens queued than threshold x max_num_batched_tokens of its
-                   worker (`eligibility.is_below`)
+    headroom       as `gate.py` finds it: with a threshold, some eligible rank must have no more uncached tokens queued
+                   than threshold x max_num_batched_tokens of its worker (`eligibility.is_below`)
     order          by fair share of uncached tokens between tenants; within a tenant: strict priority, the higher
                    first; the policy's key, the smaller first; the order of arrival
 
@@ -31,12 +31,12 @@ Each model has a virtual time in tokens, 0 at first:
     start          of a tenant: the virtual time at which it came, or at which its last request went
     finish         of a tenant: its start + the cost of its first request that may go now / its weight
     next           the tenant with the least finish, which becomes the virtual time
-    nothing waits  the tenant is forgotten: an idle tenant gains nothing by waiting
-    none of its requests may go now    the tenant is skipped
+    idle           a tenant without waiting requests is forgotten: it gains nothing while it sends none
+    skipped        a tenant none of whose waiting requests may go now
 
 So while two tenants always have a request that may go, what each was served, divided by its weight, differs by no more
-than the sum of their largest requests, each divided by its tenant's weight. While a request of cost c is its tenant's
-first, another tenant is served no more than c x the ratio of their weights, plus one request, whatever others send.
+than the sum of their largest requests, each divided by its tenant's weight. While a request of cost c is the first of
+tenant A, tenant B is served no more than c x B's weight / A's weight, plus one request, whatever others send.
 Source: S. J. Golestani, "A self-clocked fair queueing scheme for broadband applications", INFOCOM 1994.
 """
 
@@ -227,7 +227,7 @@ class RequestQueue:
     # ---------------------------------------------------------------- in
 
     def offer(self, request: RouteRequest, uncached_tokens: int, now_s: float, told: Told) -> Place | Refusal:
-        """Queue the request; return its place, or why it is refused. `told` is kept in the place, and never called.
+        """Queue the request; return its place, or why it is refused. `told` is kept in the place; the caller calls it.
 
         `uncached_tokens`: its prompt without the longest prefix that a rank holds.
         """

@@ -4,7 +4,7 @@ seq        messages up to this one are folded in; `latest_seq` is the highest th
 behind     seq < latest_seq: a message was missed. `differs`: a beat at `seq` states other sums
 doubt      behind, or differs: the router's open leases are requested, and again every `ASK_AGAIN_S`
 buffered   messages that came while in doubt, or that show a gap: those after the answer's `seq` are folded into it
-answer     all parts of the answer to the newest request: its leases replace the known ones at once
+answer     to the newest request; once all its parts have come, its leases replace the known ones at once
 
 The log keeps the order of a router's messages, so that a message out of order shows a loss.
 """

@@ -1,4 +1,4 @@
-"""The state machine of replication: leases exchanged between routers, without a network.
+"""The state machine by which routers exchange leases; `service.py` connects it to the network.
 
     own event        sent with the next message (`flush`), in its order
     no peers         only the beat is sent. A router that joins receives the beat and asks, and is discovered by its
@@ -86,7 +86,7 @@ class Replication:
             self._seq += 1  # a message that is never sent: peers will detect that
 
     def flush(self) -> list[Say]:
-        """Return messages with all pending events; none without peers."""
+        """Return messages with all pending events; without peers, drop the events."""
         pending, self._pending = self._pending, []
         says = list[Say]()
         for events in split(pending) if self.peers else ():
@@ -175,7 +175,7 @@ class Replication:
         return [LedgerApplied(now_s=now_s, event=Expired(lease_id=lease_id), router=name) for lease_id in ended]
 
     def _answer(self, message: LedgerAsked, now_s: float) -> list[Effect]:
-        """Return the pending events, then all own leases in parts; empty if it, or too many, asked in `ANSWER_S`."""
+        """Return pending events, then all own leases in parts; nothing if it, or too many, asked within `ANSWER_S`."""
         recent = {name: at_s for name, at_s in self._answered_at_s.items() if now_s - at_s < ANSWER_S}
         self._answered_at_s = recent
         if message.router in recent or len(recent) >= PEERS_MAX:

@@ -40,7 +40,7 @@ from router.replicas.replication import Effect, Replication
 
 FLUSH_S = 0.005
 OUTGOING_MAX = 1024
-"""Most messages that wait to be sent; beyond it the oldest are dropped, which the other routers detect."""
+"""How many messages may wait to be sent; beyond it the oldest are dropped, which the other routers detect."""
 
 _NEWS: dict[str, Callable[..., LeaseEvent]] = {
     "first_token": FirstToken,
