@@ -42,7 +42,7 @@ class _DisaggregatedParams(msgspec.Struct, frozen=True):
 
 
 def placement(verdict: Verdict, limits: DisaggregationSection) -> PlacementReason:
-    """Return why the prompt is computed where it is. `verdict` decides for a rank that computes and decodes all."""
+    """Return the reason; `conditional` must not be off. `verdict` decides for a rank that computes and decodes all."""
     request, total_blocks = verdict.request, verdict.registration.total_kv_blocks
     isl_tokens, held_blocks = request.isl_tokens, min(verdict.expected_blocks, request.reusable_blocks)
     effective = isl_tokens - held_blocks * request.block_size

@@ -3,9 +3,9 @@
     PATCH   the named fields change, the others stay
     PUT     the named fields are set, the others get their defaults
 
-What the state was created with (`seed`, `user_modes`, the bounds of the approximate index and of sessions) cannot
-change while the router runs. A decision is taken with the old policy or with the new one, never with a mix. A policy
-that was changed over `/v1/policy` is kept in a file in `state.dir`:
+What the router is created with (`seed`, `user_modes`, bounds of the approximate index and of sessions) cannot change
+while it runs. A decision is taken with the old policy or with the new one, never with a mix. A policy that was changed
+over `/v1/policy` is kept in a file in `state.dir`:
 
     command line (`--mode`, `--set policy...`)  >  the file  >  environment, YAML, defaults       field by field
 

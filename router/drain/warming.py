@@ -5,8 +5,8 @@
     exclusive             the worker's ranks hold the block on the GPU, and no other eligible rank does
     bought                the hottest blocks that the budget pays for: each costs `block_size` tokens
     selected              the newest prompts, with `BLOCKS_MAX` exclusive blocks at most; each counts once per prompt
-    listed                the longest prefixes of bought blocks, one by one: each time the one whose blocks that are not
-                          listed yet have the highest mean heat
+    listed                the longest prefixes of bought blocks, one by one: the next is the one whose blocks, without
+                          those already listed, have the highest mean heat
 
 Every prompt with a block has all blocks before it, so heat never grows along a prefix: the hottest blocks (of equal
 heat, the newest prompt's first) form complete prefixes, and no other choice of blocks has more heat for its tokens.
@@ -104,7 +104,7 @@ def hot_prefixes(
             heat[block] = heat.get(block, 0.0) + weight
     bought = set(sorted(heat, key=heat.__getitem__, reverse=True)[: budget_tokens // block_size])
     runs = [list(takewhile(bought.__contains__, chain)) for _, chain in selected]
-    inner = {block for run in runs for block in run[:-1]}  # a run that ends at one is part of a longer run
+    inner = {block for run in runs for block in run[:-1]}  # runs that end at these are parts of longer runs
     waiting = [(-fmean(map(heat.__getitem__, run)), at) for at, run in enumerate(runs) if run and run[-1] not in inner]
     heapify(waiting)
     found, listed = list[tuple[RecentPrompt, HotPrefix]](), set[int]()

@@ -9,7 +9,7 @@
                      Asked: answered with all own leases, to one router at most every `ANSWER_S`
                      Open: the answer; it replaces what is known of that router at once
     SILENT_S         without a message of a router, while connected (not `deaf`): its leases end
-    a restarted router: the leases of its former run end. The later of two runs counts; own messages are ignored
+    a restarted router: the leases of its former run end, that run's messages are refused; own messages are ignored
 
 So replicas agree once no event is in transit: a lost message is detected at the next beat, at most `BEAT_S` later, and
 repaired by one request and one answer. Routers never correct each other's leases; only the owner reports a lease.
