@@ -1,4 +1,4 @@
-// Maps sequence hashes to blocks by extendible hashing: one cache line a lookup, 5.3 bytes an entry, 7.6 to 15 a block.
+// Maps sequence hashes to blocks by extendible hashing: a cache line a lookup, 5.3 bytes an entry, 7.6-15 a used one.
 //
 //     directory   top bits of the spread hash -> segment
 //     segment     1024 buckets; splits in two when 70 % full, so that no insertion waits for a rehash of everything
@@ -22,7 +22,7 @@ namespace kv {
 
 class BlockMap {
 public:
-    // Where a hash belongs, as long as `splits()` returns the same number.
+    // Where a hash belongs. Valid only until `splits()` returns another number.
     struct Spot {
         u64 bucket;
         u32 tag;

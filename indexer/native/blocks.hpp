@@ -200,7 +200,7 @@ private:
     u32 extents_ = 0;
 };
 
-// The order of the extent for `count` blocks or the first of them: at most a quarter stays empty, unless it is the smallest.
+// The order of the extent for `count` blocks, or for the first that fit: at most a quarter is empty, except in order 0.
 inline u32 order_for(std::size_t count) {
     u32 order = 0;
     while (order + 1 < Blocks::kOrders && (std::size_t{Blocks::kPage} << order) < count) {

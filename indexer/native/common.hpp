@@ -16,7 +16,7 @@ using u64 = std::uint64_t;
 
 constexpr u32 kNone = 0xFFFF'FFFF;
 constexpr u32 kTiers = 4;
-constexpr u32 kAllTiers = (1u << kTiers) - 1;  // as bits
+constexpr u32 kAllTiers = (1u << kTiers) - 1;  // a bit for each
 constexpr u32 kRankMax = 4095;
 constexpr u32 kRankWords = (kRankMax + 1) / 64;  // words with a bit for each rank
 
@@ -54,7 +54,7 @@ struct Holder {
     u32 code() const { return rank << 2 | tier; }
 };
 
-// Bytes that cannot be read; nothing was changed.
+// Thrown for bytes that cannot be read; the caller's tree is then unchanged.
 struct Malformed : std::runtime_error {
     Malformed(u64 at, const std::string& why) : std::runtime_error(why), offset(at), reason(why) {}
     u64 offset;

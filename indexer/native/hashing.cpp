@@ -14,7 +14,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 #if XXH_VERSION_NUMBER < 801
-#undef KV_HAVE_XXHASH  // it cannot derive a seed's secret once for many blocks
+#undef KV_HAVE_XXHASH  // an older one cannot derive a seed's secret once for many blocks
 #endif
 #endif
 
@@ -40,8 +40,8 @@ PyObject* byte_text(PyObject* text) {
                             : nullptr;
 }
 
-// Returns for each message the mark of its role, its text and `end`; then `last`. `other` renders a chat with options, and
-// one in which a message has more than a role and a text.
+// Returns for each message the mark of its role, its text and `end`; then `last`. Chats with options, or with a
+// message that is not just a role and a text, are left to `other`.
 nb::object chat_pieces(nb::handle other, nb::dict marks, nb::str end, nb::str last, nb::handle messages, nb::kwargs options) {
     static PyObject* const role_key = PyUnicode_InternFromString("role");
     static PyObject* const content_key = PyUnicode_InternFromString("content");
@@ -78,8 +78,7 @@ constexpr u64 kChainSeed = 1337;
 constexpr char kEagleScheme[] = "xxh3-1337-eagle";
 constexpr int kTokenBytes = 4;
 constexpr int kBlockSizeMax = 4096;
-// Some 10 us of hashing (blocks of 32): for fewer tokens, releasing the GIL and taking it again costs more than it gives
-// to others.
+// Some 10 us of hashing (blocks of 32): for fewer tokens, releasing and retaking the GIL costs more than others gain.
 constexpr int kGilKeptTokens = 24 * 1024;
 
 // Tokens as u32s in bytes, or as the code points of a tuple's strings: both are immutable, so other threads may run.
@@ -185,7 +184,7 @@ nb::object hash_blocks(nb::handle given, nb::tuple hashing, nb::handle seed_give
 
 #endif
 
-// `module` says in HAS_XXHASH whether it can hash: it was built with xxhash's header, 0.8.1 or newer.
+// HAS_XXHASH of `module` says whether it can hash, that is, was built with xxhash's header, 0.8.1 or newer.
 void bind_hashing(nb::module_& module) {
     module.def("chat_pieces", &chat_pieces);
 #ifdef KV_HAVE_XXHASH

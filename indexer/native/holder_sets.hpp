@@ -26,7 +26,7 @@ public:
     HolderSets& operator=(const HolderSets&) = delete;
     ~HolderSets() { free_words(); }
 
-    // The set that has one holder more, or one less; a caller that keeps it acquires it before any other call.
+    // The set that has one holder more, or one less; a caller that keeps it must acquire it before any other call.
     u32 with(u32 set, Holder holder) { return transition(set, holder, true); }
     u32 without(u32 set, Holder holder) { return transition(set, holder, false); }
 
@@ -65,7 +65,7 @@ public:
             (words(own)[holder.tier * own.width + word] >> (holder.rank % 64) & 1) != 0;
     }
 
-    // Bit t: the rank holds on tier t.
+    // Bit t says whether the rank holds on tier t.
     u32 tiers_of(u32 set, u32 rank) const {
         u32 bits = 0;
         for (u32 tier = 0; tier < sets_[set].planes; ++tier) {
@@ -108,8 +108,8 @@ public:
 
 private:
     struct Set {
-        u64 word;   // the only one, if one is enough
-        u64* more;  // else all of them; this set owns them
+        u64 word;   // the set's only word, if one is enough
+        u64* more;  // all words, if there are several, otherwise null; this set owns them
         u32 references;
         u32 generation;
         u32 digest;
@@ -255,7 +255,7 @@ private:
     u64 bytes_ = 0;
 };
 
-// A bit for each rank of word `word` that holds on one of the tiers 0..plane.
+// The ranks of word `word` that hold on one of the tiers 0..plane, as bits.
 inline u64 up_to_plane(const u64* words, u32 width, u32 planes, u32 plane, u32 word) {
     u64 bits = 0;
     for (u32 at = 0; at <= plane && at < planes; ++at) {

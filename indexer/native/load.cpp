@@ -1,4 +1,4 @@
-// Loads dumps and repairs: afterwards the rank's blocks, or those in some buckets, are exactly the blocks of the rows.
+// Loads of dumps, and repairs: then the rank's blocks, or those in some buckets, are exactly the blocks of the rows.
 #include <algorithm>
 
 #include "tree.hpp"

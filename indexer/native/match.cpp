@@ -103,7 +103,7 @@ private:
 
     std::int32_t* out_;
     std::size_t columns_;
-    u32 first_ = 0;  // words before it have no rank left, while there is one row
+    u32 first_ = 0;  // as long as there is one row: in words before this no rank is left
     u32 width_ = 0;
     u32 rows_ = 0;
     u64 alive_[kTiers][kRankWords];
@@ -111,7 +111,7 @@ private:
 
 }  // namespace
 
-// Writes 4 rows of `columns` depths; returns how many blocks at least one rank reaches on some tier.
+// Writes to row t, one of 4, how many blocks the rank of each column holds on tiers 0..t; returns the most of any.
 u32 Tree::match(const u64* hashes, std::size_t count, std::int32_t* out, std::size_t columns) const {
     if (columns == 0) {
         return 0;

@@ -72,7 +72,7 @@ public:
                 continue;
             }
             CopiedRun& copied = runs_[number];
-            if (copied.first == tree.blocks_.hash(tree.runs_[number].begin)) {  // else the number is another run's by now
+            if (copied.first == tree.blocks_.hash(tree.runs_[number].begin)) {  // the number is still this run's
                 copied.heat += each->heat;
                 copied.used_s = std::max(copied.used_s, each->used_s);
             }

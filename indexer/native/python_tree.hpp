@@ -160,7 +160,7 @@ public:
 
     // ------------------------------------------------------------------------------------------------- answers
 
-    // Without `ranks`, which are u32s: column i is of rank i.
+    // Column i is of the i-th of `ranks`, which are u32s; without `ranks` it is of rank i.
     u32 match(nb::handle hashes, nb::handle out, const std::optional<nb::bytes>& ranks) {
         const HashesIn given(hashes);
         const DepthsOut depths(out);

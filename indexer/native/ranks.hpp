@@ -86,7 +86,7 @@ public:
     }
 
     u32 count() const { return count_; }
-    // Ranks are below this number: the largest rank's, plus 1.
+    // The largest rank's number plus 1.
     u32 numbers() const { return static_cast<u32>(ranks_.size()); }
     u64 bytes() const { return bytes_; }
 

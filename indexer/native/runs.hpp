@@ -55,7 +55,7 @@ public:
     u32 size() const { return live_; }
     // Runs are below this number; some of them may be free.
     u32 numbers() const { return numbers_; }
-    // The bytes of runs in use. Free ones do not count: `add` takes them first, and a removal may need many for a while.
+    // The bytes of runs in use. Free ones, of which a removal may leave many, do not count: `add` takes them first.
     u64 bytes() const { return (u64{live_} + 1) * sizeof(Run); }
 
     // Returns a new run without blocks, which is not in the tree; it owns a reference to `set`.
@@ -111,7 +111,7 @@ public:
         --runs_[own.parent].child_count;
     }
 
-    // Gives the run another set of holders; the caller merges it with its neighbours afterwards.
+    // Gives the run another set of holders; the caller must merge it with its neighbours afterwards.
     void set_holders(u32 run, u32 set) {
         sets_->acquire(set);
         sets_->release(runs_[run].set);
@@ -123,7 +123,7 @@ public:
     };
 
     // Splits the run after its first `count` blocks, which are not all. The tail gets the new number if it is shorter
-    // and has few children, as each of them must be changed; else the head does.
+    // and has few children, as each child must be changed; otherwise the head gets it.
     Halves split(u32 run, u32 count) {
         const u32 made = add(runs_[run].extent, runs_[run].begin, runs_[run].set, runs_[run].last_stored_s);
         Run& own = runs_[run];

@@ -88,7 +88,7 @@ bool Tree::has_room_behind(u32 above) const {
 
 bool Tree::is_held(u32 block, Holder holder) const { return sets_.contains(runs_[runs_.of(block)].set, holder); }
 
-// Whether there is memory for the most that a new holder may cost, without the blocks.
+// Whether there is memory for the most that a new holder may cost, apart from new blocks.
 bool Tree::is_affordable(Holder holder) const {
     if (budget_.limit == 0) {
         return true;

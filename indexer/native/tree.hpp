@@ -2,9 +2,9 @@
 // nothing of Python, and is for one thread at a time.
 //
 //     tree.cpp      ranks, and the tree as a whole          match.cpp     how much of a prefix each rank holds
-//     store.cpp     stores                                  walk.cpp      dumps, and walks for people
+//     store.cpp     stores                                  walk.cpp      making dumps; walks for people
 //     remove.cpp    removals and clears                     snapshot.cpp  the whole state as bytes
-//     load.cpp      dumps and repairs                       outline.hpp   its shape, for people
+//     load.cpp      loading dumps; repairs                  outline.hpp   its shape, for people
 //     batch.cpp     messages of canonical batches
 #pragma once
 
@@ -63,13 +63,13 @@ public:
     void clear(u32 rank, u32 tier_bits);
     void drop(u32 rank);
     std::size_t load(u32 rank, const std::vector<ColumnsView>& chunks, double now_s);
-    // `buckets`: 256 bits; afterwards the rank's blocks in those buckets are exactly the rows
+    // `buckets`: 256 bits; afterwards the rank's blocks in the buckets whose bit is set are exactly the rows
     std::size_t repair(u32 rank, const u8* buckets, const std::vector<ColumnsView>& chunks, double now_s);
     // throws Malformed, and then nothing has changed
     std::size_t apply_batch(u32 rank, const u8* data, std::size_t size, double now_s);
 
     // queries
-    // writes 4 rows of `columns` depths; returns how many blocks at least one rank reaches on some tier
+    // writes to row t, one of 4, how many blocks the rank of each column holds on tiers 0..t; returns the most of any
     u32 match(const u64* hashes, std::size_t count, std::int32_t* out, std::size_t columns) const;
     // fetches the places of these hashes in the map, which are read next
     void prefetch(const u64* hashes, std::size_t count) const;

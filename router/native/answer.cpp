@@ -50,7 +50,7 @@ void read_usage(Text tail, Answer& to) {
     }
 }
 
-// The seconds of a header in milliseconds: at most nine digits, and six after a point; none if it is anything else.
+// A header's milliseconds as seconds: at most nine digits, and six after a point; none if it is anything else.
 std::optional<double> decode_s_in(const nb::dict& headers) {
     static const nb::handle name = PyBytes_FromString("x-kv-decode-ms");
     PyObject* const found = PyDict_GetItemWithError(headers.ptr(), name.ptr());
@@ -64,7 +64,7 @@ std::optional<double> decode_s_in(const nb::dict& headers) {
     return is_number ? std::optional(PyOS_string_to_double(text.c_str(), nullptr, nullptr) / 1000.0) : std::nullopt;
 }
 
-// `tail`: a body's end. `later_events` came after a stream's first bytes, `tokens_before` from another worker before.
+// `tail`: a body's end. `later_events` came after a stream's first bytes, its first `tokens_before` by another worker.
 Answer answer_of(const nb::bytes& tail, const nb::dict& headers, bool is_streamed, bool has_begun, i64 later_events, i64 tokens_before,
                  bool has_one_choice) {
     Answer made;

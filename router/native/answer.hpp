@@ -3,12 +3,12 @@
 // | answer | first token | mean time between tokens |
 // |---|---|---|
 // | event stream | its first bytes | from there to its end, per later token; not known if all came at once |
-// | a prefill worker's | its end: it has one token | |
+// | a prefill worker's answer | its end, as it has only one token | none |
 // | another complete one whose worker states the decode time | its end, less that time | that time, per later token |
 // | any other | not known: its first byte came with its last token | not known |
 //
-// Tokens are counted by `usage`; in a stream without it by token comments, else by its events. An engine that puts several tokens into
-// one event makes the time between events an upper bound. Where an answer has several choices it is not known which token followed
+// Tokens are counted by `usage`; in a stream without it by token comments; in one without both by events. If an engine puts several
+// tokens into one event, the time between events is an upper bound. Where an answer has several choices it is not known which token followed
 // which. A value that is not known is none, and is not counted.
 #pragma once
 

@@ -7,23 +7,23 @@
 //   foregone       max(0, largest predicted(r) of the other candidates - predicted(winner))
 //   seconds(c)     p * (c * kPrefillTokenS + c^2 / 2 * kPrefillPairS)      to compute the first c tokens of a prompt
 //   saved          seconds(reused)
-//   baseline in s  the mean of seconds over the candidates, as for tokens
+//   baseline in s  the mean of seconds(reused) and the seconds(predicted(r)) of the other candidates
 //
-// p is the winner's prefill factor at the decision, 1 if nothing was learnt. If candidates were not compared (the mode reads no
-// overlap), the baseline is the request's own reuse: no saving by routing is claimed.
+// p is the winner's prefill factor at the decision, 1 if none was learnt or the mode reads none. If candidates were not compared (the
+// mode reads no overlap), the baseline is the request's own reuse: no saving by routing is claimed.
 #pragma once
 
 #include "core.hpp"
 
 namespace kv {
 
-// What some requests saved together, in tokens and in seconds of prefill.
+// The sum of what some requests saved, in tokens and in seconds of prefill.
 struct Sums {
     i64 requests = 0, compared_requests = 0;
     i64 prompt_tokens = 0, reused_tokens = 0, reported_tokens = 0;  // `reported_tokens`: the reuse that workers reported
     double baseline_tokens = 0;
     i64 foregone_tokens = 0;
-    double saved_s = 0, learnt_s = 0, baseline_s = 0, evicted_blocks = 0;  // `learnt_s`: part of `saved_s`, by learnt factors
+    double saved_s = 0, learnt_s = 0, baseline_s = 0, evicted_blocks = 0;  // `learnt_s`: `saved_s` by learnt factors
 
     // In the order of `_OF_CORE` of router/attribution/report.py.
     auto fields() {
@@ -98,7 +98,7 @@ public:
     std::optional<Placement> ended(std::string_view decision_id, bool is_ok, std::optional<i64> cached_tokens);
     // Forgets a decision whose outcome belongs to another period.
     void forget(std::string_view decision_id) { pending.erase(decision_id); }
-    // Adds blocks that were evicted after a decision that was counted.
+    // Adds blocks whose eviction is charged to a decision that was counted.
     void charge(const Placement& placement, double blocks);
 
     const std::size_t rows_max, family_blocks, pending_max;

@@ -169,7 +169,7 @@ public:
 
 class AnswerBody {
 public:
-    // `mark`: a text that is counted; empty: events are. `is_later`: the client has a part of the answer already.
+    // `mark`: a text to count; if empty, events are counted. `is_later`: the client has a part of the answer already.
     AnswerBody(std::int64_t body_bytes, const nb::bytes& mark, bool is_later)
         : reader_(body_bytes), mark_(view_of(mark)), counts_(is_later && mark_.empty()) {}
 
@@ -195,7 +195,7 @@ public:
         return is_chunked_ ? chunk(taken) : nb::bytes(taken.data(), taken.size());
     }
 
-    // Makes the body a stream that may flow, as `chunks` or not; `kept` gets its events. An alarm is one of the texts `alarms`, or
+    // Makes the body a stream that may flow, framed in chunks or not; `kept` gets its events. An alarm is one of the texts `alarms`, or
     // more than `most` bytes without a complete event.
     void pass_on(bool chunks, std::size_t most, KeptEvents* kept, const nb::tuple& alarms) {
         is_stream_ = true;
@@ -247,7 +247,7 @@ public:
 
     std::string pending;
     std::int64_t end = -1;
-    std::size_t marks = 0, later = 0;  // in the last take; in a stream, in all takes after the first one with a mark
+    std::size_t marks = 0, later = 0;  // of the last take; of all that a stream took while it `counts_`
     bool has_begun = false, flows = false;
 
 private:

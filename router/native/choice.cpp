@@ -184,7 +184,7 @@ void Verdict::cheapest() {
     }
 }
 
-// Of those that meet the targets, or of all if none does, chooses the first to answer; of decode workers the fastest.
+// Of the candidates that meet the targets (of all if none does) chooses the one with the least TTFT; for decoding, ITL.
 void Verdict::soonest() {
     const auto itl_max = request->itl_target_s.has_value() ? request->itl_target_s : policy->itl_target_s;
     const auto ttft_max = request->ttft_target_s.has_value() ? request->ttft_target_s : policy->ttft_target_s;

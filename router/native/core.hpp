@@ -1,5 +1,5 @@
-// All that a router's decisions read and write, except the fleet's registrations, breakers and the index: one fold. It has no clock, no
-// randomness and no input of its own: times, seeds and the index's answers are arguments. It calls no Python. One thread uses it.
+// All that a router's decisions read and write, except the fleet's registrations, breakers and the index: a fold over events. It has no
+// clock, randomness or input of its own: times, seeds and the index's answers are arguments. It calls no Python. Only one thread may use it.
 #pragma once
 
 #include <functional>
@@ -58,7 +58,7 @@ struct View {
     std::vector<RankNumbers> ranks;
     std::optional<u32> only;  // the one place whose numbers are kept, in `ranks[0]`; none: `ranks` has every place
     std::vector<u32> without_events;  // as in `Trusts`
-    std::shared_ptr<const std::vector<u64>> epochs;  // none: 0 at every rank
+    std::shared_ptr<const std::vector<u64>> epochs;  // null: every epoch is 0
     std::vector<char> spent;   // whether each rank is a newcomer that had its share; empty: none is
     double output_tokens = 0;
     bool is_learnt = false, is_blank = true;
@@ -70,7 +70,7 @@ struct View {
 struct Named {
     nanobind::object request, model_view, trusts;
     nanobind::object why;           // why each rank may not take the request, empty if it may; None: all may
-    nanobind::object epochs, seqs;  // the place of each rank's stream in the index; None: the index was not asked
+    nanobind::object epochs, seqs;  // how far the index read each rank's stream; None: it was not asked
 };
 
 // A view, and a policy's choice among its ranks.
@@ -79,7 +79,7 @@ public:
     Verdict(std::shared_ptr<const View> of, std::shared_ptr<const Policy> by, std::shared_ptr<const Request> what, u64 draw, Named names)
         : view(std::move(of)), policy(std::move(by)), request(std::move(what)), seed(draw), named(std::move(names)) {}
 
-    // `excluded`: whether each rank may not take the request; empty: all may. At least one rank may.
+    // `excluded`: whether each rank may not take the request; empty: all may. One rank at least must be allowed to.
     // `multiplier`: what multiplies each rank's cost; empty: nothing. For a user's mode, `take_choice` must follow.
     void decide(const std::vector<char>& excluded, std::vector<double> multiplier);
     void take_choice(std::size_t winner, std::string reason, std::optional<std::size_t> runner_up, std::optional<double> margin,
@@ -164,7 +164,7 @@ public:
     void turned(std::string_view model);
     // Throws `std::invalid_argument` for a view of another core, which has other rows, and for one that forgot its columns.
     void check(const View& view) const;
-    // Learns how fast the winner is from an outcome that is ok. The decision may be another core's: for tools.
+    // Learns how fast the winner is from an outcome that is ok. Tools may pass a decision of another core.
     void learn(const Verdict& verdict, const Outcome& outcome);
     void promised(const RankKey& rank, Promise promise, double now_s, std::string_view origin);
     void first_token(std::string_view lease_id, double now_s) { ledger.renew(lease_id, now_s, true); }
@@ -182,7 +182,7 @@ public:
     void let_go(double now_s);
 
     std::shared_ptr<Checkpoint> checkpoint();
-    // Restores a part's rows: into an empty state, tables in the order of `table_names`, as a checkpoint has them.
+    // Restores a part's rows. Begin with an empty state, and keep the order of `table_names`, as checkpoints do.
     void restore(const std::string& table, nanobind::list rows);
     std::vector<std::string> table_names();
 

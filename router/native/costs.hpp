@@ -33,7 +33,7 @@ struct RankNumbers {
     i64 lost(i64 own_blocks) const { return std::min(over(own_blocks), std::max<i64>(0, expected() - shared)); }
 };
 
-// What a decision reads of a request, beside the ranks that it excludes. The texts belong to the caller's request.
+// What a decision reads of a request, beside the ranks that it excludes. The texts are views of what the caller keeps.
 struct Request {
     std::string_view decision_id, model, session_id, tenant, lora;
     i64 isl_tokens, block_size, max_tokens, expected_osl;

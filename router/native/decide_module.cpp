@@ -158,7 +158,7 @@ struct Constraints {
             excluded.clear();
         }
     }
-    nb::object why;  // why each rank may not, empty if it may; None: all may
+    nb::object why;  // why each rank may not take the request, empty if it may; None: all may
     std::vector<char> excluded;
     std::vector<double> multiplier;
 };
@@ -211,7 +211,7 @@ struct Basis {
     nb::object transfer_domain = model_view.attr("transfer_domain");
     i64 seq_len_min = nb::cast<i64>(model_view.attr("seq_len_min"));
     double valid_until_s = nb::cast<double>(model_view.attr("valid_until_s"));
-    // The index's last answer.
+    // From the index's last answer.
     nb::object doubts, trusts, given_epochs;
     std::shared_ptr<const Trusts> native_trusts;
     std::shared_ptr<const std::vector<u64>> epochs;

@@ -49,7 +49,7 @@ void pack_terms(Pack& to, const std::vector<Terms>& terms, const std::vector<std
     std::vector<double> numbers;  // term by term
     unsigned mask = 0;
     for (std::size_t field = 0; field < otherwise.size(); ++field) {
-        const auto differs = [&](const TermNumbers& row) {  // bits: -0.0 is not 0.0
+        const auto differs = [&](const TermNumbers& row) {  // compares bits: -0.0 is not 0.0
             return std::memcmp(&row[field], &otherwise[field], sizeof(double)) != 0;
         };
         if (std::any_of(rows.begin(), rows.end(), differs)) {

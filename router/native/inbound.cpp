@@ -82,7 +82,7 @@ public:
             } else if (begin == '\0') {
                 return false;
             } else {
-                const auto ends = [depth](char byte) {  // a number or a word; within a list, several
+                const auto ends = [depth](char byte) {  // a number or a word; in a list, all up to a quote or bracket
                     return depth == 0 ? byte == ',' || byte == '}' : byte == '"' || (byte | 0x20) == '{' || (byte | 0x20) == '}';
                 };
                 at = static_cast<std::size_t>(std::find_if(json_.begin() + static_cast<std::ptrdiff_t>(at), json_.end(), ends) - json_.begin());
@@ -131,7 +131,7 @@ nb::object prompt_in(const nb::handle& body) {
             is_object = key.empty();
             key = name;
             begin = value_at;
-            end = json.find_last_not_of(kSpace, walk.at - 1) + 1;  // a word ends before its spaces
+            end = json.find_last_not_of(kSpace, walk.at - 1) + 1;  // `value` skips spaces behind a word, too
         }
     } while (is_object && walk.skip(','));
     if (!is_object || key.empty() || !walk.skip('}')) {

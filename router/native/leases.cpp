@@ -68,7 +68,7 @@ struct PyJournal {
     void forget_seen() { seen = {}; }
 
     nb::object owner, kv_seq, encoded;
-    Named seen;     // of the last decision; the next one's standings are recorded if its own differ
+    Named seen;     // what the last decision had; the next one's standings are recorded if it has others
     u64 count = 0;  // how many records are in no batch
 
 private:

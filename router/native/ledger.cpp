@@ -174,7 +174,7 @@ std::vector<Ledger::Event> Ledger::tick(double now_s) const {
     return events;
 }
 
-// Adds the ends of the rank's eldest leases, as many as its engine does not report. Other routers end their own leases.
+// Adds events that end the rank's eldest leases, as many as its engine does not report; other routers end their own.
 void Ledger::unknown_to(u32 row, double now_s, std::vector<Event>& events) const {
     const Reported& reported = loads_[row].reported;
     i64 found = 0;

@@ -14,7 +14,7 @@ namespace kv {
 // What was routed to a rank under a lease: `kv_protocol.ledger.Routed`. The texts are the caller's.
 struct Promise {
     std::string_view lease_id;
-    u32 row = kNoRow;  // held by the caller
+    u32 row = kNoRow;  // the caller must hold it
     Chain blocks;
     i64 uncached_tokens = 0, extra_blocks = 0;
     u64 epoch = 0;
@@ -57,7 +57,7 @@ struct RankLoad {
 
 class Ledger {
 public:
-    // A lease expired, or its engine does not report it. Without a lease: the rank's engine has stopped reporting.
+    // A lease expired, or its engine does not report it. Without a `lease_id`: the rank's engine has stopped reporting.
     struct Event {
         std::string lease_id;
         bool is_by_engine;
@@ -95,10 +95,10 @@ public:
     void let_go(double now_s);
     void reconcile(u32 row, i64 running, i64 waiting, i64 used_blocks, double now_s);
     void unreport(u32 row);
-    // Returns the events that are due; the caller applies them.
+    // Returns the events that are due; the caller must apply them.
     std::vector<Event> tick(double now_s) const;
     void forget(std::string_view worker_id);
-    // Drops the rank of an unregistered worker once its leases have ended.
+    // Marks the rank of an unregistered worker to be dropped once its leases have ended.
     void mark_gone(u32 row);
 
     // Sets for each row: queued tokens, requests including foreign ones, distinct blocks.
@@ -120,7 +120,8 @@ public:
     void restore_lease(const Row& row, const Sessions& sessions);
 
 private:
-    static constexpr double kSilentS = 10.0, kSeenS = 2.0;  // since a renewal, for `unknown_to`; since a first token
+    // How old a lease's last renewal must be for `unknown_to`; how long after a first token `Seen::until_s` is.
+    static constexpr double kSilentS = 10.0, kSeenS = 2.0;
 
     // A lease after its first token. Until `until_s` its blocks still count as on their way.
     struct Seen {

@@ -9,7 +9,7 @@ namespace kv {
 
 class Newcomers {
     static constexpr double kGatherS = 30.0;  // ranks that join in this time after the model's eldest are founders
-    static constexpr i64 kSettledShare = 4;   // a quarter of the cache
+    static constexpr i64 kSettledShare = 4;   // a rank that has filled a quarter of its cache is settled
 
     struct Share {
         std::string model;

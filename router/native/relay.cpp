@@ -191,7 +191,7 @@ private:
     nb::object dropped_;  // a frozenset of names
 };
 
-// The base of Python's class of connections, which has the attributes.
+// The base of Python's class of connections; that class has the attributes.
 class AnswerReceiver {
 public:
     explicit AnswerReceiver(nb::object reader) : reader_object_(std::move(reader)), reader_(nb::cast<const AnswerReader*>(reader_object_)) {}
@@ -241,7 +241,7 @@ public:
         call(client, names().finish);
     }
 
-    // The answer is complete: keep the connection as idle, or close it.
+    // After a complete answer: keeps the connection as idle, or closes it.
     static void release(nb::handle self, bool reusable) {
         check(self, types().connection);
         const auto& own = types().of_connection;
