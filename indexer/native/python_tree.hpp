@@ -80,7 +80,7 @@ inline u32 checked_tier(u32 tier) {
     return tier;
 }
 
-// Nodes of an outline as Python's: `OutlineNode`s of indexer/index/prefix_index.py.
+// Nodes of an outline as `OutlineNode`s of indexer/index/prefix_index.py.
 inline nb::module_ index_words() { return nb::module_::import_("indexer.index.prefix_index"); }
 inline nb::list outline_nodes(const Outline& outline, const std::vector<u32>& numbers) {
     const nb::object type = index_words().attr("OutlineNode");

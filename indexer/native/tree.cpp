@@ -8,7 +8,7 @@ namespace kv {
 namespace {
 
 constexpr u64 kReservedBlocksMax = u64{1} << 27;  // the map is never made larger than this beforehand
-constexpr u64 kWorthReset = u64{8} << 20;  // bytes; an empty tree with more gives them back
+constexpr u64 kWorthReset = u64{8} << 20;  // bytes; an empty tree that keeps more gives them back
 
 }  // namespace
 

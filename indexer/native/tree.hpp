@@ -1,5 +1,5 @@
 // The native prefix index, as indexer/index/prefix_index.py describes it, made of blocks, a map, sets and runs. It knows
-// nothing of Python, and is for one thread at a time.
+// nothing of Python, and only one thread at a time may use it.
 //
 //     tree.cpp      ranks, and the tree as a whole          match.cpp     how much of a prefix each rank holds
 //     store.cpp     stores                                  walk.cpp      making dumps; walks for people

@@ -1,4 +1,4 @@
-// Dumps, walks for people, and figures.
+// Makes dumps, walks the tree for people, and returns figures.
 #include <algorithm>
 
 #include "tree.hpp"

@@ -7,7 +7,7 @@ another machine or from sources with another interface.
 from kv_protocol.decided import TERMS
 
 INTERFACE = (34, len(TERMS))
-"""The number of the extension's interface (a change must raise it here and in `module.cpp`), and of a cost's terms."""
+"""The version of the extension's interface (to change it, raise it here and in `module.cpp`); a cost's term count."""
 
 try:
     from router.native import _fold as built

@@ -7,9 +7,9 @@
 // | another complete one whose worker states the decode time | its end, less that time | that time, per later token |
 // | any other | not known: its first byte came with its last token | not known |
 //
-// Tokens are counted by `usage`; in a stream without it by token comments; in one without both by events. If an engine puts several
-// tokens into one event, the time between events is an upper bound. Where an answer has several choices it is not known which token followed
-// which. A value that is not known is none, and is not counted.
+// Tokens are counted by `usage`; in a stream without it by token comments; in one with neither by events. If an engine puts several tokens
+// into one event, the time between events is an upper bound. Where an answer has several choices it is not known which token
+// followed which. A value that is not known is none, and is not counted.
 #pragma once
 
 #include <optional>

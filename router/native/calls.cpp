@@ -17,7 +17,7 @@ class CallLines {
 public:
     explicit CallLines(const nb::bytes& first) : first_(view_of(first)) {}
 
-    // The header lines of the call that carries out a verdict, with some of its client's, and the lines for the answer.
+    // The header lines of the call that carries out a verdict, some of them its client's; and the lines for the answer.
     nb::object lines(const nb::handle& verdict, const nb::dict& client) const {
         static const Name request{"request"}, request_id{"request_id"}, decision_id{"decision_id"}, winner{"winner"}, overlap{"overlap_blocks"};
         static const std::pair<nb::handle, std::size_t> passed_on[] = {

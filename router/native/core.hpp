@@ -66,7 +66,7 @@ struct View {
     std::optional<Held> bound;  // the rank of the request's session
 };
 
-// The Python objects of a verdict, beside the core's columns.
+// The Python objects that a verdict keeps beside what the core computes.
 struct Named {
     nanobind::object request, model_view, trusts;
     nanobind::object why;           // why each rank may not take the request, empty if it may; None: all may

@@ -64,7 +64,7 @@ inline Text stripped(Text of) {
     return of.substr(begin, of.find_last_not_of(" \t") + 1 - begin);
 }
 
-// Calls `found` with each member of a list with commas.
+// Calls `found` with each member of a comma-separated list.
 template <typename Found>
 void each_token(Text list, Found found) {
     for (std::size_t at = 0, end = 0; end != Text::npos; at = end + 1) {

@@ -174,7 +174,7 @@ std::vector<Ledger::Event> Ledger::tick(double now_s) const {
     return events;
 }
 
-// Adds events that end the rank's eldest leases, as many as its engine does not report; other routers end their own.
+// Adds events that end the rank's eldest leases, as many as its engine does not report; other routers end theirs.
 void Ledger::unknown_to(u32 row, double now_s, std::vector<Event>& events) const {
     const Reported& reported = loads_[row].reported;
     i64 found = 0;

@@ -1,4 +1,4 @@
-// Sends requests to workers, and takes their answers: `router/http/relay.py` extends it. All calls keep the GIL.
+// Sends requests to workers, and takes their answers; `router/http/relay.py` extends `AnswerReceiver`. All calls keep the GIL.
 #include <optional>
 #include <stdexcept>
 
