@@ -147,7 +147,7 @@ class EmbeddedIndex:
         return index_routes(self._fold, PrefixExplorer(self._fold, self._clock, heat=heat, uses=uses))
 
     def event_lag_s(self) -> float | None:
-        """Return the largest age that a rank's newest batch had when it was applied; None: none was applied yet."""
+        """Return the largest age that a rank's newest batch had when the fold took it; None: none came yet."""
         return max(self._feed.freshness_s.values(), default=None)
 
     def families(self) -> Iterator[Family]:

@@ -1,4 +1,4 @@
-"""The wire of a stream that resumes on another worker: token ids from the first, a continuation to the next.
+"""The wire of a stream that resumes on another worker: token ids from the first worker, a continuation to the next.
 
     router -> worker    header `x-kv-continuable: 1`       the events of the response shall carry token ids
     worker -> router    `: tokens <base64>` before `data`  ids since the event before, as little-endian u32s; a comment,
@@ -64,10 +64,10 @@ class Progress(msgspec.Struct, kw_only=True):
     """The progress of a stream; nothing changes it once `progress_of` returned it.
 
     `tokens` are the ids' bytes; `finish_reason` and `has_usage` say what was sent already. `text` is the text sent so
-    far, `prompt` the bytes of the prompt's ids (empty: the engine sent none). The last event with text had
-    `last_tokens` ids in its choice; with them the stream had `text_tokens`. The last engine generated the ids after the
-    first `start_tokens`. `is_parsed`: a parser of the engine took some of the answer out of the text, for reasoning or
-    tool calls.
+    far, `prompt` the bytes of the prompt's ids (empty: the engine sent none). `text_tokens` counts the ids up to and
+    with the last event that had text, `last_tokens` those in that event alone. The first `start_tokens` ids came from
+    earlier engines. `is_parsed`: a parser of the engine took some of the answer out of the text, for reasoning or tool
+    calls.
     """
 
     tokens: bytes

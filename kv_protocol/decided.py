@@ -51,7 +51,7 @@ class RouteRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True, g
     """A request as routing reads it, and as the journal has it.
 
     decision_id         unique, a new one for every attempt; `request_id` is the client's, and may repeat
-    isl_tokens          the prompt's length. 0: unknown, because the mode reads no overlap, so it was not encoded
+    isl_tokens          the prompt's length. 0: the prompt was not encoded, because the mode reads no overlap.
                         A lower bound if images are unseen; an estimate if only the worker can encode the prompt
     sequence_hashes     the hashes of all known full blocks of the prompt, packed (`router/prompt/chains.py`)
     lora                the requested adapter; empty: the base model
@@ -177,7 +177,7 @@ def best_columns(best: bytes) -> tuple[int, ...]:
 
 
 def terms_mask(terms: bytes) -> tuple[int, int]:
-    """Return the mask of the recorded terms, and its size in bytes. For a cut-off mask: the bit of no known term."""
+    """Return the mask of the recorded terms, and its size in bytes; if it is cut off, a mask with no known term."""
     mask = 0
     for at, byte in enumerate(terms[:_MASK_BYTES_MAX]):
         mask |= (byte & (_MORE - 1)) << at * _MASK_BITS

@@ -26,8 +26,8 @@ class Addend(NamedTuple):
 class CostTerms(msgspec.Struct, frozen=True, kw_only=True):
     """The terms of one candidate's cost; `cost` is the weighted sum of the addends, times the constraint multiplier.
 
-    The terms in ms are the addends. `overlap_credit_blocks` are the blocks that a rank saves; `overlap_lost_blocks` are
-    held too, but not credited, because they will be evicted before the request is computed.
+    The terms in ms are the addends. `overlap_credit_blocks` are the blocks that the overlap spares the rank;
+    `overlap_lost_blocks` are held too, but not credited, as they will be evicted before the request is computed.
     """
 
     overlap_credit_blocks: float = 0.0
@@ -70,7 +70,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     is_weighed: bool = True
     """Whether the policy weighed costs; if not, `terms` are meaningless."""
     predicted_ttft_s: float | None = None
-    """Seconds to the first token; None (so is `predicted_itl_s`): not predicted, or the phase has no such tokens."""
+    """Seconds to the first token. Like `predicted_itl_s`, None if not predicted, or the phase makes no such tokens."""
     predicted_itl_s: float | None = None
     """Seconds between tokens."""
 

@@ -6,7 +6,7 @@ from typing import TypeVar
 import msgspec
 
 FOUND_CHARACTERS_MAX = 80
-"""Characters of a found value or key that an error shows."""
+"""An error shows at most this many characters of a found value or key."""
 _REASON_CHARACTERS_MAX = 300
 _Message = TypeVar("_Message")
 

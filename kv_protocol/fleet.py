@@ -31,10 +31,10 @@ BLOCKS_MAX = 1 << 27
 """Bound on a rank's blocks: when ranks join, an index reserves memory for no more. A block may be a single token."""
 TOKENS_MAX = (1 << 32) - 1
 
-# Decoding refuses other values. A struct made in this process is checked by `__post_init__` only.
+# Decoding refuses values outside of these types. A struct made in this process is checked by `__post_init__` only.
 Instance = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
-"""A model, a served name, an adapter."""
+"""A model's own name, a served name, or an adapter's."""
 _Taint = Annotated[str, msgspec.Meta(max_length=256, pattern=r"^[^,\s]([^,]*[^,\s])?\Z")]
 """It has no commas, by which requests separate taints, and no space at its ends."""
 _Text = Annotated[str, msgspec.Meta(max_length=256)]
@@ -61,8 +61,8 @@ class WorkerRegistered(msgspec.Struct, frozen=True, tag="registered", kw_only=Tr
     `endpoint` is its name as `namespace.component.endpoint`, which separates pools; empty: none. `images` is the rule
     for images in its prompts; None: it takes none, or only its engine can compute their tokens.
 
-    Prefill and decode workers have to agree on these, and prefix routing needs them: `kv_cache_dtype` (fp8, bfloat16;
-    empty: not reported), `block_reuse`, whether the engine reuses blocks (None: not reported),
+    By these readers judge whether prefill and decode workers fit, and prefix routing works: `kv_cache_dtype` (fp8,
+    bfloat16; empty: not reported), `block_reuse`, whether the engine reuses blocks (None: not reported),
     `transfer_buffer_tokens`, the capacity of its buffer for KV transfers (0: none, or not reported), and
     `transfer_backend` (NIXL, UCX; empty: not reported).
 
@@ -135,7 +135,7 @@ class WorkerRegistered(msgspec.Struct, frozen=True, tag="registered", kw_only=Tr
 class WorkerDraining(msgspec.Struct, frozen=True, tag="draining", kw_only=True, omit_defaults=True):
     """The worker finishes its running requests and takes no new ones.
 
-    `by_hand`: an operator drains it and may end the drain; else its agent stops.
+    `by_hand`: an operator drains it and may end the drain. False: it drains because its agent stops.
     """
 
     worker_id: WorkerId

@@ -8,8 +8,8 @@
 | replayed | the reader has keys, and the event was signed before the newest accepted event of this worker |
 | base_url | the instance is registered at another address: an address changes only together with the instance |
 
-The header `Kv-Claim` of an agent's event is the place of its instance's first registration in the stream; that
-one has no claim. A signature is the header `Kv-Signature: v1 <time_ns> <mac>`; `mac` is HMAC-SHA256 in hex over
+The header `Kv-Claim` of an agent's event is the place in the stream of its instance's first registration, which has
+no such header itself. A signature is the header `Kv-Signature: v1 <time_ns> <mac>`; `mac` is HMAC-SHA256 in hex over
 
     "kv-router fleet event v1" LF subject LF time_ns LF the value of Kv-Claim, if any LF message bytes
 
@@ -33,7 +33,7 @@ from kv_protocol.fleet import FleetEvent, WorkerLeft, WorkerRegistered, decode_f
 SIGNATURE_HEADER = "Kv-Signature"
 CLAIM_HEADER = "Kv-Claim"
 WORKERS_MAX = 16_384
-"""Workers that a gate remembers; beyond that it forgets the one that had no event for the longest time."""
+"""A gate remembers this many workers; for a further one it forgets the one without an event for the longest time."""
 
 RefusalReason = Literal["unreadable", "subject", "signature", "replayed", "base_url"]
 REFUSAL_REASONS: tuple[RefusalReason, ...] = get_args(RefusalReason)
@@ -52,7 +52,7 @@ class FleetEventRefused(ProtocolError):
 
 
 class _KnownWorker(msgspec.Struct, frozen=True):
-    """A worker's newest registration, and when its newest event was signed; no instance: it left."""
+    """A worker's newest registration, and when its newest event was signed; `instance` is empty once it left."""
 
     subject: str
     instance: str

@@ -26,7 +26,7 @@ from kv_protocol.errors import LimitExceeded
 from kv_protocol.ids import TokenId
 
 IMAGE_TOKENS_MAX = 1 << 16
-"""Tokens of one image; bounds the tokens that a few bytes of a request may expand to."""
+"""The most tokens of one image, so that a few bytes of a request cannot expand to any number of them."""
 _RATIO_MAX = 200
 
 

@@ -5,7 +5,7 @@ the record was applied (the router's monotonic clock, seconds). The index's own 
 is recorded with each decision. Source: `docs/WIRE.md`.
 
     message = msgpack [version 1, life u64, first u64, records]     at most 512 KiB
-    record  = msgpack [kind, now_s, field, ...]                     in the order of the fields; later ones may follow
+    record  = msgpack [kind, now_s, field, ...]                     in the order of the fields; later versions add some
 
 Records of one life (one run of a router) are numbered from 1 without holes; `first` is the number of the first one in
 the message. `Lost` takes as many numbers as the records that it replaces, so readers notice every missing record.
@@ -35,9 +35,9 @@ from kv_protocol.load import LoadReport
 VERSION = 1
 MESSAGE_BYTES_MAX = 512 * 1024
 RECORD_BYTES_MAX = MESSAGE_BYTES_MAX - 64
-"""Bytes of records in a message, and so of one record."""
+"""The most bytes of records in a message, and so of one record."""
 RECORD_PARTS_MAX = 128
-"""Parts of one record: 64 MiB, the hashes of a prompt of 8 Mi blocks."""
+"""The most parts of one record: 64 MiB, enough for the hashes of a prompt of 8 Mi blocks."""
 _PART_BYTES_MAX = RECORD_BYTES_MAX - 64
 
 RATE_FACTOR_MAX, OUTPUT_TOKENS_MAX = 64.0, 1e6

@@ -27,7 +27,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 40) - 1)]
 """Tokens or blocks of one request: sums over all leases of a router still fit 64 bits."""
 
 ExpiryCause = Literal["silence", "engine"]
-"""No event came for the lease's duration; or its engine has reported fewer requests than leases for a while."""
+"""`silence`: no event came for the lease's duration. `engine`: for a while it reported fewer requests than leases."""
 
 
 class _OfLease(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,11 +96,11 @@ LedgerEvent = LeaseEvent | Unreported
 
 BEAT_S = 1.0
 EVENTS_MAX = 1024
-"""Events of one message."""
+"""The most events, or open leases, in one message."""
 BYTES_MAX = MESSAGE_BYTES_MAX // 2
-"""Size to which a message is filled; a single lease may add as much again."""
+"""A message is filled up to this size; only one with a single event may be larger."""
 BLOCKS_MAX = BYTES_MAX // 8
-"""Hashes of one lease: further blocks are sent as blocks without a hash."""
+"""The most hashes of one lease that are sent; its further blocks are only counted, in `extra_blocks`."""
 PARTS_MAX = 256
 
 

@@ -1,6 +1,6 @@
 """Load reports of ranks' engines, for decisions, dashboards and planners. JSON on core NATS.
 
-A report describes the newest iteration. An idle engine reports no requests, and the last known blocks.
+A report describes the newest iteration. The report of an idle engine has 0 requests, and the last known blocks.
 """
 
 from typing import Annotated

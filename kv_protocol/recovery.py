@@ -36,9 +36,9 @@ from kv_protocol.ids import U64
 CHUNK_BLOCKS_MAX = 28_000
 """17 bytes a block: a full chunk stays below a message's 512 KiB."""
 DUMP_CHUNKS_MAX = 4096
-"""Parts of an answer, 33 million blocks as agents send them; a bound on what a reader keeps until it is complete."""
+"""The most parts of an answer (33 million blocks, as agents send them): bounds what a reader keeps of an open one."""
 _ENVELOPE_BYTES_MAX = 1024
-"""Bound on the other fields. NATS servers allow messages larger than `MESSAGE_BYTES_MAX` by more than twice this."""
+"""Bound on all but blocks, batches, digests. NATS servers allow `MESSAGE_BYTES_MAX` plus more than twice this."""
 _HAS_PARENT = 0x80
 _TIER_BITS = 0x0F
 _ROW_BITS = bytes(parent | tiers for parent in (0, _HAS_PARENT) for tiers in range(1, _TIER_BITS + 1))
@@ -106,10 +106,10 @@ def _columns(rows: list[HeldBlock]) -> BlockColumns:
 
 
 class RecoverRequest(msgspec.Struct, frozen=True):
-    """Request the state after `after_seq` of `epoch` (0: the requester has no place and needs all).
+    """Request the state after `after_seq` of `epoch`; with epoch 0 the requester has no place, and needs all blocks.
 
-    `buckets` is empty, or the `bucket_table` of the requester's blocks. Answers carry the same id, which separates them
-    from answers to earlier requests.
+    `buckets` is empty, or the `bucket_table` of the requester's blocks. Answers repeat `request_id`, which separates
+    them from answers to earlier requests.
     """
 
     request_id: U64

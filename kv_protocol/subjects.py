@@ -22,7 +22,7 @@ JOURNAL_ALL = "kv.v1.journal.>"
 HEARTBEAT_ALL = "kv.v1.heartbeat.>"
 LOAD_ALL = "kv.v1.load.>"
 LEDGER = "kv.v1.ledger.all"
-"""Messages of routers to all others about promised work."""
+"""The subject on which each router tells all others about promised work."""
 
 _SLUG_CHARACTERS_MAX = 48
 _OF_RANK = re.compile(rf"kv\.v1\.[a-z]+\.[a-z0-9-]+\.({WORKER_ID_PATTERN})\.(0|[1-9][0-9]{{0,3}})")
@@ -51,11 +51,11 @@ load = partial(_of_rank, "load")
 recover = partial(_of_rank, "recover")
 """Returns the subject on which the rank's consolidator answers with a replay, a repair or a dump."""
 recover_slug = partial(_of_slug, "recover")
-"""Returns the same for a model by its slug."""
+"""Returns the subject that `recover` returns, from the model's slug in place of its name."""
 
 
 def slug_of(subject: str) -> str:
-    """Return the model's slug that a per-rank subject names; call `rank_of` first."""
+    """Return the model's slug that a per-rank subject names; pass only subjects that `rank_of` accepted."""
     return subject.split(".")[3]
 
 

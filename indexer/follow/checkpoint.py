@@ -61,7 +61,7 @@ class RankCheckpoint(msgspec.Struct, frozen=True, array_like=True):
 class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
     """The fold after message `stream_seq` of the stream created at `stream_created`, taken at `wall_ns`.
 
-    No two ranks have the same name or the same slot.
+    No two ranks may have the same name or the same slot.
     """
 
     stream_created: str

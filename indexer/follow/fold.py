@@ -42,7 +42,7 @@ TICK_S = 1.0
 AWAKE_S = 1.5 * TICK_S
 """A longer pause between two ticks means that the process did not run meanwhile. Every tick is a little late."""
 RECOVERIES_MAX = 16
-"""Questions in flight: more at once would only share the same network and the same event loop."""
+"""The most questions in flight: more at once would only share the same network and the same event loop."""
 _NO_SLOT = 2**32 - 1
 
 
@@ -93,7 +93,7 @@ class IndexFold:
         self._ranks: dict[WorkerRank, StreamFollower] = {}
         self._waiting: dict[int, None] = {}
         self._in_flight: set[int] = set()
-        """`_waiting`: slots of ranks whose questions wait, in this order; `_in_flight`: of those that await answers."""
+        """Slots of ranks: in `_waiting` their questions are to be sent, in this order; in `_in_flight` they were."""
         self._request_ids = count(1)
         self._status_columns = StatusColumnsCache(self._slot_of, self._status)
         self._is_log_connected = True
@@ -122,7 +122,7 @@ class IndexFold:
         return self._next_questions(now_s)
 
     def _restart_timeouts(self, silent_s: float, now_s: float) -> None:
-        """Restart timeouts after `silent_s` (inf: unknown) in which nothing could be received: it proves nothing."""
+        """Nothing could be received for `silent_s` (inf: unknown how long), which proves nothing: restart timeouts."""
         self._slots.restart_refused_timeouts(now_s)
         for stream in self._ranks.values():
             stream.alive_at_s = min(stream.alive_at_s + silent_s, now_s)
@@ -179,7 +179,7 @@ class IndexFold:
     def tick(self, now_s: float) -> list[Question]:
         """Forget silent ranks, repeat unanswered questions, and request the dumps for which there may be memory now.
 
-        It is due each `TICK_S`.
+        To be called every `TICK_S`.
         """
         stall_s, self._ticked_at_s = now_s - self._ticked_at_s - AWAKE_S, now_s
         if stall_s > 0:
@@ -251,7 +251,7 @@ class IndexFold:
         for rank in checkpoint.ranks:
             stream = self._follow(rank.rank, rank.slot, now_s)
             stream.instance = rank.instance
-            if rank.epoch or rank.seq:  # else nothing was received yet
+            if rank.epoch or rank.seq:  # both are 0 if nothing was received
                 stream.begin_at(rank.epoch, rank.seq, rank.logged_seq)
 
     def off_log(self) -> list[WorkerRank]:

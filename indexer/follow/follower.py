@@ -10,11 +10,11 @@
     any          batch seq <= cursor                   duplicate: nothing
     any          batch or last_seq > cursor + 2^20     ignored; LIVE: HOLE, which only an answer ends
     LIVE         batch seq == cursor + 1               apply
-    LIVE         batch seq > cursor + 1                gap: HOLE, requested `gap_s` later; the batch waits
+    LIVE         batch seq > cursor + 1                gap: HOLE; a question `gap_s` later; the batch waits
     HOLE         batch seq == cursor + 1               apply, and the waiting ones that follow; no hole left:
-                                                         LIVE; a gap left: requested `gap_s` from now on
+                                                         LIVE; a gap left: a question `gap_s` from now
     HOLE         batch seq > cursor + 1                waits, at most `early_batches_max` and
-                                                         `early_blocks_max` in them; the oldest are dropped
+                                                         `early_blocks_max` in them; the lowest seqs are dropped
     DOUBT        batch seq > cursor                    waits, as in HOLE; nothing is applied before the answer
     LIVE         heartbeat, last_seq > cursor          behind; HOLE if the batches do not come in `behind_s`
     LIVE         heartbeat's last_seq == cursor,       digests equal: proof; or a mismatch: DOUBT: repair, or dump
@@ -32,7 +32,7 @@
     any          heartbeat of another epoch            restart: forget all, LIVE at seq 0; if a batch outran it,
                                                          DOUBT: dump
     any          batch of another epoch                before the first heartbeat or answer: restart; else nothing
-    any          anything of a retired epoch           nothing
+    any          anything of a retired epoch           nothing; a heartbeat: restart, after `silent_s` without proof
     overfull     a mismatch                            stale, no question: no answer would fit
     overfull     equal digests                         not overfull any more: the refused blocks are gone at the
                                                          source, too
@@ -97,7 +97,7 @@ class FollowerLimits(msgspec.Struct, frozen=True, kw_only=True):
 class StreamFollower:
     """One rank's stream: changes the rank's blocks, those of `slot` in the index.
 
-    The owner calls `prove` after each input. `request_ids` are unique among all questions of the owner.
+    The owner must call `prove` after each input. `request_ids` are unique among all questions of the owner.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class StreamFollower:
     def status(self) -> tuple[int, int, StaleReason]:
         """Return the position, and why the rank's blocks are not known to be current; empty: they are.
 
-        Every decision calls it for every rank.
+        Decisions call it for every rank whose status may have changed: it must be fast.
         """
         if self._phase == "live" and not (self._source_stale or self._heartbeats.awaited or self.full_at):
             return self._epoch, self._cursor, ""

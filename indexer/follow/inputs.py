@@ -3,7 +3,7 @@
     a message of a rank's stream    span        what the fold does with it
     ----------------------------    ---------   --------------------------------------------------------------------
     cannot be read                  -           it gets a `Received` without content: the rank's blocks may be wrong
-    consecutive seqs                BatchSpan   if they continue the stream, the index applies the bytes
+    consecutive seqs                BatchSpan   the index applies the bytes if they continue the stream, else as below
     any other                       None        the message is decoded, and its batches are applied one by one
 
 The core reads the span from batch heads, by the layout and rules of `kv_protocol/codec.py`. A message that breaks one

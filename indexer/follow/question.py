@@ -24,7 +24,7 @@ from kv_protocol.recovery import BlockColumns, DumpChunk
 
 Wants = Literal["tail", "repair", "dump"]
 WHOLE_ANSWER_S = 60.0
-"""A dump of many million blocks takes some seconds; an endless answer would stay in flight, and others would wait."""
+"""A dump of many million blocks takes some seconds; unlimited, an endless one would keep others waiting."""
 _MORE: dict[Wants | None, int] = {None: 0, "tail": 1, "repair": 2, "dump": 3}
 
 

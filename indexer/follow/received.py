@@ -67,7 +67,7 @@ class HeartbeatTracker:
         """The newest claim that was equal to the cursor; the cursor may have moved on since."""
 
     def note(self, claim: HeartbeatClaim) -> None:
-        """Remember the claim if no newer one is known, without a comparison."""
+        """Remember the claim, unless one of a higher seq is known; it is not compared with the cursor."""
         if claim.seq >= self._newest.seq:
             self._newest = claim
 

@@ -7,7 +7,7 @@ refused        the index has no slot or memory for the rank
 resyncing      batches are missing, or the blocks may be wrong: a recovery is under way
 overfull       the index had no memory for some of its blocks; the others are known
 source         the rank's consolidator reports it as stale
-no_events      the same: the engine publishes no KV events, or none arrive (`kv_protocol.fleet.NO_EVENTS`)
+no_events      the consolidator reports that the engine publishes no KV events, or that none arrive (`fleet.NO_EVENTS`)
 behind         a heartbeat reported batches that were not received yet
 log_away       the log is disconnected; the rank was current, or behind, before
 (empty)        current
@@ -37,7 +37,7 @@ class FollowerCounts(msgspec.Struct, kw_only=True):
 
     `gaps` counts holes, `holes_closed` those that the log closed itself; `replays`, `repairs` and `resyncs` (complete
     dumps) count answers that took effect; `implausible` counts seqs that cannot be right. `heals` counts completed
-    recoveries, `kept_lost` early batches that were dropped. The duration of a recovery begins at its first sign.
+    recoveries, `kept_lost` early batches that were dropped. A recovery's duration is counted from its first sign on.
     """
 
     applied: int = 0

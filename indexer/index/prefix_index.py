@@ -25,8 +25,8 @@ An *outline* is the shape of the index at one moment, for people; it never chang
 without a fork, whichever ranks hold them; the root is no node. The root's children begin sequences, or their parents
 are unknown. A node's heat is the sum of the heat of all requests that end in the node or behind it.
 
-Arguments are not checked: hashes are u64s, ranks and tiers exist, times are finite. Not thread-safe unless an
-implementation says so. No method keeps a reference to its arguments.
+Arguments are not checked, except for unknown ranks: hashes must be u64s, tiers exist, times be finite. Not thread-safe
+unless an implementation says so. No method keeps a reference to its arguments.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -43,7 +43,7 @@ RANKS_MAX = 4096
 """The most ranks of one index, which are numbered from 0 on; further ones are refused and counted."""
 
 Hashes = Sequence[int] | bytes
-"""Sequence hashes in chain order: numbers, or packed little-endian u64s. No other buffer, such as an `array`."""
+"""Sequence hashes in chain order: numbers, or little-endian u64s as `bytes`. No other buffer (`array`) is allowed."""
 
 Depths = tuple[int, int, int, int]
 """Overlap blocks on the tiers 0..t, for t = gpu, host, disk, external; never decreasing."""
@@ -156,7 +156,7 @@ class PrefixIndex(Protocol):
     def repair(self, rank: int, buckets: bytes, chunks: Iterable[BlockColumns], now_s: float) -> int:
         """Replace the blocks of `rank` in `buckets` (32 bytes, a bit for each bucket) by those of `chunks`.
 
-        All blocks of `chunks` are in these buckets.
+        All blocks of `chunks` must be in these buckets.
         """
 
     def apply_batch(self, rank: int, message: bytes, now_s: float) -> int:

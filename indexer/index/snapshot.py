@@ -8,8 +8,8 @@
 
 A run is consecutive blocks, in chain order, with the same holders on the same tiers: the members of set number `set`,
 none for 0. Flags: bit 0, it has a known parent (`parent` is 0 otherwise); bit 1, its parent is unknown. Parents come
-before children; a run without holders has another run behind its last block. The index itself reads and writes bodies
-(`indexer/native/snapshot.cpp`); the frame around them is made here.
+before children; a run without holders must have another run behind its last block. The index itself reads and writes
+bodies (`indexer/native/snapshot.cpp`); the frame around them is made here.
 
 The body is not trusted: every count is checked against the remaining bytes. Offsets count from the frame's first byte.
 """

@@ -87,7 +87,7 @@ class IndexFeed:
         self._target_seq = self._to_read = 0
         self._is_caught_up = False
         self.freshness_s: dict[WorkerRank, float] = {}
-        """By rank: the time from the engine's flush of its newest batch until the batch was applied."""
+        """By rank: the time from the engine's flush of its newest batch until the fold applied, kept or ignored it."""
 
     async def start(self, stream: LogStreamState, after_seq: int = 0) -> None:
         """Subscribe to answers, heartbeats and fleet events, and to the events in `stream` after `after_seq`.

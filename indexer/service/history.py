@@ -14,8 +14,8 @@ worker that left stays until a snapshot lacks it: the log of events does not con
     the rank                                              note
     ---------------------------------------------------   ----------------------------------------------------------
     is stale (resyncing)                                  the log lacks batches from its place on
-    is at another place than the log's last batch of it   beyond: the snapshot has batches of an answer that the log
-                                                            had not brought; before: it lacked batches of the log
+    is at another place than the log's last batch of it   after that: the snapshot has an answer's batches, which the
+                                                            log had not brought; before: it lacked batches of the log
     is at the beginning of an epoch                       the snapshot has the epoch from a heartbeat; the log has
                                                             nothing of it yet, and may still have older batches
     was stale in the snapshot (resyncing, overfull,       the log does not show when that ended
@@ -259,7 +259,7 @@ async def _fold_log(log: EventLog, created: str, fold: IndexFold, after_seq: int
                 came = f"message {number} was lost before it was read, {message.stream_seq} came"
                 raise BrokerUnavailable(f"{stream}: {came}")
             time_ns = message.time_ns
-            with suppress(MalformedMessage):  # its subject: the message belongs to no rank
+            with suppress(MalformedMessage):  # the subject names no rank
                 rank = subjects.rank_of(message.subject)
                 try:
                     read = read_message(message.data)

@@ -8,7 +8,7 @@
                    `OFF_S` at most: a fold of the log up to that place would differ
     never purged   messages that are covered by no snapshot that this process has read back
 
-`retention.py` decides what is due. Several indexes may keep one log in one bucket: each sees the snapshots of the
+`retention.py` decides what is due. Several indexes of one log may share the bucket: each sees the snapshots of the
 others and writes only if one is due. Two writes at the same time are harmless. An index that still needs purged
 messages finds gaps and requests dumps.
 """
@@ -35,7 +35,7 @@ from kv_runtime.supervise import until
 LOOK_S = 5.0
 OFF_S = 60.0
 _STORED_RATIO = 1.01
-"""Most bytes on disk for each byte of an object; small objects take more, and do not matter."""
+"""Each byte of an object takes at most this many on disk; small objects take more, but do not matter."""
 _UNFINISHED_S = 3600.0
 """A put that is unfinished after this time counts as abandoned: it is deleted."""
 
@@ -157,7 +157,7 @@ class Snapshots:
         self._statistics.log_bytes = stream.bytes
         if retention.is_due(self._clock.wall_ns()) and not self._is_off_log():
             position = feed.log_position
-            if self._newest is None or position.stream_seq > self._newest.stream_seq:  # else another index wrote one
+            if self._newest is None or position.stream_seq > self._newest.stream_seq:  # no other index wrote this one
                 await self.write(position, retention.to_give_up())
         if up_to_seq := retention.purge_up_to(verified):
             await self._event_log.purge(subjects.EVENTS_STREAM, up_to_seq)

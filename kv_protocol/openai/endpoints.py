@@ -3,10 +3,10 @@
     name           path                     serves it
     -----------    --------------------     ------------------------------------------------------
     chat           /v1/chat/completions     a worker that states it, or no endpoints
-    completions    /v1/completions          likewise
+    completions    /v1/completions          a worker that states it, or no endpoints
     responses      /v1/responses            a worker that states it
     embeddings     /v1/embeddings           a worker that states it
-    a path         that path                likewise; a request to it is passed on as it is
+    a path         that path                a worker that states it; a request to it is passed on as it is
 
 A registration may state other names: a router passes over names that it does not know.
 """

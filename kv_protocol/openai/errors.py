@@ -128,7 +128,7 @@ def _found(body: bytes | bytearray | msgspec.Raw, path: str) -> Verbatim:
 
 
 def _begun(value: bytes | bytearray | msgspec.Raw) -> str:
-    """Return the beginning of a value, one character more than is shown: that marks the cut."""
+    """Return the beginning of a value, with one character more than is shown, so that `shortened` marks the cut."""
     begun = bytes(memoryview(value)[: 4 * (FOUND_CHARACTERS_MAX + 1)]).decode("utf-8", "replace")
     return begun[: FOUND_CHARACTERS_MAX + 1]
 

@@ -37,7 +37,7 @@ CHAT, COMPLETIONS, EMBEDDINGS = PATHS["chat"], PATHS["completions"], PATHS["embe
 _TEXT_FORMAT = b'{"type":"text"}'
 _MODEL_OF_FORM = re.compile(rb'name="model"\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,256})\r\n')
 _FORM_BYTES = 64 << 10
-"""The field `model` is searched for in the first and in the last bytes of this number: a file may be between them."""
+"""`model` is searched for in this many bytes of the form's beginning, then of its end: a file may lie between."""
 
 _GUIDE, _SHAPE, _CHANGE = "guide", "shape", "change"
 _Guide = Annotated[msgspec.Raw, _GUIDE]
@@ -218,7 +218,7 @@ class CompletionInbound(Inbound, frozen=True, kw_only=True):
         return (self.prompt,)
 
     def read_prompts(self) -> list[str | bytes]:
-        """Return the texts, or their ids as little-endian u32s; raise `RequestInvalid`, which names the place."""
+        """Return each prompt: a text, or ids as little-endian u32s; raise `RequestInvalid`, which names the place."""
         return read_prompts(self.prompt)
 
 

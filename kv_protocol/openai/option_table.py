@@ -1,7 +1,7 @@
 """The options of chats and completions (OpenAI): types and ranges, the same for routers and worker agents.
 
-An option that is absent, or null, is None. A router reads those in `Common`, and forwards the body unchanged; the
-worker refuses what its engine does not support.
+An option that is absent, or null, is None. A router reads the options in `Common`, and forwards the body unchanged;
+the worker refuses what its engine does not support.
 
 Sources: the OpenAI API reference (chat and legacy completions); for extensions NVIDIA/TensorRT-LLM,
 `tensorrt_llm/serve/openai_protocol.py` (`ResponseFormat`, `EarlyStopping`, `_LOGIT_BIAS_MAX`); vllm-project/vllm,
@@ -16,7 +16,7 @@ Marks at an option's field say what is done with it (`marks_of` reads them):
     KEPT               a stream that resumes on another attached engine keeps the option
     LEFT_OUT           that stream does not need it: the prompt's ids contain its effect, the router sets it anew, or
                        it does not change the answer's text
-    neither            a stream with it does not resume, unless the option is null or false
+    no KEPT, LEFT_OUT  a stream with this option does not resume, unless the option is null or false
 
 `nvext` is the extension of NVIDIA Dynamo's clients; `NvExt.ineffective` names those of its keys that have no effect
 here. Source: `docs/SOURCES.md` D7.
@@ -107,7 +107,7 @@ class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """The value of `response_format`: a type, and the keys of all types. Agents check which of them are the type's.
 
     `json`, `regex` and `ebnf` are TensorRT-LLM's. `structural_tag` has `format` (TensorRT-LLM, vLLM), or `structures`
-    and `triggers` (vLLM before).
+    and `triggers` (older vLLM).
     """
 
     type: Literal["text", "json_object", "json_schema", "json", "regex", "ebnf", "structural_tag"]
@@ -284,7 +284,7 @@ class Common(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Options(Common, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The options that both endpoints have. Those of one endpoint are in its requests, with types of this module."""
+    """The options that both endpoints have. Others are fields of one endpoint's request, with types from here."""
 
     stream_options: Annotated[StreamOptions | None, KEPT] = None
     n: Annotated[Choices | None, LEFT_OUT] = None

@@ -18,7 +18,7 @@ from kv_protocol.ids import TokenId
 from kv_protocol.openai.errors import RequestInvalid, Verbatim, explained
 
 ABSENT = msgspec.Raw()
-"""A key that the client did not send."""
+"""The value of a key that the client did not send."""
 _NULL = b"null"
 _NOTHING = (b"", _NULL)
 
@@ -50,7 +50,7 @@ class OptionalPart(RawPart[Read | None]):
     """Decodes the bytes of a key that may be absent, or null."""
 
     def read(self, raw: msgspec.Raw, key: str) -> Read | None:
-        """Decode the bytes, None if there are none; raise `RequestInvalid`."""
+        """Decode the bytes; return None if the key is absent or null; raise `RequestInvalid`."""
         return super().read(raw, key) if is_given(raw) else None
 
 
@@ -73,7 +73,7 @@ _SLICE = 128 << 10
 _LIST_OF_PROMPTS = re.compile(rb"\[\s*[\[\"]")
 _LOOKED_AT = 64
 PROMPTS_MAX = 1024
-"""Prompts of one request. Each is a request of the engine."""
+"""The most prompts of one request: the engine gets a request for each."""
 _INDEX = re.compile(r"\[(\d+)\]")
 
 _TokenIds = Annotated[list[TokenId], msgspec.Meta(min_length=1)]
@@ -88,7 +88,7 @@ def is_list_of_prompts(raw: msgspec.Raw) -> bool:
 
 
 def read_prompts(raw: msgspec.Raw) -> list[str | bytes]:
-    """Return the texts, or their ids as little-endian u32s; raise `RequestInvalid`, which names the place."""
+    """Return each prompt: a text, or ids as little-endian u32s; raise `RequestInvalid`, which names the place."""
     if not is_list_of_prompts(raw):
         return [_read_one(raw, "prompt")]
     prompts = _several.decode(raw)

@@ -143,7 +143,7 @@ class CompletionRequest(_Request, frozen=True, kw_only=True, forbid_unknown_fiel
     logprobs: Logprobs | None = None
 
     def read_prompts(self) -> list[str | bytes]:
-        """Return the texts, or their ids as little-endian u32s; raise `RequestInvalid`, which names the place."""
+        """Return each prompt: a text, or ids as little-endian u32s; raise `RequestInvalid`, which names the place."""
         return read_prompts(self.prompt)
 
 
