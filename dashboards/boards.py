@@ -38,7 +38,7 @@ _TRACES = {
 class Panel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One answer. `queries` have PromQL by legend, which may name labels: `{{worker}}`.
 
-    `right`: legends of the queries that use the right axis; `exemplars`: of those that show traced requests as points.
+    `right`: legends of queries on the right axis; `exemplars`: legends of queries that show traced requests as points.
     `bad_from`: a figure from there on is worth a look; drawn as a threshold. `links`: where a click on a series leads.
     """
 

@@ -76,7 +76,7 @@ class Body(msgspec.Struct, frozen=True):
     images: Mapping[str, memoryview] = {}
 
     def base64_of(self, url: str) -> memoryview | None:
-        r"""Return the base64 that was cut out of a `data:` URL; None if the URL still has it.
+        r"""Return the base64 that was cut out of a `data:` URL; None if none was.
 
         A client may have written `\/` for each slash. This reads the whole image: call it on a thread.
         """
@@ -84,7 +84,7 @@ class Body(msgspec.Struct, frozen=True):
         return None if image is None else _unescaped(image)
 
     def with_images(self, text: Bytes | memoryview) -> tuple[Bytes | memoryview, ...]:
-        """Return `text`, derived from this body's text, in parts, with the images in place of their names."""
+        """Return the parts of `text`, made from this body's text, in order, with each image in place of its name."""
         if not self.images:
             return (text,)
         parts: list[Bytes | memoryview] = []

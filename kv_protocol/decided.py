@@ -1,8 +1,8 @@
 """A decision as a journal record: small, and enough to make it again and compare the result.
 
     request    as routing read it, with its packed sequence hashes
-    best       the columns of at most eight candidates: the winner, then the others, cheapest first. A column is a
-               worker rank, in the order of the view
+    best       the columns of at most eight candidates: the winner, then the others, cheapest first. A column is the
+               index of a worker rank in the order of the view
     terms      the cost terms of these candidates; a term is left out if all of them have its default
     costs      the costs of all other candidates, in the order of the columns; their terms are not recorded
     overlap    for each tier t, each rank's overlap with the request on tiers 0..t: from the index; for ranks without

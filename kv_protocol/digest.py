@@ -71,7 +71,7 @@ class SetDigest:
 
 
 def bucket_table(tiers: Iterable[Sequence[int]]) -> bytes:
-    """Return the table of the bucket digests of each tier, all four in order."""
+    """Return the table made of the bucket digests of all four tiers, which must be in order."""
     return array("Q", [digest for buckets in tiers for digest in buckets]).tobytes()
 
 

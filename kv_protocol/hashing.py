@@ -77,7 +77,7 @@ class Namespace(NamedTuple):
 
 @lru_cache(4096)
 def hash_seed(*namespace: str | None) -> int:
-    """Return the seed of local hashes in a `Namespace`."""
+    """Return the seed of local hashes in the `Namespace` with these fields, in their order."""
     return BASE_SEED + sum(xxh3_64_intdigest(text.encode(), at) for at, text in enumerate(namespace) if text) & U64_MASK
 
 

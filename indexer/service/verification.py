@@ -129,7 +129,7 @@ async def fleet_slugs(log: EventLog, clock: Clock, gate: FleetGate, timeout_s: f
     beating: dict[WorkerRank, str] = {}
 
     async def on_fleet_event(message: LogMessage) -> None:
-        with suppress(FleetEventRefused):  # if the worker lives, its heartbeat comes
+        with suppress(FleetEventRefused):  # a live worker is found by its heartbeats
             event = gate.admit(message.subject, message.data, message.headers)
             if isinstance(event, WorkerRegistered):
                 registered[event.worker_id] = dict.fromkeys(event.ranks, subjects.slug_of(message.subject))
