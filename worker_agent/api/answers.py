@@ -148,7 +148,7 @@ def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dic
 
 
 def _delta_of(events: Sequence[Event]) -> dict[str, Any]:
-    """Return a chunk's delta; without events, an empty text's."""
+    """Return a chunk's delta; without events it has an empty content."""
     content, reasoning = _texts(events)
     calls = [{"index": index, **call} for index, call in _calls(events).items()]
     parts = {"content": content, "reasoning_content": reasoning, "tool_calls": calls}

@@ -9,7 +9,7 @@ GET  /status            whether the log is connected, and the position of each r
 
 A process that publishes streams and serves no requests (`worker-agent attach`):
 
-GET /health, /live, /status    whether the log is connected, every rank's position, and why its set may be wrong
+GET /health, /live, /status    the log's state; each rank's position, and why the blocks known of it may be wrong
 GET /version, /metrics
 """
 

@@ -79,7 +79,7 @@ class ChoiceText:
         self.is_over = False
 
     def resume(self, token_ids: Sequence[int]) -> None:
-        """Process tokens that another worker has shown already; text that they withhold stays withheld."""
+        """Process tokens that another worker has shown already; text at their end that was withheld stays withheld."""
         self.push(EngineOutput(token_ids=tuple(token_ids), cached_tokens=0))
 
     def push(self, output: EngineOutput) -> Piece:

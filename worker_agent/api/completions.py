@@ -74,7 +74,7 @@ class Completions:
         """`on_output` is called at each output of the engine."""
         self.description, self.role, self.names = engine.describe(), role, (*served_names, *loras)
         self._engine, self._text, self._prompts, self._clock = engine, text, prompts, clock
-        self._parsing = AnswerParsing(PLAIN if role == "prefill" else answer_format, text)  # one token is no answer
+        self._parsing = AnswerParsing(PLAIN if role == "prefill" else answer_format, text)  # its one token needs none
         self.tool_calls_total = self._parsing.tool_calls_total
         """How many tool calls the answers had, by ending."""
         self._rules = RequestRules(

@@ -117,7 +117,7 @@ class Generation:
         return usage(prompt_tokens, sum(choice.tokens for choice in self._choices), cached_tokens)
 
     def take_token_ids(self) -> list[int]:
-        """Return the token ids since the last call, of a single choice."""
+        """Return the token ids since the last call; only for an answer of one choice."""
         token_ids, self._new_token_ids = self._new_token_ids, []
         return token_ids
 

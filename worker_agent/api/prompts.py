@@ -49,7 +49,7 @@ class EnginePrompts:
     async def prompts(
         self, request: Request, wishes: EngineRequest = NOTHING_ASKED, body: Body = NO_IMAGES
     ) -> list[EngineRequest]:
-        """Return the wishes with each of the request's prompts, of any length, and its media.
+        """Return the wishes with each of the request's prompts, whose length is not checked here, and its media.
 
         If an encode worker encoded the media, they are in the handoff. `body` has the images that are cut out.
 

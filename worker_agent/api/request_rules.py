@@ -137,7 +137,7 @@ class RequestRules:
         prompt, sampling = wished.prompt, wished.sampling
         max_tokens = self._max_tokens(request, len(prompt))
         if forced is not None and not before and self._description.takes_structural_tags:
-            if sampling.guide is not None and sampling.guide.field != "response_format":  # it is no guide of calls
+            if sampling.guide is not None and sampling.guide.field != "response_format":  # that guides text, not calls
                 found = Verbatim(f"it beside {sampling.guide.field}")
                 raise RequestInvalid("tool_choice", found, "one guide a request")
             others["sampling"] = sampling = msgspec.structs.replace(sampling, guide=forced)

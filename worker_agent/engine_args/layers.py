@@ -28,7 +28,7 @@ _SECRET_WORDS = {
     "password", "pwd", "secret", "secrets",
 }  # fmt: skip
 _SECRET_IF_TEXT = {"key", "token"}
-"""Words of a secret's name if its value is a text: numbers, as `mask_token_id`, are no secrets."""
+"""Words that name a secret only if the value is a text: a number, such as `mask_token_id` has, is no secret."""
 _SECRET_TEXT = re.compile(r"(hf_|nvapi-|sk-|ghp_|glpat-|AKIA|eyJ)[\w-]{8,}|://[^/\s@]*:[^/\s@]*@|\bBearer\s+\S")
 _CHARACTERS_MAX = 64
 _KINDS = {bool: "a boolean", int: "an integer", float: "a number", str: "a text", list: "a list"}

@@ -1,7 +1,7 @@
 """Reads the engine's arguments from the command line and its files, without the engine.
 
-    --extra-engine-args FILE          YAML, over our own flags
-    --override-engine-args JSON       over both; in its place any number of flags:
+    --extra-engine-args FILE          YAML, which replaces values of our own flags
+    --override-engine-args JSON       replaces values of flags and file; in its place any number of flags:
     --trtllm.a.b.c VALUE              null (`none`, `null`), a boolean, an integer, a number, else a text
 
 `arguments.py` defines the layers. All errors of flags are reported together, but only the first error of a file or of

@@ -5,8 +5,7 @@ complete prompt, because some models' handles depend on it; it has one placehold
 
     form          the answer has                                            encoded as     usable by
     handles       `disaggregated_params`: the engine's handles, and a       JSON           a worker of the same machine,
-                  hash of eight ints for each item, which is our digest                    or wherever the engine can
-                                                                                           open them; once
+                  hash of eight ints for each item, which is our digest                    once
     embeddings    `embeddings`: a `.safetensors` file of one tensor for     MessagePack    any worker
                   each item
 
@@ -147,7 +146,7 @@ class EncodeClient:
         await stop.wait()
 
     async def encode(self, prompt: str, parts: Sequence[MediaPart]) -> EncodedMedia:
-        """Return the encoded `parts`, one placeholder each in `prompt`.
+        """Return the encoded `parts`; `prompt` must have one placeholder for each.
 
         Raises:
             MediaRefused: the media are refused.
@@ -178,7 +177,7 @@ class EncodeClient:
 
     @contextmanager
     def asking(self, worker: EncodeWorker) -> Iterator[None]:
-        """Count the `with` block as a request at the worker; log `EncoderUnavailable`, raise it with the address."""
+        """Count the `with` block as a request at the worker; log its `EncoderUnavailable` and add the address to it."""
         worker.in_flight += 1
         worker.asked_total += 1
         outcome = "failed"

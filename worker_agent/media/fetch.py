@@ -76,7 +76,7 @@ class MediaFetch:
         except aiohttp.ClientPayloadError:
             raise MediaRefused("incomplete", field, shown_url(str(target)), "a whole body") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            # Their texts have the complete URL: neither shown nor chained.
+            # The texts of these errors have the complete URL: they must be neither shown nor chained.
             found = f"{shown_url(str(target))} ({type(error).__name__})"
             raise MediaRefused("unreachable", field, found, "a server that answers") from None
 
@@ -161,8 +161,8 @@ _INTERIM = range(100, 200)
 class _PacedAnswer(ResponseHandler):
     """The protocol of one answer, whose body has at most `bytes_max` bytes; the loop serves others between two reads.
 
-    It has at most `INTERIM_MAX` interim answers (1xx), and on the wire `CODING_FACTOR` bytes for each allowed byte
-    of the body: chunked coding adds some.
+    The connection is aborted after more than `INTERIM_MAX` interim answers (1xx), or more than `CODING_FACTOR` bytes on
+    the wire for each allowed byte of the body: chunked coding adds some.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, bytes_max: int) -> None:

@@ -12,7 +12,7 @@ ids, which these processors turn into text again; an encoder's handles cannot be
 Embeddings have no hash of their own: two prompts with different ones have the same tokens in the cache, and the second
 would reuse the first one's blocks. The salt distinguishes them; it includes the client's salt.
 
-An encoder hashes pixels, which other components cannot compute. Its hashes are replaced by the digests of the images'
+An encoder's own hashes are of pixels, so only it can compute them. They are replaced by the digests of the images'
 bytes: so the same prompt has the same blocks, whichever worker encoded its images.
 
 Source: NVIDIA/TensorRT-LLM main, mid-2026: `tensorrt_llm/llmapi/llm.py`, `_preprocess`; `tensorrt_llm/inputs/data.py`
@@ -55,7 +55,7 @@ def media_rules(request: EngineRequest, *, takes_transfer: bool) -> Iterator[Rul
 
 
 def cache_salt_of(request: EngineRequest) -> str | None:
-    """Return the salt of the request's blocks, made of the client's salt and its embeddings; None without both."""
+    """Return the salt of the request's blocks, made of the client's salt and its embeddings; None if it has neither."""
     embeddings = [each for each in request.media if each.tensor is not None]
     if not embeddings:
         return request.cache_salt or None

@@ -34,14 +34,14 @@ from worker_agent.media.urls import decoded_data, file_path, scheme_of
 from worker_agent.port.types import Media
 
 FETCHES_MAX = 8
-"""Most media loaded at a time, for all requests: each may have `part_bytes_max` in memory."""
+"""How many media are loaded at a time, for all requests: each may have `part_bytes_max` in memory."""
 
 
 class MediaLoader:
     """Loads media for all requests of an agent. The counters are for its metrics.
 
-    `refused_total` counts, by reason, the requests that were refused because of their media. Callers count them: they
-    also refuse requests before anything is loaded.
+    `refused_total` counts, by reason, the requests that were refused because of their media. Callers have to count
+    them, as they also refuse requests before anything is loaded.
     """
 
     def __init__(self, section: MediaSection, *, resolve: Resolve | None = None, fetch_s: float = FETCH_S) -> None:

@@ -35,14 +35,14 @@ _TYPE_OF_ALIAS = {"image/jpg": "image/jpeg"}
 """Common content types that are not registered."""
 _DETAILS = (None, "auto", "low", "high")
 PARTS_MAX = 16
-"""Most media of a request."""
+"""How many media a request may have."""
 REQUEST_BYTES_MAX = 128 << 20
 """The most bytes of all media of a request, unless one item may have more."""
 _PIXELS_MAX = 1 << 26
 
 
 class MediaPart(msgspec.Struct, frozen=True, kw_only=True):
-    """An image that a request names: `field` is where its URL is in the request. Only `shown_url` of it is shown.
+    """An image that a request names: `field` is where its URL is in the request. Show the URL only by `shown_url`.
 
     `base64` is the data of a `data:` URL, if it was cut out of the URL (`kv_protocol/body_limits.py`).
     """

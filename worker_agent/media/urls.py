@@ -5,8 +5,8 @@
                                           empty or `localhost`, and its percent-encoding is decoded once
     http(s)://<host>[:<port>]/<path>      a target of ASCII characters with an allowed scheme and port, no credentials
 
-A host of digits and dots is an IPv4 address as four decimal numbers; no old spelling of one (`2130706433`, `0177.1`)
-is taken. Any other host is judged by its addresses.
+A host of digits and dots must be an IPv4 address as four decimal numbers: old spellings (`2130706433`, `0177.1`) are
+refused. Any other host is judged by its addresses.
 
 Media may be fetched from public addresses and configured networks:
 
@@ -44,7 +44,7 @@ Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 
 URL_CHARACTERS_MAX = 8192
-"""Most characters of a fetched URL, or of a path; for a `data:` URL the number of bytes is bounded instead."""
+"""How many characters a fetched URL or a path may have; for a `data:` URL the number of bytes is bounded instead."""
 _SAFE = re.compile(r"[\x21-\x7e]+")
 _BACKSLASH = "\\"
 """Browsers read it as a slash, so it is refused."""
@@ -222,7 +222,7 @@ def real_address(address: Address) -> Address:
 
 
 def address_refusal(address: Address, networks: Sequence[Network] = ()) -> MediaReason | None:
-    """Return why nothing may be fetched from `address`; None if it is allowed, as any address of `networks` is."""
+    """Return why nothing may be fetched from `address`; None if it is allowed, as all of `networks` but metadata is."""
     real = real_address(address)
     if real in _METADATA:
         return "address_metadata"

@@ -2,7 +2,7 @@
 
     encode  -> prefill   handles of the media's embeddings, a hash of eight ints for each, and, if the model has
                          mrope, handles of the prompt's positions
-    prefill -> decode    the first token, where the prompt's KV is, opaque outside the engine, and those positions
+    prefill -> decode    the first token, a state that only engines read (where the prompt's KV is), and those positions
 
     key                            JSON                       in the engine
     encoded_opaque_state           base64                     opaque_state: bytes
@@ -17,10 +17,10 @@
     unknown keys                   unchanged: plain JSON      a field of a newer version: passed through, both ways
     all others                     unchanged
 
-These are the keys of trtllm-serve's OpenAI bodies, in requests and in the choice of an answer: a worker of either kind
-can continue the other's request. trtllm-serve does not have the media keys yet, and refuses them.
+These are the keys of trtllm-serve's OpenAI bodies, in requests and in the choice of an answer: our workers and
+trtllm-serve can continue each other's requests. trtllm-serve does not have the media keys yet, and refuses them.
 
-Features of further layers (deepstack, Qwen3-VL) have no key: they follow the first layer's in the embeddings' rows.
+Features of further layers (deepstack, Qwen3-VL) have no key: each embedding's row has them after the first layer's.
 
 Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/disaggregated_params.py` and `tensorrt_llm/serve/openai_protocol.py` (class
 `DisaggregatedParams`, `to_disaggregated_params`, `to_llm_disaggregated_params`); `docs/SOURCES.md` D4.2;
@@ -42,7 +42,7 @@ from worker_agent.port.sampling import TokenLogprob, bounded_logprob
 STATE_BYTES_MAX = 1 << 20
 FIRST_TOKENS_MAX = 128
 OTHERS_MAX = 32
-"""Most unknown keys of a handoff."""
+"""How many unknown keys a handoff may have."""
 OTHER_NAME_MAX = 64
 HASH_WORDS = 8
 

@@ -10,7 +10,7 @@ import msgspec
 
 GuideKind = Literal["json", "regex", "grammar", "json_object", "structural_tag"]
 ANSWER_LOGPROBS_MAX = 1 << 18
-"""Bound of n x max_tokens x (1 + top_logprobs) of an unstreamed answer, and of its prompt's; about 15 MB of JSON."""
+"""Bound on n x tokens x (1 + logprobs) of an unstreamed answer, and likewise of its prompt; about 15 MB of JSON."""
 _PATTERN_MARKS = frozenset("\\.^$|?*+()[]{}")
 
 
@@ -29,10 +29,10 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """One request's sampling parameters.
 
     `passed` are options that the engine gets under the client's names (`PASSED` of `option_table.py`), without those
-    that are None; `min_tokens` counts this engine's tokens only. `choices` sequences are generated in parallel.
-    `logprobs` is how many of the likeliest tokens are reported at each position, besides the chosen one: 0 only that
-    one, None nothing; `prompt_logprobs` likewise for the prompt. With `ignore_eos` the model's end tokens do not stop a
-    sequence; the client's own stop tokens still do.
+    that are None; its `min_tokens` counts this engine's tokens only. `choices` sequences are generated in parallel.
+    `logprobs` is how many of the likeliest tokens are reported at each position, besides the chosen one (0: only that
+    one, None: nothing); `prompt_logprobs` likewise for the prompt. With `ignore_eos` the model's end tokens do not stop
+    a sequence; the client's own stop tokens still do.
     """
 
     passed: Mapping[str, Any] = {}

@@ -78,7 +78,7 @@ class EngineDescription(msgspec.Struct, frozen=True, kw_only=True):
     dp_ranks: tuple[int, ...] = (0,)
     kv_cache_dtype: str = ""
     takes_structural_tags: bool = False
-    """Whether an answer may be guided by a structural tag: calls that a request demands are forced."""
+    """Whether a structural tag can guide an answer; it then forces the tool calls that a request demands."""
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,7 +86,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     Without `dp_rank` the engine chooses the rank. An empty LoRA name or salt is an absent one.
 
-    An engine ignores or refuses a field after `cache_salt` that it does not support. `queue_priority` is 0..1: of the
+    The fields after `cache_salt` are ignored or refused by an engine that lacks them. `queue_priority` is 0..1: of the
     waiting requests, the one with the highest goes first. `handoff` comes from the worker of the phase before;
     `transfer_id`, unique in the fleet, names the transfer that a prefill worker begins. With
     `is_context_and_generation` a decode worker computes the prompt too, without a handoff. `logits_processors` are
@@ -280,7 +280,7 @@ def takes_transfer(request: EngineRequest, role: Role) -> bool:
 
 
 def role_rules(request: EngineRequest, role: Role) -> Iterator[Rule]:
-    """Yield the rules for a request to a worker of `role`, by the table above."""
+    """Yield the rules for a request to a worker of `role`, by the table at the top of this module."""
     handoff, n = request.handoff, request.sampling.choices
     has_media = handoff is not None and handoff.multimodal_embedding_handles is not None
     found, encoders = "none" if handoff is None else "one", "none, or an encoder's multimodal_embedding_handles"

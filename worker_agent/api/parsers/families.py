@@ -16,10 +16,10 @@ If the prompt ends with <think>, the answer begins with reasoning; if it ends wi
 calls are parsed, the beginning of a call also ends reasoning, and the next </think> is dropped. Text between the tags
 is reasoning, with its white space; text after them is content.
 
-An answer that stops and has calls ends with `tool_calls`, unless a call was never closed.
+An answer that stops and has calls has the finish reason `tool_calls`, unless a call was never closed.
 
-gpt_oss reads calls and reasoning in one format: either of the two settings chooses it; the other is empty or names it,
-too.
+gpt_oss reads calls and reasoning in one format: either of the two settings chooses it; the other must be empty or name
+it, too.
 Source: the OpenAI interface; `include_reasoning`: vLLM's interface; names: vllm-project/vllm,
 `vllm/tool_parsers/__init__.py`, `vllm/reasoning/__init__.py`; sgl-project/sglang,
 `python/sglang/srt/function_call/function_call_parser.py`; NVIDIA/TensorRT-LLM,

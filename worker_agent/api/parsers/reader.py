@@ -90,7 +90,7 @@ class Reader:
     def until(self, markers: Sequence[str], show: Show) -> Steps[str]:
         """Show the text before the first of `markers` as it comes; take and return the marker, empty at the end.
 
-        No marker begins with another.
+        No marker may begin with another.
         """
         while True:
             found = [(at, each) for each in markers if (at := self._text.find(each, self._at)) >= 0]

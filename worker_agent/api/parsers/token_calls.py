@@ -22,7 +22,7 @@ Gemma 4: calls in a notation of its own, which become JSON as they come.
 
     a value     <|"|>text<|"|>, exactly; a number, true, false, null (also none, nil); {KEY:VALUE, ...}; [VALUE, ...]
     a key       bare, or between <|"|>
-    other text  as a value is a string; a key without a value has "". The call's end closes open brackets
+    other text  is a string if it is a value; a key without a value has "". The call's end closes open brackets
 
 The model ends its turn with <|tool_response> after calls, which is a stop token.
 Source: the chat template of google/gemma-4-31B-it; NVIDIA/TensorRT-LLM, main of 2026,
@@ -212,7 +212,7 @@ class HarmonyParser(AnswerParser):
         is_one=True,
         thought=Thought(opening=f"{_CHANNEL}analysis{_MESSAGE}", closing=f"{_END}{_START}assistant"),
     )
-    """A call ends its answer."""
+    """`is_one`, because a call ends the answer."""
 
     def __init__(self, answer: str, options: AnswerOptions) -> None:
         self._shown = set[bool]()  # True once reasoning was shown, False once content was

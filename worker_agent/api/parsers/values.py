@@ -59,7 +59,7 @@ class Value:
         self._show('"' if self._is_string else json_of("".join(self._parts), self._types))
 
     def cut(self) -> None:
-        """Show what was held back of a value that never ended, as far as it can be a string."""
+        """Show what was held back, as the beginning of a string; only `end` closes it."""
         if not self._is_string:
             self._show(quoted("".join(self._parts))[:-1])
 

@@ -81,7 +81,7 @@ class Info(NamedTuple):
 class MetricNames(NamedTuple):
     """The names of an engine's metrics, all with `prefix`; empty: the engine has no such metric.
 
-    `running` and `waiting` requests make a load; the rest is 0 if it is missing. Blocks in use are `used_blocks`, else
+    `running` and `waiting` are needed for a load; the rest is 0 if it is missing. Blocks in use are `used_blocks`, else
     `used_tokens`, else all blocks times the first existing ratio of `usage`. All blocks are `total_blocks`, else
     `total_tokens`, else `EngineFacts.total_kv_blocks`. `total_blocks_label`: the total is the number in this label, not
     the value. `rank_label` is the label with the number of the rank. `others` are read for `EngineServer.is_asleep`.

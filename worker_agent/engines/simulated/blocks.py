@@ -1,6 +1,6 @@
 """The paged block pool of one rank, with prefix reuse, and its KV events.
 
-    used     = blocks of running sequences: their own, not yet in the tree, and the tree's on their paths
+    used     = blocks of running sequences: their own, not yet in the tree, and those in the tree on their paths
     cached   = blocks of the tree on the GPU that no sequence has
     free     = the rest;  used + cached + free = total
     reserved = blocks that running sequences may yet ask for;  reserved <= cached + free
@@ -52,7 +52,7 @@ EngineEvent = dict[str, Any]
 def named_block(tokens: Sequence[int], parent: int, namespace: Namespace) -> int:
     """Return the engine hash, a u64, of a full or partial block after the block with the hash `parent` (0: none).
 
-    Readers of events cannot compute it: engines differ in theirs.
+    Readers of events cannot compute it: every engine has a hash function of its own.
     """
     return xxh3_64_intdigest(msgspec.msgpack.encode((tokens, parent, namespace)))
 

@@ -9,7 +9,7 @@ the KV of the tokens that it has not cached, then begins to decode.
     outcome    done      all tokens have come
                timeout   it took too long
                gone      the prefill engine does not hold it: fetched, expired, or never handed over
-               lost      the prefill engine does not answer
+               lost      the prefill engine does not answer, or gives another answer
 
 Source: `docs/SOURCES.md` D4.2; 60 s: `kv_transfer_timeout_ms` (`SURFACE.md` of the fake).
 """

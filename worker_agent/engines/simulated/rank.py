@@ -94,7 +94,7 @@ class Rank:
         return len(self._context) + len(self._decoding)
 
     def submit(self, request: EngineRequest, now_s: float, choice: int = 0) -> None:
-        """Queue a request, which the rank can serve and whose id is not in use."""
+        """Queue a request; the caller has checked that the rank can serve it, and that its id is not in use."""
         if not self.request_count:
             self._share = _SHARE_FIRST
         self._waiting[request.request_id] = Generation(request, now_s, self._token_source, choice)

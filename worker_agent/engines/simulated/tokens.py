@@ -57,7 +57,7 @@ class TokenSource(msgspec.Struct, frozen=True):
 class ScriptedSource(TokenSource, frozen=True, kw_only=True):
     """Generates `script` repeatedly, for tests and demonstrations; it should end with an end token.
 
-    The state is how many tokens of the script's beginning end the prefix, so that a cut stream continues from there.
+    The state is how many first tokens of the script the prefix ends with, so that a cut stream continues from there.
     """
 
     script: tuple[int, ...]

@@ -7,7 +7,7 @@
     error, warning, info, debug          log levels error, warning, info, debug; TLLM_LOG_LEVEL wins
     a prompt with media                  `preprocess`, which takes long, then `generate_async` of its result
 
-`fault` reports a dead engine, and is checked before `meaning`, which classifies other errors.
+`fault` reports a dead engine, and must be called before `meaning`, which classifies other errors.
 
 Everything is imported on use, because it takes seconds and needs a GPU. Names and their sources:
 `SURFACE.md` of the fake.
@@ -43,7 +43,7 @@ _log = structlog.get_logger("trtllm")
 
 
 _MESSAGE_CHARACTERS_MAX = 300
-"""A message's characters that are kept: enough for the missing name at its end."""
+"""How many characters of a message are kept: enough for the missing name at its end."""
 
 
 class LibraryMismatch(EngineError):
@@ -58,7 +58,7 @@ class Bindings:
     An error of the library                          means
     AttributeError, TypeError, ImportError           `LibraryMismatch`: this version lacks a name, or takes other
                                                      arguments than the agent gives: 500, each message logged once
-    any other, at submission                         `RequestRefused`: for a value of the request, or what that names
+    any other, at submission                         `RequestRefused`: a value of the request, or what it names, is bad
     `RequestError`, or a handoff that cannot be      `RequestRefused`
       read, after submission
     any other, after submission                      the engine is dead

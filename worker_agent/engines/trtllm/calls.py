@@ -36,7 +36,7 @@ class Stream:
         self._wait: asyncio.Timeout | None = None
 
     async def step(self) -> list[EngineOutput]:
-        """Return the new outputs of the engine's next response; raise TimeoutError after `cut`, or its error."""
+        """Return the new outputs of the engine's next response; raise its error, or TimeoutError after `cut`."""
         try:
             async with asyncio.timeout(None) as self._wait:
                 await anext(self.result)

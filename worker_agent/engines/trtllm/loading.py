@@ -4,8 +4,8 @@ The longest sequence of an engine (PyTorch backend) is computed before the engin
 
     the model           `max_position_embeddings`, times `rope_scaling.factor` (rounded up) unless the kind of scaling
                         is one of `_COUNTED`: there the positions are scaled already
-    the argument        `max_seq_len`: the smaller of it and the model's. With TLLM_ALLOW_LONG_MAX_MODEL_LEN
-                        only the argument counts
+    the argument        `max_seq_len`: the smaller one of it and the model's length counts; with
+                        TLLM_ALLOW_LONG_MAX_MODEL_LEN only the argument does
     neither             the engine is not loaded
 
 The engine computes this length in its own process and does not report it: `llm.args.max_seq_len` stays None. For a

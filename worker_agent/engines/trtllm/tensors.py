@@ -1,7 +1,7 @@
 """Images and embeddings as tensors: the only module that imports Pillow; `logits.py` also imports torch.
 
     image          Pillow's, decoded, RGB: what the library's own server hands to its processors
-    embeddings     a torch tensor of the file's one tensor; and back, from any device
+    embeddings     the file's one tensor as torch's; and a file of a torch tensor, which may be on any device
     logit_bias     a torch tensor, f32, one number for each token of the vocabulary
 
 Pillow and torch come with TensorRT-LLM (the extra `trtllm`), and are imported on use. Everything here takes long, or
