@@ -302,7 +302,7 @@ class ResponseAnswer:
     def _response(
         self, status: str, usage: dict[str, Any] | None, error: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Return the object; the usage is last, where a router reads it."""
+        """Return the response object; its usage must be last, where a router reads it."""
         incomplete = {"reason": "max_output_tokens"} if status == "incomplete" else None
         return {
             **self._head,

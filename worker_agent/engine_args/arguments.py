@@ -5,9 +5,9 @@
     once merged                                  `forced_layer` sets values, `pruned` leaves out what the engine does
                                                  not take, and `conflicts` finds arguments that do not fit together
 
-The engine gets only the arguments that a user set and the engine takes, and forced ones: every other argument has the
-engine's own default, which a model's defaults may replace only while the argument is unset. An encode worker, which has
-neither a KV cache nor our tokenizer, gets no forced arguments.
+The engine gets our `DEFAULTS`, what a user set and the engine takes, and forced arguments: every other argument has
+the engine's own default, which a model's defaults may replace only while the argument is unset. An encode worker, which
+has neither a KV cache nor our tokenizer, gets no forced arguments.
 
 All other names and values are checked by the installed engine's own pydantic class, before the weights are loaded. If
 it refuses one, `worker_agent/engines/trtllm/bindings.py` names the layer and place that set it.

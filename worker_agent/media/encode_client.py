@@ -14,7 +14,7 @@ complete prompt, because some models' handles depend on it; it has one placehold
     200, embeddings               media, checked by `parts.embeddings_media`
     400 with a reason             `MediaRefused` with that reason: the encode worker refuses the client's media
     503, none, or too late        another worker is asked; after `ATTEMPTS_MAX` workers, or all, `EncoderUnavailable`
-    any other                     likewise: the error is not the client's
+    any other                     also another worker is asked: the error is not the client's
 
 The answer is bounded while it is read.
 

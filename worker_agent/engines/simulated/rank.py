@@ -34,9 +34,9 @@ from worker_agent.port.types import EngineDescription, EngineOutput, EngineReque
 _SHARE_FIRST, _SHARE_LEAST, _SHARE_FALL = 0.7, 0.7 * 0.14, 0.7 * 0.86 / 600
 """SGLang's share: admission leaves blocks for this part of the tokens that running answers may still have. It is
 `_SHARE_FIRST` on an idle engine, falls by `_SHARE_FALL` in each iteration that decodes, and never below `_SHARE_LEAST`.
-A retraction computes it anew from the requests that still decode."""
+A retraction (requests are put back) computes it anew from the requests that still decode."""
 _AFTER_RETRACTION_TOKENS = 20
-"""Tokens of each running answer for which a retraction leaves blocks."""
+"""For how many more tokens of each running answer a retraction leaves blocks."""
 
 
 class RankStep(NamedTuple):
@@ -281,8 +281,8 @@ class Rank:
         """Return the row of statistics in TensorRT-LLM's JSON shape, as far as it is read.
 
         Counts of requests and blocks are those at the end of the iteration, so the last row before idleness shows no
-        load. With several ranks every row has its own rank's block counts and queue, while TensorRT-LLM copies those of
-        the base row. Source: `docs/SOURCES.md` E1.7.
+        load. With several ranks every row has its own rank's block counts and queue; TensorRT-LLM has the base row's
+        in all rows. Source: `docs/SOURCES.md` E1.7.
         """
         rank = {} if self._attention_dp_rank is None else {"attentionDpRank": self._attention_dp_rank}
         return {

@@ -5,7 +5,7 @@
               admitted when there are blocks for its prompt and its longest answer: they are reserved, so no request is
               preempted.
     vllm      The batch is fixed when the iteration before it begins, so that the host plans while the GPU computes: a
-              request that comes meanwhile waits for the end of both. A prompt's blocks can be reused as soon as their
+              request that comes meanwhile waits until both iterations end. A prompt's blocks can be reused once their
               computation is scheduled, even by the next request of the same batch. A request is admitted when there are
               blocks for its prompt. When a decoding request needs a block and none is left, the request admitted last
               is preempted: it frees its blocks, goes to the front of the queue, and later computes prompt and answer

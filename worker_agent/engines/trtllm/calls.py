@@ -1,4 +1,4 @@
-"""Calls of the loaded library: a request's stream, polls, its own metrics.
+"""Calls of the loaded library: a request's stream, polls, the metrics that the library counts itself.
 
 A poll fetches with timeout 0 and pauses after an empty fetch: with a timeout the RPC worker would sleep 100 ms after
 each empty fetch, however soon rows come. The pause also prevents busy polling of an engine that answers at once.

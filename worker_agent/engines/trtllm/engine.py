@@ -303,7 +303,7 @@ class TensorRTLLMEngine:
         return new
 
     def _meaning(self, error: Exception, request_id: str, *, is_new: bool = True) -> EngineError:
-        """Return the error of a request for an error of the library; note the engine's death."""
+        """Return what an error of the library means for a request; if the engine is dead, end all streams."""
         if self._over_because or self._bindings is None:
             return EngineStopped(f"{request_id}: {self._over_because}")
         fault = self._fault or self._bindings.fault()

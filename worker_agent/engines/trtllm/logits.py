@@ -33,7 +33,7 @@ Factory = Callable[[], Processor]
 
 
 class LogitsAdapter:
-    """One processor of one request, called as the engine calls; it raises nothing, and counts errors by `name`."""
+    """One processor of one request, with the engine's signature; it raises nothing, and counts errors by `name`."""
 
     def __init__(self, name: str, specification: str, errors_total: Counter[str]) -> None:
         self._name, self._specification = name, specification
