@@ -27,7 +27,7 @@ from worker_agent.media.config import EncodeSection, ImageModelSection, MediaSec
 SIMULATED = "sim-8b"
 """The simulated engine's default model."""
 _HOST_CHARACTERS_MAX = 48
-"""Most characters of the host's name in a generated worker id."""
+"""How many characters of the host's name a generated worker id has at most."""
 _NAME = Annotated[str, Field(min_length=1, max_length=256)]
 _Taint = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\s,]([^,]*[^\s,])?$")]
 """Requests separate taints by commas: so a taint has no comma, and no space at its ends."""

@@ -11,8 +11,8 @@ unreadable    is complete, but invalid
 
 path             facts
 --------------   -------------------------------------------------------------------------------------------------------
-/v1/models       kind: `owned_by`; names: cards without a `parent`; adapters: those with one; `max_model_len`; if the
-                 engine states it in `root`, the model's directory
+/v1/models       kind: `owned_by`; names: cards without a `parent`; adapters: cards with a `parent`; `max_model_len`;
+                 if the engine states it in `root`, the model's directory
 /openapi.json    endpoints, by their paths; a server may be configured to hide it
 others           what each `Info` in `EngineServer.info` of this kind of engine reads
 """

@@ -1,6 +1,6 @@
 """The configuration of `attach` for an engine in another process, and the registration of that engine.
 
-The registration has what is configured, what the engine says, and what is known of its kind.
+A field of the registration is as configured, else as the engine says, else as its kind of engine usually has it.
 """
 
 import re
@@ -264,7 +264,7 @@ def engine_registration(
     engine = settings.engine
     scheme = EAGLE_HASH_SCHEME if engine.is_eagle else HASH_SCHEME
     api_endpoints = facts.api_endpoints or DEFAULT_ENDPOINTS
-    tells_ids = engine.stream_token_ids and "completions" in api_endpoints  # which resumes streams
+    tells_ids = engine.stream_token_ids and "completions" in api_endpoints  # by which streams are resumed
     try:
         return WorkerRegistered(
             worker_id=settings.worker.id,

@@ -14,8 +14,8 @@ are read: it may have loaded an adapter.
 Its metrics become load reports: they are read every `POLL_S`, the newest of each rank is sent.
 
     text    Prometheus text, by the engine's names (`EngineServer.metrics`)
-    JSON    rows of iteration statistics (`EngineServer.iterations`), each once. An engine without rows is idle, or busy
-            with requests whose rows another client took
+    JSON    rows of iteration statistics (`EngineServer.iterations`), which the engine gives to one reader only. Without
+            rows it is idle, or another client took those of its requests
 
 A failed read is counted by the client and logged once, until a read works again. Meanwhile nothing is announced, and
 routers use their own ledger, as for any engine that does not report. The text of the newest read is kept, too: the
@@ -137,7 +137,7 @@ class EngineLoads:
         return self._clock.now() - self._text_at_s if self._text else None
 
     def own_families(self) -> list[Metric] | ExportProblem:
-        """Return the engine's own families as they were read last, or why there are none; none before the first read.
+        """Return the engine's own families as they were read last, or why there are none; [] before the first read.
 
         They are stale after `STALE_READS` pauses plus the longest time of an answer.
         """
@@ -209,9 +209,9 @@ def engine_families(prefix: str, body: bytes, ours: Mapping[str, str]) -> list[M
     """Return the engine's own families, those with `prefix`, with `ours` as further labels; or why there are none.
 
     The names are the engine's. A label of the engine with the name of one of ours becomes `exported_<name>`, as
-    Prometheus does without `honor_labels`. Families without the prefix (`python_*`, `process_*`) are of the engine's
-    process, and the agent has its own. Times at which series began (`*_created`) are left out: rates do not need
-    them. Timestamps of samples are not kept. A text is shown whole or not at all.
+    Prometheus does without `honor_labels`. Families without the prefix (`python_*`, `process_*`) are left out: they
+    are of the engine's process, and the agent has its own. So are the times at which series began (`*_created`): rates
+    do not need them. Timestamps of samples are not kept. A text is shown whole or not at all.
     """
     if len(body) > TEXT_BYTES_MAX:
         return "oversize"

@@ -49,7 +49,7 @@ from worker_agent.fleet.membership import Membership
 from worker_agent.fleet.worker_id import WorkerId
 from worker_agent.metrics import engine_event_families, event_threads, poll_families, thread_family
 
-_STREAMS_DRAIN_S = 10.0  # of a stop, beyond the time of requests
+_STREAMS_DRAIN_S = 10.0  # time that a stop may take beyond that of requests
 _WAIT_S = 1.0
 _ONLY_A_NAME = EngineFacts(served_names=("model",))
 """Replaces an engine's answer while settings are checked before the engine answers."""
@@ -284,7 +284,7 @@ class AttachedWorker:
     ) -> list[Part]:
         """Return the parts that watch and front the engine; forwarded requests are accepted from now on.
 
-        `cleanup` publishes `WorkerLeft`. What can fail precedes the forwarder's start: only the returned part stops it.
+        `cleanup` publishes `WorkerLeft`. Do what can fail before the forwarder starts: only its part stops it.
         """
         settings, host, parts = self._settings, self._host, list[Part]()
         self._client, base_url = engine.client, engine.client.base_url

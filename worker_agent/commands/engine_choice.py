@@ -6,7 +6,7 @@ model in requests   served_names, else model   served_names, else model, else th
 text                engine.text, else `byte`   engine.text, else the model's directory
 KV events           polled                     polled with --publish-kv-events, not on an encode worker
 statistics          polled                     with --publish-metrics, not on an encode worker
-images              on an encode worker only   with --modality multimodal, if the model takes them
+images              on an encode worker only   on an encode worker or with --modality multimodal if the model takes them
 """
 
 import asyncio
@@ -121,7 +121,7 @@ def engine_text(settings: AgentSettings, chosen: EngineChoice) -> Text:
 def build_engine(
     settings: AgentSettings, chosen: EngineChoice, text: Text, clock: Clock, call: ThreadCall = asyncio.to_thread
 ) -> SimulatedEngine | TensorRTLLMEngine:
-    """Return the engine, not yet started; `call` will load it and shut it down. Raise `EngineError` if that fails."""
+    """Return the engine, not started; `call` will load and end it. Raise `EngineError` if it cannot be built."""
     if chosen.args is None:
         return _simulated(settings, chosen.names[0], text, clock)
     own = settings.trtllm.settings(text, settings.telemetry.log_level)

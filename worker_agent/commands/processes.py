@@ -43,7 +43,7 @@ from worker_agent.port.types import EngineError
 
 _EXPECTED = (ConfigurationError, BrokerUnavailable, PortUsed, TextError, EngineError, PartGaveUp)
 
-_MARGIN_S = 2.0  # of a stop, beyond the worker's own time
+_MARGIN_S = 2.0  # time that a stop may take beyond the worker's own
 
 
 @click.command(context_settings=DYNAMIC_FLAGS)

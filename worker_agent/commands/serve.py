@@ -269,7 +269,7 @@ class ServedWorker:
 def _engine_parts(engine: Engine, membership: Membership, stage: int) -> list[Part]:
     """Return the two parts of the engine: one drives it until the other has stopped it.
 
-    Transfers that have begun may end. If the engine dies, the first part withdraws the worker and raises `PartGaveUp`.
+    Begun transfers get time to end. If the engine dies, the first part withdraws the worker and raises `PartGaveUp`.
     """
 
     async def drive(_: asyncio.Event) -> None:

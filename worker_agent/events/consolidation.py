@@ -12,7 +12,7 @@ A publisher reports for one source (the engine, a host tier's owner, ...) and fo
     clear                              the source's blocks at that rank are removed
 
 A loss or clear keeps the blocks of other sources. The removals are events of the same epoch, so readers need only the
-stream; an epoch lasts as long as this object. A block that is missing here is only computed again. A loss or clear
+stream; an epoch lasts as long as this object. A block wrongly missing here is at worst computed again. A loss or clear
 ends a source's staleness, unless the batch of the clear also had an unreadable event. `recoveries.py` answers readers
 that lost their place or doubt their state.
 """

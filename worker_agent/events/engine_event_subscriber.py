@@ -3,8 +3,8 @@
 One task reads live messages and replays, which are requested one at a time. If a replay pauses for `answer_s`, or
 replays take `REPLAY_S` in all, the request is given up and its socket closed, so that no late frame of it is received.
 
-A socket holds `_HWM_MESSAGES` messages; further ones wait at the publisher, which drops some if it is full; the cursor
-finds the hole. ZeroMQ does not bound the number of frames of a message; publishers send it as a whole, so it ends.
+A socket holds `_HWM_MESSAGES` messages; further ones wait at the publisher, which drops some if its queue is full; the
+cursor finds the hole. ZeroMQ does not bound how many frames a message has; they end, as publishers send it as a whole.
 
 A line that any message or connection may cause is logged once in 10 s at most (`RateLimitedLog`); metrics count all.
 """
@@ -44,7 +44,7 @@ _DRAIN_S = 1.0
 _DISCONNECTED_S = 1.0
 """After this long without a connection to the publisher its state is in doubt."""
 NO_EVENTS_S = 30.0
-"""After this long the publisher counts as missing; if there never was a connection, after `_DISCONNECTED_S`."""
+"""After this long without a connection the publisher is missing; if there never was one, after `_DISCONNECTED_S`."""
 _LINE_EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 
 Deliver = Callable[[Origin, Delivery], Awaitable[None]]

@@ -61,8 +61,8 @@ class RankEvent(NamedTuple):
 class EngineBatch(msgspec.Struct, frozen=True, kw_only=True):
     """The events of one message of a publisher, or of one poll.
 
-    `dp_rank` is None if the message names none. `refused` has the problem of each unreadable event. Events without
-    meaning for prefixes are left out: other attention groups, remote copies.
+    `dp_rank` is None if the message names none. `refused` has the problem of each unreadable event. Events that
+    say nothing about prefixes are left out: those of other attention groups, and of remote copies.
     """
 
     sequence: int

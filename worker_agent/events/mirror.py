@@ -10,15 +10,15 @@ Rules
 * A block's sequence hash is chained from its parent's. The parent is found by its engine hash: among the names of the
   event's source, then among the other sources' names. An unknown parent means that events were lost: the event is
   dropped and counted, and never becomes a root. Tokens, LoRA, salt and multimodal hashes are in the hash; each rank has
-  its own mirror. A store without LoRA or salt inherits its parent's: some engines send it with a chain's first block.
+  its own mirror. A store without LoRA or salt inherits its parent's: some engines send both only at a chain's start.
 * A block is held on a tier while at least one name of any source is usable there: `Stored` goes out with the
   first such name, `Removed` with the last.
 * A store without tokens reports the tier of a block that the same or another source described before; an undescribed
-  name is dropped and counted. Such names come in any order; a name that occurs twice counts as two copies. The store
-  revives a block whose last name was removed lately, if its parent is held or it has none: below a gap it is useless.
-* An engine hash names one block: stored again with other content, it leaves the first block on all tiers; an event that
-  describes it twice (or as its own parent) is ambiguous and dropped.
-* The set, its digests and the outgoing events agree at any time: folding the events gives the set.
+  name is dropped and counted. Such names come in any order; a name that occurs twice counts as two copies. Such a
+  store revives a block whose last name was removed lately, if that is a root or its parent is held: else it is useless.
+* An engine hash names one block: stored again with other content, it names the first block no more, on any tier; an
+  event that describes a hash twice (or as its own parent) is ambiguous and dropped.
+* The set of held blocks, its digests and the outgoing events always agree: folding the events gives the set.
 
 Stores are counted because some engines store one block twice (two requests computed it at once) and remove it twice.
 """
@@ -85,7 +85,7 @@ class SourceNames:
         return self._former.get(engine_hash) if name is None else name.block
 
     def store(self, engine_hash: int, block: MirrorBlock, tier: Tier, group_idx: int) -> tuple[bool, bool]:
-        """Add a copy; return whether the name became usable on `tier`, and whether this group had a copy there."""
+        """Add a copy; return whether the name became usable on `tier`, and whether the group had one there already."""
         name = self._names.get(engine_hash)
         if name is None:
             name = self._names[engine_hash] = EngineName(block)
@@ -135,7 +135,7 @@ class SourceNames:
 
 
 class HeldBlocks:
-    """The blocks of a set of buckets, or all if it is empty; iterating yields rows, parents first."""
+    """The held blocks in a set of `buckets`, or all held ones if it is empty; iterating yields rows, parents first."""
 
     def __init__(self, tier_bits: Mapping[int, int], blocks: Mapping[int, MirrorBlock], buckets: bytes) -> None:
         self._tier_bits = dict(tier_bits) if not buckets else _of_buckets(tier_bits, buckets)
@@ -164,7 +164,7 @@ def _of_buckets(tier_bits: Mapping[int, int], buckets: bytes) -> dict[int, int]:
 
 
 NAMES_MAX = 1 << 24
-"""Most names of a rank's blocks, of all sources: some 8 GB, and more blocks than any engine has."""
+"""How many names the blocks of a rank may have, from all sources: some 8 GB, and more than any engine has blocks."""
 ENGINE = "engine"
 """The source of a worker's events if it has only one."""
 
@@ -185,8 +185,8 @@ class RankMirror:
         self.counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
         """Results of each source's events so far, in blocks unless named otherwise.
 
-        `stored`, `removed`: held on a tier from now on, no longer held. `deduplicated`: no change: another name or
-        copy holds it, or another group has none yet. `duplicate`: stored although this copy existed already.
+        `stored`, `removed`: the block became held on a tier, or ceased to be. `deduplicated`: neither, as another name
+        or copy holds it, or another group has no copy yet. `duplicate`: stored although this copy existed already.
         """
 
     def apply(self, event: EngineEvent, source: str = ENGINE) -> list[Event]:

@@ -5,11 +5,11 @@ event -> split to message size -> batch (epoch, seq from 1 without holes) -> wai
 waiting     at most `bytes_max`; beyond that the oldest batches are dropped and counted. The reader finds the gap and
             requests a dump, which the mirror answers. The engine is never blocked
 in flight   sent and not acknowledged, at most `window` messages; each is acknowledged on its own. With
-            `SMALL_MAX` in flight only full messages are sent, so that later batches share a message
+            `SMALL_MAX` or more in flight only full messages are sent, so that later batches share a message
 boundary    a seq that a heartbeat carries: no message crosses it, so that a reader can compare digests exactly there
-go back     the log did not take a message: all in flight are sent again, unchanged and in order, before new ones
+go back     if the log did not take a message, all in flight are sent again, unchanged and in order, before new ones
 ring        sent batches, for readers that request the batches after a seq: at most `ring_bytes_max`, the oldest are
-            dropped. No batch before a lost one stays, because a replay cannot cross the gap
+            dropped. If waiting batches are dropped, all in the ring are, too: a replay cannot cross the gap
 """
 
 from collections import deque
@@ -45,9 +45,9 @@ class Outbox:
     """The stream of one `(worker_id, dp_rank, epoch)`."""
 
     bytes_max = 64 << 20
-    """Most bytes of batches that wait for NATS. Beyond it a dump costs less than sending all that was missed."""
+    """How many bytes of batches may wait for NATS. Beyond it a dump costs less than sending all that was missed."""
     window = 32
-    """Most messages in flight."""
+    """How many messages may be in flight."""
 
     def __init__(self, epoch: int, *, ring_bytes_max: int = RING_BYTES_MAX) -> None:
         self.epoch = epoch
@@ -95,7 +95,7 @@ class Outbox:
         self.ring_bytes = 0
 
     def end_message_here(self) -> None:
-        """Let a message end at the last seq, which a heartbeat carries, unless it is sent already or dropped."""
+        """Let a message end at the last seq, which a heartbeat carries, unless the seq is already sent or dropped."""
         self._forget_passed()
         if self._waiting and self.last_seq not in self._boundaries:
             self._boundaries.append(self.last_seq)

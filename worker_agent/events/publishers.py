@@ -3,7 +3,7 @@
     tcp://host:port    `*` is this machine: the engine binds it, we connect
     ipc://path         a socket of this machine
 
-One publisher a rank: rank r has port + r, or path + `_dp<r>`; rank 0 has the path itself.
+If each rank has its own publisher, rank r's is at port + r, or at path + `_dp<r>`; rank 0's is at the path itself.
 Source: `docs/SOURCES.md` E3.5.
 """
 

@@ -11,8 +11,8 @@ A share of a rank's messages is traced, from the engine to the log, with these s
 
     kv_events            INTERNAL   from the engine's flush of the first batch until the log has the message
       consolidate        INTERNAL   from that flush until the batch was in the outbox
-      outbox             INTERNAL   until the message was sent for the first time
-      publish            PRODUCER   until the log confirmed it, with the attempts that it took
+      outbox             INTERNAL   from then until the message was sent for the first time
+      publish            PRODUCER   from then until the log confirmed it; states how many attempts that took
 
 The index adds its own span below `kv_events` (`indexer/service/feed.py`). `kv_events` begins by the engine
 side's clock; if that is ahead of this process's, or the engine states no time, `consolidate` is empty.
@@ -157,7 +157,7 @@ class RankStreamSender:
         self._moved.set()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Publish until `stop` is set, and then the rest, unless the log does not confirm it."""
+        """Publish until `stop` is set, then what is left; from then on a failed publication ends this."""
         while True:
             self._moved.clear()
             await self._publish()

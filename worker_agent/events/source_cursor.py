@@ -14,8 +14,8 @@ With a replay endpoint (a living publisher's ring has at least the newest messag
     replay ended below the newest         restart
       sequence seen at its request
     replay ended, its hole is still open  loss: deliver the buffered frames after the last such hole, report the loss;
-                                            if a frame was delivered meanwhile, request again: a publisher whose queue
-                                            is full drops frames of a replay, too
+                                            or, if a frame was delivered since the request, request again: a
+                                            publisher whose queue is full drops frames of a replay, too
     replay ended, a newer hole is open    request again: messages published after the request are not lost
     replayed frame equals ours, or replay
       ended, and no line above applies    the doubt is over: deliver the buffered frames
@@ -53,7 +53,7 @@ UNANSWERED_MAX = 3
 class Delivery(NamedTuple):
     """The result of one input: (sequence, payload) pairs to apply in order.
 
-    `lost`: messages before them are lost for good. `began_anew`: because the publisher restarted.
+    `lost`: messages before them are lost for good. `began_anew`: they are lost because the publisher restarted.
     """
 
     payloads: tuple[tuple[int, bytes], ...] = ()
@@ -62,9 +62,9 @@ class Delivery(NamedTuple):
 
 
 class _Question(NamedTuple):
-    """A requested replay: `reach` is the newest sequence seen by then, which the replay must reach.
+    """A requested replay. `reach`: the newest sequence seen when it was requested; it must reach that.
 
-    `expected`: the next sequence to deliver then. `in_doubt`: it was requested in the present doubt, and can end it.
+    `expected`: the next one to deliver at that time. `in_doubt`: it was requested in the present doubt and can end it.
     `began_anew`: it showed a restart, and continues; earlier messages of the new epoch need another request.
     """
 

@@ -1,8 +1,8 @@
 """Polls an engine's events, and applies them one by one, without encoding them.
 
 The engine is polled again once all that a poll brought is applied; meanwhile the engine's own buffer fills, and when it
-is full, it drops the oldest events. A thread of its own (`SupervisedWork.call`) translates the events, and polls an
-engine of this process: neither waits for requests' work.
+is full, it drops the oldest events. A thread of its own (`SupervisedWork.call`) translates the events, and polls the
+engine if that is in this process: so neither waits for work on requests.
 
     pace      begins                                                            polls             ends
     -------   ---------------------------------------------------------------   ---------------   ----------------------

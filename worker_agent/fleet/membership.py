@@ -30,7 +30,7 @@ _log = structlog.get_logger("membership")
 
 
 class Membership:
-    """The fleet events of one worker, fit until `withdraw`. `run` publishes its state, and each change at once."""
+    """The fleet events of a worker that is fit until `withdraw`. `run` publishes its state, and each change at once."""
 
     def __init__(self, registration: WorkerRegistered, worker_id: WorkerId, clock: Clock) -> None:
         self._registration = registration
@@ -99,7 +99,7 @@ class Membership:
             self._changed.set()
 
     async def leave(self, reason: str) -> bool:
-        """Publish that the worker left; return False if publishing failed. Others call it only when `run` does not run.
+        """Publish that the worker left; return False if publishing failed. Others must not call it while `run` runs.
 
         Nothing is published unless `run` tried to register the worker since the start, or since it left. A reason that
         `withdraw` was given replaces `reason`.

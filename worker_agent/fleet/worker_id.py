@@ -32,9 +32,9 @@ from worker_agent.fleet.worker_id_rules import (
 )
 
 SUBJECTS_MAX = 16
-"""Most subjects of one id that are read."""
+"""How many subjects of one id are read at most."""
 INSTANCES_MAX = 64
-"""Most instances whose heartbeats are remembered; beyond it the oldest heartbeat is forgotten."""
+"""How many instances' heartbeats are remembered; beyond it the oldest heartbeat is forgotten."""
 _ATTEMPTS = 8
 _WAIT_S = 0.05
 _CONNECT_S = 0.5
@@ -74,8 +74,8 @@ class WorkerId:
     async def register(self, registration: WorkerRegistered) -> bool:
         """Make the registration the newest fleet event of the id; return whether it was published again.
 
-        A first publication returns False. It is published again if another event replaced it, or if the log lacks it,
-        because it was purged or is new.
+        A first publication returns False. It is published again if another event replaced it, or if the log lacks it
+        because of a purge, or because the log is new.
         Nothing is published if it is the newest already, or while an operator drains this instance or has removed it.
 
         Raises:

@@ -16,10 +16,10 @@ Another instance is *alive* while its heartbeats come, *silent* after `SILENT_S`
 | left, `removed by hand` | itself | | | keeps: it stays out |
 | left otherwise: forged | itself | | | registers |
 | left | another | | | registers |
-| registered, draining | another | later | | registers |
-| registered, draining | another | earlier | alive | stops, or does not start |
-| registered, draining | another | earlier | silent | registers: it takes the id over |
-| registered, draining | another | earlier | unknown | waits |
+| registered or draining | another | later | | registers |
+| registered or draining | another | earlier | alive | stops, or does not start |
+| registered or draining | another | earlier | silent | registers: it takes the id over |
+| registered or draining | another | earlier | unknown | waits |
 
 An instance without a claim is later than all others. Of two living instances exactly one is earlier, so that one stops
 and the other keeps the id, whatever the order of their messages.

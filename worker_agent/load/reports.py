@@ -3,7 +3,7 @@
     the engine                                            announced
     ---------------------------------------------------   ----------------------------------------------------------
     reports new statistics of a rank                      the newest, at most every `REPORT_PERIOD_S`
-    is idle: it has none of our requests and reports      every `REST_PERIOD_S`: no requests, the last block counts,
+    is idle: it has none of our requests and reports      every `REST_PERIOD_S`: zero requests, the last block counts,
       nothing for `REST_PERIOD_S`                           so that a router corrects requests that it still counts
     has requests of ours, and reports nothing             nothing: an iteration may take long
     cannot be polled                                      nothing: the load is unknown

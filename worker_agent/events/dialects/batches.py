@@ -12,12 +12,12 @@ The first line that applies to an event decides:
     a hash twice, or the parent    refused as ambiguous
       among its own blocks
     more tokens than blocks hold   refused
-    fewer                          the blocks that fit are accepted, the others cut; none fits: ignored (partial block)
+    fewer tokens than they hold    the full blocks are accepted, the others cut; if none is full, the event is ignored
     otherwise                      accepted
 
 Unreadable events are refused too. Ignored events have no meaning for prefixes, refused ones might have; the rest of
 the batch is processed in both cases. A hash becomes a u64: an integer mod 2^64; bytes by their last 8, big-endian,
-which is the integer that their engine would send. Source: `docs/SOURCES.md` E3.2, E3.3, E4.2 (ingress filter).
+which is what the engine sends where it sends integers. Source: `docs/SOURCES.md` E3.2, E3.3, E4.2 (ingress filter).
 
 The wire of engine events:
 
@@ -60,7 +60,7 @@ TIME_S_MAX = 9e9
 """The year 2255; about the last that an i64 of nanoseconds can represent."""
 HASH_BYTES_MIN = 8
 EVENTS_MAX = 1 << 18
-"""Most events of a batch: an engine with blocks of one token sends one for each token of a step."""
+"""How many events a batch may have: an engine with blocks of one token sends one for each token of a step."""
 
 
 KINDS = (
@@ -100,12 +100,12 @@ MAIN_KINDS = frozenset({"full_attention", "mla_attention", "sink_full_attention"
 class BatchDecoder:
     """Reads the payloads of one publisher, in their order; remembers which of its attention groups count for prefixes.
 
-    kind on the event      a main kind counts, every other one does not; a store with a group sets the group's kind
-    none, group known      as the group's last kind
-    none, group unknown    group 0, or no group: counts; any other does not
+    event with a kind            counts if that is in `MAIN_KINDS`; a store with a group also sets the group's kind
+    event without, group known   counts if the group's last kind is in `MAIN_KINDS`
+    event without, otherwise     counts if its group is 0, or if it has no group
 
     Main kinds hold every token of a prefix. Others (sliding windows, state spaces, cross attention, ...) hold parts,
-    which do not make a prefix reusable by themselves. The caller bounds `group_idx`, and so the memory.
+    which do not make a prefix reusable by themselves. `GROUP_IDX_MAX` bounds the memory.
     Source: `docs/SOURCES.md` E3.3, cache groups.
 
     The decoder updates its `counts` in place.
@@ -120,7 +120,7 @@ class BatchDecoder:
         self._is_main.clear()
 
     def decode(self, sequence: int, payload: bytes) -> EngineBatch:
-        """Return the batch in a payload; an unreadable event is only named in `refused`.
+        """Return the batch in a payload; of an unreadable event it has only the problem, in `refused`.
 
         Raises:
             MalformedMessage: the payload is not a batch.

@@ -1,14 +1,14 @@
 """Turns TensorRT-LLM's polled KV events (JSON maps) into engine events. All state is per rank.
 
-    reading     fields and refusals of an event: `trtllm_wire.py`. A refused or unreadable event is counted and kept for
+    reading     what is read, what is refused: `trtllm_wire.py`. A refused or unreadable event is counted and kept for
                 operators (`events/quarantine.py`); the others are processed. The rank of the refused event is in doubt
                 until it is cleared, and so known to be empty.
                 If even the rank is unreadable, all ranks are in doubt, each until its next event: a consecutive id
                 shows that the rank lost nothing, any other clears it
     event_id    consecutive for a rank. After a jump the rank's set is unknown, and the engine cannot report it: the
                 rank is published as cleared, its state is forgotten, and learned anew from there. Ids that go back
-                mean that the engine restarted: its windows are learned again, too. A restart begins with id 0; missed
-                events are counted
+                mean that the engine restarted: its windows are learned again, too. The first event of a start has id 0:
+                a higher first id shows how many were missed, which are counted
     window      only events of the widest window are applied; if the widest turns out to be another, the rank is
                 cleared: `_Rank`
 
@@ -19,14 +19,14 @@ The blocks of the window that counts become published events by attention group:
                   partial      (fewer) never published; what follows it in the event is dropped, and shows that
                                `block_size` is not the engine's: a partial block ends its chain
                   nameless     (null hash) what follows it is dropped: its parent has no name
-                the other blocks go out in runs of one tier, each under the block before it. An event under a block
-                that was not published is dropped
+                the blocks before that go out in runs of one tier, each run under the block before it. An event under
+                a block that was not published is dropped
     withheld    a block that was dropped, by its hash; its removal and its moves are not published either
     `removed`   goes out on the tier where the block is; blocks are on the GPU unless an event said otherwise
-    `updated`   to another tier: stored there by name, then removed where it was; a new priority is only counted
+    `updated`   a move goes out: a store by name on the new tier, then a removal on the old; priorities are only counted
 
 A withheld block is forgotten with its removal. Beyond `WITHHELD_MAX` in a group the oldest is forgotten: its removal
-goes out, and means nothing to the reader. `on_host` is bounded by the engine's host pool.
+then goes out, and the mirror counts it as unknown. `on_host` is bounded by the engine's host pool.
 Source: `docs/SOURCES.md` E1.3 to E1.5, E2.2, E7 (rows 1, 2, 20).
 """
 
@@ -68,14 +68,14 @@ class _Group(msgspec.Struct):
 class _Rank:
     """The rules' state of one rank. `doubt` is why the rank may hold more than is published; empty: no doubt.
 
-    The widest attention window counts, in tokens: blocks of sliding windows are no prefix.
+    Only events of the widest attention window (in tokens) count: blocks of sliding windows are no prefix.
 
     known by                     the widest window is
     configuration                the configured one; the first `created` takes its place, unless an event confirmed it
     `created`                    the widest of those created
     an event without a window    unbounded: the engine is older than windows, or this pool has none
-    an event of a wider window,  that one: the earlier value was wrong, or `created` was lost before the first poll.
-      or the first event           Every window stores what a request computed, so events of the widest come soon
+    an event of a wider window,  its window: the earlier value was wrong, or `created` was lost before the first poll.
+      or of any if none is known   Every window stores what a request computed, so events of the widest come soon
 
     If the window that counts changes after events of the former one were published, these events were not of prefixes:
     the rank is cleared. So a wrong value lasts until the next event of the widest window.
@@ -238,7 +238,7 @@ class _Rank:
 
 
 def _placed(group: _Group, hashes: tuple[int, ...], tier: Tier, group_idx: int) -> list[EngineEvent]:
-    """Remember where the blocks are; return the removal of those that were on the host."""
+    """Remember that the blocks are on `tier`; return the removal of those that were on the host and are not now."""
     if tier == Tier.HOST:
         group.on_host.update(hashes)
         return []
@@ -252,7 +252,7 @@ def _gone(hashes: list[int], tier: Tier, group_idx: int) -> EngineRemoved:
 
 
 class TrtllmRules:
-    """The rules, and their state of each rank. `attention_window` (tokens) counts if `created` events are lost.
+    """The rules, and their state of each rank. `attention_window`: the configured widest one, in tokens (`_Rank`).
 
     `translate` may be called in any thread, one call at a time; meanwhile `stale`, `counts`, `quarantine` and
     `events_lost` may be read in another.
@@ -265,7 +265,7 @@ class TrtllmRules:
         self._unplaced = 0
         self._unplaced_reason = ""
         self.counts = Counter[str]()
-        """The engine's events so far, each once, by kind or why it was not applied; and all of `PUBLISHER_COUNTS`."""
+        """The engine's events so far, each under its kind or why it was not applied; and all of `PUBLISHER_COUNTS`."""
         self.quarantine = Quarantine()
         self.events_lost: dict[int, int] = {}
         """For each rank, how many events were lost, by their ids; the counts never decrease."""

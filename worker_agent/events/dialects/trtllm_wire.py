@@ -12,7 +12,7 @@
                         (`docs/SOURCES.md` E6, rule 6), the identity itself is in the block's `mm_keys`
     mm_keys             an item's name is its `uuid` if it has one (V2, whose `hash` is derived from UUID and content),
                         else its `hash`: a digest, or the caller's UUID
-    cache_salt          in blocks or in `data`; empty or null: none; an event has at most one distinct salt
+    cache_salt          in blocks or in `data`; empty or null: none; an event with two different salts is refused
     cache_level         0 GPU, 1 host; in `updated` only the new value is read, a null diff is no change
     all else            skipped
 
@@ -39,7 +39,7 @@ UNBOUNDED = 1 << 63
 """The window of a pool that has none: wider than every other."""
 EVENT_ID_MAX = (1 << 63) - 1
 EVENT_NUMBERS_MAX = 1 << 22
-"""Most tokens and hashes of one event; a multimodal item counts as `_ITEM_NUMBERS`."""
+"""How many tokens and hashes an event may have; a multimodal item counts as `_ITEM_NUMBERS` of them."""
 TEXT_BYTES_MAX = 1 << 16
 """The longest adapter name or salt, in UTF-8 bytes."""
 _ITEM_NUMBERS = 8

@@ -1,21 +1,21 @@
 """Decodes one event in any of its forms; `batches.py` decides what it means.
 
     map       key `type` and the fields by name; unknown keys are skipped
-    array     0 tag, then the fields by position; from FIXED_HEAD on, a tail:
-              fixed    four slots or more, whose types are those of group, kind, window, locality: read by position
-              legacy   otherwise; may stop anywhere; by type: a list is `block_mm_infos`, the first int is the group, a
-                       string is the kind, another int is the window; what is left over is skipped
-              metadata a map in any slot from `lora_name` on: its `cache_salt` counts, the slot is empty otherwise;
-                       text in the slot of `extra_keys` is a session's name (old SGLang): empty, too
-    tokens    u32s, or pairs of neighbours (a,b)(b,c)(c,d): then a..d, and the event is Eagle's
-    lookahead for each block the tokens after it that its hash covers: the event is Eagle's; only their first counts
+    array     the fields of `_STORED_HEAD` or `_REMOVED_HEAD` by position, the tag first; then a tail:
+              fixed    the first four slots have the `_FIXED_TYPES`, or are nil: the tail is read by position
+              legacy   any other tail, of any length, is read by type: the first list is `block_mm_infos`, the first
+                       int the group, the first string the kind; all else (a second int is the window) is skipped
+              metadata a map in any slot of a store from `lora_name` on: only its `cache_salt` is read, the slot itself
+                       counts as empty, as does the slot of `extra_keys` with a text: a session's name (old SGLang)
+    tokens    u32s, or pairs of neighbours (a,b)(b,c)(c,d), which are read as a..d and make the event Eagle's
+    lookahead for each block the tokens after it that its hash covers, of which only the first is read; makes it Eagle's
 
 `ownership` (a secondary tier's copy is a copy) and `session_id` (a session owns no block) are skipped. The usual form
 (map, plain tokens) is one typed decode. Source: `docs/SOURCES.md` E3.2, E3.4.
 
 Keys of a block's content beside its tokens: multimodal items and the cache salt.
 
-    block_mm_infos   {"mm_objects": [{"mm_hash": n}]}               n is the number of an item
+    block_mm_infos   {"mm_objects": [{"mm_hash": n}]}               n is the hash of an item
     mm_keys and      {"hash": name}                                 the name of an item
     extra_keys       [name, offset]                                 the name of an item
                      64 hex digits                                  the name of an item
@@ -69,7 +69,7 @@ class WireBlocks(msgspec.Struct, kw_only=True):
 
 IGNORED: Mapping[str, tuple[str, Callable[[str | None], bool]]] = {
     "locality": ("ignored_not_local", lambda locality: locality not in (None, "LOCAL")),  # another engine's copy
-    "medium": ("ignored_medium", frozenset({"FS", "OBJ"}).__contains__),  # stores behind an offload connector: no tier
+    "medium": ("ignored_medium", frozenset({"FS", "OBJ"}).__contains__),  # storage behind an offload connector: no tier
 }
 """The fields of `WireBlocks` that can say by themselves that an event has no meaning for prefixes.
 
@@ -96,7 +96,7 @@ class WireRemoved(WireBlocks, tag="BlockRemoved"):
 
 
 class WireCleared(msgspec.Struct, tag="AllBlocksCleared"):
-    """`AllBlocksCleared`; a source kind may follow, and changes nothing."""
+    """`AllBlocksCleared`; its further fields (a kind of source) are not read."""
 
 
 class WireIgnored(msgspec.Struct, tag="Ignored"):
