@@ -26,7 +26,7 @@ _log = structlog.get_logger("rank_answers")
 
 
 class RankAnswers:
-    """Answers one rank's readers, as a part of a process (`run`), which begins after `listen` has returned."""
+    """Answers one rank's readers, as a part of a process (`run`), which must begin only after `listen` has returned."""
 
     def __init__(self, model: str, rank: WorkerRank, core: Consolidation, log: EventLog, clock: Clock) -> None:
         self._rank, self._core, self._event_log, self._clock = rank, core, log, clock

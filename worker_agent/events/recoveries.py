@@ -6,7 +6,7 @@ A question is a reader's recovery request. Questions wait in a queue, and are an
     first question   waits; with `QUESTIONS_MAX` askers waiting it is turned away, and the asker tries again
     further one      while the asker's earlier question waits or is being answered: with a higher number it replaces the
                      earlier one, and an answer in progress stops; else it is a repetition, or was sent earlier and
-                     arrived late, and is dropped. An asker numbers its questions upwards
+                     arrived late, and is dropped. An asker must number its questions upwards
 
 An answer has the state at the moment when it begins, however long sending takes: the data is copied then, and split
 into chunks while it is sent. Which kind answers which question: `kv_protocol/recovery.py`.

@@ -188,7 +188,7 @@ class SourceCursor:
         return self._lose(replayed_max) if is_lost else Delivery(drained)
 
     def on_no_answer(self, now_s: float) -> Delivery:
-        """Give up a replay that did not end in time; its later frames are not passed in."""
+        """Give up a replay that did not end in time; its later frames must not be passed in."""
         question, self._question = self._question, None
         if self.is_overdue(now_s):
             self._unanswered = UNANSWERED_MAX

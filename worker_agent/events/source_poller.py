@@ -47,8 +47,8 @@ _log = structlog.get_logger("source_poller")
 class Source(NamedTuple):
     """An engine that is polled for its events, by one poll at a time.
 
-    `take` waits at most the given seconds for an event, and returns all raw events, which `rules` translate. Its
-    blocking calls run in a thread, by `SupervisedWork.call`.
+    `take` waits at most the given seconds for an event, and returns all raw events, which `rules` translate. It
+    must make blocking calls in a thread, by `SupervisedWork.call`.
     `buffer_events` is how many events the engine buffers until it is polled; 0: unknown.
     """
 

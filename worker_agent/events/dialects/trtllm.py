@@ -16,7 +16,7 @@ The blocks of the window that counts become published events by attention group:
 
     `stored`    is walked in order, until a block that cannot be published:
                   oversize     (more tokens than `block_size`) the whole event is dropped
-                  partial      (fewer) never published; what follows it in the event is dropped, and shows that
+                  partial      (fewer tokens) never published; what follows it in the event is dropped, and shows that
                                `block_size` is not the engine's: a partial block ends its chain
                   nameless     (null hash) what follows it is dropped: its parent has no name
                 the blocks before that go out in runs of one tier, each run under the block before it. An event under
