@@ -2,7 +2,7 @@
 
     started    `python -m bench.child MODULE:CLASS ARGUMENTS`, the arguments as JSON
     first      a line of JSON: the result of `begin`
-    then       to each request line {"command": a method, ...} a response line or {"error": why}, until stdin ends
+    then       each request line {"command": a method, ...} gets a response line or {"error": why}, until stdin ends
 
 Times are in nanoseconds since 1970, so that times of different processes of one host can be compared.
 """
@@ -33,7 +33,7 @@ _ANSWER_BYTES_MAX = 1 << 28
 
 
 class Role:
-    """What a process does. Its other public coroutines are its commands."""
+    """What a process does. Its public coroutines other than `begin` and `end` are its commands."""
 
     async def begin(self) -> Answer:
         """Set up everything that does not need the parts to run."""

@@ -1,8 +1,7 @@
 """Plots lines of measured runs: one line a series, one point a load, as SVG or PNG.
 
 The same figures give the same SVG. Filled points are those of runs that served their users. If both axes are better
-when larger, a dashed line joins the filled points that no other one beats on both axes, and their loads are written
-beside them.
+when larger, a dashed line joins those filled points that are on the `frontier`, and only their loads are written.
 """
 
 import io
@@ -35,7 +34,7 @@ class PlotLabels(NamedTuple):
 
 
 def frontier(points: Sequence[Point]) -> list[Point]:
-    """Return the points, left to right, that no other point matches on one axis and beats on the other."""
+    """Return the points, left to right, that no other point beats on one axis without being worse on the other."""
     best: list[Point] = []
     for point in sorted(points, key=lambda each: (-each.x, -each.y)):
         if not best or point.y > best[-1].y:
@@ -50,7 +49,7 @@ def plotted(
     *,
     has_frontier: bool = True,
 ) -> bytes:
-    """Return the plot. `lines` has each series' points in the order of load; at least one series has a point."""
+    """Return the plot. `lines` has each series' points in the order of load; one series must have a point."""
     with mpl.rc_context(
         {"svg.hashsalt": "kv-router", "svg.fonttype": "none", "font.size": 9}
     ):  # the same bytes each time

@@ -105,7 +105,7 @@ except OSError as error:
 
 
 class FleetShape(NamedTuple):
-    """What to start: `workers`, or those of `prefill` and `decode`; settings are `section.key=value` assignments.
+    """What to start: `workers` for both phases, others for `prefill` or `decode`. Settings are `section.key=value`s.
 
     `router_module` is what runs as the router: a test may plant a fault in it. `programs` is a folder with the commands
     `router` and `worker-agent`, which run in place of this interpreter's modules.
@@ -347,7 +347,7 @@ class FleetProcesses:
         await worker.start(self._group)
 
     async def start_again(self, name: str) -> None:
-        """Start a process that ended; a router and a nats-server have the addresses that they had."""
+        """Start a process that ended. Nats-servers, and routers whose ports are not 0, have their former addresses."""
         if name in self.workers:
             await self.start_worker(name)
         else:

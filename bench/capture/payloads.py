@@ -54,7 +54,7 @@ def _stored(event: EngineStored) -> dict[str, Any]:
 def _place(event: EngineStored | EngineRemoved) -> dict[str, Any]:
     place: dict[str, Any] = {"medium": MEDIUM_OF_TIER[event.tier]}
     if event.group_idx:
-        place |= {"group_idx": event.group_idx, "kv_cache_spec_kind": "full_attention"}  # else readers ignore it
+        place |= {"group_idx": event.group_idx, "kv_cache_spec_kind": "full_attention"}  # readers need the kind
     return place
 
 

@@ -1,10 +1,10 @@
 """`router bench dataplane`: what passing a request on costs, beside other routers; its targets.
 
-CPU, of small and 40 KB   mode kv: 0.5 and 0.6 of the best cache-aware peer's. With a model's tokenizer, which that peer
-requests, saturated       does without: 1.0 and 1.5 of it, and 0.25 and 0.35 of Dynamo's. Round robin: 0.65 of the best
-                          peer's in round robin
-a stream of 8 chunks      0.8 of the best peer's CPU in round robin
-a streamed chunk          0.7 of the best peer's CPU in bursts, 1.0 at a high rate
+CPU of small and of       mode kv: at most 0.5 and 0.6 of the best cache-aware peer's. With a model's tokenizer: at most
+40 KB requests,           1.0 and 1.5 of that peer's, which tokenizes nothing, and 0.25 and 0.35 of Dynamo's.
+saturated                 Round robin: at most 0.65 of the best peer's in round robin
+a stream of 8 chunks      at most 0.8 of the best peer's CPU in round robin
+a streamed chunk          at most 0.7 of the best peer's CPU in bursts, 1.0 at a high rate
 latency added             at a modest rate, p50: at most the best peer's
 a slow reader             takes less than 1 MiB of memory
 a client that leaves      its stream is cut off within 5 ms
@@ -73,7 +73,7 @@ _CPU_TARGETS = (
     (PLAIN, ROUND_ROBIN, {SMALL: 0.65, LARGE: 0.65, STREAM: 0.8}),
     (PLAIN, None, {BURST: 0.7, HIGH_RATE: 1.0}),
 )
-"""Ours, the peers it is compared with (of a policy, Dynamo, or all), and the largest allowed ratio of the CPU."""
+"""Our system, the peers that it is compared with (those of a policy, Dynamo, or all), and each cell's highest ratio."""
 _CELLS = {
     SMALL: "a small request",
     LARGE: "a request of 40 KB",
@@ -122,7 +122,7 @@ def _rest(results: DataplaneResults) -> FigureTable:
 
 
 def added_us(results: DataplaneResults, system: str, quantile: str) -> float | None:
-    """Return the latency at the modest rate over that of direct requests in the same round: the rounds' median."""
+    """Return the latency at the modest rate, minus that of direct requests in the same round: the rounds' median."""
     pairs = zip(results.of(system, PACED, quantile), results.of(DIRECT, PACED, quantile), strict=False)
     found = [proxied - direct for proxied, direct in pairs]
     return median(found) if found else None

@@ -10,7 +10,7 @@ A request controls its answer by OpenAI keys, so that every router forwards them
 
     stream       false: one JSON answer with a content length; true: SSE in HTTP chunks
     max_tokens   how many chunks
-    seed         milliseconds between two of them; 0: each as soon as the socket takes it, in a separate write
+    seed         milliseconds between two chunks; 0: each as soon as the socket takes it, in a separate write
 
 Every prompt begins with a unique number, so that no cache has it.
 """
@@ -162,7 +162,7 @@ class LoadConnection(asyncio.Protocol):
         self.transport = cast("asyncio.Transport", transport)  # uvloop's own class is no subclass
 
     def send(self, request: bytes) -> "asyncio.Future[bool]":
-        """Send a request, once the one before is answered; the result: whether a whole answer of status 200 came."""
+        """Send a request; the one before must be answered. The result: whether a whole answer of status 200 came."""
         self._reader, self._answered = AnswerReader(), asyncio.get_running_loop().create_future()
         self.transport.write(request)
         return self._answered

@@ -1,7 +1,7 @@
 """The systems of the data plane bench: each is started as its users start it, and its use is measured.
 
     ours    `python -m router`, in mode round-robin and in mode kv; metrics, ledger and journal on, with a nats-server;
-            on request also with tracing on, with no request sampled or all; the back end takes the spans unread
+            with `--tracing` also with tracing on, sampling no request or all; the back end drops the spans unread
     peers   each executable that is named or on PATH, in each of its policies
     dynamo  NVIDIA Dynamo's frontend in mode kv, before two of its own simulated workers (`dynamo.mocker`), as it cannot
             use ours. It tokenizes prompts, so it and ours in mode kv run with the tokenizer of one model
@@ -113,7 +113,7 @@ class RunningSystem(NamedTuple):
 def found(
     named: Sequence[tuple[str, str]], *, traced: bool = False, text: str = ""
 ) -> tuple[list[SystemPlan], list[str]]:
-    """Return the systems that can be measured, by name or on PATH, and a line for each that cannot.
+    """Return the systems that can be measured (named, or found on PATH), and a line for each that cannot.
 
     `traced` adds ours in mode kv with tracing on; `text` adds ours with this model's tokenizer, and Dynamo.
     """

@@ -24,7 +24,7 @@ _NO_RECEIVER = {"route": {"receiver": "none"}, "receivers": [{"name": "none"}]}
 """Alerts are shown on Alertmanager's page, and sent nowhere."""
 
 Jobs = Mapping[str, Sequence[str]]
-"""Addresses by the name of their job; the rules use the names in `configs/prometheus.yml`."""
+"""Addresses by the name of their job, which must be that in `configs/prometheus.yml`: the rules use it."""
 
 
 class ProgramMissing(Exception):
@@ -61,7 +61,7 @@ def prometheus_command(directory: Path, configuration: Mapping[str, Any], port: 
 
 
 def alertmanager_command(directory: Path, configuration: Mapping[str, Any], port: int) -> list[str]:
-    """Return the command of an Alertmanager without peers, as `prometheus_command` does."""
+    """Return the command of an Alertmanager without peers; use `directory` as `prometheus_command` does."""
     file = directory / "alertmanager.yaml"
     file.write_text(yaml.safe_dump(dict(configuration)))
     command = [program(ALERTMANAGER), f"--config.file={file}", f"--storage.path={directory / 'alertmanager'}"]

@@ -1,6 +1,6 @@
 """`router bench events`: the path of KV events from an engine's flush into an index; its targets.
 
-freshness   engine's flush to applied: p50 <= 5 ms, p99 <= 50 ms, at every rate, and while requests flow
+freshness   an event's age when the index applies it: p50 <= 5 ms, p99 <= 50 ms, at every rate, and while requests flow
 cold start  of a million held blocks from a snapshot: caught up, and every rank proven, within 3 s
 control     no lag is less than a bare message's, and no path passes more blocks a second than a bare publication
 """

@@ -38,8 +38,8 @@ class BatchTimes(NamedTuple):
 def ages_s(batches: Sequence[BatchTimes], flushed_ns: Mapping[str, Sequence[int]], since_ns: int = 0) -> list[float]:
     """Return the ages, when they were applied, of the batches that the engine flushed from `since_ns` on.
 
-    `flushed_ns` has each event's flush, by rank; batch n is the event at n - 1. If it is empty, an age counts from when
-    the payload was made.
+    `flushed_ns` has the time of each event's flush, by rank; the batch with `seq` n is event n - 1. If `flushed_ns` is
+    empty, an age counts from when the payload was made.
     """
     begun = [flushed_ns[batch.rank][batch.seq - 1] if flushed_ns else batch.made_ns for batch in batches]
     return [(batch.applied_ns - at) / 1e9 for batch, at in zip(batches, begun, strict=True) if at >= since_ns]

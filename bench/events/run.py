@@ -87,7 +87,7 @@ class Flush(NamedTuple):
 
 
 def schedule(load: EventLoad, blocks_s: float) -> list[Flush]:
-    """Return an engine's flushes at `blocks_s` blocks a second: `FLUSH_S` apart, or an event's time if it is longer."""
+    """Return an engine's flushes at `blocks_s` blocks a second: `FLUSH_S` apart, or more if one event takes more."""
     period_s = max(FLUSH_S, load.event_blocks / blocks_s)
     flushed_blocks, flushes = 0, dict[int, list[EngineStored]]()
     for event in engine_events(load):
@@ -180,7 +180,7 @@ class EventsPlan(NamedTuple):
     throughput: tuple[tuple[int, int], ...] = ((1, 30_000), (8, 120_000), (64, 200_000), (512, 200_000))
     """Blocks of an event, and of a round."""
     bare_messages_min: int = 512
-    """Messages are published repeatedly up to this number: a round has few."""
+    """The bare client repeats a round's messages until it has published this many: a round has few."""
 
     # cold start
     ranks: int = 8

@@ -12,7 +12,7 @@ Cold start: how long an index in a new process takes to catch up, and until ever
     a snapshot   the index restores one and reads the log after it
     dumps        no snapshot, an empty log: the index requests a dump of every rank once it sees that it is behind
 
-Time counts from before the process is started, with the interpreter and the imports. *Caught up* is what a router's
+Time counts from before the process is started, so the interpreter and the imports count. *Caught up* is what a router's
 readiness waits for: the log that existed at the start was applied. *Proven*: a heartbeat at the position of each rank
 found nothing wrong; heartbeats come once a second. The limits: the bare client reads the same messages, or the bytes of
 the snapshot, and does nothing with them.
@@ -213,7 +213,7 @@ async def cold(plan: EventsPlan, results: Rounds, on_progress: Callable[[str], N
         bare, log = await stage.child(BareRole), stage.log
 
         async def hold(seed: int, blocks: int) -> None:
-            """Let each rank hold this many more blocks, each rank with its own seed; their events are in the log."""
+            """Let each rank hold this many more blocks, each rank with its own seed; return once the log has them."""
             for dp_rank in range(plan.ranks):
                 load = EventLoad(seed + dp_rank, blocks, _COLD_EVENT_BLOCKS, _COLD_BLOCK_TOKENS)
                 await agent.call("hold", dp_rank=dp_rank, load=load._asdict())

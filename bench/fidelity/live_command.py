@@ -51,7 +51,7 @@ class LiveFigures(NamedTuple):
 
     @classmethod
     def of(cls, answered: Sequence[RequestFigures]) -> Self:
-        """Return the figures of a run that had requests."""
+        """Return the figures of a run, which must have requests."""
         return cls(
             len(answered) / max(each.arrival_s + each.e2e_s for each in answered),
             sum(each.cached_tokens for each in answered) / sum(each.isl_tokens for each in answered),
@@ -85,7 +85,7 @@ def within(real: LiveFigures, simulated: LiveFigures) -> list[bool]:
 def order(
     real: Mapping[str, LiveFigures], simulated: Mapping[str, LiveFigures]
 ) -> tuple[tuple[str, ...], tuple[str, ...], int, int]:
-    """Return both orders by requests/s, best first; of the pairs `APART` in `real`, how many agree, and their count."""
+    """Return both orders by requests/s, best first; how many pairs over `APART` in `real` agree, and of how many."""
     rates, others = ({name: each.requests_per_s for name, each in figures.items()} for figures in (real, simulated))
     by_rate = sorted(rates, key=rates.__getitem__, reverse=True)
     pairs = [(best, other) for best, other in combinations(by_rate, 2) if rates[best] > APART * rates[other]]

@@ -15,7 +15,7 @@ block is evicted before its parent.
 Figures stand in a table for each group of cells. The targets at scale 1, in multiples of the peer's speed:
 
 trace      at least 10 times with buffers, 6 times with lists
-match      at least 12 times on a staircase of 512 with buffers; with lists 1.5 times in every cell
+match      with buffers at least 12 times if rank k of 512 holds k + 1 blocks; with lists 1.5 times in every cell
 events     with buffers at least: stored 64 blocks 12 times, 1 block 25 times; removed 64 blocks 8 times
 memory     at most 0.45 of the peer's bytes at one holder, 0.1 at 16
 answers    all answers of the trace are right
@@ -58,7 +58,7 @@ _SCHEDULE_SEED = 1
 
 
 def schedule(trace: Sequence[TraceRequest], block_size: int) -> Iterator[ScheduledRequest]:
-    """Yield the requests of a schedule; a block is `block_size` tokens, which divides 512."""
+    """Yield the requests of a schedule; a block is `block_size` tokens, which must divide 512."""
     draw = random.Random(_SCHEDULE_SEED)  # noqa: S311 - a workload, not a secret
     caches = [PrefixTree() for _ in range(RANKS)]
     for request in trace:
@@ -193,7 +193,7 @@ _TARGETS = (
     ("events", "stored 1", "buffers", 25.0),
     ("events", "removed 64", "buffers", 8.0),
 )
-"""Cells by their beginning, a figure, our seat, and the least ratio of the peer's time to ours."""
+"""How the cells' names begin, a figure, our seat, and the least ratio of the peer's time to ours."""
 
 
 def tables(found: Rounds) -> list[FigureTable]:

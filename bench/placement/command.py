@@ -1,6 +1,6 @@
 """`router bench placement`: our modes and other routers' rules in many regimes, in virtual time.
 
-A cell is a regime, a load, a cache size and a policy. Regret: how far a policy is from the best in the same place.
+A place is a regime, a load and a cache size; a cell, a policy's run there. Regret: how far it is from the place's best.
 
     latency       value / best - 1
     rate          best / value - 1

@@ -10,8 +10,8 @@ sglang, session-hash, llm-d                                    rules of their ow
 Dynamo's queue (`--router-queue-threshold`, `--router-queue-policy`; off by default, as ours): a request waits while
 others do, or while every worker has more than threshold x max_num_batched_tokens of uncached prompts before their
 first token. When a first token comes or a request ends, waiting requests are placed among all workers until every
-worker has so many again. fcfs: in the order of arrival; wspt: the fewest tokens first that no worker held when the
-request came. Our queue with one tenant has the same rule (`router/queue/waiting.py`). The threshold here is 1: a batch.
+worker has so many again. fcfs: in the order of arrival; wspt: first the request with the fewest tokens that no worker
+held when it came. Our queue with one tenant has the same rule (`router/queue/waiting.py`). The threshold here is 1.
 Here, what workers hold is read anew whenever a request is placed; in Dynamo only after a wait of 10 s. Source:
 ai-dynamo 1.6.1, help texts of the flags (`dynamo/common/configuration/groups/kv_router_args.py`, which allows no
 lcfs); ai-dynamo/dynamo, `lib/kv-router/src/scheduling/queue.rs` at 00067c3 and
@@ -31,8 +31,8 @@ Source: the flags' help texts and defaults of sglang-router 0.3.2 (`python -m sg
 algorithm: the documentation of its successor (lightseekorg/smg, `docs/concepts/routing/cache-aware.md`).
 vllm-router's `cache_aware` has the same rule and defaults (its help texts).
 
-Unlike theirs, trees consist of full blocks, not of characters. Trees are never cut: no regime has prompts of more
-than max_tree_size, 67,108,864 characters. Which of several workers with equally long prefixes is chosen is not
+Unlike in those routers, trees consist of full blocks, not of characters. Trees are never cut: no regime has prompts of
+more than max_tree_size, 67,108,864 characters. Which of several workers with equally long prefixes is chosen is not
 documented: the seed draws one.
 
 `WeightedScorers`: llm-d's, with the weights of its guides.
@@ -55,8 +55,8 @@ formulas of the scorers: Gateway API Inference Extension, plugin documentation. 
 
 `SessionHash`: vllm-router's policy `consistent_hash`.
 
-    ring      160 points for each worker; a key belongs to the worker of the first point at or after its hash, the first
-              of all after the last
+    ring      160 points for each worker; a key belongs to the worker of the first point at or after its hash or, if no
+              point is there, of the first point of all
     key       the session id of the request (a header), else its user, else its body
 
 Load is not read. Source: vllm-router's README and flags (the policy), descriptions of it (160 virtual nodes a worker;
@@ -139,7 +139,7 @@ _PREFIX, _QUEUE, _CACHE = 3.0, 2.0, 2.0
 
 
 class WeightedScorers:
-    """The scorers, and the metrics as they were read last; `scrape` returns the engines' in the order of the ranks."""
+    """The scorers, and the metrics as they were read last; `scrape` reads those of all ranks, in order."""
 
     def __init__(self, scrape: Callable[[], Sequence[EngineMetrics]]) -> None:
         self._scrape = scrape

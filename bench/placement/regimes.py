@@ -13,8 +13,8 @@
     restart          one long system prompt, few requests; then the router starts anew, and many come        4
     no room ENGINE   chat without thinking; the caches are too small for the requests in flight              4
 
-Engines schedule as TensorRT-LLM does (GUARANTEED_NO_EVICT); without room also as vLLM, which preempts, and as SGLang,
-which computes prompts first and retracts.
+Engines schedule as TensorRT-LLM does (GUARANTEED_NO_EVICT); in the regimes `no room` also as vLLM, which preempts, and
+as SGLang, which computes prompts first and retracts.
 
 Checks: the share of the short prompts that the long one's worker gets is more than 0; the greatest share of a worker in
 the requests after the restart is less than 1.
@@ -58,7 +58,7 @@ Check = Callable[[Sequence[RequestFigures], Workload], float]
 
 
 class Regime(NamedTuple):
-    """A regime. KV tokens of a worker by cache size; `restarts`: the router restarts after a third of the requests."""
+    """A regime. `kv_tokens`: a worker's, by cache size. `restarts`: the router does, after a third of the requests."""
 
     make: Callable[[Sizing], Workload]
     kv_tokens: tuple[int, int]
@@ -119,7 +119,7 @@ def tool_agents(sizing: Sizing) -> Workload:
 
 
 def documents(sizing: Sizing) -> Workload:
-    """Return questions about 24 documents of 8,000 to 32,000 tokens; the n-th is asked about 1 / n as often."""
+    """Return questions about 24 documents of 8,000 to 32,000 tokens: about the n-th, 1 / n of those about the first."""
     draw, fresh = random.Random(sizing.seed), count()  # noqa: S311 - a workload, not a secret
     known = [blocks(fresh, draw.randint(8_000, 32_000)) for _ in range(24)]
     often = [1 / number for number in range(1, len(known) + 1)]

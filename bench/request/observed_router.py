@@ -42,7 +42,7 @@ class Sampling:
     def __init__(self, directory: Path) -> None:
         self._directory, self._wakeup = directory, -1
         self._codes: dict[int, CodeType] = {}
-        """By its id, because hashing code is slow."""
+        """The code objects by their ids, because hashing them is slow."""
         self._found: Counter[tuple[bool, tuple[int, ...]]] = Counter()
 
     def start(self, *_signal: object) -> None:

@@ -51,7 +51,7 @@ _END, _LEARN, _RESTART, _ARRIVE, _SUBMIT = range(5)
 class VirtualFleetShape(NamedTuple):
     """A fleet: each worker's engine, the blocks in its host memory, and the time that events take to the index.
 
-    All `engines` have blocks of one size. Worker i has the i-th of `timings`, the first again after the last. At
+    All `engines` must have one block size. Worker i has the i-th of `timings`, the first again after the last. At
     `restart_s` the router starts anew: it has the fleet and the index, and knows of no request. Each id of a request's
     blocks stands for `id_tokens` tokens.
 
@@ -117,7 +117,7 @@ class _InFlight(NamedTuple):
 
 
 class VirtualFleet:
-    """A fleet that plays one trace, once. Each of `requests` fits into a worker's cache.
+    """A fleet that plays one trace, once. Each of `requests` must fit into a worker's cache.
 
     `follow_ups` are found by the block ids of the request that they follow. `modes_of` makes the modes that the policy
     can name, anew for each start of the router, and `new_routing` the part that decides.

@@ -17,7 +17,7 @@ class Agents(NamedTuple):
     """How many sessions are at work at a time and in all, and what each of their turns is made of.
 
     Each session begins with one of `systems` system prompts. After the answer to a turn, `tool_calls` requests with the
-    turn's context are sent at once, each with a result of its own; the next turn follows the first of them.
+    turn's context are sent at once, each with a result of its own; the next turn follows the answer to the first.
     """
 
     sessions: int = 400
@@ -103,7 +103,7 @@ def length(draw: random.Random, mean: float) -> int:
 
 
 class SyntheticShape(NamedTuple):
-    """Sizes and rates of a synthetic trace. System prompts are full blocks: `system_tokens` is rounded up to 512.
+    """Sizes and rates of a synthetic trace. System prompts are full blocks: `system_tokens` is rounded up.
 
     Sessions begin as a Poisson process, `session_rate` a second, each with one of `systems` system prompts. Their turns
     are geometric with mean `turns`; lengths, and thinking in between, are exponential with the means in the fields. A

@@ -227,7 +227,7 @@ class Clients:
         self._pending: dict[int, SoakAnswer] = {}
         """Answers on their way, by the user's number."""
         self._killed: dict[int, set[str]] = {}
-        """All workers that were killed during each answer, as the answer's own is known only once its head has come."""
+        """All workers killed during each answer: the worker that answers is known only once the answer's head came."""
         self._unsent, self.begun = 0, 0
         self._milestone: tuple[int, asyncio.Event] | None = None
         self.tally = Tally()

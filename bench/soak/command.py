@@ -1,6 +1,6 @@
 """`router bench soak`: rounds of requests, faults between them, quiet moments.
 
-`STEADY` workers are frozen but never ended, so that the resources of a worker can be compared over the full run.
+No fault of a worker hits the first `STEADY` workers, so that their resources can be compared over the full run.
 """
 
 import asyncio

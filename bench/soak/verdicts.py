@@ -119,12 +119,12 @@ async def totals(session: aiohttp.ClientSession, url: str) -> Counter[str]:
 
 RSS_SHARE, RSS_BYTES = 0.04, 16 << 20
 """How much resident memory may grow: a share of it, or a number of bytes if that is more. A worker's mirror remembers
-16,384 former blocks, which eight workers reach after some 100,000 requests: from 83 MiB at 10,000 to 95 MiB.
+16,384 former blocks. With eight workers it is full after 100,000 requests: 95 MiB a worker, 83 MiB after 10,000.
 """
 FILLED_AFTER, FILLING_BYTES = 100_000, 32 << 20
 """A router's memory may grow by more bytes if the first quiet moment is before this many requests: later the
 prompts kept for drains (`router/prompt/chains.py`) and the routed blocks of the last 120 s are at their bounds.
-With 20,000 requests that was 37 MiB in all. Only longer runs find a leak of this size.
+In a run of 20,000 requests it grew by 37 MiB in all. Only longer runs find a leak of this size.
 """
 DESCRIPTORS, THREADS = 3.0, 6.0
 """Threads: asyncio's pool starts another one while all of its threads are busy, up to cores + 4."""

@@ -2,7 +2,7 @@
 
 comparable   rows of one workload (lengths and shares); each workload has plots of its own
 served       a run in which no request failed and no process lagged by more than `LAG_LIMIT_S`; others: empty points
-frontier     the served rows of a workload that no other one beats in both throughputs
+frontier     the served rows of a workload that no other one beats in one throughput without being worse in the other
 
 Runs of aiperf are read, too. Source: aiperf 0.13.0, schema 1.4: `profile_export_aiperf.json`, as it was written against
 this router. A metric is an object with `unit` and `avg`, and percentiles `p50`, `p90`, `p99` if it has one value for

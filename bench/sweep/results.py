@@ -1,7 +1,7 @@
 """The runs of a sweep: inputs, figures, and files: one JSON object a run, written whole or not at all.
 
-DIR/NAME.json    a run that was measured; NAME is the run's
-DIR/.NAME.part   what a killed process was writing; the next one writes over it
+DIR/NAME.json    a run that was measured; NAME is the run's name
+DIR/.NAME.part   what a killed process was writing; the next process writes over it
 
 ITL                  of a request: (E2E - TTFT) / (output tokens - 1)
 tokens/s/worker      output tokens a second, divided by the number of workers or GPUs that served
@@ -52,7 +52,7 @@ class RunInputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     prefixes: int
     requests: int
     warmup: int
-    """Requests of the same kind before these, which are not measured."""
+    """Requests of the same kind that are sent before the measured ones."""
     seed: int
     router_settings: tuple[str, ...] = ()
     worker_settings: tuple[str, ...] = ()
@@ -129,7 +129,7 @@ class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def figures(measured: Sequence[Measured], *, workers: int, lag_p99_s: float | None = None) -> RunFigures:
-    """Return the figures of a run that had requests."""
+    """Return the figures of a run, which must have requests."""
     answered = [each for each in measured if not each.error]
     span_s = max(each.sent_s + each.duration_s for each in measured) - min(each.sent_s for each in measured)
     prompt_tokens = sum(each.prompt_tokens for each in answered)
@@ -165,7 +165,7 @@ FORMAT = 1
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A file. `versions` and `machine` are those of the measurement; `began` is in UTC."""
+    """A file's content. `versions` and `machine` are those of the measurement; `began` is in UTC."""
 
     format: int = FORMAT
     inputs: RunInputs

@@ -5,8 +5,8 @@ The endpoint of a run exists, or is a fleet that is started for the run. Both ar
 The load of a run:
 
 concurrency   each user sends the next request when its answer has ended
-rate          a request is sent at its moment, whether or not others are answered; at most all requests of the run
-              are open at once
+rate          a request is sent at its moment, whether or not others are answered: nothing limits how many are open
+              at once
 warm-up       before: requests of the same kind, at most 8 at once, that are not measured
 prompt        `prefix_share` of its tokens are one of `prefixes` texts, drawn at random; the rest only this prompt has
 ids           32..126: printable ASCII in the byte tokenizer, ordinary tokens in the vocabularies of models
@@ -99,7 +99,7 @@ def prompts(inputs: RunInputs) -> Iterator[list[int]]:
 
 
 def arrivals_s(inputs: RunInputs) -> Iterator[float]:
-    """Yield when each request is sent, in seconds from the first; `rate` is above 0."""
+    """Yield when each request is sent, in seconds from the first; `rate` must be above 0."""
     draw, at_s = Random(f"{inputs.seed} arrivals {_workload(inputs)}"), 0.0  # noqa: S311 - as above
     while True:
         yield at_s

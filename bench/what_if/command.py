@@ -112,7 +112,7 @@ def what_if(
 def named_policies(modes: str | None, sweep: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     """Return the fields of each policy that is named, by its name; raise `ConfigurationError`.
 
-    Fields are checked with the defaults of the others, before a long journal is read.
+    Each policy is checked with the defaults of the fields that it leaves out, before a long journal is read.
     """
     found = dict[str, dict[str, Any]]()
     for mode in (modes or "").split(",") if modes else ():

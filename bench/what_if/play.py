@@ -42,7 +42,7 @@ Floats = NDArray[np.float64]
 
 
 class Fit(NamedTuple):
-    """The engines' timings, and the largest ratio of a simulated to a recorded factor that is left, 1 or more."""
+    """The engines' timings, and the largest ratio of recorded and simulated factors in the last round, 1 or more."""
 
     timings: tuple[EngineTiming, ...]
     left: float

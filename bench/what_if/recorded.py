@@ -61,7 +61,7 @@ class RecordedFleet(NamedTuple):
     block_size: int
 
     def descriptions(self, kv_blocks: int, seq_len: int) -> tuple[EngineDescription, ...]:
-        """Return the engines' settings; a rank that states no KV blocks gets `kv_blocks`; 0: every rank states them.
+        """Return the engines' settings; a rank that states no KV blocks gets `kv_blocks`; 0: all ranks must state them.
 
         Raises:
             JournalUnfit: a rank states no KV blocks, and `kv_blocks` is 0.
@@ -90,7 +90,7 @@ class Recorded:
     """The requests of one model in one router's journal, in the order of their decisions."""
 
     def __init__(self, requests_max: int = REQUESTS_MAX) -> None:
-        """Take the first `requests_max` requests, of the model of the first."""
+        """Take the first `requests_max` requests for the model that the first one names."""
         self.model, self._requests_max = "", requests_max
         self.fleet: RecordedFleet | None = None
         self.left_out: Counter[str] = Counter()
@@ -108,7 +108,7 @@ class Recorded:
         return len(self._decisions)
 
     def take(self, record: JournalRecord, found: Redecided | None, policy: Policy | None) -> None:
-        """Take the next record of the journal, the decision that was taken again, and the policy then in force."""
+        """Take the next record; `found` is a decision taken again, and `policy` the one in force before the record."""
         if isinstance(record, Decided) and found is not None:
             if found.verdict is not None:
                 self._open[found.decision_id] = found.verdict

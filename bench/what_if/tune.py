@@ -96,7 +96,7 @@ def screened(tallies: Mapping[str, Tally], count: int) -> list[str]:
     """Return the names of `count` policies, taken in turn from the order of TTFT gain and from that of live cost gain.
 
     A request's own TTFT alone would favour policies that let other requests wait. Policies without a prediction
-    (the recorded policy read no overlap) come last, in their order.
+    (if the recorded policy read no overlap) come last, in their order.
     """
     reports = {name: tally.report() for name, tally in tallies.items()}
     by_ttft = sorted(reports, key=lambda name: _rank(reports[name].ttft_gain_s))
