@@ -49,7 +49,7 @@ def plotted(
     *,
     has_frontier: bool = True,
 ) -> bytes:
-    """Return the plot. `lines` has each series' points in the order of load; one series must have a point."""
+    """Return the plot. `lines` has each series' points in the order of load; at least one series must have a point."""
     with mpl.rc_context(
         {"svg.hashsalt": "kv-router", "svg.fonttype": "none", "font.size": 9}
     ):  # the same bytes each time

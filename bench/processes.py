@@ -238,7 +238,7 @@ class ChildProcess:
         try:
             await _end_within(child, number, _STOP_S)
         except asyncio.CancelledError:
-            await _end_within(child, number, _CUT_S)  # its second signal: it ends at once
+            await _end_within(child, number, _CUT_S)  # at a second signal a process ends at once
             raise
         finally:
             self.was_killed = child.returncode is None

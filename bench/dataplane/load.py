@@ -35,7 +35,7 @@ _USAGE = b'"usage":{"prompt_tokens":64,"completion_tokens":8,"total_tokens":72}'
 
 
 class Requests(NamedTuple):
-    """Requests that differ only in their number; the bytes before and after it."""
+    """Requests that differ only in their number: the bytes before and after the number."""
 
     before: bytes
     behind: bytes

@@ -53,7 +53,7 @@ class DataplaneResults(Rounds):
         self.absent: list[str] = []
 
     def errors(self, system: str) -> int:
-        """Return how many requests failed in all rounds, without those that were cut off on purpose."""
+        """Return how many requests failed in all rounds, without the cells that are measured once at the end."""
         cells = (SMALL, LARGE, PACED, STREAM, BURST, HIGH_RATE)
         return int(sum(sum(self.of(system, cell, "errors")) for cell in cells))
 

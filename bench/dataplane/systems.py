@@ -95,7 +95,7 @@ class RunningSystem(NamedTuple):
 
     @property
     def pid(self) -> int:
-        """The id of its process, if it has one."""
+        """The id of its process; only for a system that has one."""
         assert self.process is not None
         return self.process.pid
 

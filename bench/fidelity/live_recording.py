@@ -158,7 +158,7 @@ def _draw_words(draw: Random, words: int) -> None:
 
 
 def live_workload(runs: Sequence[LiveRun], blocks: int, sending_s: float) -> Recording:
-    """Return the workload that all `runs` were sent for `sending_s`, on engines with `blocks` blocks.
+    """Return the workload that the clients of all `runs` sent for `sending_s`, on engines with `blocks` blocks.
 
     Raises:
         TraceInvalid: a turn is not longer than the one before, or no run has a second turn.

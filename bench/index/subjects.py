@@ -80,7 +80,7 @@ def events(seed: int, chains: range, event_blocks: int, ranks: int) -> Iterator[
 
 
 def write_requests(path: Path, requests: Iterator[ScheduledRequest]) -> int:
-    """Write a schedule, for each request 4 u64s (rank, hit, blocks, evicted) and the blocks; return how many."""
+    """Write a schedule: each request's 4 u64s (rank, hit, blocks, evicted) and its hashes; return how many requests."""
     count = 0
     with path.open("wb") as file:
         for rank, hit, hashes, evicted in requests:

@@ -4,7 +4,7 @@ A place is a regime, a load and a cache size; a cell, a policy's run there. Regr
 
     latency       value / best - 1
     rate          best / value - 1
-    at most       `REGRET_MAX`, also if a value is 0 and the best is not
+    at most       `REGRET_MAX`, also where the divisor is 0
 
 TTFT p50 and p99, requests a second and goodput weigh the same. The best of ten policies is in part the luckiest one. So
 with several runs each run of a policy is also compared with the policy that is best in the other runs, and the places
@@ -145,7 +145,7 @@ class Cell(NamedTuple):
 
 
 class PlacementFigures(NamedTuple):
-    """One policy at one place. `checked` is the share that the regime checks, if it has one."""
+    """One policy at one place. `checked` is the share that the regime checks; None: it checks none."""
 
     requests: int
     hit_rate: float

@@ -167,7 +167,7 @@ class VirtualClock(Clock):
         return self.now_s
 
     def wall_ns(self) -> int:
-        """Return the same in ns."""
+        """Return `now` in ns."""
         return round(self.now_s * 1e9)
 
     async def sleep(self, seconds: float) -> None:

@@ -156,7 +156,7 @@ class Tally:
     def __init__(self) -> None:
         self.outcomes: Counter[tuple[Kind, AnswerOutcome]] = Counter()
         self.hit: Counter[tuple[Kind, AnswerOutcome]] = Counter()
-        """The same for hit requests only."""
+        """As `outcomes`, for hit requests only."""
         self.tokens = 0
         """Tokens of right answers."""
         self.examples: defaultdict[AnswerOutcome, list[str]] = defaultdict(list)

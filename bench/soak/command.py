@@ -96,7 +96,7 @@ class SoakFleet(FleetProcesses):
         return max(list(self.workers)[STEADY:], key=lambda worker_id: answers[worker_id])
 
     async def restart(self, name: str, number: signal.Signals = signal.SIGTERM) -> None:
-        """End a worker or the nats-server by a signal, and start it again; the server has its store."""
+        """End a worker or the nats-server by a signal, and start it again; the server keeps its store."""
         process = self.all[name]
         await process.end(number)
         self._note(process, number)

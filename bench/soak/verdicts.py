@@ -42,7 +42,7 @@ _FROZEN_S = (1.0, 4.0)
 
 
 class Fault(NamedTuple):
-    """A fault once `at_request` requests have begun. `frozen_s`: for a frozen worker."""
+    """A fault that comes once `at_request` requests have begun; a worker is frozen for `frozen_s`."""
 
     at_request: int
     kind: str
@@ -50,7 +50,7 @@ class Fault(NamedTuple):
 
 
 def schedule(seed: int, requests: int, every: int) -> list[Fault]:
-    """Return a fault for each `every` requests but the last."""
+    """Return the faults, one after each `every` requests, but none once `requests` have begun."""
     draw, faults, deck = Random(seed), list[Fault](), list[str]()  # noqa: S311 - a workload, not a secret
     for at_request in range(every, requests, every):
         if not deck:
@@ -81,7 +81,7 @@ class Quiet(NamedTuple):
     nats: ResourceSample
     workers: dict[str, ResourceSample]
     metrics: Counter[str]
-    """The router's, summed over labels."""
+    """The router's metrics, each summed over its labels."""
     clients: int
     """Connections that clients have open."""
     store_bytes: int

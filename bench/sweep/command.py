@@ -23,7 +23,7 @@ _CONCURRENCY_MAX, _TOKENS_MAX = 4096, 1 << 20
 
 
 def _listed(kind: Callable[[str], Any], allowed: str, is_allowed: Callable[[Any], bool]) -> Callable[..., Any]:
-    """Return the callback of an option with values between commas, each once."""
+    """Return the callback of an option that takes values between commas; it returns each value once."""
 
     def callback(_context: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[Any, ...]:
         found = []

@@ -87,7 +87,7 @@ def _imbalance(run: Played, ranks: int) -> Estimate:
 def _rate(run: Played) -> Estimate:
     """Return the requests a second, from the first arrival to the last end.
 
-    The interval is drawn from windows of equal length, `RATE_WINDOWS_MAX` at most, each of a second or longer.
+    The interval is drawn from equal windows of about a second, or longer so that there are at most `RATE_WINDOWS_MAX`.
     """
     began_s, span_s = float(run.arrival_s.min()), max(float(run.end_s.max() - run.arrival_s.min()), 1e-9)
     windows = min(max(1, int(np.ceil(span_s))), RATE_WINDOWS_MAX)
@@ -246,9 +246,9 @@ def advice(result: Result) -> str:
 
 
 def best_of(result: Result) -> PlayedPolicy | None:
-    """Return the policy with the lowest mean TTFT at the first load, which must be better beyond its interval.
+    """Return the policy with the lowest mean TTFT at the first load, of those with a gain beyond its interval.
 
-    Its p99 must not be worse beyond its interval. None: there is no such policy.
+    Policies whose p99 is worse beyond its interval are left out. None: there is no such policy.
     """
     better = [
         each

@@ -5,8 +5,8 @@
 2. screening     each is asked at the recorded moments; those that stay are taken in turn from two orders: by the mean
                  gain of predicted TTFT, and by the mean gain of the live cost
 3. closed loop   these and the policy in force are played through engines fitted to the fleet
-4. proposal      the policy with the lowest mean TTFT, if the gain over the policy in force is beyond its interval, and
-                 p99 is not worse beyond its own interval; else none
+4. proposal      the policy with the lowest mean TTFT, of those whose gain over the policy in force is beyond its
+                 interval and whose p99 is not worse beyond its own interval; none if there are none
 """
 
 import json
