@@ -1,4 +1,4 @@
-"""The clock, which its users get as an argument."""
+"""The clock. Code that needs the time gets a `Clock` as an argument."""
 
 import asyncio
 from contextlib import suppress

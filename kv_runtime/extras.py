@@ -74,7 +74,7 @@ def reach_tools() -> None:
 class LazyCommand(click.Command):
     """A command that is imported when called. `place` is `package.module:name`, `text` its one-line help.
 
-    If packages of its `extra` are not installed, the command says what to install, as `program`.
+    If packages of its `extra` are not installed, it says what to install, in the name of `program`.
     """
 
     def __init__(self, name: str, place: str, text: str, *, program: str = "", extra: str = "") -> None:

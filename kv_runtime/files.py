@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 RESERVED = 96
-"""Descriptors kept from clients: for refusals, a control plane, reconnects to the log, name look-ups, files."""
+"""Descriptors that clients do not get: for refusals, a control plane, reconnects to the log, name look-ups, files."""
 
 
 class OpenFiles(NamedTuple):

@@ -6,7 +6,7 @@
     SIGINT, SIGTERM    read from a wakeup descriptor, also during a long call on the main thread
     the first          sets `stop`
     the second         cancels running work
-    a later one        after the event loop has ended: ends the process with exit code 1, whatever the main thread does
+    a late one         (after the event loop's end) ends the process with exit code 1, whatever the main thread does
 
 MPI is such a library: MPI_Finalize belongs to the thread that called MPI_Init, and Python finalizes on the main thread.
 Source: MPI standard, MPI_Init_thread (the "main thread" is the one that calls it) and MPI_Finalize; mpi4py, `mpi4py.rc`

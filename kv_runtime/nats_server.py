@@ -52,7 +52,7 @@ _LISTENING = re.compile(r"Listening for client connections on \S+:(\d+)")
 _READY = "Server is ready"
 _DISK_FULL = re.compile(r"critical write error.*no space left on device", re.IGNORECASE)
 _PRIVATE, _UNLOCKED = "kv-nats-", "new-"
-"""The prefix of private stores' names, and the prefix before that until they are locked."""
+"""The prefix of private stores' names, and what stands before that until the store is locked."""
 _LOCK, _CONFIG = ".lock", "nats.conf"
 
 START_S, STOP_S = 10.0, 5.0

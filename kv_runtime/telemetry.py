@@ -177,7 +177,7 @@ class MadeFamily(Metric):
     """A family that makes its samples while they are read; they can be read only once.
 
     The samples of 4,000 workers take half a second to make, which would hold up the event loop. The list of rows is
-    copied at once; `made` reads all values of a row before it yields the first sample, so that the row's samples agree.
+    copied at once; `made` must read all values of a row before it yields the first sample, so that the samples agree.
     """
 
     def __init__(
@@ -244,7 +244,7 @@ class Mean:
 def histogram(
     name: str, meaning: str, labels: Iterable[str], rows: Iterable[Observed], exemplars: Exemplars | None = None
 ) -> Family:
-    """Return a histogram family `kvrouter_<name>`: label values, then the distribution.
+    """Return a histogram family `kvrouter_<name>`; each row has label values, then the distribution.
 
     Exemplars are shown only in the OpenMetrics format. There is no `_sum` if a bound is below 0: it might decrease,
     which a reader takes for a restart.
@@ -267,7 +267,7 @@ def histogram(
 
 
 def summary(name: str, meaning: str, labels: Iterable[str], rows: Iterable[tuple[tuple[str, ...], Mean]]) -> Family:
-    """Return a summary family `kvrouter_<name>` without quantiles: label values, then the mean."""
+    """Return a summary family `kvrouter_<name>` without quantiles; each row has label values, then the mean."""
     full_name, names = PREFIX + name, tuple(labels)
 
     def made(row: tuple[tuple[str, ...], Mean]) -> Iterable[OneSample]:

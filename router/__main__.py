@@ -32,7 +32,7 @@ _COMMANDS = {
     "router.cli.reports:report": "Report what the reuse of prompts saved, and for whom: by model, tenant, LoRA adapter"
     " and prefix family.",
 }
-"""The help of each command in a list, by its module and its name there. Those of `bench` need the extra `tools`."""
+"""What `router --help` says of each command, by its module and name. Those of `bench` need the extra `tools`."""
 _OPTIONS = "options: kv-events, replay-endpoint, engine, id"
 
 

@@ -49,7 +49,7 @@ OPTIONS = ("engine", "kv-events", "replay-endpoint", "id")
 WORKERS_MAX = 256
 _ID_CHARACTERS_MAX = 64
 DNS = "dns://"
-"""Prefix of a DNS name and its port, in place of a file with the list."""
+"""Prefix of a list's place that is a DNS name and a port instead of a file."""
 FALLBACKS_MAX = 8
 _HTTP = HttpLimits()
 _BREAKERS = BreakerLimits()

@@ -290,7 +290,7 @@ async def stated_directory(settings: RouterSettings, clock: Clock, stop: asyncio
 
 
 def _merged(families: Iterable[Family]) -> Iterator[Family]:
-    """Yield one family of each name, with the samples of all."""
+    """Yield one family for each name, with the samples of all families of that name."""
     found: dict[str, Family] = {}
     for each in families:
         merged = found.setdefault(each.name, Metric(each.name, each.documentation, each.type))

@@ -47,7 +47,7 @@ from router.prompt.prompts import ModelPrompts
 from router.queue.waiting import REFUSAL_REASONS, RequestQueue
 
 Outcome = Literal["placed", "answered", "refused", "left"]
-"""A worker was named; the picker answered itself; it answered with an error; the gateway gave up before that."""
+"""Of the picker: it named a worker; answered the client itself; did so with an error; was left before any of these."""
 ENCODERS = ("byte", "hf", "fast", "none")
 REFUSED_STATUSES = (400, 401, 403, 408, 413, 415, 417, 421, 431, 501, 503, 505)
 """Statuses with which the data plane refuses a request before routing: malformed, too large, too slow, no key."""

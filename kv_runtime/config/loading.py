@@ -34,7 +34,7 @@ class _Loader(yaml.SafeLoader):
     """
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:  # noqa: ANN401 - as PyYAML's
-        """Return the mapping before merging (`<<`): its keys may also be in a mapping that is merged into it."""
+        """Return the mapping; raise for a key that it has twice. Mappings merged into it (`<<`) may have its keys."""
         node, known = super().compose_mapping_node(anchor), set[tuple[str, str]]()
         for key in (each for each, _ in node.value if isinstance(each, yaml.ScalarNode)):
             if (key.tag, key.value) in known:
@@ -99,7 +99,7 @@ def load_settings(
 ) -> SettingsT:
     """Return the effective tree.
 
-    `assignments` are `section.key=value` flags, `flags` maps dotted paths (`nats.url`) to values, None: not given.
+    `assignments` are `section.key=value` flags, `flags` maps dotted paths (`nats.url`) to values; None is ignored.
 
     Raises:
         ConfigurationError: with every problem found.
@@ -196,7 +196,7 @@ def _from_environment(kind: type[BaseModel], problems: list[str]) -> Iterator[tu
 
 
 def _kind_at(kind: Any, path: Sequence[object]) -> Any:  # noqa: ANN401 - whatever a field is declared as
-    """Return the declared type of the field at `path`, or of the field that contains it; None if there is none.
+    """Return the type declared for the field at `path`, or for the one whose value `path` leads into; None: unknown.
 
     A whole number in `path` is the place of a section in a list.
     """
@@ -230,7 +230,7 @@ def _put(tree: dict[str, Any], path: str, value: object, problems: list[str]) ->
 
 
 def _unknown(kind: type[BaseModel], path: Sequence[object], *, shown: str) -> str:
-    """Return the problem of an unknown key: the keys of its section, and the nearest of all keys."""
+    """Return the text about an unknown key, with the keys of its section and the nearest of all keys."""
     section, names = kind, [str(name) for name in path if not isinstance(name, int)]  # an int is an index in a list
     for name in names[:-1]:
         section = _section_in(_kind_at(section, [name])) or section
@@ -243,9 +243,9 @@ def _section_in(kind: Any) -> type[BaseModel] | None:  # noqa: ANN401
 
 
 def unknown_key(found: str, known: Iterable[str], candidates: Iterable[str] = ()) -> str:
-    """Return the problem of an unknown key: the `known` keys, and the nearest of `candidates`.
+    """Return the text about an unknown key, with the `known` keys and the nearest one of `candidates`.
 
-    Without `candidates` it is the nearest of `known`. A candidate with the same last part is nearer than any other.
+    Without `candidates` it has the nearest of `known`. A candidate with the same last part is nearer than any other.
     For a key of more than 80 characters there is no nearest: the search time grows with the square of its length.
     """
     known = list(known)
@@ -280,7 +280,7 @@ def _is_secret(kind: object) -> bool:
 
 
 def _problem(kind: type[BaseModel], error: Any) -> str:  # noqa: ANN401 - pydantic's ErrorDetails, which it does not export
-    """Return one line with the found value, unless it is a secret, or has sections, which may contain secrets."""
+    """Return a problem as one line. It has the found value, unless that is a secret or sections, which may have one."""
     if error["type"] == "extra_forbidden":
         shown = ".".join(map(str, error["loc"]))  # may have a secret: `{token:secret}` is a key in YAML
         return _unknown(kind, error["loc"], shown=re.sub(r"[^\w.-].*", "...", shown, flags=re.DOTALL))

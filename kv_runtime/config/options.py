@@ -1,4 +1,4 @@
-"""The flags of every process, as options of click. This module does not import those that read the configuration."""
+"""The flags of every process, as options of click. This module must import none that reads the configuration."""
 
 from collections.abc import Callable
 from pathlib import Path

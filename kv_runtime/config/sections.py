@@ -14,7 +14,7 @@ _INDEX_BYTES_MIN = 1 << 20
 
 
 LINES = "lines"
-"""Annotates a text that may have several lines: it becomes no part of an HTTP head, an address or a log."""
+"""Annotates a text that may have several lines. Such a text must not get into an HTTP head, an address or a log."""
 
 
 class Section(BaseModel):

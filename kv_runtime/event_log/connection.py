@@ -28,7 +28,7 @@ from kv_runtime.supervise import until
 from kv_runtime.telemetry import Family, RateLimitedLog, counter, gauge
 
 WINDOW_MESSAGES = 256
-"""Unconfirmed publications of one connection; a larger window hides a longer round trip."""
+"""How many publications of one connection may be unconfirmed at once; more would hide a longer round trip."""
 CONFIRM_S = 5.0
 _CONNECT_S = 5
 _RECONNECT_WAIT_S = 1
@@ -37,7 +37,7 @@ _PING_S, _PINGS_MISSED_MAX = 1, 2
 """A frozen server counts as lost after 3 s: before the 5 s after which silent workers count as gone."""
 _LOOK_S = 1.0
 LISTEN_MESSAGES_MAX, LISTEN_BYTES_MAX = 65_536, 128 << 20
-"""Bounds on what one subscription to core NATS has pending; an index gets the answers of all agents by one."""
+"""Bounds on what one subscription to core NATS has pending; an index gets the answers of all agents by a single one."""
 _UNAUTHORIZED = re.compile(r"authorization|authentication", re.IGNORECASE)
 
 _log = structlog.get_logger("event_log")
@@ -55,7 +55,7 @@ class LogStatistics(NamedTuple):
     dropped_total: int
     """Core NATS messages (heartbeats, load reports, answers) that came faster than they were processed."""
     read_anew_total: int
-    """Times that a followed stream was replaced, or had lost its end."""
+    """How often a followed stream was read from its beginning again: it was replaced, or had lost its end."""
 
 
 class EventLog(StreamClient):
@@ -256,7 +256,7 @@ class EventLog(StreamClient):
             data: its bytes.
             message_id: the server drops a message whose id it has; empty: none is dropped.
             headers: for readers, besides the bytes.
-            after_seq: the required seq of the subject's newest message; 0: the subject has none.
+            after_seq: the required seq of the subject's newest message; 0: there must be none; None: any is allowed.
 
         Raises:
             LastSequenceDiffers: the newest message of the subject is not at `after_seq`; nothing was stored.

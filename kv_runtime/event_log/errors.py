@@ -23,11 +23,11 @@ class LastSequenceDiffers(BrokerUnavailable):
 
 
 class BrokerSilent(BrokerUnavailable):
-    """The server did not answer in time, or reports that it cannot yet, as a cluster without leaders."""
+    """The server did not answer in time, or said that it cannot serve yet, as a cluster without a leader does."""
 
 
 class StreamUnfit(Exception):
-    """A stream of that name exists with a setting that we do not use and must not change."""
+    """A stream of that name exists, with a setting that differs from ours and that we must not change."""
 
 
 class NoSuchObject(Exception):

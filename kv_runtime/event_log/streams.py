@@ -212,7 +212,7 @@ class StreamClient:
     async def seq_at(self, stream: str, time_ns: int) -> int:
         """Return the seq of the last message of that time or earlier; if all are later, the first message's seq less 1.
 
-        Times ascend unless the server's clock is set back or another server of a cluster takes over.
+        It needs ascending times: wrong if the server's clock is set back, or another server of a cluster takes over.
         """
         state = await self.stream_state(stream)
         low, high = state.first_seq - 1, state.last_seq

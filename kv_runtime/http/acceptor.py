@@ -29,7 +29,7 @@ BACKLOG = 4096
 PAUSE_S = 0.1
 HANDSHAKE_S = 0.5
 _ACCEPTS_A_TURN = 64
-"""Connections accepted before the event loop serves them."""
+"""How many connections are accepted before the event loop gets a turn to serve them."""
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _SO_ATTACH_FILTER = 26
 _DROP_SYN = (
@@ -155,7 +155,7 @@ def listening_sockets(host: str, port: int, *, reuse_port: bool = False) -> list
 
 
 def port_of(listening: Sequence[socket.socket]) -> int:
-    """Return the port that the sockets share; 0: they have none."""
+    """Return the port that the sockets share; 0: there are no sockets."""
     return int(listening[-1].getsockname()[1]) if listening else 0
 
 

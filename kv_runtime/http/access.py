@@ -10,7 +10,7 @@ from kv_runtime.http.answers import Handler, error_response
 from kv_runtime.http.hosts import HostNames
 
 OPEN_PATHS = frozenset({"/metrics", "/health", "/live", "/ready", "/version"})
-"""Paths without a token: they change nothing and show no request."""
+"""Paths that need no token: they change nothing and show no request."""
 HOST_NAMES = web.AppKey("host_names", HostNames)
 
 

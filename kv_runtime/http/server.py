@@ -5,7 +5,7 @@
 | fewer connections are open than the bound | the connection is served |
 | the bound is reached, and some connection is idle | the connection that has been idle longest is closed |
 | the bound is reached, and no connection is idle | 503 with `Retry-After`, then the new connection is closed |
-| `CLOSING_MAX` connections above the bound are open | the same |
+| `CLOSING_MAX` connections above the bound are open | 503 likewise, even if some connection is idle |
 
 A connection is idle while no handler runs for it: it is new, kept alive, or its client has not read all of an answer.
 Closings and refusals at the bound are counted and logged. Every connection takes a file descriptor, so the bound
@@ -76,7 +76,7 @@ class Connections:
         self._idle_closed = self._refused = 0
 
     def admit(self) -> bool:
-        """Return whether one more connection may open; the caller counts it (`opened`) at once."""
+        """Return whether one more connection may open; the caller must count it (`opened`) at once."""
         count = len(self._open)
         if count >= self.bound and (count >= self.bound + CLOSING_MAX or not self._close_idle()):
             self._refused += 1
@@ -98,7 +98,7 @@ class Connections:
         self._idle.pop(connection, None)
 
     def ended(self, connection: "ClientConnection") -> None:
-        """Record that the connection is open, or a handler ended; it is idle unless it is closed."""
+        """Record that the connection has opened, or its handler has ended; it is idle now, unless it is closed."""
         if connection in self._open:
             self._idle[connection] = None
 

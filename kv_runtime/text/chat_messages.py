@@ -1,7 +1,7 @@
 """A chat as engines give it to a template, the same for every model.
 
     content            a string, or a list of text parts if the template loops over parts (`chat_template.py`).
-                       Null and no content are empty. For a string, text parts, plain strings among the parts, refusals
+                       Null and no content are empty. As a string, text parts, plain strings among the parts, refusals
                        and thoughts are joined by newlines; a tool's message is always a string
     tool_calls         of an assistant, if there are any. `arguments` are an object; text that is no JSON becomes `{}`
     reasoning          of an assistant, under all the names that templates read
@@ -14,8 +14,8 @@ Source: vllm-project/vllm 0.24.0, `vllm/entrypoints/chat_utils.py` (`_parse_chat
 `_postprocess_messages`, `_ToolParser`); SGLang (`python/sglang/srt/entrypoints/openai/serving_chat.py`,
 `jinja_template_utils.py`) and TensorRT-LLM (`tensorrt_llm/serve/chat_utils.py`) treat null, parts and calls alike.
 
-Image parts, `{"type": "image_url", "image_url": {"url": ...}}`, have to be replaced first (`split_images`), by the
-model's rule for images:
+Image parts, `{"type": "image_url", "image_url": {"url": ...}}`, have to be replaced first (`split_images`), as the
+model's rule for images says:
 
     a placeholder     a text part: the placeholder. Other text with the placeholder is refused: it would be an image
     unknown           `IMAGE`, which a template may render in any way; `UNKNOWN_FROM_HERE` precedes the first message

@@ -90,7 +90,7 @@ def _takes(other: str, content: str) -> bool:
 
 
 class KeptSegments(NamedTuple):
-    """Bytes of text so far, with kept ids and without; the segments that are kept now, and their memory.
+    """How many bytes of text had kept ids so far, and how many had none; the segments kept now, and their memory.
 
     In `Segments`, a new segment that occurs twice in a text is encoded once, and counted twice in `miss_bytes`.
     """

@@ -36,7 +36,7 @@ class Text(ABC):
     vocab_size: int
     """Every id is below it."""
     special_ids: Mapping[str, int]
-    """Tokens without text."""
+    """The ids of tokens without text, by name."""
     eos_ids: frozenset[int]
     bos_id: int | None = None
     """The token at the beginning of texts, if the model has one."""

@@ -1,9 +1,9 @@
-"""Vocabularies that rank their tokens, tiktoken's and Mistral's tekken, as a `tokenizer.json`.
+"""Converts vocabularies that rank their tokens, tiktoken's and Mistral's tekken, to a `tokenizer.json`.
 
     tekken.json       pattern, vocabulary and special tokens, which have the first ids (Mistral)
     tiktoken.model    in each line a token in base64 and its rank (Kimi, Moonlight); special tokens come after them:
                       those that `tokenizer_config.json` names, and reserved ones
-    qwen.tiktoken     the same (Qwen 1); the special tokens are fixed
+    qwen.tiktoken     lines as in `tiktoken.model` (Qwen 1); the special tokens are fixed
 
 These vocabularies merge the two adjacent parts of a word that together are the token of the lowest rank. `tokenizers`
 ranks pairs of parts instead. Listing all pairs that are a token, in the order of the tokens' ranks, merges the same
@@ -121,7 +121,7 @@ class _TokenizerConfig(msgspec.Struct):
 
 
 def ranked_tokens(directory: Path) -> TokenizerFile | None:
-    """Return the directory's tokenizer; None: it has none of these files, or the pattern is unknown.
+    """Return the directory's tokenizer; None: it has no file of `_READERS`, or the pattern is unknown.
 
     Raises:
         TextError: names the file that cannot be read, or is broken.

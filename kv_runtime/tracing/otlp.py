@@ -32,7 +32,7 @@ from kv_runtime.telemetry import RateLimitedLog
 from kv_runtime.tracing.spans import DROP_REASONS, SpanData, TraceData
 
 REQUESTS_MAX = 2048
-"""The most ended requests that wait to be sent: some MB of spans. The SDK's queue has as many spans."""
+"""How many ended requests may wait to be sent: some MB of spans. The SDK's own queue holds as many spans."""
 BATCH_REQUESTS = 128
 """Requests of a batch: about the 512 spans of the SDK's batches."""
 LAST_S = 2.0

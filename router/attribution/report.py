@@ -55,7 +55,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """Sums of some requests: tokens, and seconds of a rank's prefill. `attribution.hpp` has the formulas.
 
     `reported_tokens` is the part of `reused_tokens` that workers reported; the rest is predicted. `learnt_s` is the
-    part of `saved_s` by a learnt rate; the rest is by the reference engine's. `routing_tokens` is reused minus
+    part of `saved_s` computed by a learnt rate, the rest by the reference engine's. `routing_tokens` is reused minus
     baseline. `evicted_blocks` is None if the source has no removals.
     """
 
@@ -82,7 +82,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
         return cls(**found)
 
     def plus(self, other: "Figures") -> Self:
-        """Return the sum, with the other fields of `self`; evictions are None if they are in either."""
+        """Return the sums, with the other fields of `self`; `evicted_blocks` is None if it is None in either."""
         sums = {name: getattr(self, name) + getattr(other, name) for name in _SUMMED}
         blocks, others = self.evicted_blocks, other.evicted_blocks
         evicted_blocks = None if blocks is None or others is None else blocks + others

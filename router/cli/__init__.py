@@ -1,1 +1,1 @@
-"""The commands of `router`, beside `serve`: one module each."""
+"""The commands of `router`; `serve` is what runs without a command, of the parts in `router_parts`."""

@@ -153,7 +153,7 @@ def asked(
     *,
     flag: str = "--router",
 ) -> _T:
-    """Return what `work` returns for the control plane at `url`, as `flag` gave it; empty: at the settings' address.
+    """Return what `work` returns for the control plane at `url`, given by `flag`; empty: at the settings' address.
 
     Raises:
         NothingRead: nothing answers there, or not as a control plane does.

@@ -1,6 +1,6 @@
 """`router pools`: one address in front of several pools, each a router with its workers.
 
-Flags and variables have the names of Dynamo's global router if it has them. `--set` and `KVROUTER_*` set fields in
+Flags and variables that Dynamo's global router has, too, have its names. `--set` and `KVROUTER_*` set fields in
 `data`, `control`, `failures`, `queue`, `tokens` and `telemetry` of a router's settings. Source: `docs/SOURCES.md` D5.
 """
 
@@ -37,7 +37,7 @@ _ENVIRONMENT = "DYN_GLOBAL_ROUTER_"
 _ACCEPT_PARAMS = "disaggregation.accept_params"
 """Setting without which a router refuses requests of one phase."""
 _OWN_STAGES = 2
-"""Stages of the process itself: routers in it stop after it."""
+"""How many stages the process itself has: routers in it stop after these."""
 _MILLISECONDS = click.FloatRange(0, 3.6e6)
 _log = structlog.get_logger("pools")
 

@@ -6,9 +6,9 @@
     of all ranks                   dead, or unhealthy     yes                worker.unhealthy
     of any rank                    -                      it left, and why   worker.withdrawn
 
-    two heads of one rank at the same time, two workers at one address, one id under two models    worker.doubled
+    two `StreamHead`s of one rank at a time, two workers at one address, one id under two models    worker.doubled
 
-Consecutive heads are a restart. Without the log, missing heartbeats mean nothing.
+Heads one after the other are a restart. Without the log, missing heartbeats mean nothing.
 
 Events and trust are checked only if a mode reads overlap: other modes do not use the index. If a rank is FALLBACK by
 its parity or its events, those checks report it. Routers state how workers differ from parity
@@ -48,14 +48,14 @@ FULL_RATIO = 0.9
 """A log filled to this share is nearly full: it is purged at 3/4 of its limit, unless no snapshot allows it."""
 _AVOIDED = ("breaker", "busy")
 SILENT_BLOCKS = 64
-"""Blocks in use before a rank without events is a finding: an engine publishes a block only once it is computed."""
+"""How many blocks in use make a rank without events a finding: an engine publishes a block only once it is computed."""
 _UNTRUSTED = ("FALLBACK", "DEGRADED")
 PARITY = {
     **dict.fromkeys(("block_size", "hash_scheme", "canary", "images"), "parity.hashes"),
     **dict.fromkeys(("tokenizer_digest", "template_digest", "prompt_ids"), "parity.tokens"),
     "kv_events": "parity.kv_events",
 }
-"""The finding for each field in which a worker may differ from a router; `event_source` is `events.none`."""
+"""The finding for each field in which a worker may differ from a router; for `event_source` it is `events.none`."""
 _SHOWN_MAX = 80
 _SPLIT = {"prefill", "decode"}
 _EXIT_CODES: dict[Severity, int] = {"error": 2, "warning": 1}
@@ -213,7 +213,7 @@ def _silent(facts: FleetFacts) -> Iterator[Finding]:
 
 
 def trust(facts: FleetFacts) -> Iterator[Finding]:
-    """Yield the ranks that a router did not trust at both looks, by reason."""
+    """Yield the ranks that a router called DEGRADED, or FALLBACK, at both looks, by reason."""
     eventful = {each.registration.worker_id for each in facts.living() if each.registration.event_source != "none"}
     for router in facts.routers:
         was = {(each.rank, each.trust) for each in router.before.ranks()}

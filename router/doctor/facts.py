@@ -3,16 +3,16 @@
 error      requests fail, or are routed by wrong facts
 warning    the fleet serves worse than it could, or something is about to fail
 
-`docs/reference/doctor.md` is the table `CATALOGUE`. An id never changes its meaning: alerts and scripts rely on it.
+`docs/reference/doctor.md` is the table `CATALOGUE`. An id must not change its meaning: alerts and scripts rely on it.
 
 The facts are what a survey observed of the log for a while, and of HTTP addresses once or twice:
 
-    the log        workers that are registered, draining or left; each head of each rank's stream with heartbeats;
+    the log        workers that are registered, draining or left; each epoch with heartbeats of each rank's stream;
                    how full it is
     a router       its control plane, twice; its data plane once
     a worker       /health once
 
-Unobserved facts are absent or have a `problem`; no check takes them for healthy or for broken.
+Unobserved facts are absent or have a `problem`; no check may take them for healthy or for broken.
 """
 
 from collections.abc import Iterator, Mapping
@@ -231,7 +231,7 @@ class RouterSeen(msgspec.Struct, kw_only=True):
 
 
 class FleetFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """All facts, of `window_s` seconds. `reads_overlap`: by the configuration, if no router states it."""
+    """All facts, of `window_s` seconds. `reads_overlap`: whether the configured mode does, if no router states one."""
 
     window_s: float
     workers: tuple[WorkerSeen, ...] = ()

@@ -4,7 +4,7 @@
 |---|---|---|
 | `/ready` | a router's planes | whether it is ready, and why not |
 | `/v1/workers` | a control plane | registrations, ranks (trust, unfit), `differs` |
-| `/v1/policy` | a control plane | `mode`, and those of the phases |
+| `/v1/policy` | a control plane | `mode`, and the modes of the phases |
 | `/health` | an agent | `reason` |
 
 Source: `router/control_plane.py`, `worker_agent/api/app.py`. Unknown keys are ignored: another version may have more.
@@ -32,7 +32,7 @@ _T = TypeVar("_T")
 
 
 class PageUnreadable(Exception):
-    """A page could not be read; `status` and `body` are those of an answer with another status, if there was any."""
+    """A page could not be read; `status` and `body` are those of an answer with an unexpected status."""
 
     def __init__(self, words: str, status: int = 0, body: bytes = b"") -> None:
         super().__init__(words)

@@ -72,7 +72,7 @@ class Observed(NamedTuple):
 
 
 class _Words(dict[str, int]):
-    """Numbers of texts, in the order of their first use."""
+    """Texts, each with its number: they are numbered in the order of their first use."""
 
     def __missing__(self, word: str) -> int:
         number = self[word] = len(self)

@@ -72,7 +72,7 @@ class Ring:
         return (min(self.samples), max(self.samples)) if self.samples else None
 
     def steps(self) -> list[tuple[float, float]]:
-        """Return step and first time, in seconds, of the recent and the old samples, of each if there are any."""
+        """Return, for the recent and for the old samples, if there are any, their step and the time of the first."""
         times = [*self.samples]
         recent = [at_s for at_s in times if at_s > times[-1] - RECENT_S]
         old = times[: len(times) - len(recent)]

@@ -22,7 +22,7 @@ A retry is work, too. A request that waits in the queue, or was refused, does no
 The factors were measured while prompts and sequences shared the ranks as they do now. They are assumed to stay the same
 with any number of workers. If a needed rate was never measured, it is in `unknown`, and no number is advised.
 
-Waiting in a group of equal servers, from utilisation:
+How the wait in a group of equal servers follows from its utilisation:
 
     prompts       Poisson arrivals, general service times, k servers, one line (M/G/k), approximated by
                   P(wait > t) = C(k, a) * exp(-t / m),  m = E[S] (1 + c^2) / (2 k (1 - a / k))
@@ -126,7 +126,7 @@ class OfferedLoad(NamedTuple):
 
 
 def offered(core: built.Core, window_s: float, now_s: float, began_s: float) -> defaultdict[Group, OfferedLoad]:
-    """Return each group's load in the window; the core began to count at `began_s`. Without requests it is empty."""
+    """Return each group's load in the window; the core counts since `began_s`. Without requests its load is empty."""
     first_slot = int(now_s / SLOT_S) - max(1, round(window_s / SLOT_S)) + 1
     covered_s = max(SLOT_S, now_s - max(first_slot * SLOT_S, began_s))
     loads = defaultdict[Group, OfferedLoad](lambda: OfferedLoad(covered_s))

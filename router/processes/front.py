@@ -3,19 +3,19 @@
 | endpoint | answer |
 |---|---|
 | GET /v1/decisions | the newest decisions of all processes |
-| GET /v1/decisions/{id} | that of the process that took the decision |
+| GET /v1/decisions/{id} | the answer of the process that took the decision |
 | PUT, PATCH, DELETE /v1/policy | changed in the first process, which stores it, then in the others |
 | POST, DELETE /v1/workers/{id}/drain | each process hands over what it knows, with its share of the tokens |
 | GET /v1/workers/{id}/drain | merged; the state is draining until all processes have handed over |
 | GET /v1/shadows | the figures of all processes, pooled |
 | PUT, DELETE /v1/shadows | changed in the first process, then in the others |
-| GET /v1/workers | the first process's, with the doubts of all: each judges ranks by its own requests |
+| GET /v1/workers | the first process's answer, with the doubts of all: each judges ranks by its own requests |
 | GET /v1/report, /v1/predictions, /v1/trends | the sums of all processes |
 | GET /v1/processes | names, ids and restarts of the processes |
 | GET /health, /live | `ok`, as this process lives |
 | GET /ready | whether any process is ready |
 | GET /metrics | all families of all processes, each once (`merged`) |
-| all others | that of the first process that serves: each has the fleet, the index and, by the ledger, all requests |
+| all others | the first answer of a process: each has the fleet, the index and, by the ledger, all requests |
 """
 
 import asyncio
@@ -322,7 +322,7 @@ def _merged(
 
 
 def _passed_on(answer: Answer | None) -> web.Response:
-    """Return a process's answer as a response; None: the error that no process answers."""
+    """Return a process's answer as a response; None: a 503 saying that no process answers."""
     if answer is None:
         return error_response(503, "no serving process answers; try again", code="no_process")
     return web.Response(status=answer.status, body=answer.body, content_type=answer.content_type)

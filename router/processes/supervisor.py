@@ -1,6 +1,6 @@
 """Starts the processes of one router, starts each one again that ends, and ends with the last of them.
 
-    a process ends               another starts after a pause; if too often, or before the first served, all end
+    a process ends               another starts after a pause; if it ends too often, or before it ever served, all end
     it does not answer (`/live`) for `SILENT_CALLS` calls, 5 s each: it is killed, and so started again
     stop                         SIGTERM to all; what has not ended after `stop_s` is killed
     cancelled                    SIGTERM again, which cuts off what they still do; killed after `AT_ONCE_S`
@@ -113,7 +113,7 @@ class ProcessState(NamedTuple):
 
 
 def process_families(states: Iterable[ProcessState], silent_calls: Mapping[str, int]) -> Iterator[Family]:
-    """Yield the metrics; `silent_calls` are those that a process did not answer, by its name."""
+    """Yield the metrics; `silent_calls` are the numbers of calls that a process did not answer, by its name."""
     known = list(states)
     up, restarts = {each.name: each.is_up for each in known}, {each.name: each.restarts for each in known}
     yield gauge("process_up", "1 while this process of the router runs", ("process",), by_name((), up))

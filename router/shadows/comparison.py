@@ -18,7 +18,7 @@ A gain compares the shadow's choice with the live one; above 0 the shadow's is b
     cached_blocks_gain     cached blocks of the shadow's choice minus those of the live one
     own_cost_gain_ms       cost of the live choice minus that of the shadow's, under the shadow's cost: never below 0
                            without a temperature
-    live_cost_gain_ms      the same under the live policy's cost: never above 0 without a temperature
+    live_cost_gain_ms      the same difference, under the live policy's cost: never above 0 without a temperature
 
 A standard error is that of batch means: requests that follow each other are alike (a busy moment, one session), so
 single values would make it too small. A long series has `BATCHES` to `2 * BATCHES` batches of equal length; at
@@ -69,7 +69,7 @@ def compared(
     """Return the shadow's choice for the request of `verdict`, which the policy `live` decided.
 
     Return one of `SKIPS` if the decision lacks what the shadow reads, or the shadow finds no rank. `is_folded`: a
-    replay has just decided, so that `state` is the decision's; only the index's answer may be missing.
+    replay has just made the decision in `state`, so that only the index's answer may be missing.
     """
     if not _is_readable(state, verdict, live, shadow, is_folded=is_folded):
         return "unreadable"

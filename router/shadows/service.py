@@ -6,7 +6,7 @@
     GET    /v1/shadows      the shadows and their figures      PUT  /v1/shadows    sets others, until a restart
     DELETE /v1/shadows      sets the configured ones again
 
-Each request adds `budget_us` to an allowance, from which the time of evaluations is subtracted. One may begin while
+Each request adds `budget_us` to an allowance, from which the time of evaluations is subtracted. One begins only while
 the allowance is above 0, so that all time spent is at most `requests * budget_us` plus one evaluation. What is not used
 is kept, up to the allowance of `KEPT_REQUESTS` requests.
 
@@ -43,7 +43,7 @@ SHADOWS_MAX = 8
 BUDGET_US = 50.0
 KEPT_REQUESTS = 256
 WAITING_MAX = 512
-"""Decisions that wait for their evaluation; fewer if the log keeps less."""
+"""How many decisions may wait for their evaluation; fewer if the log keeps less."""
 PERIOD_S = 0.01
 SLICE_S = 0.0005
 """Evaluations block the event loop at most this long, plus the time of one decision."""

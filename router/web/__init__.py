@@ -23,7 +23,7 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-cache",
 }
-"""Headers of every answer: only this server's scripts and styles run, in no frame; a copy is checked by its ETag."""
+"""Headers of every answer: only this server's scripts and styles run, in no frame; a cached copy is checked by ETag."""
 
 
 _FILES = {ROOT + each.name.replace("index.html", ""): each for each in _ASSETS.iterdir() if each.suffix in _TYPES}

@@ -153,7 +153,7 @@ export class Live extends Poll {
     return this.past ?? this.now;
   }
 
-  /** The time that is shown, Unix seconds; null: the time of the newest fleet is not known yet. */
+  /** The time that is shown, Unix seconds; null: no fleet has been read yet. */
   get at() {
     return this.past?.at ?? this.now.fleet?.at_s ?? null;
   }

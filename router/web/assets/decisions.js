@@ -143,7 +143,7 @@ function shares(row, terms) {
   return terms.map((term) => `${term.name} ${ms(weighted(row, terms, term))}`).join(", ");
 }
 
-/** A term times its weight: 1, but for terms before the first token, whose weight follows from the cost. */
+/** A term times its weight. The weight of terms before the first token follows from the cost; others have 1. */
 function weighted({ terms: values }, terms, term) {
   const sum = (isFirst) => terms.reduce((found, each) => found + (each.isFirst === isFirst ? values[each.field] : 0), 0);
   const first = sum(true);

@@ -161,7 +161,7 @@ export function trust(rank) {
   return badge(rank.trust, rank.trust.toLowerCase(), rank.trust_reason);
 }
 
-/** A bar of shares of `of`, each with its class. */
+/** A bar with parts of the whole `of`, each with its class. */
 export function bar(shares, of, label) {
   return h("span", { class: "bar", role: "img", "aria-label": label, title: label }, shares.map(([share, kind], at) =>
     h("span", { key: String(at), class: kind, style: { width: `${of > 0 ? Math.max(0, Math.min(100, (100 * share) / of)) : 0}%` } })));

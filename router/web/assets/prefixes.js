@@ -38,7 +38,7 @@ export class PrefixesView extends Poll {
     this.moved();
   }
 
-  /** Read the tree of now; while a past time is shown there is none. */
+  /** Read the tree, which is always that of now; read nothing while a past time is shown. */
   moved() {
     if (this.app.live.past) this.close();
     else super.open();
