@@ -46,7 +46,7 @@ _log = structlog.get_logger("nats_server")
 HOST = "127.0.0.1"
 MAX_PAYLOAD_BYTES = 1024 * 1024
 _MEMORY_BYTES_MAX = 64 << 20
-"""The most bytes of all streams in memory."""
+"""How many bytes all streams in memory may take."""
 _LOG_LINES, _LOG_LINE_BYTES_MAX = 20, 1 << 20
 _LISTENING = re.compile(r"Listening for client connections on \S+:(\d+)")
 _READY = "Server is ready"

@@ -51,9 +51,9 @@ _log = structlog.get_logger("router")
 _BODY_BYTES_MAX = 1 << 20
 """Largest body: a registration, a policy, shadows."""
 _OF_A_REQUEST_MAX = 16
-"""Decisions of one request that are shown: its phases and retries."""
+"""How many decisions of one request are shown: its phases and retries."""
 _ROWS_AT_ONCE = 256
-"""Workers that are shown before the event loop gets a turn: some 3 ms."""
+"""How many workers are rendered before the event loop gets a turn: some 3 ms."""
 _NOT_REGISTERED = Trust("FALLBACK", "its worker is not registered")
 
 
@@ -93,7 +93,7 @@ class ControlPlane:
         policies      without it, a policy that is changed lasts until the router ends
         trace_link    `tracing.link` of the settings
         kept          the prompts that are shown with decisions; without it no prompt is shown
-        differs       returns how a worker's instance differs from this router: the id, the instance -> the differences
+        differs       `differs(worker_id, instance)` returns how that instance of a worker differs from this router
         attacher      attaches engines to this process; None: it attaches none
         watched       further routes that only show: planner, report, `router/live/`
         """

@@ -47,7 +47,7 @@ from router.prompt.prompts import ModelPrompts
 from router.queue.waiting import REFUSAL_REASONS, RequestQueue
 
 Outcome = Literal["placed", "answered", "refused", "left"]
-"""Of the picker: it named a worker; answered the client itself; did so with an error; was left before any of these."""
+"""What the picker did: named a worker; answered the client itself; answered an error; lost the gateway before that."""
 ENCODERS = ("byte", "hf", "fast", "none")
 REFUSED_STATUSES = (400, 401, 403, 408, 413, 415, 417, 421, 431, 501, 503, 505)
 """Statuses with which the data plane refuses a request before routing: malformed, too large, too slow, no key."""

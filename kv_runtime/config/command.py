@@ -46,7 +46,7 @@ def takes_settings(
         kind: the tree of settings; it has a section `telemetry`.
         program: the command's name, printed before the message of an error.
         expected: errors that end the process with their message, as `errors_printed` does.
-        log_level: the least that is logged; empty: `telemetry.log_level`.
+        log_level: the lowest level that is logged; empty: `telemetry.log_level`.
         exit_code: the process's exit code after an expected error.
     """
 

@@ -353,7 +353,7 @@ class EventLog(StreamClient):
 async def connected_log(
     nats: NatsClientSection, name: str, *, confirm_s: float = CONFIRM_S, awaited_until: asyncio.Event | None = None
 ) -> AsyncIterator[EventLog]:
-    """Connect to the log of the settings for the block; arguments and errors are those of `EventLog.connect`."""
+    """Be connected to the settings' log within the block; arguments and errors are those of `EventLog.connect`."""
     token = nats.credentials.get_secret_value()
     log = await EventLog.connect(
         nats.url, name=name, user=nats.user, token=token, confirm_s=confirm_s, awaited_until=awaited_until

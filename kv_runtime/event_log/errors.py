@@ -7,7 +7,7 @@ from nats.errors import Error as NatsError
 from nats.js.errors import APIError, ServiceUnavailableError
 
 _NO_PEERS_YET = 10005
-"""A cluster's code while too few of its servers are connected for a stream's replicas."""
+"""The error code of a cluster while too few of its servers are connected for a stream's replicas."""
 
 
 class BrokerUnavailable(Exception):

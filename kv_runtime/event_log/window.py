@@ -46,7 +46,7 @@ class SendWindow:
         self._timeout_s = timeout_s
         self._capacity = asyncio.Semaphore(limit)
         self._unconfirmed: dict[str, tuple[str, asyncio.Future[int]]] = {}
-        """Subject and future by the reply subject's number."""
+        """By the number in the reply subject of a publication: its subject and future."""
         self._numbers = itertools.count(1)
         self._inbox = ""
         self.failures_total = 0

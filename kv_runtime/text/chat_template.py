@@ -57,7 +57,7 @@ class ChatOptions(TypedDict, total=False):
     """Options for rendering a chat; defaults are those of the OpenAI interface."""
 
     add_generation_prompt: bool
-    """Whether the text ends where the assistant's answer begins; by default it does, unless its end is continued."""
+    """Whether the text ends where the answer begins; by default it does, unless the final message is continued."""
     continue_final_message: bool
     tools: Sequence[Tool] | None
     documents: Sequence[Mapping[str, Any]] | None

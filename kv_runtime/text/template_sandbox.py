@@ -8,7 +8,7 @@ environment skips them for plain dicts, strings, loops and namespaces, where the
 data, and of methods that neither change nor format anything.
 
 A rendering ends in time, besides the sandbox's own bound of 100,000 numbers in a range: a loop calls its context's
-`look` before it begins and at every 16th item, and each call of a macro does; `look` raises when the rendering is to
+`look` before it begins and at every 16th item, and so does each macro call; `look` raises when the rendering is to
 end. What one expression makes has no bound: the template is the operator's, like the model.
 """
 

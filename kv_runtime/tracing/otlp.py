@@ -34,7 +34,7 @@ from kv_runtime.tracing.spans import DROP_REASONS, SpanData, TraceData
 REQUESTS_MAX = 2048
 """How many ended requests may wait to be sent: some MB of spans. The SDK's own queue holds as many spans."""
 BATCH_REQUESTS = 128
-"""Requests of a batch: about the 512 spans of the SDK's batches."""
+"""Requests in a batch: they have about 512 spans, as the SDK's batches do."""
 LAST_S = 2.0
 """How long a process that stops continues to send."""
 PERIOD_S = 0.2

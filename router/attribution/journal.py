@@ -11,7 +11,7 @@ If the removals of the period are given, blocks that were evicted are charged as
 
 So a request is charged at most its new blocks, and all requests together at most what was removed. Their order is an
 assumption: engines do not say for which request they evict. A removal without requests near it is charged to none.
-Clears are no removals.
+Clears do not count as removals.
 """
 
 from collections import Counter, OrderedDict, defaultdict

@@ -110,7 +110,7 @@ class Row(Figures, frozen=True, kw_only=True):
 
 
 class Rows(msgspec.Struct, frozen=True, kw_only=True):
-    """The names with most requests, and all else together; a name without a row had `absent_requests_max` or fewer."""
+    """The names with most requests, and all else together; any name without a row had at most `absent_requests_max`."""
 
     rows: tuple[Row, ...]
     other: Figures

@@ -1,1 +1,1 @@
-"""The commands of `router`; `serve` is what runs without a command, of the parts in `router_parts`."""
+"""The commands of `router`, and the router that serves without a command (`serve`, `router_parts`)."""

@@ -41,12 +41,12 @@ from router.journal.replay import JournalEntry, Redecided, Replay
 
 _NS_PER_S = 1_000_000_000
 _CHECKPOINTS_BEFORE = 2
-"""How far before `--since` the journal is read, in the intervals of checkpoints: a replay starts at a checkpoint."""
+"""How many intervals of checkpoints before `--since` the journal is read: a replay starts at a checkpoint."""
 REQUESTS_MAX = 8192
 OF_A_REQUEST_MAX = 16
-"""Decisions of one request that are kept: the newest."""
+"""How many decisions of one request are kept: the newest."""
 _NEWEST = 1000
-"""Decisions of a running router among which the worst are looked for: the most that its list has."""
+"""How many decisions of a running router are searched for the worst: its list never has more."""
 
 
 class Question(NamedTuple):

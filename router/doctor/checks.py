@@ -6,7 +6,7 @@
     of all ranks                   dead, or unhealthy     yes                worker.unhealthy
     of any rank                    -                      it left, and why   worker.withdrawn
 
-    two `StreamHead`s of one rank at a time, two workers at one address, one id under two models    worker.doubled
+    two `StreamHead`s of a rank at the same time, two workers at one address, one id under two models    worker.doubled
 
 Heads one after the other are a restart. Without the log, missing heartbeats mean nothing.
 

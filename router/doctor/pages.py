@@ -24,7 +24,7 @@ from kv_protocol.errors import UNDECODABLE
 from kv_runtime.http.answers import bounded_body
 
 LANES = 16
-"""Simultaneous queries: a fleet of 4096 is queried within a minute, without noticeable load."""
+"""How many queries run at once: a fleet of 4096 is queried within a minute, without noticeable load."""
 BODY_BYTES_MAX = 64 << 20
 """Large enough for `/v1/workers` and `/metrics` of a router with 4096 workers."""
 OK = 200

@@ -40,7 +40,7 @@ from router.doctor.pages import (
 )
 
 HEADS_MAX = 65_536
-"""Epochs of ranks, and ranks with load reports, that are kept; further ones are ignored."""
+"""How many epochs of ranks, and ranks with load reports, are kept; further ones are ignored."""
 _POLL_S = 0.05
 _UNREADY, _UNAUTHORIZED = 503, 401
 _ALLOWED = "allowed a router's control plane"

@@ -72,7 +72,7 @@ class Observed(NamedTuple):
 
 
 class _Words(dict[str, int]):
-    """Texts, each with its number: they are numbered in the order of their first use."""
+    """The number of each text: texts are numbered from 0, in the order of their first use."""
 
     def __missing__(self, word: str) -> int:
         number = self[word] = len(self)

@@ -2,8 +2,8 @@
 
 ring      has the columns, compressed on a thread. When the clock is set back, samples of later times are dropped
 
-    recent    the last `RECENT_S`, every sample that was added
-    old       up to `OLD_S`, one sample in `OLD_STEP_S`
+    recent    every sample of the last `RECENT_S`
+    old       of the time before, up to `OLD_S`, one sample in each `OLD_STEP_S`
     full      beyond `RING_BYTES_MAX` the oldest samples are dropped
 
 trends    `STEPS` rows: what was added to the sums of the metrics in a step, and two gauges at the step's end. Steps

@@ -126,7 +126,7 @@ class OfferedLoad(NamedTuple):
 
 
 def offered(core: built.Core, window_s: float, now_s: float, began_s: float) -> defaultdict[Group, OfferedLoad]:
-    """Return each group's load in the window; the core counts since `began_s`. Without requests its load is empty."""
+    """Return each group's load in the window; the core counts since `began_s`. A load without requests is empty."""
     first_slot = int(now_s / SLOT_S) - max(1, round(window_s / SLOT_S)) + 1
     covered_s = max(SLOT_S, now_s - max(first_slot * SLOT_S, began_s))
     loads = defaultdict[Group, OfferedLoad](lambda: OfferedLoad(covered_s))

@@ -10,7 +10,7 @@ Each value is a pair: at the rank of the live choice, and at the rank of the sha
     TTFT       the reference engine's time for queue and prompt, times the rank's learnt factor: no
                policy's weights are in it, so that all policies are comparable
     cached     leading blocks that the rank is expected to hold of those that can be reused
-    costs      in ms under the live policy's cost, and under the shadow's own; None if a policy has none there
+    costs      in ms under the live policy's cost, and under the shadow's own; None if a policy computed none there
 
 A gain compares the shadow's choice with the live one; above 0 the shadow's is better:
 

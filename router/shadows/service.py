@@ -6,7 +6,7 @@
     GET    /v1/shadows      the shadows and their figures      PUT  /v1/shadows    sets others, until a restart
     DELETE /v1/shadows      sets the configured ones again
 
-Each request adds `budget_us` to an allowance, from which the time of evaluations is subtracted. One begins only while
+Each request adds `budget_us` to an allowance, from which the time of evaluations is subtracted. They begin only while
 the allowance is above 0, so that all time spent is at most `requests * budget_us` plus one evaluation. What is not used
 is kept, up to the allowance of `KEPT_REQUESTS` requests.
 
