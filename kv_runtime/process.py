@@ -33,7 +33,7 @@ _PASSED_ON = frozenset(
         *("PYTHONHOME", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"),
     )
 )
-"""Paths of programs, libraries and temporary files; the language; the limits of language runtimes."""
+"""Variables with paths of programs, libraries and temporary files; the language; limits of language runtimes."""
 
 _M_MMAP_THRESHOLD, _MAPPED_BYTES_MIN = -3, 1 << 20
 

@@ -3,7 +3,7 @@
 A process is a set of parts in stages. `run_parts` runs them all, and ends in one of five ways:
 
     a part raises               the others are cancelled; the error is raised, with a note that names the part
-    a part returns before stop  the same, with `PartEnded`: a part must run until stop
+    a part returns before stop  the others are cancelled; `PartEnded` is raised: a part must run until stop
     stop is set                 stages are asked to stop in rising order, each once the one before has returned:
                                 sources (stage 0) first, so that the queues after them empty
     a part gives up             stop is set for all; its `PartGaveUp` is raised once the others have drained

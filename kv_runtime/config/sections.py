@@ -10,7 +10,7 @@ from kv_runtime.http.hosts import HostName, HostNames, is_loopback
 
 _FLEET_KEY_CHARACTERS_MIN = 16
 _INDEX_BYTES_MIN = 1 << 20
-"""With less memory an index cannot store the blocks of a rank."""
+"""The least memory with which an index can store the blocks of a rank."""
 
 
 LINES = "lines"

@@ -32,7 +32,7 @@ WINDOW_MESSAGES = 256
 CONFIRM_S = 5.0
 _CONNECT_S = 5
 _RECONNECT_WAIT_S = 1
-"""Pause between two attempts to connect, the first connection included."""
+"""Pause between two attempts to connect, for the first time or again."""
 _PING_S, _PINGS_MISSED_MAX = 1, 2
 """A frozen server counts as lost after 3 s: before the 5 s after which silent workers count as gone."""
 _LOOK_S = 1.0

@@ -66,7 +66,7 @@ class Reading:
         self.unread = 0
         """Messages after `delivered_seq`, as the server counted them last."""
         self.read_anew_total = 0
-        """How often the log was lost."""
+        """How often the log was lost, and read from the beginning again."""
 
     @property
     def is_silent(self) -> bool:

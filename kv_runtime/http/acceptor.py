@@ -42,7 +42,7 @@ _DROP_SYN = (
 """A classic BPF program over the TCP header: a packet that begins a handshake is dropped."""
 
 ACCEPT_ERRORS = ("EMFILE", "ENFILE", "ENOBUFS", "ENOMEM", "ECONNABORTED")
-"""Metrics show these from the start; others once they occur."""
+"""Errors that metrics show from the start; they show others once these occur."""
 
 _log = structlog.get_logger("http")
 

@@ -291,7 +291,7 @@ class HttpServer:
         handler_cancellation: bool = False,
         connections_max: int = CONNECTIONS_MAX,
     ) -> None:
-        """`hosts` are the allowed names in `Host`; None: those of the address.
+        """`hosts` are the allowed names in `Host`; None: those that the address implies.
 
         `connections_max` bounds open connections; `connections_bound` lowers the bound to what open files allow now.
         """

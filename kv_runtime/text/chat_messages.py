@@ -49,7 +49,7 @@ _REASONING = ("reasoning", "reasoning_content", "thinking")
 _FOUND_CHARACTERS_MAX = 200
 _DIGEST_CHARACTERS = 32
 IMAGES_MAX = 128
-"""Images of one chat. Workers may accept fewer."""
+"""How many images a chat may have. Workers may accept fewer."""
 IMAGE: Mapping[str, Any] = {"type": "image"}
 """The part that templates check for. Only this very object counts, not an equal part of a client."""
 UNKNOWN_FROM_HERE = "\ue0fe\ue0ff"

@@ -22,7 +22,7 @@ from kv_runtime.text.ranked_tokens import spelt_bytes
 
 _REPLACEMENT = "\ufffd"
 _HELD_TOKENS_MAX = 8
-"""A character is at most four bytes, so at most four tokens; text that is broken for longer is invalid."""
+"""Broken text is held back for fewer tokens than this: a character is at most four bytes, so at most four tokens."""
 
 
 class TokenizerText(Text):

@@ -54,7 +54,7 @@ class Question(NamedTuple):
 
     any_id: str = ""
     worst: int = 0
-    """How many decisions with a miss above 0, the largest first; 0: none is asked for."""
+    """How many of the decisions with a miss above 0, the largest miss first; 0: none is asked for."""
     by: MissKind = "cached"
 
 

@@ -240,7 +240,7 @@ class FleetFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Why each worker left, by its id; without those that have come back."""
     heads: tuple[StreamHead, ...] = ()
     used_blocks: Mapping[WorkerRank, int] = {}
-    """The most that each rank's engine reported."""
+    """By rank, the most KV blocks in use that its engine reported."""
     refused: str = ""
     """The subject of the newest refused fleet event, and why it was refused; empty: none was."""
     routers: tuple[RouterSeen, ...] = ()

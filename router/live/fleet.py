@@ -55,7 +55,7 @@ _HASH_BYTES = 8
 SCANNED_MAX = 10_000
 """How many of the newest decisions are searched for one list."""
 OPEN = "open"
-"""In place of an outcome: the request has none yet."""
+"""Stands for the outcome of a request that has none yet."""
 _OF_DECISION = (
     "decision_id", "request_id", "model", "phase", "policy", "reason", "isl_tokens", "margin", "cost_unit"
 )  # fmt: skip

@@ -53,7 +53,7 @@ Reason = Literal["utilisation", "ttft", "itl", "least", "idle", "unknown"]
 """Why not fewer workers: the limit that one fewer would break. `least`: one worker suffices; `idle`: no request came;
 `unknown`: a rate was never measured."""
 UTILISATION_MAX = 0.85
-"""The rest of the capacity is for bursts that end before an autoscaler has added a worker."""
+"""How busy advised workers may be: the rest is for bursts that end before an autoscaler has added a worker."""
 _RANKS_MAX = 8192
 
 

@@ -20,7 +20,7 @@ A gain compares the shadow's choice with the live one; above 0 the shadow's is b
                            without a temperature
     live_cost_gain_ms      the same difference, under the live policy's cost: never above 0 without a temperature
 
-A standard error is that of batch means: requests that follow each other are alike (a busy moment, one session), so
+A standard error comes from batch means: requests that follow each other are alike (a busy moment, one session), so
 single values would make it too small. A long series has `BATCHES` to `2 * BATCHES` batches of equal length; at
 `2 * BATCHES` each two become one.
 """
