@@ -15,8 +15,8 @@ texts depends on the model's added tokens.
     added tokens     each alone and twice in a row, among words, spaces and line ends, and cut short by one character
     mixes            sequences of pieces of all these, drawn by a generator with a fixed seed
 
-A text for which fastokens raises fails the self-check. If fastokens raises for a text later, tokenizers encodes that
-text, and the failure is counted.
+The self-check also fails if fastokens raises for a text. If it raises for one later, tokenizers encodes that text, and
+the failure is counted.
 
 Both libraries are Rust: they panic at input that they do not expect, such as a text at which a regular expression
 exceeds its limits. A panic is raised as a `BaseException` that is no `Exception`; `text_error` makes it a `TextError`.

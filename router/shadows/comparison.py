@@ -1,7 +1,7 @@
 """What another policy chooses in the place of a live decision, what both choices are worth, and the sums. Pure.
 
     the shadow reads     the view of the live decision, its request, its seed: the same moment, the same draw
-    it cannot read       what the live policy did not read: then it takes no decision (`unreadable`)
+    it cannot read       what the live policy did not read: if it needs that, it takes no decision (`unreadable`)
     it changes           nothing: the next view is that after the live decision. What its own choices would have cached
                          or loaded is not in its figures
 

@@ -17,7 +17,7 @@ const MEASURES = {
   prefill: { name: "prefill time", value: (rank) => rank.prefill_factor, text: (rank) => `prefill ${factor(rank.prefill_factor)}`, isScaled: true },
 };
 
-/** All ranks as cells, in the order of the fleet. `point(rank)`: the pointer is over it, null: over none; `open(rank)`: it was clicked. */
+/** All ranks as cells, in the order of the fleet. `point(rank)` is called when the pointer is over it (null: over none), `open(rank)` when it is clicked. */
 function rankMap(ranks, measure, { point, open }) {
   const { name: text, value, isScaled } = MEASURES[measure], rankOf = (event) => ranks[event.target.dataset.at] ?? null;
   const largest = isScaled ? Math.max(1e-9, ...ranks.map((rank) => value(rank) ?? 0)) : 1, room = Math.floor(Math.sqrt((MAP_WIDTH * MAP_HEIGHT) / ranks.length)) - GAP;

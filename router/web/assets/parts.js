@@ -196,7 +196,7 @@ export function legend(...found) {
   return h("ul", { class: "legend" }, found.map(([kind, text]) => h("li", { key: text }, h("span", { class: `swatch ${kind}`, "aria-hidden": "true" }), text)));
 }
 
-/** A choice among `options`, texts by key, with its label; `changed(key)`. */
+/** A choice among `options`, texts by key, with its label; `changed(key)` is called when one is chosen. */
 export function select(id, label, options, value, changed) {
   return [h("label", { for: id }, `${label} `),
     h("select", { id, value, onchange: (event) => changed(event.target.value) }, Object.entries(options).map(([key, text]) => h("option", { key, value: key, selected: key === value }, text)))];

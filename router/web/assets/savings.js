@@ -1,4 +1,4 @@
-// The last 15 minutes by the rows of `/v1/trends`, as sparklines; what reused prompts saved, and for whom.
+// The last 15 minutes as sparklines, from the rows of `/v1/trends`; what reused prompts saved, and for whom.
 
 import { Poll } from "./api.js";
 import { clock, count, figures, h, legend, message, name, percent, seconds, select, short, signed, total, UNKNOWN } from "./parts.js";
