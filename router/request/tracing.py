@@ -70,7 +70,7 @@ class Turn(msgspec.Struct, eq=False):
 
 
 class Tracer(NamedTuple):
-    """The rule that says which traces are sent, the function that takes a trace without blocking, and clients' scheme."""
+    """The rule that says which traces are sent, the function that takes one without blocking, and the URLs' scheme."""
 
     sampling: Sampling
     send: Callable[[TraceData], None]
