@@ -2,7 +2,7 @@
 
     A request's events, in order: begin, parsed, tokenized, hashed, [queue_waited], chosen, first_token, end;
     rejected, worker_failed, fallback: at any point; retried: at the end. `Lease.end` counts answers and reuse:
-    error = predicted - actual: above 0 the index promised too much (evicted meanwhile), below 0 too little (in flight)
+    error = predicted - actual: above 0 the index promised too much (evicted since), below 0 too little (reported later)
 
     margin     the runner-up's cost minus the winner's
     regret     the longest overlap of a candidate minus the winner's: the reuse that was given up for lower load
@@ -184,7 +184,7 @@ class RequestMetrics(built.RequestSums):
         return self._observed[name][value].observe
 
     def traced(self, mode: str, trace_id: str, decision_id: str, duration_s: float, ttft_s: float | None) -> None:
-        """Make a request, which ended and whose spans were sent, the exemplar of its latencies.
+        """Keep a request, which ended and whose spans were sent, as the exemplar of its latencies.
 
         `decision_id` names its first decision; empty: the request was not understood.
         """
@@ -352,7 +352,7 @@ def state_families(state: RouterState, feeds: RouterFeeds, queue: RequestQueue) 
 
 
 def rank_families(routing: Routing) -> Iterator[Family]:
-    """Yield the trust of each rank, what replaces its events, whether it may be chosen, and its learnt speed."""
+    """Yield each rank's trust, its blocks in the approximate index, whether it may be chosen, and its learnt speed."""
     trusts = [_one_of(_at(rank), trust.state, TRUST_STATES) for rank, trust in routing.trust().items()]
     yield gauge("rank_trust", "1 for the rank's present trust state", (*_RANK, "trust"), chain(*trusts))
     state, now_s = routing.state, routing.clock.now()

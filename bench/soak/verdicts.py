@@ -12,7 +12,7 @@ Faults come by the count of requests, not by time:
 | nats-server stopped | SIGTERM, started again on the same store |
 
 Growth is Theil and Sen's: the median of the slopes between all pairs of quiet moments, times the requests between the
-first and the last, which end the first and the last round. One odd moment does not move it.
+first and the last of them. Each round ends with a quiet moment. One odd moment does not move the growth.
 """
 
 from collections import Counter

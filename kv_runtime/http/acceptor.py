@@ -7,7 +7,7 @@
 
 At a stop, connections that the system completed for this socket are accepted before the socket closes; else their
 clients would get a reset. If other processes share the port, the socket first drops new SYNs for `HANDSHAKE_S`:
-handshakes under way complete here, and the clients' next SYN, a second later, reaches another process.
+handshakes under way complete here; a dropped SYN is sent again after a second, and then reaches another process.
 Source: Linux `net/ipv4/tcp_ipv4.c` (`tcp_filter` on the listener), RFC 6298 (the first retransmission after 1 s).
 """
 

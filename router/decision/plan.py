@@ -8,7 +8,9 @@
     decode    the answer               alone                 decode elsewhere, if the worker never took the handoff;
                                                              else the prompt's KV is lost: prefill
     alone     the answer               -                     alone elsewhere
-    -         nothing more is tried: an error, or, once the client has some of the answer, its end
+
+`-`: nothing more is tried; the client gets an error, and an answer that has begun ends there. `whole`: an aggregated
+worker computes prompt and answer; `alone`: a decode worker does, without a prefill worker.
 
 A client that runs the phases itself fixes the phase: its request is retried in that phase only. Each phase may fail
 `retry_limit` times and is tried once more. If a worker fails after its answer began, the request migrates: it goes to

@@ -11,7 +11,7 @@
     direct           the worker named by the client; its ranks in turn                     nothing
 
 A mode that reads no overlap asks no index, and its prompts need not be encoded. Targets are the request's, else the
-policy's. If no candidate meets them, all candidates may be chosen, and `policy.unmet` says what happens then.
+policy's. If no candidate meets them, the choice is among all, and `policy.unmet` says whether it is carried out.
 
 An embedding reuses no KV prefix: for its requests `least-loaded` takes the place of a mode that reads overlap.
 

@@ -7,7 +7,7 @@
 
 namespace kv {
 
-constexpr u32 kNoRow = 0;  // the row of ranks about which nothing is known: its columns keep their first values
+constexpr u32 kNoRow = 0;  // the row of ranks about which nothing is known: each vector keeps its initial value there
 
 struct RankKey {
     std::string worker_id;

@@ -183,7 +183,7 @@ class FleetRecords(Destination[RankAttempt]):
             self._warn(event, fields, is_drawn=is_drawn)
 
     def refuse(self, exchange: Exchange, refusal: Refusal) -> None:
-        """Log and refuse a request that is not served."""
+        """Log and refuse a request before it is served; `ended` is not called for it."""
         exchange.refuse(refusal)
         self._warn("request_refused", _of_refusal(refusal), is_drawn=self._log_ratio >= 1)
 

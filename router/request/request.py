@@ -70,7 +70,7 @@ class Request(CallbackCoroutine, Generic[A]):
     place: "Place | None" = None
     """Its place in the queue, while it waits there."""
     events_when_left = 0
-    """The `later_events` of the answer (`ResponseHandler.on_end`) that had come when the client left."""
+    """How many events of the answer after its first bytes had come when the client left."""
     attempt: A | None = None
     """The present attempt; None while no worker has the request."""
     attempts: tuple[A, ...] = ()
@@ -389,7 +389,7 @@ class Request(CallbackCoroutine, Generic[A]):
         return move.reason
 
     def on_cut(self, stage: UpstreamStage, reason: str) -> bytes | None:
-        """Return how the stream of a failed worker continues: from another worker, with its end, or with an error."""
+        """Return the end of a failed worker's stream if only that is missing; b"": another continues; None: error."""
         attempt = self.attempt
         progress = None if attempt is None or stage == "local" else self._progress_of(attempt)
         if attempt is None or progress is None:

@@ -46,7 +46,7 @@ _NOT_OF_RESPONSES = frozenset(
 )  # fmt: skip
 """Keys of chats that this endpoint does not have, or names differently."""
 _NOTHING_INCLUDED = ("reasoning.encrypted_content",)
-"""Reasoning is not encrypted here: the answer contains it."""
+"""Values of `include` that are accepted and add nothing: the answer contains its reasoning, not encrypted."""
 
 
 class ResponseChat(ChatRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -14,8 +14,9 @@ Rules
 * A block is held on a tier while at least one name of any source is usable there: `Stored` goes out with the
   first such name, `Removed` with the last.
 * A store without tokens reports the tier of a block that the same or another source described before; an undescribed
-  name is dropped and counted. Such names come in any order; a name that occurs twice counts as two copies. Such a
-  store revives a block whose last name was removed lately, if that is a root or its parent is held: else it is useless.
+  name is dropped and counted. The names of such a store have no order; one that occurs twice counts as two copies.
+  The store revives a block whose last name was removed lately, if the block is a root or its parent is held: else the
+  block is useless.
 * An engine hash names one block: stored again with other content, it names the first block no more, on any tier; an
   event that describes a hash twice (or as its own parent) is ambiguous and dropped.
 * The set of held blocks, its digests and the outgoing events always agree: folding the events gives the set.

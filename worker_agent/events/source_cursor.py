@@ -10,11 +10,11 @@ With a replay endpoint (a living publisher's ring has at least the newest messag
                                             is no doubt: drop the buffer
     frame 2^32 or more ahead              refuse
     replayed frame differs from ours      restart; the frame is of the new epoch, unless the replay was requested before
-                                            the doubt: then it may be of a third epoch, and is dropped
+                                            the doubt: the publisher may have restarted again, so it is dropped
     replay ended below the newest         restart
       sequence seen at its request
-    replay ended, its hole is still open  loss: deliver the buffered frames after the last such hole, report the loss;
-                                            or, if a frame was delivered since the request, request again: a
+    replay ended, a hole lies before its  loss: deliver the buffered frames after the last such hole, report the loss;
+      newest frame                          or, if a frame was delivered since the request, request again: a
                                             publisher whose queue is full drops frames of a replay, too
     replay ended, a newer hole is open    request again: messages published after the request are not lost
     replayed frame equals ours, or replay
@@ -44,7 +44,7 @@ BUFFERED_MAX = 10_000
 BUFFERED_BYTES_MAX = 64 << 20
 """Bytes of payloads buffered for one publisher; some minutes of a busy engine."""
 REPLAY_S = 60.0
-"""How long replays may take until nothing waits for one; a ring of 10,000 messages is read in a third of this time."""
+"""How long frames or a doubt may wait for replays; a ring of 10,000 messages is read in a third of this time."""
 AHEAD_MAX = 1 << 32
 """Nearly three years of 50 messages a second; a number further ahead is not a sequence of this stream."""
 UNANSWERED_MAX = 3

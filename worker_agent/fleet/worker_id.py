@@ -1,4 +1,4 @@
-"""Claims, watches and leaves one worker id in the log. The rules are in `worker_id_rules.py`.
+"""Claims, watches and gives up one worker id in the log. The rules are in `worker_id_rules.py`.
 
 Each publication carries the stream sequence that the subject's newest message must have
 (`Nats-Expected-Last-Subject-Sequence`), so that an instance never overwrites an event that it has not read: if two
@@ -164,7 +164,7 @@ class WorkerId:
             event = self._gate.admit(message.subject, message.data, message.headers)
         except FleetEventRefused as error:
             refused = str(error)
-            if error.reason == "base_url":  # readers that started later may have accepted it
+            if error.reason == "base_url":  # a reader that knew no address of it yet may have accepted it
                 event = fleet.decode_fleet_event(message.data)
         return NewestMessage(event, claim, message.subject, message.stream_seq, refused)
 

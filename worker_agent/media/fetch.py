@@ -4,7 +4,7 @@ target      checked as text (`urls.py`)
 resolved    once; every address must be allowed; only they are connected to, so that a changed DNS answer has no effect
 request     GET without credentials, cookies, proxies of the environment; `Accept-Encoding: identity`
 redirect    checked like the first target; a bounded number
-body        read up to the allowed size, whatever Content-Length is; an encoded body is not decoded
+body        read up to the allowed size, whatever Content-Length is; an encoded body is refused
 reading     in turns with other tasks; what comes on the wire is bounded, too (`pace`)
 timeout     for all of it together
 """

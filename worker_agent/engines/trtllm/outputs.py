@@ -15,7 +15,7 @@
     KV that was moved     bytes and time of the transfer, if the engine measures it
     log probabilities     by the token's position; None at an unknown position
 
-Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/executor/result.py` (`_handle_sequence`: the reason, once `_done`);
+Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/executor/result.py` (`_handle_sequence` sets the reason only if `_done`);
 `docs/SOURCES.md` D6.5.
 """
 
