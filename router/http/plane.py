@@ -36,7 +36,7 @@ REFUSED_MAX = 16
 """Connections beyond the bound that are held until their client has the refusal; further ones are closed at once."""
 
 _PARTS = 8
-"""The connections are checked for timeouts in this many parts, one after the other."""
+"""The connections are checked for timeouts in at most this many parts, one after the other."""
 _OPEN_PATHS = frozenset({"/health", "/live", "/ready"})
 """Paths that probes ask for without a key."""
 
@@ -143,10 +143,11 @@ class HttpPlane:
         """Once a period, check the connections that are due, in several parts: to check all at once would block."""
         while True:
             connections: list[ClientConnection | WorkerConnection] = [*self.connections, *self.upstreams.connections]
-            for part in range(_PARTS):
-                await asyncio.sleep(self.limits.sweep_s / _PARTS)
+            parts = max(1, min(len(connections), _PARTS))  # each wakes the process
+            for part in range(parts):
+                await asyncio.sleep(self.limits.sweep_s / parts)
                 now_s = self.loop.time()
-                for each in connections[part::_PARTS]:
+                for each in connections[part::parts]:
                     if each.due_s <= now_s:
                         self.loop.call_soon(each.check_timeouts, now_s)
 
