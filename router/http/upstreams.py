@@ -127,6 +127,8 @@ class WorkerConnection(AnswerRelay):
                 stage, reason = "local", "the router has no resources for another connection to a worker; try again"
         else:
             return
+        finally:
+            self.deadline = NONE  # it refers to the task, and a cancelled task to this connection
         exchange, self.dial = self.exchange, None
         if exchange is not None:
             self._step(exchange, self.fail, stage, reason)
@@ -139,7 +141,6 @@ class WorkerConnection(AnswerRelay):
             opened.abort()
             return
         self.deadline.reschedule(None)  # else its task may be cancelled: then uvloop never reports the connection's end
-        self.deadline = NONE
         self.transport = opened
         upstreams.opened += 1
         upstreams.connections.add(self)

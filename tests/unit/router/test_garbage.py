@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import asynccontextmanager, contextmanager, suppress
 from types import FrameType
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import psutil
 import pytest
@@ -134,6 +135,22 @@ async def leaves_at_once(plane: Plane, _worker: Upstream, body: bytes) -> None:
     await left(plane, writer)
 
 
+async def leaves_while_its_worker_is_dialed(plane: Plane, _worker: Upstream, body: bytes) -> None:
+    _, writer = await plane.dial_bytes(b"")
+    dialing = asyncio.Event()
+
+    async def never(*_: object, **__: object) -> None:
+        dialing.set()
+        await asyncio.Event().wait()
+
+    with patch.object(asyncio.get_running_loop(), "create_connection", never):
+        writer.write(
+            f"POST {COMPLETIONS} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
+        )
+        await dialing.wait()
+        await left(plane, writer)
+
+
 async def leaves_within_its_body(plane: Plane, _worker: Upstream, body: bytes) -> None:
     head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(body)}\r\n\r\n".encode()
     _, writer = await plane.dial_bytes(head + body[: len(body) // 2])
@@ -187,6 +204,7 @@ OUTCOMES = {
     "the client leaves in the stream": Outcome(
         leaves_in_the_stream, STREAMED, says_and_waits(STREAM_HEAD + chunked(BEGUN))
     ),
+    "the client leaves while its worker is dialed": Outcome(leaves_while_its_worker_is_dialed),
     "the client leaves at once": Outcome(leaves_at_once, {}, says_and_waits(b"")),
     "the client leaves within its body": Outcome(leaves_within_its_body),
 }
