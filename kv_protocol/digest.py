@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from kv_protocol.events import TIERS, Tier
-from kv_protocol.ids import checked_u64
+from kv_protocol.ids import U64
 from kv_protocol.splitmix import U64_MASK, splitmix64
 
 BUCKETS = 256
@@ -23,15 +23,11 @@ BUCKET_SET_BYTES = BUCKETS // 8
 
 
 class TierDigest(msgspec.Struct, frozen=True, array_like=True):
-    """One tier in a heartbeat: its number of blocks, and their digest (u64)."""
+    """One tier in a heartbeat: its number of blocks, and their digest."""
 
     tier: Tier
-    block_count: int
-    digest: int
-
-    def __post_init__(self) -> None:
-        checked_u64("block_count", self.block_count)
-        checked_u64("digest", self.digest)
+    block_count: U64
+    digest: U64
 
 
 class SetDigest:

@@ -13,7 +13,7 @@ import msgspec
 
 from kv_protocol.digest import TierDigest
 from kv_protocol.errors import LimitExceeded, decoder_of
-from kv_protocol.ids import BlockSize, DpRank, WorkerId, WorkerRank, checked_u64
+from kv_protocol.ids import U64, BlockSize, DpRank, WorkerId, WorkerRank, checked_u64
 from kv_protocol.images import ImageRule
 from kv_protocol.openai.endpoints import DEFAULT_ENDPOINTS, check_stated
 
@@ -161,14 +161,14 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     instance: Instance
-    epoch: int
-    last_seq: int
+    epoch: U64
+    last_seq: U64
     tiers: tuple[TierDigest, ...] = ()
     stale: _Reason = ""
 
     def __post_init__(self) -> None:
-        checked_u64("epoch", self.epoch)
-        checked_u64("last_seq", self.last_seq)
+        of_tiers = [max(each.block_count, each.digest) for each in self.tiers]
+        checked_u64("epoch, last_seq, tiers", max(self.epoch, self.last_seq, *of_tiers))
 
 
 encode: Callable[[FleetEvent | Heartbeat], bytes] = msgspec.json.Encoder().encode

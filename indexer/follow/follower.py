@@ -280,8 +280,7 @@ class StreamFollower:
         claim, self._heartbeats.claim = self._heartbeats.claim, None
         if claim is None or claim.seq != self._cursor or self._phase != "live":
             return
-        reported = {digest.tier: digest for digest in claim.tiers}
-        if all(own == reported.get(own.tier, TierDigest(own.tier, 0, 0)) for own in self.digests()):
+        if {each for each in claim.tiers if each.block_count} == {each for each in self.digests() if each.block_count}:
             self._is_repaired = False
             self.full_at = None
             self.question.on_proof()

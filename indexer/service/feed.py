@@ -75,7 +75,7 @@ class IndexFeed:
         self._refusals = RateLimitedLog(_log, clock)
         self._inbox = log.new_inbox()
         self._slug_of: dict[WorkerRank, str] = {}
-        self._applied = asyncio.Condition()
+        self._applied = asyncio.Event()
         self._was_connected = True
         self._logged_refused: set[WorkerRank] = set()
         self._logged_overfull: set[WorkerRank] = set()
@@ -139,8 +139,8 @@ class IndexFeed:
             view = self._fold.overlap((), (rank,))[0]
             return view.epoch == epoch and view.seq >= seq and view.stale not in _NOT_APPLIED
 
-        async with self._applied:
-            await self._applied.wait_for(reached)
+        while not reached():
+            await self._applied.wait()
 
     def _log_ranks_without_room(self) -> None:
         refused, overfull = self._fold.refused_ranks(), self._fold.overfull_ranks()
@@ -263,8 +263,8 @@ class IndexFeed:
     async def _apply(self, fact: Fact) -> None:
         questions = self._fold.apply(fact, self._clock.now())
         await self._send_questions(questions)
-        async with self._applied:
-            self._applied.notify_all()
+        self._applied.set()  # those that wait go on
+        self._applied.clear()
 
     async def _send_questions(self, questions: list[Question]) -> None:
         for question in questions:

@@ -288,15 +288,15 @@ class Fleet:
         """Return the fields in which the worker's registration differs from how prompts are hashed; empty: parity."""
         its, ours = worker.registration, self._text
         source = _PUBLISHES if its.event_source != "none" else its.event_source
-        rule, our_rule = rule_text(its.images), rule_text(images)
         found: tuple[str | int, ...] = (
-            its.block_size, its.hash_scheme, its.canary, its.tokenizer_digest, its.template_digest, rule, source
+            its.block_size, its.hash_scheme, its.canary, its.tokenizer_digest, its.template_digest
         )  # fmt: skip
         allowed: tuple[str | int, ...] = (
-            hashing.block_size, hashing.scheme, worker.canary, ours.tokenizer, ours.template, our_rule, _PUBLISHES
+            hashing.block_size, hashing.scheme, worker.canary, ours.tokenizer, ours.template
         )  # fmt: skip
-        if found == allowed:
+        if found == allowed and its.images == images and source == _PUBLISHES:
             return ()
+        found, allowed = (*found, rule_text(its.images), source), (*allowed, rule_text(images), _PUBLISHES)
         return tuple(each for each in map(Disparity, PARITY_FIELDS, found, allowed) if each.found != each.allowed)
 
     def parity(self, now_s: float) -> dict[str, tuple[Disparity, ...]]:

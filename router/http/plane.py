@@ -37,6 +37,8 @@ REFUSED_MAX = 16
 
 _PARTS = 8
 """The connections are checked for timeouts in at most this many parts, one after the other."""
+_PART = 64
+"""Fewer connections are one part: each part wakes the process."""
 _OPEN_PATHS = frozenset({"/health", "/live", "/ready"})
 """Paths that probes ask for without a key."""
 
@@ -143,7 +145,7 @@ class HttpPlane:
         """Once a period, check the connections that are due, in several parts: to check all at once would block."""
         while True:
             connections: list[ClientConnection | WorkerConnection] = [*self.connections, *self.upstreams.connections]
-            parts = max(1, min(len(connections), _PARTS))  # each wakes the process
+            parts = min(1 + len(connections) // _PART, _PARTS)
             for part in range(parts):
                 await asyncio.sleep(self.limits.sweep_s / parts)
                 now_s = self.loop.time()

@@ -44,7 +44,7 @@ from router.journal.replay import JournalEntry
 
 _LOOK_S = 0.02
 _log = structlog.get_logger("router")
-PERIOD_S = 0.5
+PERIOD_S = 1.0
 CHECKPOINT_S = 300.0
 CHECKPOINT_RECORDS = 200_000
 """A replay begins at a checkpoint: it reads up to this many records before the requested one, in some seconds."""

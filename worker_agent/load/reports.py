@@ -54,7 +54,7 @@ from kv_runtime.supervise import SupervisedWork
 from worker_agent.port.types import POLL_S, Engine, EngineError
 
 REPORT_PERIOD_S = 0.1
-REST_PERIOD_S = 1.0
+REST_PERIOD_S = 2.0
 
 PROBLEMS = ("not_a_map", "rank", "requests", "cache", "batching")
 _PHASES = {

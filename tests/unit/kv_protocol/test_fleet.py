@@ -187,13 +187,14 @@ def test_a_fleet_event_of_an_unknown_type_is_refused() -> None:
 def test_a_heartbeat_with_a_bad_field_is_refused_by_its_name() -> None:
     assert decode_heartbeat(wire(HEARTBEAT)).last_seq == 7
     changes: list[tuple[Fields, str]] = [
-        ({"epoch": -1}, "epoch: found -1"),
-        ({"epoch": 2**64}, "epoch: found 18446744073709551616"),
-        ({"last_seq": -1}, "last_seq: found -1"),
-        ({"last_seq": 10**30}, "last_seq: found 1000"),
+        ({"epoch": -1}, "at `$.epoch"),
+        ({"epoch": 2**64}, "epoch, last_seq, tiers: found 18446744073709551616"),
+        ({"last_seq": -1}, "at `$.last_seq"),
+        ({"last_seq": 10**30}, "epoch, last_seq, tiers: found 1000"),
         ({"tiers": [[4, 1, 1]]}, "Invalid enum value 4 - at `$.tiers[0][0]"),
-        ({"tiers": [[0, -1, 1]]}, "block_count: found -1"),
-        ({"tiers": [[0, 1, 2**64]]}, "digest: found 18446744073709551616"),
+        ({"tiers": [[0, -1, 1]]}, "at `$.tiers[0][1]"),
+        ({"tiers": [[0, 2**64, 1]]}, "epoch, last_seq, tiers: found 18446744073709551616"),
+        ({"tiers": [[0, 1, 2**64]]}, "epoch, last_seq, tiers: found 18446744073709551616"),
         ({"tiers": [[0, 1]]}, "at `$.tiers"),
         ({"tiers": {}}, "at `$.tiers"),
         *(({"instance": value}, "at `$.instance") for value in (None, "", "i" * 129)),

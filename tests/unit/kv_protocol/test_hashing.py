@@ -74,16 +74,8 @@ def test_signed_and_unsigned_keep_the_same_bits() -> None:
 HASHES = [0, 1, 2**56 - 1, 2**56, 2**63, 2**64 - 1]
 
 
-def test_a_heartbeat_says_count_and_digest_of_a_tier_as_u64s() -> None:
+def test_a_heartbeat_says_count_and_digest_of_a_tier() -> None:
     assert SetDigest([1]).of_tier(Tier.DISK) == TierDigest(Tier.DISK, 1, splitmix64(1))
-    for block_count, digest, field in (
-        (-1, 0, "block_count"),
-        (2**64, 0, "block_count"),
-        (0, -1, "digest"),
-        (0, 2**64, "digest"),
-    ):
-        with pytest.raises(LimitExceeded, match=rf"^{field}: "):
-            TierDigest(Tier.GPU, block_count, digest)
 
 
 def test_two_tables_differ_in_the_buckets_of_the_blocks_that_only_one_has_on_a_tier() -> None:
