@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
-from bench.dataplane.systems import RunningSystem, SystemAbsent, SystemPlan, SystemProcesses
+from bench.dataplane.systems import RELAY, RunningSystem, SystemAbsent, SystemPlan, SystemProcesses
 from bench.report import percentile
 from bench.tables import Rounds
 
@@ -80,7 +80,11 @@ class Bench(SystemProcesses):
     @property
     def steps(self) -> int:
         """How many steps `run` takes."""
-        return len(self._running) * self._shape.rounds + sum(not each.plan.text for each in self._running)
+        return len(self._running) * self._shape.rounds + len(self._measured_once)
+
+    @property
+    def _measured_once(self) -> list[RunningSystem]:
+        return [each for each in self._running if not each.plan.text and each.plan.kind != RELAY]
 
     async def run(self, on_progress: Callable[[str], None]) -> DataplaneResults:
         """Measure all systems; `on_progress` gets the name of a system after each of its rounds."""
@@ -90,7 +94,7 @@ class Bench(SystemProcesses):
             for running in self._running:
                 await self._round(running)
                 on_progress(running.plan.name)
-        for running in (each for each in self._running if not each.plan.text):
+        for running in self._measured_once:
             await self._once(running)
             on_progress(running.plan.name)
         return self.results

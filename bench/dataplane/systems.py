@@ -2,6 +2,7 @@
 
     ours    `python -m router`, in mode round-robin and in mode kv; metrics, ledger and journal on, with a nats-server;
             with `--tracing` also with tracing on, sampling no request or all; the back end drops the spans unread
+    relay   passes on bytes and reads no HTTP (`relay.c`): the least that a router costs on this machine
     peers   each executable that is named or on PATH, in each of its policies
     dynamo  NVIDIA Dynamo's frontend in mode kv, before two of its own simulated workers (`dynamo.mocker`), as it cannot
             use ours. It tokenizes prompts, so it and ours in mode kv run with the tokenizer of one model
@@ -12,6 +13,7 @@ A system is a process and its children. The nats-server of our router, which sto
 import asyncio
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
@@ -30,7 +32,7 @@ from bench.report import cpu_s
 from bench.streaming_client import until_served
 
 ROUND_ROBIN, CACHE, KV = "round robin", "cache-aware", "kv"
-OURS, DIRECT, DYNAMO = "router", "direct", "dynamo"
+OURS, DIRECT, RELAY, DYNAMO = "router", "direct", "relay", "dynamo"
 PEERS: dict[str, tuple[str, ...]] = {
     "sglang-router": ("launch",),
     "vllm-router": (),
@@ -67,7 +69,7 @@ class SystemPlan(NamedTuple):
     @property
     def name(self) -> str:
         """The display name."""
-        if self.kind == DIRECT:
+        if self.kind in (DIRECT, RELAY):
             return self.kind
         tracing = "" if self.sampled is None else f", {self.sampled:.0%} traced"
         tokenizer = ", tokenizer" if self.text and self.kind == OURS else ""
@@ -120,6 +122,10 @@ def found(
     ours = (SystemPlan(OURS, mode) for mode in _OUR_MODES)
     plans = [SystemPlan(DIRECT, ""), *ours, *((UNSAMPLED, SAMPLED) if traced else ())]
     absent = []
+    if compiler := shutil.which("cc"):
+        plans.append(SystemPlan(RELAY, "", compiler))
+    else:
+        absent.append("relay: absent (no cc on PATH)")
     if text:
         plans.append(SystemPlan(OURS, KV, text=text))
     if text and DYNAMO in dict(named):
@@ -185,7 +191,8 @@ class SystemProcesses:
         worker_ports, port, variables = self._backend.started["ports"], free_ports(1)[0], dict[str, str]()
         if plan.kind == DIRECT:
             return RunningSystem(plan, worker_ports[0], None)
-        process, workers = {OURS: _ours, DYNAMO: _dynamo}.get(plan.kind, _peer)(plan, worker_ports, port), None
+        makers = {OURS: _ours, DYNAMO: _dynamo, RELAY: self._relay}
+        process, workers = makers.get(plan.kind, _peer)(plan, worker_ports, port), None
         if plan.kind == DYNAMO:
             workers = _dynamo_module(plan, "mocker", ["--model-path", plan.text, "--model-name", MODEL, *_MOCKER])
             # Dynamo's programs find each other by files, and stay off the network
@@ -210,6 +217,15 @@ class SystemProcesses:
                 raise SystemAbsent(f"{plan.name}: {error}") from error
             self._cleanup.push_async_exit(cleanup.pop_all())
         return RunningSystem(plan, port, process)
+
+    def _relay(self, plan: SystemPlan, worker_ports: Sequence[int], port: int) -> ChildProcess:
+        program = str(self._directory / RELAY)
+        source = Path(__file__).with_name("relay.c")
+        command = [plan.executable, "-O2", "-o", program, source]
+        made = subprocess.run(command, capture_output=True, text=True, check=False)
+        if made.returncode:
+            raise SystemAbsent(f"{RELAY}: {made.stderr}")
+        return ChildProcess(plan.name, [program, str(port), *map(str, worker_ports)])
 
 
 def _ours(plan: SystemPlan, worker_ports: Sequence[int], port: int) -> ChildProcess:
