@@ -144,7 +144,7 @@ class Handover:
         """End the hand-over of a worker now, if one is running; `reason` is shown."""
         run = self._runs.get(worker_id)
         if run is not None and not run.task.done():
-            run.status.reason = reason
+            run.status.state, run.status.reason = "over", reason  # `_hand_over` says neither if it has not begun
             run.task.cancel()
 
     def status(self, worker_id: str, instance: str | None = None) -> HandoverStatus | None:

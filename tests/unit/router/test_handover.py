@@ -358,6 +358,14 @@ async def test_a_second_drain_while_one_is_on_its_way_begins_nothing() -> None:
         assert found.status().budget_tokens == 1000
 
 
+async def test_a_hand_over_cancelled_before_its_first_step_is_over() -> None:
+    async with draining(answers(500)) as found:
+        found.handover.begin(found.w0, 1000, 30.0)
+        found.handover.cancel("w0", "put back")
+        await asyncio.sleep(0)
+        assert (found.status().state, found.status().reason) == ("over", "put back")
+
+
 async def test_a_router_that_stops_gives_up_what_is_on_its_way() -> None:
     async with draining(answers(500), says_and_waits(b"")) as found:
         found.recent.add(asked(1))
