@@ -231,7 +231,7 @@ class Serving(FleetReader, Calls, FleetRecords):
 
     def fetching_call(self, request: FleetRequest) -> OutboundCall | None:
         """The client left: return the call by which a decode worker fetches the request's KV; None: no worker can."""
-        try:
-            return self.call(request, RankAttempt(self.decide(request)))
-        except (RequestRejected, CannotResume):
+        try:  # not `decide`: the request is over, so unmet targets neither count nor matter
+            return self.call(request, RankAttempt(self.routing.decide(request.route)))
+        except (NoEligibleWorker, WorkerNotNamed, CannotResume):
             return None

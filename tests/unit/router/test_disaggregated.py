@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from kv_protocol.ids import WorkerRank
+from router.decision.policy import Policy
 from router.http.limits import HttpLimits
 from router.request.request import Request
 from tests.unit.router.plane import CHAT, PROMPT, Plane, reset, running_plane, until
@@ -219,6 +220,19 @@ async def test_a_client_that_leaves_while_a_decode_worker_is_sought_leaves_no_kv
         reset(writer)
         await until(lambda: [worker.fetched for worker in found.workers.values()].count([1]) == 1)
         await until(lambda: found.plane.outcomes() == {"cancelled": 1})
+
+
+async def test_kv_of_a_client_that_left_is_fetched_even_if_no_worker_meets_the_targets() -> None:
+    async with fleet("prefill", "decode", "decode", policy=Policy(mode="predicted-ttft")) as found:
+        found.fail_first(answers(503, b"{}", retry_after="1"), "d1", "d2")
+        _, writer = await found.plane.dial(BODY)
+        await until(lambda: any(worker.bodies for name, worker in found.workers.items() if name != "p0"))
+        found.plane.routing.set_policy(Policy(mode="predicted-ttft", itl_target_s=1e-6, unmet="reject"))
+        reset(writer)
+        await until(lambda: found.plane.outcomes() == {"cancelled": 1})
+        async with asyncio.timeout(5.0):
+            await until(lambda: [worker.fetched for worker in found.workers.values()].count([1]) == 1)
+        assert found.plane.metric("rejected_total", reason="unmet_target") == 0
 
 
 async def test_a_clients_own_handoff_is_refused_unless_this_router_serves_a_pool() -> None:
