@@ -42,7 +42,7 @@ Floats = NDArray[np.float64]
 
 
 class Fit(NamedTuple):
-    """The engines' timings, and the largest ratio of recorded and simulated factors in the last round, 1 or more."""
+    """The engines' timings, and the largest ratio, 1 or more, of a recorded factor and that which these timings give."""
 
     timings: tuple[EngineTiming, ...]
     left: float
@@ -60,14 +60,13 @@ def fitted(prior: EngineTiming, recorded: Sequence[RateFactors], play: Play) -> 
     timings = [prior] * len(recorded)
     if not measurements:
         return Fit(tuple(timings), 1.0, 0)
-    wanted, left = _believed(recorded), 1.0
+    wanted = _believed(recorded)
     scales = np.ones_like(wanted)
     for _ in range(ROUNDS):
-        ratios = wanted / _believed(play(timings))
-        left = float(np.maximum(ratios, 1 / ratios).max())
-        scales = np.clip(scales * ratios, 1 / _SCALE_MAX, _SCALE_MAX)
+        scales = np.clip(scales * wanted / _believed(play(timings)), 1 / _SCALE_MAX, _SCALE_MAX)
         timings = [_timing(prior, *scale) for scale in scales.tolist()]
-    return Fit(tuple(timings), left, measurements)
+    ratios = wanted / _believed(play(timings))
+    return Fit(tuple(timings), float(np.maximum(ratios, 1 / ratios).max()), measurements)
 
 
 def _believed(speeds: Sequence[RateFactors]) -> Floats:

@@ -167,6 +167,15 @@ def test_each_rank_gets_its_own_speed_and_one_with_few_measurements_the_mean() -
     assert found.left < 1.01
 
 
+def test_a_fit_says_how_far_its_own_timings_are_from_the_recorded_speeds() -> None:
+    def dampened(timings: Any) -> list[RateFactors]:
+        return [RateFactors((each.token_s / H200_8B.token_s) ** 0.5, 1.0, 1000, 1000) for each in timings]
+
+    found = fitted(H200_8B, [RateFactors(4.0, 1.0, 1000, 1000)], dampened)
+    (speed,) = dampened(found.timings)
+    assert found.left == pytest.approx(4.0 / speed.prefill)
+
+
 # ------------------------------------------------------------------------------------------------- figures
 
 
