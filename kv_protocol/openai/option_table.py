@@ -13,6 +13,7 @@ Marks at an option's field say what is done with it (`marks_of` reads them):
 
     PASSED             an agent with an engine in its process passes the option on, under its name
     Unsupported        no such engine has the option: the agent refuses all values but `neutral`, which has no effect
+    NO_EFFECT          the agent accepts every value: with it or without it, the answer follows the other options
     KEPT               a stream that resumes on another attached engine keeps the option
     LEFT_OUT           that stream does not need it: the prompt's ids contain its effect, the router sets it anew, or
                        it does not change the answer's text
@@ -63,7 +64,7 @@ Rank = Annotated[int, msgspec.Meta(ge=0, le=4095)]
 Milliseconds = Annotated[float, msgspec.Meta(ge=0, le=3.6e6)]
 _MS_PER_S = 1000
 
-PASSED, KEPT, LEFT_OUT = "passed", "kept", "left out"
+PASSED, NO_EFFECT, KEPT, LEFT_OUT = "passed", "no effect", "kept", "left out"
 
 
 class Unsupported(NamedTuple):
@@ -88,7 +89,7 @@ class StreamOptions(Wishes, frozen=True, forbid_unknown_fields=True):
     """All keys of `stream_options`."""
 
     include_obfuscation: bool | None = None
-    continuous_usage_stats: bool | None = None
+    continuous_usage_stats: Annotated[bool | None, Unsupported(neutral=False)] = None
 
 
 # ---------------------------------------------------------------- guides
@@ -301,8 +302,8 @@ class Options(Common, frozen=True, kw_only=True, forbid_unknown_fields=True):
     frequency_penalty: Annotated[Penalty | None, PASSED, KEPT] = None
     presence_penalty: Annotated[Penalty | None, PASSED, KEPT] = None
     repetition_penalty: Annotated[Factor | None, PASSED, KEPT] = None
-    length_penalty: Annotated[float | None, KEPT] = None
-    early_stopping: bool | Literal["never"] | None = None
+    length_penalty: Annotated[float | None, Unsupported(neutral=1.0), KEPT] = None
+    early_stopping: Annotated[bool | Literal["never"] | None, Unsupported(neutral=False)] = None
     use_beam_search: Annotated[bool | None, Unsupported(neutral=False)] = None
     logit_bias: Annotated[Biases | None, KEPT] = None
     bad_words: Annotated[BadWords | None, KEPT] = None
@@ -311,7 +312,7 @@ class Options(Common, frozen=True, kw_only=True, forbid_unknown_fields=True):
     prompt_logprobs: Logprobs | None = None
     thinking_token_budget: Annotated[ThinkingBudget | None, Unsupported()] = None
     skip_special_tokens: Annotated[bool | None, Unsupported(neutral=True), KEPT] = None
-    spaces_between_special_tokens: Annotated[bool | None, KEPT] = None
+    spaces_between_special_tokens: Annotated[bool | None, NO_EFFECT, KEPT] = None
     detokenize: Annotated[bool | None, Unsupported(neutral=True), LEFT_OUT] = None
     return_tokens_as_token_ids: Annotated[bool | None, Unsupported(neutral=False)] = None
     response_format: ResponseFormat | None = None
@@ -320,11 +321,11 @@ class Options(Common, frozen=True, kw_only=True, forbid_unknown_fields=True):
     guided_choice: GuidedChoices | None = None
     guided_grammar: str | None = None
     guided_whitespace_pattern: Annotated[str | None, Unsupported()] = None
-    guided_decoding_backend: str | None = None
+    guided_decoding_backend: Annotated[str | None, NO_EFFECT] = None
     structured_outputs: StructuredOutputs | None = None
     structural_tag: JsonObject | str | None = None
-    user: Annotated[str | None, KEPT] = None
-    service_tier: Annotated[str | None, LEFT_OUT] = None
-    store: Annotated[bool | None, LEFT_OUT] = None
-    metadata: Annotated[JsonObject | None, LEFT_OUT] = None
-    safety_identifier: Annotated[str | None, LEFT_OUT] = None
+    user: Annotated[str | None, NO_EFFECT, KEPT] = None
+    service_tier: Annotated[str | None, NO_EFFECT, LEFT_OUT] = None
+    store: Annotated[bool | None, NO_EFFECT, LEFT_OUT] = None
+    metadata: Annotated[JsonObject | None, NO_EFFECT, LEFT_OUT] = None
+    safety_identifier: Annotated[str | None, NO_EFFECT, LEFT_OUT] = None

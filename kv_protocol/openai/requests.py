@@ -35,6 +35,7 @@ from kv_protocol.openai.inbound import (
 from kv_protocol.openai.option_table import (
     KEPT,
     LEFT_OUT,
+    NO_EFFECT,
     Count,
     JsonObject,
     Logprobs,
@@ -98,16 +99,16 @@ class ChatRequest(_Request, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     tool_choice: Annotated[ToolChoice | None, LEFT_OUT] = None
     parallel_tool_calls: Annotated[bool | None, LEFT_OUT] = None
     reasoning_effort: Annotated[Annotated[str, msgspec.Meta(max_length=64)] | None, LEFT_OUT] = None
-    verbosity: Literal["low", "medium", "high"] | None = None
+    verbosity: Annotated[Literal["low", "medium", "high"] | None, Unsupported(neutral="medium")] = None
     modalities: Annotated[list[Literal["text", "audio"]] | None, Unsupported(neutral=["text"])] = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, LEFT_OUT] = None
     documents: Annotated[list[dict[str, Any]] | None, LEFT_OUT] = None
     add_generation_prompt: Annotated[bool | None, LEFT_OUT] = None
     continue_final_message: Annotated[bool | None, LEFT_OUT] = None
     include_reasoning: bool | None = None
-    thinking: JsonObject | bool | None = None
-    prediction: JsonObject | None = None
-    prompt_cache_key: Annotated[str | None, LEFT_OUT] = None
+    thinking: Annotated[JsonObject | bool | None, Unsupported()] = None
+    prediction: Annotated[JsonObject | None, NO_EFFECT] = None
+    prompt_cache_key: Annotated[str | None, NO_EFFECT, LEFT_OUT] = None
     prompt_token_ids: msgspec.Raw = ABSENT
     """The prompt as a prefill worker computed it, with media; set by the router for the decode worker."""
 

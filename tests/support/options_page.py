@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import msgspec
 
 from kv_protocol.openai.errors import allowed_at
-from kv_protocol.openai.option_table import KEPT, LEFT_OUT, PASSED, Unsupported
+from kv_protocol.openai.option_table import KEPT, LEFT_OUT, NO_EFFECT, PASSED, Unsupported
 from kv_protocol.openai.requests import MARKS, ChatRequest, CompletionRequest
 
 ROUTERS_OWN = frozenset({"kv_prompt_ids", "kv_continue", "disaggregated_params", "prompt_token_ids"})
@@ -36,7 +36,7 @@ def _rows() -> Iterator[str]:
     for (name, allowed), endpoints in sorted(of.items()):
         marks = MARKS[name]
         unsupported = [mark for mark in marks if isinstance(mark, Unsupported)]
-        taken = "passed to the engine" if PASSED in marks else ""
+        taken = "passed to the engine" if PASSED in marks else "without effect" if NO_EFFECT in marks else ""
         for neutral in (mark.neutral for mark in unsupported):
             taken = "refused" if neutral is None else f"only `{msgspec.json.encode(neutral).decode()}`"
         resumes = "yes" if KEPT in marks or LEFT_OUT in marks else "no"

@@ -7,6 +7,7 @@
     guides, logits_processors, prompt_logprobs           refused by an engine that lacks them
     prompt_logprobs in a stream                          refused: only unstreamed answers have them
     best_of other than n                                 refused: streamed choices cannot be ranked afterwards
+    add_special_tokens in a chat                         refused: the template sets them
     tool_choice required, or a function                  guided, if engine and format can (`parsers/forced_calls.py`)
     priority 0..1                                        passed to the engine: of waiting requests the highest is first
     any other priority                                   used by the router's queue only
@@ -35,6 +36,7 @@ from kv_protocol.openai.option_table import (
     PASSED,
     JsonSchema,
     ResponseFormat,
+    StreamOptions,
     StructuredOutputs,
     Unsupported,
     marks_of,
@@ -49,9 +51,9 @@ from worker_agent.port.types import EngineDescription, EngineRequest
 _NONE = "none on this worker"
 _PASSED = tuple(name for name, marks in MARKS.items() if PASSED in marks)
 _STRUCTURED = marks_of(StructuredOutputs)
-_NEUTRAL, _NEUTRAL_STRUCTURED = (
+_NEUTRAL, _NEUTRAL_STRUCTURED, _NEUTRAL_STREAM = (
     {name: mark.neutral for name, marks in of.items() for mark in marks if isinstance(mark, Unsupported)}
-    for of in (MARKS, _STRUCTURED)
+    for of in (MARKS, _STRUCTURED, marks_of(StreamOptions))
 )
 
 
@@ -177,8 +179,12 @@ class RequestRules:
 def check_supported(request: Request) -> None:
     """Raise `RequestInvalid` if the request has an option that no engine supports."""
     _check_neutral(request, _NEUTRAL)
+    if request.stream_options is not None:
+        _check_neutral(request.stream_options, _NEUTRAL_STREAM, "stream_options.")
     if request.stream and request.prompt_logprobs is not None:
         raise RequestInvalid("prompt_logprobs", request.prompt_logprobs, "none in a stream")
+    if isinstance(request, ChatRequest) and request.add_special_tokens:
+        raise RequestInvalid("add_special_tokens", request.add_special_tokens, "false in a chat")
     if request.best_of not in (None, request.n or 1):
         raise RequestInvalid("best_of", request.best_of, f"n, {request.n or 1}, or none")
 

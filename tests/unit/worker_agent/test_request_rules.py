@@ -63,7 +63,7 @@ def test_of_an_option_that_no_engine_has_only_the_value_without_effect_is_accept
     for name, harmless in neutral.items():
         asked, refusals = completion if name in ("echo", "suffix") else chat, 0
         rules().wishes(asked(**{name: harmless}))
-        for value in (True, False, 7, 0.5, "end", [1], ["audio"]):
+        for value in (True, False, 7, 0.5, "end", "low", [1], ["audio"]):
             with contextlib.suppress(RequestInvalid):  # not of the option's type
                 request = asked(**{name: value})
                 if value != harmless:
@@ -83,6 +83,8 @@ def test_what_no_worker_does_is_refused_by_name() -> None:
         (completion(best_of=2), "best_of"),
         (completion(n=3, best_of=2), "best_of"),
         (chat(stream=True, prompt_logprobs=1), "prompt_logprobs"),
+        (chat(add_special_tokens=True), "add_special_tokens"),
+        (chat(stream=True, stream_options={"continuous_usage_stats": True}), "stream_options.continuous_usage_stats"),
         (chat(disaggregated_params={"request_type": "generation_only"}), "disaggregated_params.request_type"),
     ]
     for request_, field in cases:
