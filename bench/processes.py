@@ -110,8 +110,8 @@ class FleetShape(NamedTuple):
     `router_module` is what runs as the router: a test may plant a fault in it. `programs` is a folder with the commands
     `router` and `worker-agent`, which run in place of this interpreter's modules.
     A cluster of `nats_servers` keeps the log; 0: the router has a server of its own.
-    The first of several `routers` has the ports.
-    Ports of 0 are any free ones. `log_directory` gets a file with the output of each process.
+    The first of several `routers` has the ports. Ports of 0 are free ones, which the router keeps if it is restarted.
+    `log_directory` gets a file with the output of each process.
     """
 
     workers: int = 4
@@ -197,7 +197,11 @@ class ChildProcess:
         return "\n".join(self._lines)
 
     async def start(self, group: asyncio.TaskGroup, variables: Mapping[str, str] = MappingProxyType({})) -> None:
-        """Start it; a task of `group` reads its output. `variables` are added to its environment."""
+        """Start it; a task of `group` reads its output. `variables` are added to its environment.
+
+        If it ran before and has ended, this starts it again, and forgets the lines that it printed before.
+        """
+        self._lines.clear()
         environment = own_environment() if self.command[0] == sys.executable else child_environment()
         self._child = await started(self.command, {**environment, **variables})
         self._reading = group.create_task(self._read(self._child))
@@ -284,10 +288,13 @@ class FleetProcesses:
 
     def _router_command(self, name: str) -> list[str]:
         shape = self.shape
-        ports = (shape.port, shape.control_port) if name == "router" else tuple(free_ports(2))
+        ports = free_ports(3)  # never 0, so that a router that is started again has its former addresses
+        if name == "router":
+            asked = (shape.port, shape.control_port, shape.nats_port)
+            ports = [port or free for port, free in zip(asked, ports, strict=True)]
         command = [*self._program("router", shape.router_module), "--mode", shape.mode]
         command += ["--port", f"{ports[0]}", "--control-port", f"{ports[1]}"]
-        settings = [f"nats.port={shape.nats_port}", *shape.router_settings]
+        settings = [f"nats.port={ports[2]}", *shape.router_settings]
         if self._cluster_url:
             settings[0] = f"nats.replicas={min(3, shape.nats_servers)}"
             command += ["--nats-url", self._cluster_url]
@@ -347,11 +354,12 @@ class FleetProcesses:
         await worker.start(self._group)
 
     async def start_again(self, name: str) -> None:
-        """Start a process that ended. Nats-servers, and routers whose ports are not 0, have their former addresses."""
+        """Start a process that ended; return once it listens. Only a worker has another address than before."""
         if name in self.workers:
             await self.start_worker(name)
         else:
             await self.all[name].start(self._group)
+            await self.all[name].line_with("control plane" if name in self.routers else READY)
 
     async def kill(self, worker_id: str) -> None:
         """Kill the worker by SIGKILL, as a fault does."""

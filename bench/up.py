@@ -17,7 +17,7 @@ from typing import Any
 
 import click
 
-from bench.processes import FleetProcesses, FleetShape, ProcessFailed, free_ports
+from bench.processes import FleetProcesses, FleetShape, ProcessFailed
 from kv_runtime.process import run_process
 from kv_runtime.supervise import until
 
@@ -76,8 +76,6 @@ def up(
     if not workers and not prefill:
         raise click.UsageError("found no worker, allowed --workers, or --prefill with --decode")
     shape["worker_settings"] = (f"engine.text={text}", *shape["worker_settings"])
-    for name in ("port", "control_port", "nats_port"):
-        shape[name] = shape[name] or free_ports(1)[0]  # a process that is started again has the address that it had
     directory = logs or Path(tempfile.mkdtemp(prefix="kv-router-up-"))
     directory.mkdir(parents=True, exist_ok=True)
     fleet = FleetShape(

@@ -42,7 +42,7 @@ Floats = NDArray[np.float64]
 
 
 class Fit(NamedTuple):
-    """The engines' timings, and the largest ratio, 1 or more, of a recorded factor and that which these timings give."""
+    """The engines' timings; `left`: the largest ratio, 1 or more, of recorded factors and those with these timings."""
 
     timings: tuple[EngineTiming, ...]
     left: float

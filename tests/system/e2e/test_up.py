@@ -10,6 +10,7 @@ from urllib.request import Request, urlopen
 import psutil
 import pytest
 
+from bench.processes import FleetProcesses, FleetShape
 from tests.system.e2e.client import MODEL
 from tests.system.e2e.test_signals import END_S, Started, alive, started
 from tests.unit.kv_runtime.model_files import QWEN_TEMPLATE, qwen_like, write_model
@@ -88,6 +89,13 @@ def test_a_worker_that_dies_is_started_again_and_no_process_outlives_the_command
         _, still_there = psutil.wait_procs(children, timeout=END_S)
         if sys.platform == "linux":  # only Linux tells a process of its parent's death
             assert not alive(still_there)
+
+
+async def test_a_router_that_is_started_again_has_its_former_addresses() -> None:
+    async with FleetProcesses(FleetShape(workers=1)) as fleet:
+        await fleet.router.end()
+        await fleet.start_again("router")
+        await fleet.until_ready()
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from types import TracebackType
 
 import aiohttp
 
-from bench.processes import READY, ChildProcess, FleetProcesses, FleetShape, free_ports
+from bench.processes import ChildProcess, FleetProcesses, FleetShape
 from kv_protocol.ids import WorkerRank
 from tests.system.faults.nats_servers import Limits, configure
 from tests.system.faults.proof import until_equal
@@ -61,8 +61,7 @@ class Fleet(FleetProcesses):
         index_settings: tuple[str, ...] = (),
         limits: Limits | None = None,
     ) -> None:
-        data_port, control_port = free_ports(2)
-        super().__init__(shape._replace(port=data_port, control_port=control_port))
+        super().__init__(shape)
         at = self.router.command.index("--nats-url") + 1
         self.nats_urls = self.router.command[at].split(",")
         self.router.command[at] = self.nats_urls[0]
@@ -129,18 +128,9 @@ class Fleet(FleetProcesses):
         await self.all[name].until_ended()
 
     async def start_again(self, name: str) -> None:
-        """Start a process that ended, at its former address; return once it listens."""
+        """Start a process that ended, as the base does; it may not end unnoticed any more."""
         self._stopped.discard(name)
-        if name in self.workers:
-            await self.start_worker(name)
-            return
-        again = ChildProcess(name, self.all[name].command)  # which has printed nothing yet
-        if name == "router":
-            self.router = self.routers[name] = again
-        else:
-            self.nats_servers[name] = again
-        await again.start(self._group)
-        await again.line_with("control plane" if name == "router" else READY)
+        await super().start_again(name)
 
     async def until_promised(self, worker_id: str) -> None:
         """Return once the router has given the worker requests that are not over."""
