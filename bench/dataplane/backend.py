@@ -45,7 +45,7 @@ _decode = msgspec.json.Decoder(_ChatRequest).decode
 
 
 CutStream = tuple[int, int]
-"""A stream that the client cut off: the time in ns since 1970, and the pause between its chunks in ms."""
+"""A stream that the client cut off: the pause between its chunks in ms, and the time in ns since 1970."""
 
 
 class BackendConnection(asyncio.Protocol):
@@ -114,7 +114,7 @@ class BackendConnection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         if self._left:
-            self._lost.append((time.time_ns(), round(1000 * self._pause_s)))
+            self._lost.append((round(1000 * self._pause_s), time.time_ns()))
             self._left = 0
 
 
@@ -190,7 +190,7 @@ class BackendRole(Role):
                     await log.announce(subjects.heartbeat(MODEL, WorkerRank(f"w{number}", 0)), fleet.encode(heartbeat))
             await until(stop, self._clock.sleep(HEARTBEAT_PERIOD_S))
 
-    async def lost(self, pause_ms: int) -> Answer:
-        """Return the times at which streams with this pause were cut off since the last call."""
+    async def lost(self) -> Answer:
+        """Return the streams that were cut off since the last call."""
         lost, self._streams_lost[:] = self._streams_lost.copy(), []
-        return {"lost_ns": [at_ns for at_ns, its_pause_ms in lost if its_pause_ms == pause_ms]}
+        return {"lost": lost}

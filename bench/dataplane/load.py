@@ -276,19 +276,18 @@ class LoadRole(Role):
         return {}
 
     async def leave(self, port: int, times: int, pause_ms: int) -> Answer:
-        """Return the times at which streams were closed."""
-        template = requests(f"127.0.0.1:{port}", 300, chunks=1_000_000, pause_ms=pause_ms)
-        left_ns = []
-        for _ in range(times):
+        """Close each stream soon after its first bytes; return pause and time in ns of each. Pauses differ by 1 ms."""
+        left = list[tuple[int, int]]()
+        for pause in range(pause_ms, pause_ms + times):
             connection = await _open(port)
-            connection.send(self._next(template))
+            connection.send(self._next(requests(f"127.0.0.1:{port}", 300, chunks=1_000_000, pause_ms=pause)))
             await connection.first
             await asyncio.sleep(_BETWEEN_LEAVES_S)
-            left_ns.append(time.time_ns())
+            left.append((pause, time.time_ns()))
             connection.transport.close()
             await asyncio.sleep(_BETWEEN_LEAVES_S)
         await asyncio.sleep(2 * pause_ms / 1000)
-        return {"left_ns": left_ns}
+        return {"left": left}
 
 
 async def _open(port: int) -> LoadConnection:

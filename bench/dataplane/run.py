@@ -159,12 +159,12 @@ class Bench(SystemProcesses):
         return figures
 
     async def _left(self, running: RunningSystem) -> Found:
-        await self._backend.call("lost", pause_ms=_LEFT_PAUSE_MS)
+        await self._backend.call("lost")
         parameters = {"times": self._shape.left_times, "pause_ms": _LEFT_PAUSE_MS}
         answer, figures = await self._metered(running, "leave", **parameters)
-        lost_ns = (await self._backend.call("lost", pause_ms=_LEFT_PAUSE_MS))["lost_ns"]
-        delays_ms = [(lost - left) / 1e6 for left, lost in zip(answer["left_ns"], lost_ns, strict=False)]
-        unseen = float(self._shape.left_times - len(lost_ns))
+        lost_ns = dict((await self._backend.call("lost"))["lost"])
+        delays_ms = [(lost_ns[pause] - left_ns) / 1e6 for pause, left_ns in answer["left"] if pause in lost_ns]
+        unseen = float(self._shape.left_times - len(delays_ms))
         return figures | {
             "p50_ms": percentile(delays_ms, 0.5),
             "worst_ms": max(delays_ms, default=0.0),

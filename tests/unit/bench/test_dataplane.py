@@ -1,8 +1,12 @@
 """The data plane bench: its workers and clients against each other, and what it makes of figures."""
 
+import asyncio
+
 import pytest
 
+from bench.dataplane.backend import BackendRole
 from bench.dataplane.command import verdicts
+from bench.dataplane.load import EVENT, requests
 from bench.dataplane.run import BURST, CRAWLED, HELD, HIGH_RATE, IDLE, LARGE, LEFT, PACED, SMALL, DataplaneResults
 from bench.dataplane.systems import CACHE, DIRECT, DYNAMO, KV, OURS, ROUND_ROBIN, UNSAMPLED, SystemPlan
 
@@ -77,3 +81,20 @@ def test_tracing_is_judged_by_what_it_adds_to_the_same_router(unsampled_us: floa
         (("", unsampled_us - 100.0),),
         holds,
     )
+
+
+async def test_the_end_of_a_call_is_paired_with_its_own_client_whichever_ends_first() -> None:
+    backend, cut = BackendRole(), [1002, 1001]
+    (port, _) = (await backend.begin())["ports"]
+    writers = {}
+    for pause_ms in (1001, 1002, 1003):
+        reader, writers[pause_ms] = await asyncio.open_connection("127.0.0.1", port)
+        writers[pause_ms].write(requests("host", 300, chunks=9, pause_ms=pause_ms).numbered(1))
+        await reader.readuntil(EVENT)
+    for pause_ms in cut:
+        writers[pause_ms].close()
+        await writers[pause_ms].wait_closed()
+        await asyncio.sleep(0.05)
+    assert [pause_ms for pause_ms, _ in (await backend.lost())["lost"]] == cut
+    writers[1003].close()
+    await backend.end()
