@@ -302,8 +302,8 @@ class Options(Common, frozen=True, kw_only=True, forbid_unknown_fields=True):
     frequency_penalty: Annotated[Penalty | None, PASSED, KEPT] = None
     presence_penalty: Annotated[Penalty | None, PASSED, KEPT] = None
     repetition_penalty: Annotated[Factor | None, PASSED, KEPT] = None
-    length_penalty: Annotated[float | None, Unsupported(neutral=1.0), KEPT] = None
-    early_stopping: Annotated[bool | Literal["never"] | None, Unsupported(neutral=False)] = None
+    length_penalty: Annotated[float | None, NO_EFFECT, KEPT] = None
+    early_stopping: Annotated[bool | Literal["never"] | None, NO_EFFECT] = None
     use_beam_search: Annotated[bool | None, Unsupported(neutral=False)] = None
     logit_bias: Annotated[Biases | None, KEPT] = None
     bad_words: Annotated[BadWords | None, KEPT] = None

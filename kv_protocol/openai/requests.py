@@ -99,7 +99,7 @@ class ChatRequest(_Request, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     tool_choice: Annotated[ToolChoice | None, LEFT_OUT] = None
     parallel_tool_calls: Annotated[bool | None, LEFT_OUT] = None
     reasoning_effort: Annotated[Annotated[str, msgspec.Meta(max_length=64)] | None, LEFT_OUT] = None
-    verbosity: Annotated[Literal["low", "medium", "high"] | None, Unsupported(neutral="medium")] = None
+    verbosity: Annotated[Literal["low", "medium", "high"] | None, NO_EFFECT] = None
     modalities: Annotated[list[Literal["text", "audio"]] | None, Unsupported(neutral=["text"])] = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, LEFT_OUT] = None
     documents: Annotated[list[dict[str, Any]] | None, LEFT_OUT] = None
