@@ -8,7 +8,7 @@ a decision     comes after a `RankStanding` of each rank whose epoch or doubt di
 a checkpoint   `CheckpointBegan`, `RankStanding`s, `CheckpointPart`s, `CheckpointEnded`. `step` encodes one of these
                records, so that a large checkpoint does not block the process
 losses         a record `Lost` takes the numbers of the lost records; `broken_by` counts these until the next checkpoint
-cut            makes and returns the next message
+cut            returns the next message
 
 `JournalCheckpoint` copies a state at one moment, `Restoring` restores it from the parts. The table `fleet` has the
 policy, the fleet and the breakers; all others are the core's (`router/native/core.cpp`), which encodes leases and
@@ -186,17 +186,14 @@ class JournalEncoder:
         self.journal = built.Journal(self, kv_seq, encode_record, RECORD_BYTES_MAX, batch_bytes_max)
         self._waiting = deque[_Batch | Iterator[JournalRecord]]()
         """Batches and, in their order among them, checkpoints as iterators of records."""
-        self._ahead = deque[_Batch]()
-        """Batches of a checkpoint, or of a loss: they are published before those that wait."""
         self._statuses = dict[WorkerRank, tuple[int, str]]()
         """The epoch and the doubt of each rank, as recorded last."""
-        self._checkpoint: Iterator[JournalRecord] | None = None
-        self._encoded, self._encoded_records = bytearray(), 0
-        """Records of the checkpoint that are in no batch yet."""
-        self._checkpoint_from = 0
-        self.dropped = 0
+        self._is_encoding = False
+        """Whether a checkpoint was begun, and its last batch is not cut."""
+        self._dropped = 0
         """Dropped records that no message has reported yet, as `Lost`."""
         self._next = 1
+        self._now_s = now_s
         self.records_total = self.bytes_total = 0
         """Records and their bytes in the messages that were cut."""
         self.checkpoints_total = 0
@@ -207,22 +204,23 @@ class JournalEncoder:
         self.lost: Counter[LossReason] = Counter()
         self.broken_by: Counter[LossReason] = Counter()
         """Losses after the newest checkpoint that was taken: replay is not exact until the next one."""
+        self._steps = self._batches_in_order()
 
     def __len__(self) -> int:
-        return sum(each.size for each in self._batches()) + self._encoded_records + self.journal.records
+        return sum(each.size for each in self._batches()) + self.journal.records
 
     def _batches(self) -> Iterator[_Batch]:
-        return (each for each in (*self._ahead, *self._waiting) if isinstance(each, _Batch))
+        return (each for each in self._waiting if isinstance(each, _Batch))
 
     @property
     def is_in_checkpoint(self) -> bool:
         """Whether a checkpoint waits for its turn, or is being encoded."""
-        return self._checkpoint is not None or not all(isinstance(each, _Batch) for each in self._waiting)
+        return self._is_encoding or not all(isinstance(each, _Batch) for each in self._waiting)
 
     @property
     def has_message(self) -> bool:
         """Whether a batch or a checkpoint waits."""
-        return bool(self._ahead or self._waiting or self._checkpoint)
+        return bool(self._waiting or self._is_encoding)
 
     # ------------------------------------------------------------------------------------------------- what is added
 
@@ -247,13 +245,13 @@ class JournalEncoder:
         try:
             parts = in_parts(encoded, now_s)
         except LimitExceeded:
-            parts = (self._loss(1, "too_large", now_s),)
+            parts = (self._loss("too_large", now_s),)
         for part in parts:
             self.journal.put(part)
 
     def write_loss(self, now_s: float) -> None:
         """Add the loss of a record that could not be encoded."""
-        self.journal.put(self._loss(1, "not_encodable", now_s))
+        self.journal.put(self._loss("not_encodable", now_s))
 
     def write_standings(self, verdict: Verdict) -> None:
         """Add the standing of each rank whose epoch or doubt is new in this decision."""
@@ -272,75 +270,77 @@ class JournalEncoder:
         while self._waiting and sum(len(each.records) for each in self._batches()) > self._bytes_max:
             oldest = self._waiting.popleft()
             dropped += oldest.size if isinstance(oldest, _Batch) else 0
-        if dropped and not self.dropped:
-            self._on_full(sum(len(each.records) for each in self._batches()))
-        self.dropped += dropped
+        if dropped:
+            if not self._dropped:
+                self._on_full(sum(len(each.records) for each in self._batches()))
+            self._dropped += dropped
+            self._count_lost("buffer_full", dropped)
 
-    def _loss(self, count: int, reason: LossReason, now_s: float) -> bytes:
+    def _loss(self, reason: LossReason, now_s: float) -> bytes:
+        self._count_lost(reason, 1)
+        return encode_record(Lost(now_s=now_s, count=1))
+
+    def _count_lost(self, reason: LossReason, count: int) -> None:
         self.lost[reason] += count
         self.broken_by[reason] += count
-        return encode_record(Lost(now_s=now_s, count=count))
 
     # ------------------------------------------------------------------------------------------------- messages
 
     def cut(self, now_s: float = 0.0) -> EncodedMessage:
         """Return a message of the oldest records."""
-        while not self.step(now_s):
+        while (message := self.step(now_s)) is None:
             pass
-        if not self._ahead and not self._waiting:
-            self.journal.complete()
-        queue = self._ahead or self._waiting
-        batch = queue.popleft() if queue else _Batch(b"", 0, 0)
-        assert isinstance(batch, _Batch)
+        return message
+
+    def step(self, now_s: float) -> EncodedMessage | None:
+        """Return a message of the oldest records; None: only one record of a checkpoint was encoded, call again."""
+        self._now_s = now_s
+        if (batch := next(self._steps)) is None:
+            return None
         first = self._next
         self._next += batch.numbers
         self.records_total += batch.size
         self.bytes_total += len(batch.records)
         return EncodedMessage(pack_journal(self._life, first, batch.size, batch.records), first, batch.size)
 
-    def step(self, now_s: float) -> bool:
-        """Encode the next record of a due checkpoint; return true once `cut` has a message, or if nothing waits."""
-        if self._ahead:
-            return True
-        if self._checkpoint is not None:
-            self._go_on(self._checkpoint, now_s)
-        elif self.dropped:
-            count, self.dropped = self.dropped, 0
-            self._ahead.append(_Batch(self._loss(count, "buffer_full", now_s), 1, count))
-        elif not self._waiting or isinstance(checkpoint := self._waiting[0], _Batch):
-            return True
-        else:
-            self._waiting.popleft()
-            self._checkpoint, self._checkpoint_from = checkpoint, self.bytes_total
-        return bool(self._ahead)
+    def _batches_in_order(self) -> Iterator[_Batch | None]:
+        """Yield a batch at each step, or None after each record of a checkpoint; never end."""
+        while True:
+            if self._dropped:
+                count, self._dropped = self._dropped, 0
+                yield _Batch(encode_record(Lost(now_s=self._now_s, count=count)), 1, count)
+            if not self._waiting:
+                self.journal.complete()
+            oldest = self._waiting.popleft() if self._waiting else _Batch(b"", 0, 0)
+            if isinstance(oldest, _Batch):
+                yield oldest
+            else:
+                yield from self._encoded(oldest)
 
-    def _go_on(self, checkpoint: Iterator[JournalRecord], now_s: float) -> None:
-        """Encode the next record of the checkpoint."""
-        record = None
+    def _encoded(self, checkpoint: Iterator[JournalRecord]) -> Iterator[_Batch | None]:
+        """Yield the checkpoint's batches, and None after each of its records."""
+        self._is_encoding = True
+        encoded, size, from_bytes = bytearray(), 0, self.bytes_total
         try:
-            record = next(checkpoint)
-            parts = in_parts(encode_record(record), now_s)
+            for record in checkpoint:
+                for part in in_parts(encode_record(record), self._now_s):
+                    if len(encoded) + len(part) > RECORD_BYTES_MAX:
+                        yield _Batch(bytes(encoded), size, size)
+                        encoded, size = bytearray(), 0
+                    encoded += part
+                    size += 1
+                yield None
         except (LimitExceeded, *_NOT_ENCODABLE) as error:  # a row is too long, or msgpack cannot encode it
+            yield _Batch(bytes(encoded), size, size)
             reason: LossReason = "too_large" if isinstance(error, LimitExceeded) else "not_encodable"
-            record, parts = None, (self._loss(1, reason, now_s),)
-        for part in parts:
-            if len(self._encoded) + len(part) > RECORD_BYTES_MAX:
-                self._complete_checkpoint_batch()
-            self._encoded += part
-            self._encoded_records += 1
-        if isinstance(record, CheckpointEnded):
-            bytes_ = self.bytes_total + sum(len(each.records) for each in self._ahead) + len(self._encoded)
+            encoded, size = bytearray(self._loss(reason, self._now_s)), 1
+        else:
+            bytes_ = self.bytes_total + len(encoded)
             self.checkpoints_total += 1
-            self.checkpoint_bytes = bytes_ - self._checkpoint_from
-            records = sum(each.size for each in self._ahead) + self._encoded_records
-            self.checkpoint_at = now_s, self.records_total + records, bytes_
-        if record is None or isinstance(record, CheckpointEnded):
-            self._complete_checkpoint_batch()
-            self._checkpoint = None
-
-    def _complete_checkpoint_batch(self) -> None:
-        self._ahead.append(_Batch(bytes(self._encoded), self._encoded_records, self._encoded_records))
-        self._encoded, self._encoded_records = bytearray(), 0
+            self.checkpoint_bytes = bytes_ - from_bytes
+            self.checkpoint_at = self._now_s, self.records_total + size, bytes_
+        self._is_encoding = False
+        yield _Batch(bytes(encoded), size, size)
 
 
 def _standing(now_s: float, rank: WorkerRank, epoch: int, doubt: str) -> RankStanding:

@@ -262,11 +262,9 @@ class JournalWriter:
 
     async def _publish_next(self) -> bool:
         """Publish one message; return whether the log has it."""
-        if self._unsent is None:
-            while not self.encoder.step(self._clock.now()):  # noqa: ASYNC110 - each step is work
-                await asyncio.sleep(0)
-            self._unsent = self.encoder.cut()
-        message = self._unsent
+        while (message := self._unsent) is None:
+            self._unsent = self.encoder.step(self._clock.now())
+            await asyncio.sleep(0)
         message_id = f"{self.router}/{self._life}/{message.first}"
         try:
             seq = await self._event_log.publish(self._subject, message.data, message_id)
@@ -298,9 +296,7 @@ class JournalWriter:
 
     def lost(self) -> dict[LossReason, int]:
         """Return how many records were lost, by reason."""
-        lost: dict[LossReason, int] = {reason: self.encoder.lost[reason] for reason in LOSS_REASONS}
-        lost["buffer_full"] += self.encoder.dropped
-        return lost
+        return {reason: self.encoder.lost[reason] for reason in LOSS_REASONS}
 
     def families(self) -> Iterator[Family]:
         """Yield the metrics."""

@@ -130,8 +130,6 @@ class Replay:
         self._others, self._modes = policies, modes
         self._continuity = Continuity()
         self._standings: dict[WorkerRank, tuple[int, str]] = {}
-        self._columns: dict[tuple[WorkerRank, ...], tuple[tuple[int, ...], tuple[int, ...], tuple[str, ...]]] = {}
-        """The standings of these ranks, as the columns of the index's answer other than the overlap."""
         self._checkpoint: Restoring | Iterator[CheckpointPart | CheckpointEnded] | None = None
         """The state that is being restored; or the parts of the folded state, to be compared with the recorded ones."""
         self.state: RouterState | None = None
@@ -167,16 +165,13 @@ class Replay:
 
     def _stand(self, record: RankStanding) -> None:
         self._standings[WorkerRank(record.worker_id, record.dp_rank)] = record.epoch, record.doubt
-        self._columns.clear()
 
     def _begin(self, began: JournalBegan) -> None:
         self.state = RouterState(msgspec.convert(began.settings, StateSettings), self._modes)
         self._standings.clear()
-        self._columns.clear()
 
     def _begin_checkpoint(self, began: CheckpointBegan) -> None:
         self._standings.clear()
-        self._columns.clear()
         self._checkpoint = (
             Restoring(began, self._modes) if self.state is None else JournalCheckpoint(self.state, began).parts()
         )
@@ -233,12 +228,9 @@ class Replay:
     def _answer(self, record: Decided, _: bytes, ranks: tuple[WorkerRank, ...]) -> OverlapAnswer:
         if len(ranks) != record.ranks:
             raise Contradiction(f"{len(ranks)} ranks serve {record.request.model}, recorded are {record.ranks}")
-        known = self._columns.get(ranks)
-        if known is None:
-            standings = [self._standings.get(rank, _NO_STATUS) for rank in ranks]
-            epochs, doubts = tuple(epoch for epoch, _ in standings), tuple(doubt for _, doubt in standings)
-            known = self._columns[ranks] = epochs, (0,) * len(ranks), doubts
-        return np.array(overlap_tiers(record), np.int32), *known
+        standings = [self._standings.get(rank, _NO_STATUS) for rank in ranks]
+        epochs, doubts = tuple(epoch for epoch, _ in standings), tuple(doubt for _, doubt in standings)
+        return np.array(overlap_tiers(record), np.int32), epochs, (0,) * len(ranks), doubts
 
     def _refused(self, record: Refused) -> Redecided:
         request, state = record.request, self.state
