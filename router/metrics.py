@@ -34,7 +34,7 @@ from kv_runtime.text.encoders import KeptSegments
 from router.decision.disaggregation import PLACEMENT_REASONS
 from router.decision.plan import REROUTES, STREAM_LOSSES
 from router.decision.policies import MODES
-from router.decision.routing import DecisionLog, Routing
+from router.decision.routing import Routing
 from router.decision.state import RouterState
 from router.decision.verdict import Reason, Verdict
 from router.feeds.feeds import RouterFeeds
@@ -94,11 +94,6 @@ _HISTOGRAMS = (
     ("queue_wait_seconds", "Time that a request waited in the queue", "", "queue_wait"),
 )  # fmt: skip
 """Name, meaning, label, and the field of the sums by that label; without a label, of the sums of all requests."""
-Observed = Literal["decision_duration_seconds"]
-_OBSERVED: dict[Observed, tuple[str, str, tuple[str, ...], tuple[float, ...]]] = {
-    "decision_duration_seconds": ("Duration of a stage of decisions", "stage", STAGES[:3], _STAGE_SECONDS),
-}
-"""Histograms of what Python observes, by name: meaning, label (empty: none), its values, and the buckets' bounds."""
 Counted = Literal["rejected", "retries", "streams_lost", "request_turns", "prefill_placements", "fallback"]
 _COUNTED: dict[Counted, tuple[str, str, tuple[str, ...]]] = {
     "rejected": ("Requests refused for load or an account's limit", "reason", REJECTIONS),
@@ -114,42 +109,11 @@ _COUNTED: dict[Counted, tuple[str, str, tuple[str, ...]]] = {
 """Counters by name: meaning, label, and the label's values that are there from the start."""
 
 
-class Weighing:
-    """Costs of winners, and causes of regret."""
-
-    def __init__(self, decisions: DecisionLog) -> None:
-        self._decisions, self._read_upto = decisions, decisions.added_total
-        self._terms = {term: Mean() for term in ADDENDS}
-        self._given_up_for = dict.fromkeys(_CAUSES, 0)
-
-    def families(self) -> Iterator[Family]:
-        """Yield the sums, including the decisions since the last call."""
-        for record in self._decisions.since(self._read_upto, SAMPLES_MAX):
-            if record.verdict.is_timed:
-                self._read(record.verdict)
-        self._read_upto = self._decisions.added_total
-        terms = [((term,), seen) for term, seen in self._terms.items()]
-        yield summary("cost_term_seconds", "Terms of the winner's cost, of sampled decisions", ("term",), terms)
-        meaning = "Regret by the term that it was for, of sampled decisions"
-        yield counter("regret_term_blocks", meaning, ("term",), by_name((), self._given_up_for))
-
-    def _read(self, verdict: Verdict) -> None:
-        won = verdict.terms(verdict.winner_at)
-        for term, seen in self._terms.items():
-            seen.observe(getattr(won, f"{term}_ms") * 1e-3)
-        if verdict.regret_blocks > 0:
-            depths = verdict.overlap[0][verdict.rank_indices]
-            longest = verdict.terms(int(np.argmax(depths)))
-            excess = {term: getattr(longest, f"{term}_ms") - getattr(won, f"{term}_ms") for term in ADDENDS}
-            most = max(excess, key=lambda term: excess[term])
-            self._given_up_for[most if longest.cost > won.cost else NOT_COST] += verdict.regret_blocks
-
-
 class RequestMetrics(built.RequestSums):
     """Counters and distributions of requests; each call costs a fraction of a microsecond.
 
     count         counts an event of one of the counters in `_COUNTED`
-    observer      returns the function that adds to one of the histograms in `_OBSERVED`
+    observer      returns the function that adds the duration of a stage of a decision
     inflight      how many requests are being served
     end           counts a request that ended; an unknown model is counted as `unknown`
     queue_waited  adds the time after which a request left the queue, for any reason
@@ -159,12 +123,12 @@ class RequestMetrics(built.RequestSums):
 
     def __init__(self, registry: CollectorRegistry, routing: Routing, modes: tuple[str, ...] = tuple(MODES)) -> None:
         super().__init__(routing.state.fleet, modes)
-        self._modes, self._core, self._weighing = modes, routing.state.core, Weighing(routing.decisions)
+        self._modes, self._core, self._decisions = modes, routing.state.core, routing.decisions
+        self._weighed_upto = self._decisions.added_total
+        self._terms = {term: Mean() for term in ADDENDS}
+        self._given_up_for = dict.fromkeys(_CAUSES, 0)
         self._counts = {name: Counter(dict.fromkeys(values, 0)) for name, (_, _, values) in _COUNTED.items()}
-        self._observed = {
-            name: {value: built.Histogram(bounds) for value in values}
-            for name, (_, _, values, bounds) in _OBSERVED.items()
-        }
+        self._stages = {stage: built.Histogram(_STAGE_SECONDS) for stage in STAGES[:3]}
         self._exemplars: dict[str, dict[tuple[str, ...], dict[float, Exemplar]]] = {_DURATION: {}, _TTFT: {}}
         self.ttft_bounds_s = tuple(self.queue_wait.bounds)
         Projection(registry, self.families)
@@ -172,16 +136,15 @@ class RequestMetrics(built.RequestSums):
     def arrived(self) -> tuple[int, list[int]]:
         """Return how many requests were read, and how many first tokens came, by bucket of `ttft_bounds_s`."""
         first_tokens = zip(*(seen.ttft.counts for seen in self.modes.values()), strict=True)
-        parsed = self._observed["decision_duration_seconds"]["parse"]
-        return sum(parsed.counts), [sum(each) for each in first_tokens]
+        return sum(self._stages["parse"].counts), [sum(each) for each in first_tokens]
 
     def count(self, name: Counted, value: str) -> None:
         """Count one event under this value of the counter's label. The core counts the fallback `approximate`."""
         self._counts[name][value] += 1
 
-    def observer(self, name: Observed, value: str = "") -> Callable[[float], None]:
-        """Return the function that adds a number to a histogram, from any thread; `value`: of its label, if any."""
-        return self._observed[name][value].observe
+    def observer(self, stage: str) -> Callable[[float], None]:
+        """Return the function that adds the duration of a stage that the core does not measure, from any thread."""
+        return self._stages[stage].observe
 
     def traced(self, mode: str, trace_id: str, decision_id: str, duration_s: float, ttft_s: float | None) -> None:
         """Keep a request, which ended and whose spans were sent, as the exemplar of its latencies.
@@ -208,10 +171,9 @@ class RequestMetrics(built.RequestSums):
         for name, meaning, label, field in _HISTOGRAMS:
             seen_by = [(at, getattr(seen, field)) for at, seen in by_label.get(label, [((), self)])]
             yield histogram(name, meaning, (label,) if label else (), seen_by, self._exemplars.get(name))
-        self._observed["decision_duration_seconds"].update(zip(STAGES[3:], self._core.stages(), strict=True))
-        for observed, (meaning, label, _, _) in _OBSERVED.items():
-            at = [((value,) if label else (), seen) for value, seen in self._observed[observed].items()]
-            yield histogram(observed, meaning, (label,) if label else (), at)
+        self._stages.update(zip(STAGES[3:], self._core.stages(), strict=True))
+        stages = [((stage,), seen) for stage, seen in self._stages.items()]
+        yield histogram("decision_duration_seconds", "Duration of a stage of decisions", ("stage",), stages)
         for name, meaning, field in (
             ("predicted_cached_tokens", "Prompt tokens that the index predicted to be reused", "predicted_tokens"),
             ("actual_cached_tokens", "Prompt tokens that workers reported as reused", "actual_tokens"),
@@ -234,11 +196,33 @@ class RequestMetrics(built.RequestSums):
             ("regret_blocks", "Longest overlap of a candidate minus the winner's", regret),
         ):
             yield histogram(name, meaning, (), [((), seen)])
-        yield from self._weighing.families()
+        yield from self._of_costs()
         meaning = (
             "Blocks that the chosen rank was expected to hold because an earlier request's blocks were on their way"
         )
         yield counter("predicted_on_route_blocks", meaning, rows=[((), predicted_blocks)])
+
+    def _of_costs(self) -> Iterator[Family]:
+        """Yield costs of winners and causes of regret, including the decisions since the last scrape."""
+        for record in self._decisions.since(self._weighed_upto, SAMPLES_MAX):
+            if record.verdict.is_timed:
+                self._weigh(record.verdict)
+        self._weighed_upto = self._decisions.added_total
+        terms = [((term,), seen) for term, seen in self._terms.items()]
+        yield summary("cost_term_seconds", "Terms of the winner's cost, of sampled decisions", ("term",), terms)
+        meaning = "Regret by the term that it was for, of sampled decisions"
+        yield counter("regret_term_blocks", meaning, ("term",), by_name((), self._given_up_for))
+
+    def _weigh(self, verdict: Verdict) -> None:
+        won = verdict.terms(verdict.winner_at)
+        for term, seen in self._terms.items():
+            seen.observe(getattr(won, f"{term}_ms") * 1e-3)
+        if verdict.regret_blocks > 0:
+            depths = verdict.overlap[0][verdict.rank_indices]
+            longest = verdict.terms(int(np.argmax(depths)))
+            excess = {term: getattr(longest, f"{term}_ms") - getattr(won, f"{term}_ms") for term in ADDENDS}
+            most = max(excess, key=lambda term: excess[term])
+            self._given_up_for[most if longest.cost > won.cost else NOT_COST] += verdict.regret_blocks
 
 
 class PickerStatistics(msgspec.Struct):

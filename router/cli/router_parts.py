@@ -181,7 +181,7 @@ class RouterParts:
     def _serving_of(self, text: Text, instance: str, modes: tuple[str, ...]) -> Serving:
         settings, process, tracing = self._settings, self._process, self._tracing
         metrics = RequestMetrics(self.registry, self._routing, modes)
-        hashed = metrics.observer("decision_duration_seconds", "hash")
+        hashed = metrics.observer("hash")
         cache_bytes_max, threads = settings.tokens.cache_bytes_max, settings.tokens.threads
         self._prompts = ModelPrompts(text, cache_bytes_max=cache_bytes_max, threads=threads, hashed=hashed)
         secret = os.urandom(SECRET_BYTES) if process is None else process.secret

@@ -149,8 +149,8 @@ class FleetReader(Destination[RankAttempt]):
         self.routing, self.metrics, self.new_id = routing, metrics, new_id
         self.bodies = BodyParser(settings.data.body_limits())
         self._state, self._fleet, self._now = routing.state, routing.state.fleet, routing.clock.now
-        self._parsed = metrics.observer("decision_duration_seconds", "parse")
-        self._tokenized = metrics.observer("decision_duration_seconds", "tokenize")
+        self._parsed = metrics.observer("parse")
+        self._tokenized = metrics.observer("tokenize")
         self._prompts, self._tenants = prompts, tenants
         self._disaggregation = settings.disaggregation
         self._whole = RequestPlan("whole", retry_limit=settings.failures.retry_limit)
