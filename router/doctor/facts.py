@@ -15,7 +15,7 @@ The facts are what a survey observed of the log for a while, and of HTTP address
 Unobserved facts are absent or have a `problem`; no check may take them for healthy or for broken.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Literal, get_args
 
 import msgspec
@@ -230,24 +230,25 @@ class RouterSeen(msgspec.Struct, kw_only=True):
     after: Workers = Workers([])
 
 
-class FleetFacts(msgspec.Struct, frozen=True, kw_only=True):
+class FleetFacts(msgspec.Struct, kw_only=True):
     """All facts, of `window_s` seconds. `reads_overlap`: whether the configured mode does, if no router states one."""
 
-    window_s: float
-    workers: tuple[WorkerSeen, ...] = ()
+    window_s: float = 0.0
+    workers: Sequence[WorkerSeen] = ()
     draining: int = 0
     left: Mapping[str, str] = {}
     """Why each worker left, by its id; without those that have come back."""
-    heads: tuple[StreamHead, ...] = ()
-    used_blocks: Mapping[WorkerRank, int] = {}
+    heads: Collection[StreamHead] = ()
+    """Every epoch of every rank with heartbeats."""
+    used_blocks: dict[WorkerRank, int] = {}
     """By rank, the most KV blocks in use that its engine reported."""
     refused: str = ""
     """The subject of the newest refused fleet event, and why it was refused; empty: none was."""
-    routers: tuple[RouterSeen, ...] = ()
-    planes: tuple[AddressAnswer, ...] = ()
+    routers: Sequence[RouterSeen] = ()
+    planes: Sequence[AddressAnswer] = ()
     """The answers of data planes."""
     log_problem: str = ""
-    """Why the log could not be read."""
+    """Why the log could not be read, or not to the end."""
     fills: Mapping[str, tuple[int, int]] = {}
     """By `KV_EVENTS` and `the store`: the bytes taken and allowed; 0 or less: no bound."""
     reads_overlap: bool = True

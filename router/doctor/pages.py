@@ -13,7 +13,7 @@ Redirects are not followed, so that a token goes nowhere else.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import aiohttp
 import msgspec
@@ -100,20 +100,16 @@ class _Health(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-class _Phase(msgspec.Struct, frozen=True):
-    mode: str | None = None
-
-
 class PolicyPage(msgspec.Struct, frozen=True):
     """`/v1/policy`; a phase without a mode has the policy's."""
 
     mode: str
-    prefill: _Phase = _Phase()
-    decode: _Phase = _Phase()
+    prefill: dict[str, Any] = {}
+    decode: dict[str, Any] = {}
 
-    def modes(self) -> tuple[str, ...]:
+    def modes(self) -> list[str]:
         """Return all modes that choose for some phase."""
-        return (self.mode, *(each.mode for each in (self.prefill, self.decode) if each.mode is not None))
+        return [mode for mode in (self.mode, self.prefill.get("mode"), self.decode.get("mode")) if mode]
 
 
 def decoded(body: bytes, kind: type[_T], what: str) -> _T:

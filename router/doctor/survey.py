@@ -10,7 +10,7 @@ answers, or a router requires another token. An engine without our agent is aske
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 from typing import Any, TypeVar
@@ -23,7 +23,6 @@ from kv_protocol.fleet import WorkerDraining, WorkerLeft, WorkerRegistered
 from kv_protocol.fleet_gate import FleetEventRefused, FleetGate
 from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import Clock
-from kv_runtime.config.sections import EmbeddedNatsSection
 from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage, connected_log
 from router.config import RouterSettings
 from router.decision.policies import MODES
@@ -48,38 +47,15 @@ _T = TypeVar("_T")
 
 
 class LogWatch:
-    """What the log's messages have shown since `start`; for one survey."""
+    """Writes what the log's messages show into `facts`; for one survey."""
 
-    def __init__(self, clock: Clock, gate: FleetGate) -> None:
+    def __init__(self, facts: FleetFacts, clock: Clock, gate: FleetGate) -> None:
         """`gate` checks fleet events."""
-        self._clock, self._gate = clock, gate
-        self._began_s = clock.now()
-        self.heads = dict[tuple[WorkerRank, str, int], StreamHead]()
-        """Every epoch of every rank with heartbeats, by rank, instance and epoch."""
-        self.used_blocks = dict[WorkerRank, int]()
-        """By rank, the most used KV blocks that its engine reported."""
+        self._facts, self._clock, self._gate = facts, clock, gate
+        self._heads = dict[tuple[WorkerRank, str, int], StreamHead]()
+        facts.heads = self._heads.values()
         self.events: dict[str, fleet.FleetEvent] = {}
         """The newest event of every worker, by its subject."""
-        self.refused = ""
-        """The subject of the newest refused fleet event, and the reason; empty: none was refused."""
-        self.fills: dict[str, tuple[int, int]] = {}
-        """What `fills` returns, size and limit in bytes by name; empty until `read_fills`."""
-        self.problem = ""
-        """Why the log could not be observed, or not to the end; then nothing more is read of it."""
-
-    async def open(self, nats: EmbeddedNatsSection, timeout_s: float, cleanup: AsyncExitStack) -> None:
-        """Connect to the log, and start."""
-        there = nats.model_copy(update={"url": nats.url or f"nats://127.0.0.1:{nats.port}"})
-        with self._noted():
-            log = await cleanup.enter_async_context(connected_log(there, "doctor", confirm_s=timeout_s))
-            await self.start(log)
-
-    @contextmanager
-    def _noted(self) -> Iterator[None]:
-        try:
-            yield
-        except BrokerUnavailable as error:
-            self.problem = str(error)
 
     async def start(self, log: EventLog) -> None:
         """Subscribe to heartbeats and loads."""
@@ -88,29 +64,20 @@ class LogWatch:
         await self._event_log.listen(subjects.LOAD_ALL, self._on_load)
 
     async def read_fleet(self, timeout_s: float) -> None:
-        """Read `KV_FLEET` completely, and subscribe to it; a missing or slow stream becomes the `problem`."""
-        if self.problem:
-            return
-        with self._noted():
-            reading = await self._event_log.follow(subjects.FLEET_STREAM, subjects.FLEET_ALL, self._on_fleet_event)
-            ends_s = self._clock.now() + timeout_s
-            while reading.unread:
-                if self._clock.now() > ends_s:
-                    missing = f"{reading.unread} messages not read in {timeout_s:g} s"
-                    raise BrokerUnavailable(f"{subjects.FLEET_STREAM}: {missing}")
-                await self._clock.sleep(_POLL_S)
-
-    async def read_fills(self) -> None:
-        """Read how full the log is."""
-        if not self.problem:
-            with self._noted():
-                self.fills = await fills(self._event_log)
+        """Read `KV_FLEET` completely, and subscribe to it; raise `BrokerUnavailable` if that takes longer."""
+        reading = await self._event_log.follow(subjects.FLEET_STREAM, subjects.FLEET_ALL, self._on_fleet_event)
+        ends_s = self._clock.now() + timeout_s
+        while reading.unread:
+            if self._clock.now() > ends_s:
+                missing = f"{reading.unread} messages not read in {timeout_s:g} s"
+                raise BrokerUnavailable(f"{subjects.FLEET_STREAM}: {missing}")
+            await self._clock.sleep(_POLL_S)
 
     async def _on_fleet_event(self, message: LogMessage) -> None:
         try:
             self.events[message.subject] = self._gate.admit(message.subject, message.data, message.headers)
         except FleetEventRefused as error:
-            self.refused = f"{message.subject}: {error}"
+            self._facts.refused = f"{message.subject}: {error}"
 
     async def _on_heartbeat(self, message: LogMessage) -> None:
         try:
@@ -118,17 +85,18 @@ class LogWatch:
         except MalformedMessage:
             return
         key, now_s = (rank, beat.instance, beat.epoch), self._clock.now() - self._began_s
-        if key in self.heads or len(self.heads) < HEADS_MAX:
-            first_s = self.heads[key].first_s if key in self.heads else now_s
-            self.heads[key] = StreamHead(*key, first_s, now_s, beat.last_seq, beat.stale)
+        if key in self._heads or len(self._heads) < HEADS_MAX:
+            first_s = self._heads[key].first_s if key in self._heads else now_s
+            self._heads[key] = StreamHead(*key, first_s, now_s, beat.last_seq, beat.stale)
 
     async def _on_load(self, message: LogMessage) -> None:
         try:
             rank, report = subjects.rank_of(message.subject), load.decode_load(message.data)
         except MalformedMessage:
             return
-        if rank in self.used_blocks or len(self.used_blocks) < HEADS_MAX:
-            self.used_blocks[rank] = max(report.used_blocks, self.used_blocks.get(rank, 0))
+        used = self._facts.used_blocks
+        if rank in used or len(used) < HEADS_MAX:
+            used[rank] = max(report.used_blocks, used.get(rank, 0))
 
 
 async def fills(log: EventLog) -> dict[str, tuple[int, int]]:
@@ -216,48 +184,57 @@ async def look(
     clock: Clock,
 ) -> FleetFacts:
     """Return the facts, after `listen_s` or more; raise `CannotLook`. `settings` have the log's address and tokens."""
-    watch, token = LogWatch(clock, FleetGate(settings.nats.fleet_secrets)), settings.control.token.get_secret_value()
+    facts, token = FleetFacts(reads_overlap=reads_overlap(settings.policy.mode)), settings.control.token
+    watch = LogWatch(facts, clock, FleetGate(settings.nats.fleet_secrets))
+
+    @contextmanager
+    def noted() -> Iterator[None]:
+        try:
+            yield
+        except BrokerUnavailable as error:
+            facts.log_problem = str(error)
+
     async with AsyncExitStack() as cleanup:
         asker = HttpAsker(await cleanup.enter_async_context(aiohttp.ClientSession()), timeout_s)
-        routers = [RouterProbe(asker, url, token) for url in control_urls]
-        await watch.open(settings.nats, timeout_s, cleanup)
+        routers = [RouterProbe(asker, url, token.get_secret_value()) for url in control_urls]
+        facts.routers = [each.seen for each in routers]
+        with noted():
+            nats = settings.nats
+            there = nats.model_copy(update={"url": nats.url or f"nats://127.0.0.1:{nats.port}"})
+            log = await cleanup.enter_async_context(connected_log(there, "doctor", confirm_s=timeout_s))
+            await watch.start(log)
         began_s = clock.now()
         asked = in_lanes(partial(ready_answer, asker, url) for url in data_urls)
-        _, planes = await asyncio.gather(in_lanes(each.first for each in routers), asked)
-        _require_something(watch, routers)
-        await watch.read_fleet(timeout_s)
-        workers = await in_lanes(partial(worker_seen, asker, each) for each in _registered(watch, routers))
+        _, facts.planes = await asyncio.gather(in_lanes(each.first for each in routers), asked)
+        _require_something(facts, routers)
+        if not facts.log_problem:
+            with noted():
+                await watch.read_fleet(timeout_s)
+        events = watch.events.values()
+        registered = _registered(facts, events)
+        facts.workers = await in_lanes(partial(worker_seen, asker, each) for each in registered)
         await clock.sleep(began_s + listen_s - clock.now())
         await in_lanes(each.last for each in routers)
-        await watch.read_fills()
-    events = watch.events.values()
-    return FleetFacts(
-        window_s=clock.now() - began_s,
-        workers=tuple(workers),
-        draining=sum(isinstance(event, WorkerDraining) for event in events),
-        left={event.worker_id: event.reason for event in events if isinstance(event, WorkerLeft)},
-        heads=tuple(watch.heads.values()),
-        used_blocks=watch.used_blocks,
-        refused=watch.refused,
-        routers=tuple(each.seen for each in routers),
-        planes=tuple(planes),
-        log_problem=watch.problem,
-        fills=watch.fills,
-        reads_overlap=reads_overlap(settings.policy.mode),
-    )
+        if not facts.log_problem:
+            with noted():
+                facts.fills = await fills(log)
+    facts.window_s = clock.now() - began_s
+    facts.draining = sum(isinstance(event, WorkerDraining) for event in events)
+    facts.left = {event.worker_id: event.reason for event in events if isinstance(event, WorkerLeft)}
+    return facts
 
 
-def _require_something(watch: LogWatch, routers: list[RouterProbe]) -> None:
-    answers = [each.seen.control for each in routers]
+def _require_something(facts: FleetFacts, routers: list[RouterProbe]) -> None:
+    answers = [each.control for each in facts.routers]
     if refused := [each.seen.control.url for each in routers if each.is_token_refused]:
         raise CannotLook(f"--token: found none or another at {', '.join(refused)}, allowed its control.token")
-    if watch.problem and all(each.problem for each in answers):
-        raise CannotLook("; ".join([watch.problem, *(f"--router {each.url}: {each.problem}" for each in answers)]))
+    if facts.log_problem and all(each.problem for each in answers):
+        raise CannotLook("; ".join([facts.log_problem, *(f"--router {each.url}: {each.problem}" for each in answers)]))
 
 
-def _registered(watch: LogWatch, routers: list[RouterProbe]) -> list[WorkerRegistered]:
+def _registered(facts: FleetFacts, events: Collection[fleet.FleetEvent]) -> list[WorkerRegistered]:
     """Return the registered workers, by the log; by the routers if the log cannot be read."""
-    if not watch.problem:
-        return [event for event in watch.events.values() if isinstance(event, WorkerRegistered)]
-    known = [row.registration for each in routers for row in each.seen.before.workers]
+    if not facts.log_problem:
+        return [event for event in events if isinstance(event, WorkerRegistered)]
+    known = [row.registration for each in facts.routers for row in each.before.workers]
     return [*{each.worker_id: each for each in known}.values()]

@@ -18,7 +18,7 @@ from kv_runtime.event_log import BrokerUnavailable, EventLog
 from kv_runtime.http.access import require_token
 from kv_runtime.http.answers import json_response, openai_errors
 from kv_runtime.http.server import HttpServer
-from router.doctor.facts import AddressAnswer
+from router.doctor.facts import AddressAnswer, FleetFacts
 from router.doctor.pages import HttpAsker, PageUnreadable, in_lanes
 from router.doctor.survey import LogWatch, RouterProbe, fills, worker_seen
 from tests.support.served import served
@@ -114,7 +114,8 @@ async def refusal(asker: HttpAsker, url: str) -> PageUnreadable:
 async def test_of_the_log_it_has_the_newest_of_each_worker_every_head_the_highest_load_and_what_is_unreadable(
     log: EventLog,
 ) -> None:
-    watch = LogWatch(Clock(), FleetGate())
+    facts = FleetFacts()
+    watch = LogWatch(facts, Clock(), FleetGate())
     await watch.start(log)
     here, gone = registered("w0", dp_ranks=(0, 1)), WorkerLeft(worker_id="w1", instance="w1-1", reason="ill")
     told: dict[str, fleet.FleetEvent] = {"w0": here, "w1": gone}
@@ -136,14 +137,14 @@ async def test_of_the_log_it_has_the_newest_of_each_worker_every_head_the_highes
         )
         await log.announce(subjects.load(MODEL, rank("w0/1")), encode_load(report))
     await watch.read_fleet(5.0)
-    await eventually(lambda: bool(watch.refused) and len(watch.heads) == 2 and bool(watch.used_blocks))
+    await eventually(lambda: bool(facts.refused) and len(facts.heads) == 2 and bool(facts.used_blocks))
     assert watch.events == {subjects.fleet(MODEL, worker_id): event for worker_id, event in told.items()}
-    assert [(each.rank, each.instance, each.epoch, each.last_seq, each.stale) for each in watch.heads.values()] == [
+    assert [(each.rank, each.instance, each.epoch, each.last_seq, each.stale) for each in facts.heads] == [
         (rank("w0/0"), "w0-1", 7, 3, ""),
         (rank("w0/0"), "w0-2", 9, 3, "behind"),
     ]
-    assert watch.used_blocks == {rank("w0/1"): 500}
-    assert watch.refused.startswith(subjects.fleet(MODEL, "garbage"))
+    assert facts.used_blocks == {rank("w0/1"): 500}
+    assert facts.refused.startswith(subjects.fleet(MODEL, "garbage"))
 
 
 async def test_the_log_s_size_is_as_the_server_has_it(log: EventLog) -> None:

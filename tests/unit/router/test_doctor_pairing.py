@@ -114,7 +114,7 @@ def test_a_mode_of_any_phase_counts_and_a_user_s_is_assumed_to_read_overlap() ->
     policy = decoded(
         b'{"mode": "random", "prefill": {"mode": "kv"}, "decode": {"mode": null}}', PolicyPage, "/v1/policy"
     )
-    assert policy.modes() == ("random", "kv")
+    assert policy.modes() == ["random", "kv"]
     assert [reads_overlap(mode) for mode in ("kv", "round-robin", "direct", "mine:mode")] == [True, False, False, True]
 
 
