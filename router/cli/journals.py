@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import partial
@@ -28,6 +28,8 @@ from router.journal.replay import CheckpointRead, Found, JournalEntry, NotFolded
 from router.shadows.comparison import Tally, figures_table
 
 _SHOWN_MAX = 20
+_COUNTED = ("equal", "different", "not_exact", "not_folded", "checkpoints")
+"""What a replay counts. `checkpoints` are those that are equal to the fold, or that began it."""
 _NOT_SHOWN = (
     "now_s", "request", "best", "terms", "costs", "overlap", "event", "exclusions", "settings", "report",
     "data", "rows",
@@ -162,7 +164,10 @@ def replay(
     modes = load_modes(settings.policy.user_modes)
     named = [f"mode={policy__mode}"] if policy__mode else []
     named += [each for each in assignments if each.startswith("policy.")]
-    policies = _policies(settings.policy.policy(), ", ".join(named), sweep, modes)
+    base = settings.policy.policy()
+    policies = {", ".join(named): base} if named else {}
+    if sweep is not None:
+        policies = {name: swapped(base, fields, modes, replace_all=False) for name, fields in swept(sweep).items()}
     found = Replays(policies, modes, inf if show_all else _SHOWN_MAX, (lambda _: None) if as_json else print_lines)
 
     after_seq = (from_seq or 1) - 1
@@ -178,14 +183,7 @@ def replay(
         print_lines(*found.summary())
     if not found.has_started:
         raise NothingRead("nothing was replayed: what was read has no beginning of a router's life and no checkpoint")
-    sys.exit(DIFFERENT if found.different or found.not_folded else 0)
-
-
-def _policies(base: Policy, name: str, sweep: str | None, modes: Mapping[str, Mode]) -> dict[str, Policy]:
-    """Return the policies to compare, by name: one for each value of the sweep; without a sweep `base`, if named."""
-    if sweep is None:
-        return {name: base} if name else {}
-    return {each: swapped(base, fields, modes, replace_all=False) for each, fields in swept(sweep).items()}
+    sys.exit(DIFFERENT if found.counts["different"] or found.counts["not_folded"] else 0)
 
 
 def _nothing_found(router_name: str, from_seq: int | None, from_ns: int | None) -> str:
@@ -213,46 +211,36 @@ class Replays:
         """
         self._shown_max, self._say = shown_max, say
         self._tallies = [Tally(name, fields_of(policy)) for name, policy in policies.items()]
-        self.routers = defaultdict[str, _OneReplay](
-            lambda: _OneReplay(Replay(policies=[*policies.values()], modes=modes))
-        )
-        self.different = self.not_folded = self._losses = 0
-        self._equal = self._inexact = self._checkpoints = 0
+        self.routers = defaultdict[str, _OneReplay](lambda: _OneReplay(policies=[*policies.values()], modes=modes))
+        self.counts = Counter[str](dict.fromkeys(_COUNTED, 0))
+        self._losses = 0
 
     def take(self, entry: JournalEntry) -> None:
         """Fold in the records of a message."""
         one = self.routers[entry.router]
-        for record, found in one.replay.read(entry.message):
+        for record, found in one.read(entry.message):
             if news := one.news(record, found):
                 self._losses += isinstance(record, Lost) or isinstance(found, NotFolded)
                 if self._losses <= self._shown_max:
                     time = datetime.fromtimestamp(entry.time_ns / 1e9, UTC).isoformat(timespec="seconds")
                     self._say(f"{entry.router} {time} seq {entry.stream_seq}: {news}")
             match found:
-                case Redecided():
-                    self._count(entry, found)
+                case Redecided(is_exact=False):
+                    self.counts["not_exact"] += 1
+                case Redecided(decision_id, difference, otherwise=otherwise):
+                    self._compare("equal", difference and f"{decision_id}: {difference}", entry)
+                    for tally, other in zip(self._tallies, otherwise, strict=False):  # a refusal has no other choices
+                        tally.add(other)
                 case CheckpointRead(is_compared, difference):
-                    self._checkpoints += not difference
-                    if difference and is_compared:
-                        self._differ(entry, difference)
+                    if is_compared or not difference:
+                        self._compare("checkpoints", difference, entry)
                 case NotFolded():
-                    self.not_folded += 1
+                    self.counts["not_folded"] += 1
 
-    def _count(self, entry: JournalEntry, found: Redecided) -> None:
-        if not found.is_exact:
-            self._inexact += 1
-            return
-        self._equal += found.equal
-        if not found.equal:
-            self._differ(entry, f"{found.decision_id}: {found.difference}")
-        if found.otherwise:
-            for tally, other in zip(self._tallies, found.otherwise, strict=True):
-                tally.add(other)
-
-    def _differ(self, entry: JournalEntry, words: str) -> None:
-        self.different += 1
-        if self.different <= self._shown_max:
-            self._say(f"{entry.router} {words}")
+    def _compare(self, kind: str, difference: str, entry: JournalEntry) -> None:
+        self.counts["different" if difference else kind] += 1
+        if difference and self.counts["different"] <= self._shown_max:
+            self._say(f"{entry.router} {difference}")
 
     @property
     def has_started(self) -> bool:
@@ -261,6 +249,7 @@ class Replays:
 
     def summary(self) -> list[str]:
         """Return the summary lines."""
+        counts = self.counts
         lines = [
             f"journals       {', '.join(sorted(self.routers))}",
             *(
@@ -268,11 +257,13 @@ class Replays:
                 for name, one in sorted(self.routers.items())
                 if not one.has_started
             ),
-            f"equal          {self._equal} decisions, bit for bit",
-            f"different      {self.different}",
-            _explained("not exact", self._inexact, ": records are missing before them, so nothing is said of them"),
-            _explained("not folded", self.not_folded, " records: exactness ends at each of them"),
-            f"checkpoints    {self._checkpoints}",
+            f"equal          {counts['equal']} decisions, bit for bit",
+            f"different      {counts['different']}",
+            _explained(
+                "not exact", counts["not_exact"], ": records are missing before them, so nothing is said of them"
+            ),
+            _explained("not folded", counts["not_folded"], " records: exactness ends at each of them"),
+            f"checkpoints    {counts['checkpoints']}",
         ]
         if self._tallies:
             lines += ["", *figures_table([each.report() for each in self._tallies])]
@@ -280,33 +271,23 @@ class Replays:
 
     def as_object(self) -> dict[str, object]:
         """Return the figures of the summary by name."""
-        return {
-            "journals": sorted(self.routers),
-            "equal": self._equal,
-            "different": self.different,
-            "not_exact": self._inexact,
-            "not_folded": self.not_folded,
-            "checkpoints": self._checkpoints,
-            "policies": [each.report() for each in self._tallies],
-        }
+        return {"journals": sorted(self.routers), **self.counts, "policies": [each.report() for each in self._tallies]}
 
 
 def _explained(what: str, count: int, words: str) -> str:
     return f"{what:<14} {count}{words if count else ''}"
 
 
-class _OneReplay:
+class _OneReplay(Replay):
     """One router's journal, as far as it was read."""
 
-    def __init__(self, replay: Replay) -> None:
-        self.replay = replay
-        self.has_started = self._is_exact = False
-        self.skipped = 0
-        """Records since exactness was lost, or before the first start."""
+    has_started = _is_exact = False
+    skipped = 0
+    """Records since exactness was lost, or before the first start."""
 
     def news(self, record: JournalRecord, found: Found) -> str:
         """Return in words whether this record, just folded in, began or ended exactness; empty: neither."""
-        was_exact, self._is_exact = self._is_exact, self.replay.state is not None
+        was_exact, self._is_exact = self._is_exact, self.state is not None
         if isinstance(record, Lost):
             return f"{record.count} records are missing; not exact until the next start" * was_exact
         if self._is_exact and not was_exact:

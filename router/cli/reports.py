@@ -21,7 +21,7 @@ from urllib.parse import quote
 
 import click
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from kv_protocol import subjects
 from kv_protocol.decided import Decided
@@ -70,14 +70,12 @@ class _Known:
     def alone(self) -> DecisionReport:
         outcome = self.outcome
         if self.error:
-            outcome = (
-                Outcome(outcome="failed", error=self.error) if outcome is None else replace(outcome, error=self.error)
-            )
+            outcome = replace(outcome or Outcome(outcome="failed"), error=self.error)
         return DecisionReport(decision=self.verdict.decision(), outcome=outcome, note=self._note)
 
     def report(self) -> RequestReport:
-        one, others = self.alone(), tuple(each.alone() for each in self._of_request)
-        return RequestReport(decision=one.decision, outcome=one.outcome, note=one.note, decisions=others)
+        others = tuple(each.alone() for each in self._of_request)
+        return RequestReport(**asdict(self.alone()), decisions=others)
 
 
 class JournalReports:
@@ -200,7 +198,10 @@ def explain(
     _check_source(url, nats__url, reads_journal=from_journal)
     question = Question(any_id, worst or 0, by)
     if from_journal:
-        reports = _explained_by_journal(settings, question)
+        found = JournalReports(question)
+        run_on_log(settings, lambda log, stop: read_journal(log, "", found.take, stop))
+        if not (reports := found.reports()):
+            raise NothingRead(_nothing_found(question, found))
     else:
         reports = asked(settings, url, partial(_explained_by_router, question))
     if as_json:
@@ -213,15 +214,6 @@ def explain(
 def _check_source(url: str, nats_url: str | None, *, reads_journal: bool) -> None:
     if (url and reads_journal) or (nats_url and not reads_journal):
         raise click.UsageError("found flags of both sources, allowed --router, or --journal with --nats-url")
-
-
-def _explained_by_journal(settings: RouterSettings, question: Question) -> list[RequestReport]:
-    found = JournalReports(question)
-    run_on_log(settings, lambda log, stop: read_journal(log, "", found.take, stop))
-    reports = found.reports()
-    if not reports:
-        raise NothingRead(_nothing_found(question, found))
-    return reports
 
 
 def _nothing_found(question: Question, read: JournalReports) -> str:
@@ -327,12 +319,13 @@ def _saved_by_journal(
     lead_ns = round(_CHECKPOINTS_BEFORE * CHECKPOINT_S * _NS_PER_S)
     from_ns = None if since_ns is None else max(0, since_ns - lead_ns)
 
-    async def remove(message: LogMessage) -> None:
-        if removals is not None and (until_ns is None or message.time_ns < until_ns):
-            count_removals(removals, message.subject, message.time_ns, message.data)
-
     async def work(log: EventLog, stop: asyncio.Event) -> None:
         if removals is not None:
+
+            async def remove(message: LogMessage) -> None:
+                if until_ns is None or message.time_ns < until_ns:
+                    count_removals(removals, message.subject, message.time_ns, message.data)
+
             await read_stream(log, subjects.EVENTS_STREAM, subjects.EVENTS_ALL, remove, stop, from_ns=since_ns)
         await read_journal(log, "", savings.take, stop, from_ns=from_ns)
 

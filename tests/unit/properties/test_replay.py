@@ -364,7 +364,7 @@ def test_a_decision_that_cannot_be_repeated_is_skipped_in_a_comparison() -> None
     message = JournalMessage(version=VERSION, life=1, first=1, records=(*records[:at], decided))
     told.take(JournalEntry("router-1", 1, 0, message))
     (report,) = cast("list[ShadowReport]", told.as_object()["policies"])
-    assert (told.different, report.decisions, report.skipped["no_choice"]) == (1, 0, 1)
+    assert (told.counts["different"], report.decisions, report.skipped["no_choice"]) == (1, 0, 1)
 
 
 def test_a_decision_in_a_mode_that_is_not_known_here_is_not_said_to_be_equal() -> None:
