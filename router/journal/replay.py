@@ -17,9 +17,9 @@ With other policies, their choices for the same requests are compared with the r
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -134,16 +134,6 @@ class Replay:
         """The state that is being restored; or the parts of the folded state, to be compared with the recorded ones."""
         self.state: RouterState | None = None
         """None: earlier records are missing."""
-        self._takes: dict[type, Callable[[Any], Found]] = {
-            Decided: self._decided,
-            Refused: self._refused,
-            CheckpointPart: self._go_on_with_checkpoint,
-            CheckpointEnded: self._go_on_with_checkpoint,
-            JournalBegan: self._begin,
-            CheckpointBegan: self._begin_checkpoint,
-            RankStanding: self._stand,
-            Lost: self._lose,
-        }
 
     def read(self, message: JournalMessage) -> Iterator[tuple[JournalRecord, Found]]:
         """Fold in the new records of the next message (`Continuity.records`), and yield each with its result."""
@@ -153,28 +143,36 @@ class Replay:
     def take(self, record: JournalRecord) -> Found:
         """Fold the next record in. After one that cannot be folded the state is None until the next start."""
         try:
-            if take := self._takes.get(type(record)):
-                return take(record)
-            if self.state is not None:
-                self.state.apply(record)
+            return self._folded(record)
         except Exception as error:  # noqa: BLE001 - a record of another version, or a forged one, may raise anything
             self.state = self._checkpoint = None
             reason = shortened(f"{type(error).__name__}: {error}", _REASON_CHARACTERS_MAX)
             return NotFolded(str(record.__struct_config__.tag), reason)
+
+    def _folded(self, record: JournalRecord) -> Found:
+        match record:
+            case Decided():
+                return self._decided(record)
+            case Refused():
+                return self._refused(record)
+            case CheckpointPart() | CheckpointEnded():
+                return self._go_on_with_checkpoint(record)
+            case JournalBegan():
+                self.state = RouterState(msgspec.convert(record.settings, StateSettings), self._modes)
+                self._standings.clear()
+            case CheckpointBegan():
+                self._standings.clear()
+                state = self.state
+                self._checkpoint = (
+                    Restoring(record, self._modes) if state is None else JournalCheckpoint(state, record).parts()
+                )
+            case RankStanding():
+                self._standings[WorkerRank(record.worker_id, record.dp_rank)] = record.epoch, record.doubt
+            case Lost():
+                self.state = self._checkpoint = None
+            case _ if self.state is not None:
+                self.state.apply(record)
         return None
-
-    def _stand(self, record: RankStanding) -> None:
-        self._standings[WorkerRank(record.worker_id, record.dp_rank)] = record.epoch, record.doubt
-
-    def _begin(self, began: JournalBegan) -> None:
-        self.state = RouterState(msgspec.convert(began.settings, StateSettings), self._modes)
-        self._standings.clear()
-
-    def _begin_checkpoint(self, began: CheckpointBegan) -> None:
-        self._standings.clear()
-        self._checkpoint = (
-            Restoring(began, self._modes) if self.state is None else JournalCheckpoint(self.state, began).parts()
-        )
 
     def _go_on_with_checkpoint(self, record: CheckpointPart | CheckpointEnded) -> CheckpointRead | None:
         checkpoint = self._checkpoint
