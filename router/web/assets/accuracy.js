@@ -1,8 +1,8 @@
 // Whether predictions hold: predicted against measured reuse and first tokens, one point a decision, and by rank.
 
 import { inOrder, Poll } from "./api.js";
-import { decisionColumns } from "./decisions.js";
-import { badge, count, figures, h, message, percent, predictedCached, predictedTtft, quantile, rankColumn, rankId, seconds, UNKNOWN } from "./parts.js";
+import { decisionTable } from "./decisions.js";
+import { badge, count, figures, go, h, message, numbers, panel, percent, predictedCached, predictedTtft, quantile, rankColumn, rankId, ratio, seconds, total } from "./parts.js";
 import { Table } from "./table.js";
 
 const WORST = 20;
@@ -13,12 +13,9 @@ export class AccuracyView extends Poll {
   decisions = 500;
   ranks = new Table({
     label: "Predictions by rank", key: rankId, columns: RANK_COLUMNS, sorted: "Doubted", empty: "No worker has reported what it reused.",
-    open: (each) => this.app.go(["workers", each.worker_id]),
+    open: (each) => go("workers", each.worker_id),
   });
-  worst = new Table({
-    label: "Decisions with the largest misses", key: (each) => each.decision_id, open: (each) => this.app.go(["decisions", each.decision_id]), columns: decisionColumns(() => this.app.live.at),
-    empty: "No decision missed by a block or more.",
-  });
+  worst = decisionTable(this.app, { label: "Decisions with the largest misses", empty: "No decision missed by a block or more." });
 
   /** Predicted against measured, as points that lead to their decisions: on the diagonal the prediction held. `text(value)` writes a value of `field`. */
   scatter(label, text, compared, field) {
@@ -28,7 +25,7 @@ export class AccuracyView extends Poll {
     return h("div", { class: "plot" }, h("span", { class: "across" }, "measured"), h("div", { class: "up" }, ticks.toReversed()),
       h("svg", {
         role: "img", "aria-label": `${label}: ${compared.length} decisions. The figures above and the tables below say the same.`,
-        onclick: (event) => event.target.dataset.id && this.app.go(["decisions", event.target.dataset.id]),
+        onclick: (event) => event.target.dataset.id && go("decisions", event.target.dataset.id),
       }, [0, 50, 100].map((at) => [line(0, at, 100, at), line(at, 0, at, 100)]), line(0, 100, 100, 0, "diagonal"),
       compared.map(({ decision: { decision_id: id }, [field]: [x, y] }) => h("circle", { key: id, "data-id": id, r: "2.5", cx: place(x), cy: place(most - y) }))),
       h("div", { class: "across ticks" }, ticks), h("span", { class: "across" }, "predicted"));
@@ -44,10 +41,10 @@ export class AccuracyView extends Poll {
       this.outdated("The figures by rank are not current."),
       summary(cached, first),
       h("div", { key: "plots", class: "columns" },
-        h("section", { class: "panel" }, h("h2", null, "Cached tokens"), this.scatter("Cached tokens, predicted and reported", count, cached, "cached")),
-        h("section", { class: "panel" }, h("h2", null, "Time to the first token"), this.scatter("Time to the first token, predicted and measured", seconds, first, "first"))),
-      h("section", { key: "ranks", class: "panel" }, h("h2", null, "By rank, now"), this.ranks.with(inOrder(this.found?.ranks ?? []))),
-      h("section", { key: "worst", class: "panel" }, h("h2", null, "Largest misses of cached tokens"), this.worst.with(worstOf(cached))),
+        panel("cached", "Cached tokens", this.scatter("Cached tokens, predicted and reported", count, cached, "cached")),
+        panel("first", "Time to the first token", this.scatter("Time to the first token, predicted and measured", seconds, first, "first"))),
+      panel("ranks", "By rank, now", this.ranks.with(inOrder(this.found?.ranks ?? []))),
+      panel("worst", "Largest misses of cached tokens", this.worst.with(worstOf(cached))),
     ];
   }
 }
@@ -74,16 +71,16 @@ function worstOf(compared) {
 }
 
 function summary(cached, first) {
-  const sum = (at) => cached.reduce((all, each) => all + each.cached[at], 0), reported = sum(1);
-  const isOff = (sign) => cached.filter((each) => sign * (each.cached[0] - each.cached[1]) > 0).length / (cached.length || 1);
-  const errors = first.map((each) => Math.abs(each.first[1] - each.first[0])).sort((left, right) => left - right);
+  const sum = (at) => total(cached.map((each) => each.cached[at]));
+  const share = (sign) => percent(ratio(cached.filter((each) => Math.sign(each.cached[0] - each.cached[1]) === sign).length, cached.length));
   const later = first.map((each) => each.first[1] - each.first[0]).sort((left, right) => left - right);
+  const errors = later.map(Math.abs).sort((left, right) => left - right);
   return figures(
     ["Compared", count(cached.length), "Decisions with a reuse that the worker reported"],
-    ["Exact", cached.length ? percent(1 - isOff(1) - isOff(-1)) : UNKNOWN, "Cached tokens as predicted"],
-    ["Too high", cached.length ? percent(isOff(1)) : UNKNOWN, "The worker reused less than was predicted"],
-    ["Too low", cached.length ? percent(isOff(-1)) : UNKNOWN, "The worker reused more"],
-    ["Tokens predicted", reported ? percent(sum(0) / reported) : UNKNOWN, "Of the tokens that were reused"],
+    ["Exact", share(0), "Cached tokens as predicted"],
+    ["Too high", share(1), "The worker reused less than was predicted"],
+    ["Too low", share(-1), "The worker reused more"],
+    ["Tokens predicted", percent(ratio(sum(0), sum(1))), "Of the tokens that were reused"],
     ["TTFT error p50", seconds(quantile(errors, 0.5)), "Between predicted and measured, without its sign"],
     ["TTFT error p90", seconds(quantile(errors, 0.9))],
     ["TTFT bias", seconds(quantile(later, 0.5)), "Median of measured minus predicted"]);
@@ -91,8 +88,8 @@ function summary(cached, first) {
 
 const RANK_COLUMNS = [
   rankColumn("minmax(100px, 1fr)"),
-  { name: "Requests", width: "80px", phone: "58px", align: "end", cell: (each) => count(each.requests), sort: (each) => each.requests, hint: "The newest that are compared" },
-  { name: "Too high", width: "72px", phone: "56px", align: "end", cell: (each) => count(each.overpredicted), sort: (each) => each.overpredicted },
-  { name: "Too low", width: "72px", phone: "56px", align: "end", cell: (each) => count(each.underpredicted), sort: (each) => each.underpredicted },
+  numbers("Requests", "requests", "80px", count, { phone: "58px", hint: "The newest that are compared" }),
+  numbers("Too high", "overpredicted", "72px", count, { phone: "56px" }),
+  numbers("Too low", "underpredicted", "72px", count, { phone: "56px" }),
   { name: "Doubted", width: "minmax(120px, 1fr)", phone: "74px", cell: (each) => (each.doubt ? badge(each.doubt, "warn") : badge("no", "muted")), sort: (each) => (each.doubt ? 1 : 0), hint: "Whether the router trusts the rank less for its misses, now" },
 ];

@@ -5,11 +5,9 @@ import { hasToken, Live, setToken, View } from "./api.js";
 import { DecisionsView, DecisionView } from "./decisions.js";
 import { EventLogView } from "./event_log.js";
 import { FleetView, WorkerView } from "./fleet.js";
-import { clock, h, message, render } from "./parts.js";
+import { clock, h, link, message, render } from "./parts.js";
 import { PrefixesView } from "./prefixes.js";
 import { SavingsView, Trends } from "./savings.js";
-
-const NAVIGATION = [["fleet", "Fleet"], ["prefixes", "Prefixes"], ["decisions", "Decisions"], ["accuracy", "Accuracy"], ["savings", "Savings"], ["log", "Event log"]];
 
 class App {
   constructor() {
@@ -31,11 +29,6 @@ class App {
   connect() {
     this.live.open();
     this.trends.open();
-  }
-
-  /** Go to a place of the page. */
-  go(path) {
-    location.hash = `#/${path.map(encodeURIComponent).join("/")}`;
   }
 
   arrive({ isFirst = false } = {}) {
@@ -84,11 +77,11 @@ class App {
   }
 
   header() {
-    const current = this.view?.nav ?? this.key;
+    const current = this.view?.nav ?? this.key, listed = Object.entries(this.views).filter(([, view]) => !view.nav);
     return h("header", { key: "header" },
       h("a", { class: "brand", href: "#/fleet" }, "kv-router"),
-      h("nav", { "aria-label": "Pages" }, h("ul", null, NAVIGATION.map(([key, text]) =>
-        h("li", { key }, h("a", { href: `#/${key}`, "aria-current": key === current ? "page" : undefined }, text))))),
+      h("nav", { "aria-label": "Pages" }, h("ul", null, listed.map(([key, { title }]) =>
+        h("li", { key }, link([key], title, { "aria-current": key === current ? "page" : undefined }))))),
       this.status());
   }
 

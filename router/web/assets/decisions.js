@@ -1,17 +1,14 @@
 // The list of the newest decisions, and the page of one: its outcome beside what was predicted, its candidates and their costs.
 
 import { Poll, View } from "./api.js";
-import { age, badge, bar, clock, count, facts, filtered, h, legend, link, message, ms, name, outcomeOf, percent, predictedCached, predictedTtft, rankId, seconds, signed, trust, UNKNOWN } from "./parts.js";
+import { age, badge, bar, clock, count, facts, filtered, go, h, legend, link, message, ms, name, numbers, outcomeOf, panel, percent, predictedCached, predictedTtft, rankId, ratio, seconds, signed, trust, UNKNOWN } from "./parts.js";
 import { Table } from "./table.js";
 
 export class DecisionsView extends View {
   title = "Decisions";
   decisions = 200;
   words = "";
-  table = new Table({
-    label: "Decisions, newest first", key: (each) => each.decision_id, open: (each) => this.app.go(["decisions", each.decision_id]),
-    columns: decisionColumns(() => this.app.live.at), sorted: "Age", descending: false, isTall: true, empty: "No decision matches.",
-  });
+  table = decisionTable(this.app, { label: "Decisions, newest first", sorted: "Age", descending: false, isTall: true, empty: "No decision matches." });
 
   draw() {
     const { live } = this.app;
@@ -26,16 +23,20 @@ function textOf(each) {
   return `${rankId(each)} ${each.request_id} ${each.decision_id} ${each.model} ${each.policy} ${each.phase} ${each.outcome?.outcome ?? "running"}`;
 }
 
-/** Columns of a list of decisions; `at()`: the time by which ages are counted. */
-export function decisionColumns(at) {
-  const ageOf = (each) => Math.max(0, (at() ?? each.at_s) - each.at_s);
+/** A table of decisions, which opens them; ages are counted from the time that `app` shows. `without`: the name of a column that it lacks. */
+export function decisionTable(app, { without, ...more }) {
+  const columns = decisionColumns((each) => Math.max(0, (app.live.at ?? each.at_s) - each.at_s)).filter(({ name }) => name !== without);
+  return new Table({ key: (each) => each.decision_id, open: (each) => go("decisions", each.decision_id), columns, ...more });
+}
+
+function decisionColumns(ageOf) {
   return [
     { name: "Age", width: "64px", phone: "42px", align: "end", cell: (each) => age(ageOf(each)), sort: ageOf },
     { name: "Decision", width: "minmax(104px, 1fr)", cell: (each) => link(["decisions", each.decision_id], tail(each.decision_id), { class: "mono name", title: each.decision_id, tabindex: "-1" }) },
     { name: "Rank", width: "minmax(84px, 1fr)", phone: "minmax(60px, 1fr)", cell: (each) => name(rankId(each)), sort: rankId },
     { name: "Model", width: "minmax(80px, 1fr)", cell: (each) => name(each.model), sort: (each) => each.model },
     { name: "Phase", width: "72px", cell: (each) => each.phase, sort: (each) => each.phase },
-    { name: "Tokens", width: "76px", phone: "52px", align: "end", cell: (each) => count(each.isl_tokens), sort: (each) => each.isl_tokens, hint: "Length of the prompt" },
+    numbers("Tokens", "isl_tokens", "76px", count, { phone: "52px", hint: "Length of the prompt" }),
     { name: "Cached", width: "128px", align: "end", cell: (each) => pair(each.outcome?.cached_tokens, predictedCached(each), count), sort: (each) => each.outcome?.cached_tokens, hint: "Cached tokens: reported by the worker / predicted" },
     { name: "Margin", width: "84px", align: "end", cell: (each) => (each.margin === null ? UNKNOWN : `${each.margin.toFixed(1)} ${each.cost_unit === "ms" ? "ms" : ""}`), sort: (each) => each.margin, hint: "By how much the next best rank cost more" },
     { name: "TTFT", width: "minmax(72px, 148px)", phone: "60px", align: "end", cell: (each) => pair(each.outcome?.ttft_s, predictedTtft(each), seconds), sort: (each) => each.outcome?.ttft_s, hint: "Time to the first token: measured / predicted" },
@@ -107,7 +108,7 @@ export class DecisionView extends Poll {
   }
 
   excluded(decision) {
-    return h("section", { key: "excluded", class: "panel" }, h("h2", null, `${count(decision.excluded.length)} not eligible`), this.others.with(decision.excluded));
+    return panel("excluded", `${count(decision.excluded.length)} not eligible`, this.others.with(decision.excluded));
   }
 }
 
@@ -167,14 +168,14 @@ function outcome({ decision, outcome: found, predicted, misses }) {
 function about({ decision, at_s: at, trace_url: traceUrl }) {
   const chosen = decision.candidates[decision.winner];
   const isHttp = typeof traceUrl === "string" && /^https?:\/\//.test(traceUrl);
-  return h("section", { class: "panel" }, h("h2", null, "Request"), facts([
+  return panel("about", "Request", facts([
     ["Request", h("span", { class: "mono wrap" }, decision.request_id)],
     ["Decision", h("span", { class: "mono wrap" }, decision.decision_id)],
     at === undefined ? null : ["Time", clock(at)],
     ["Model", name(decision.model)],
     ["Rank", link(["workers", chosen.worker_id], rankId(chosen))],
     ["Policy", [decision.policy, decision.reason && ` (${decision.reason})`, decision.phase !== "whole" && `, ${decision.phase}`]],
-    ["Prompt", `${count(decision.isl_tokens)} tokens, ${count(decision.reusable_blocks)} blocks could be reused, ${percent(decision.reusable_blocks ? chosen.overlap_blocks[0] / decision.reusable_blocks : null)} held`],
+    ["Prompt", `${count(decision.isl_tokens)} tokens, ${count(decision.reusable_blocks)} blocks could be reused, ${percent(ratio(chosen.overlap_blocks[0], decision.reusable_blocks))} held`],
     isHttp ? ["Trace", h("a", { href: traceUrl, rel: "noreferrer noopener", target: "_blank" }, "Open its trace")] : null,
   ]));
 }
@@ -185,7 +186,7 @@ function promptOf({ head, tail, omitted_tokens: omitted }) {
 }
 
 function siblings(decisions, decision) {
-  return h("section", { key: "siblings", class: "panel" }, h("h2", null, `All ${decisions.length} decisions of this request, eldest first`),
+  return panel("siblings", `All ${decisions.length} decisions of this request, eldest first`,
     h("ol", { class: "list" }, decisions.map(({ decision: each, outcome: found, sentence }) => h("li", { key: each.decision_id, class: each.decision_id === decision.decision_id ? "current" : "" },
       link(["decisions", each.decision_id], each.decision_id, { class: "mono" }), " ", found ? found.outcome : "running", h("br", null), sentence))));
 }

@@ -1,8 +1,8 @@
 // The fleet: figures of all, a map of its ranks, each rank in a table; and one worker: its registration, ranks, decisions.
 
 import { Poll, stateOf, View } from "./api.js";
-import { decisionColumns } from "./decisions.js";
-import { badge, count, factor, facts, figures, filtered, h, legend, link, message, name, percent, rankColumn, seconds, select, short, tiers, trust } from "./parts.js";
+import { decisionTable } from "./decisions.js";
+import { badge, count, factor, facts, figures, filtered, go, h, legend, link, message, name, numbers, panel, percent, rankColumn, seconds, select, short, tiers, trust } from "./parts.js";
 import { Table } from "./table.js";
 
 const CELL_MIN = 9, CELL_MAX = 26, GAP = 2, MAP_WIDTH = 1200, MAP_HEIGHT = 140; // pixels: of cells, and of the map on a desktop
@@ -48,7 +48,7 @@ export class FleetView extends View {
   words = "";
   pointed = null;
   table = new Table({
-    label: "Ranks of the fleet", key: (rank) => rank.id, open: (rank) => this.app.go(["workers", rank.worker_id]), sorted: "Rank", descending: false,
+    label: "Ranks of the fleet", key: (rank) => rank.id, open: (rank) => go("workers", rank.worker_id), sorted: "Rank", descending: false,
     empty: "No rank has this in its name.", rowClass: (rank) => (stateOf(rank) === "fit" ? "" : "faded"), columns: COLUMNS, isTall: true,
   });
 
@@ -76,14 +76,14 @@ const COLUMNS = [
   { name: "Role", width: "92px", cell: (rank) => rank.role, sort: (rank) => rank.role },
   { name: "State", width: "88px", cell: (rank) => badge(stateOf(rank), { fit: "", draining: "warn", unfit: "bad" }[stateOf(rank)], rank.unfit), sort: (rank) => stateOf(rank) },
   { name: "Trust", width: "96px", phone: "80px", cell: trust, sort: (rank) => RANKED[rank.trust], hint: "How far the index of this rank is trusted" },
-  { name: "Requests", width: "76px", phone: "60px", align: "end", cell: (rank) => count(rank.active_requests), sort: (rank) => rank.active_requests, hint: "Requests that were sent there and have not ended" },
-  { name: "Queued tokens", width: "98px", align: "end", cell: (rank) => short(rank.queued_tokens), sort: (rank) => rank.queued_tokens, hint: "Prompt tokens that wait for their computation" },
+  numbers("Requests", "active_requests", "76px", count, { phone: "60px", hint: "Requests that were sent there and have not ended" }),
+  numbers("Queued tokens", "queued_tokens", "98px", short, { hint: "Prompt tokens that wait for their computation" }),
   { name: "Cache", width: "minmax(96px, 1fr)", phone: "66px", cell: tiers, sort: (rank) => rank.fill, hint: "Blocks on the GPU, of all its blocks; + on other tiers" },
-  { name: "Hit", width: "56px", align: "end", cell: (rank) => percent(rank.hit_ratio), sort: (rank) => rank.hit_ratio, hint: "Share of prompt tokens reused, of the newest decisions" },
-  { name: "TTFT", width: "72px", phone: "52px", align: "end", cell: (rank) => seconds(rank.ttft_s), sort: (rank) => rank.ttft_s, hint: "Median time to the first token, of the newest decisions" },
-  { name: "ITL", width: "72px", align: "end", cell: (rank) => seconds(rank.itl_s), sort: (rank) => rank.itl_s, hint: "Median time between tokens, of the newest decisions" },
-  { name: "Prefill", width: "66px", align: "end", cell: (rank) => factor(rank.prefill_factor), sort: (rank) => rank.prefill_factor, hint: "Learnt prefill time, as a multiple of the reference engine's" },
-  { name: "Decode", width: "66px", align: "end", cell: (rank) => factor(rank.decode_factor), sort: (rank) => rank.decode_factor, hint: "Learnt decode time, as a multiple of the reference engine's" },
+  numbers("Hit", "hit_ratio", "56px", percent, { hint: "Share of prompt tokens reused, of the newest decisions" }),
+  numbers("TTFT", "ttft_s", "72px", seconds, { phone: "52px", hint: "Median time to the first token, of the newest decisions" }),
+  numbers("ITL", "itl_s", "72px", seconds, { hint: "Median time between tokens, of the newest decisions" }),
+  numbers("Prefill", "prefill_factor", "66px", factor, { hint: "Learnt prefill time, as a multiple of the reference engine's" }),
+  numbers("Decode", "decode_factor", "66px", factor, { hint: "Learnt decode time, as a multiple of the reference engine's" }),
 ];
 
 function headline({ shown: { fleet }, version }, trends) {
@@ -118,9 +118,8 @@ export class WorkerView extends Poll {
   decisions = 200;
 
   ranks = new Table({ label: "Ranks of this worker", key: (rank) => rank.id, columns: COLUMNS, sorted: "Rank", descending: false });
-  listed = new Table({
-    label: "Decisions for this worker, newest first", key: (each) => each.decision_id, open: (each) => this.app.go(["decisions", each.decision_id]),
-    columns: decisionColumns(() => this.app.live.at).filter((each) => each.name !== "Model"), sorted: "Age", descending: false, empty: "None of the decisions that are kept is for this worker.",
+  listed = decisionTable(this.app, {
+    label: "Decisions for this worker, newest first", without: "Model", sorted: "Age", descending: false, empty: "None of the decisions that are kept is for this worker.",
   });
 
   open([id]) {
@@ -143,8 +142,8 @@ export class WorkerView extends Poll {
       registered?.differs.length > 0 && message("warn", "It does not match the router.", null, h("ul", null, registered.differs.map((each) =>
         h("li", { key: each.field }, `${each.field}: found ${each.found}, allowed ${each.allowed}`)))),
       ...ranks.filter((rank) => rank.unfit || rank.trust_reason).map((rank) => message(rank.unfit ? "bad" : "warn", `${rank.id}: ${[rank.unfit, rank.trust_reason].filter(Boolean).join("; ")}`, null, eventFlag(registered, rank))),
-      h("section", { key: "ranks", class: "panel" }, h("h2", null, "Ranks"), this.ranks.with(ranks)),
-      h("section", { key: "decisions", class: "panel" }, h("h2", null, "Decisions"), this.listed.with((live.shown.decisions ?? []).filter((each) => each.worker_id === this.id))),
+      panel("ranks", "Ranks", this.ranks.with(ranks)),
+      panel("decisions", "Decisions", this.listed.with((live.shown.decisions ?? []).filter((each) => each.worker_id === this.id))),
     ];
   }
 }

@@ -146,6 +146,11 @@ export function total(values) {
   return values.reduce((sum, each) => sum + each, 0);
 }
 
+/** The part as a ratio of the whole; null of nothing. */
+export function ratio(part, whole) {
+  return whole ? part / whole : null;
+}
+
 /** Figures in a row: [name, value, hint, class]. */
 export function figures(...found) {
   return h("dl", { class: "figures" }, found.map(([name, value, hint, kind]) =>
@@ -175,8 +180,15 @@ export function tiers(rank) {
     host + disk + external > 0 && h("span", { class: "muted" }, `+${short(host + disk + external)}`));
 }
 
+const addressOf = (path) => `#/${path.map(encodeURIComponent).join("/")}`;
+
 export function link(path, text, properties) {
-  return h("a", { href: `#/${path.map(encodeURIComponent).join("/")}`, ...properties }, text);
+  return h("a", { href: addressOf(path), ...properties }, text);
+}
+
+/** Go to a place of the page. */
+export function go(...path) {
+  location.hash = addressOf(path);
 }
 
 /** A name from the network: shown whole on hover, never longer than its place. */
@@ -186,6 +198,10 @@ export function name(text) {
 
 export function message(kind, title, text, ...more) {
   return h("div", { class: `message ${kind}`, role: kind === "bad" ? "alert" : "status" }, h("strong", null, title), text && h("p", null, text), more);
+}
+
+export function panel(key, title, ...inside) {
+  return h("section", { key, class: "panel" }, h("h2", null, title), inside);
 }
 
 export function facts(pairs) {
@@ -218,6 +234,11 @@ export function rankId({ worker_id: workerId, dp_rank: dpRank }) {
 /** Return a text by which w2 comes before w10. */
 export function natural(text) {
   return text.replace(/\d+/g, (digits) => digits.padStart(12, "0"));
+}
+
+/** A column of a table with a field of each row, a number that `text` writes. */
+export function numbers(name, field, width, text, more) {
+  return { name, width, align: "end", cell: (row) => text(row[field]), sort: (row) => row[field], ...more };
 }
 
 /** A column of a table with the rank of each row, which leads to its worker. */

@@ -1,7 +1,7 @@
 // The radix tree of all workers, one level at a time: which prefixes are held, where, how large, how old and how hot.
 
 import { Poll, TIERS } from "./api.js";
-import { age, bar, count, facts, figures, h, link, message, name, rankId, select, short, UNKNOWN } from "./parts.js";
+import { age, bar, count, facts, figures, go, h, link, message, name, rankId, select, short, UNKNOWN } from "./parts.js";
 import { Table } from "./table.js";
 
 const PAGE = 100;
@@ -13,12 +13,12 @@ export class PrefixesView extends Poll {
   title = "Prefixes";
   order = "subtree";
   holders = new Table({
-    label: "Holders of the selected prefix", key: rankId, open: (each) => this.app.go(["workers", each.worker_id]),
+    label: "Holders of the selected prefix", key: rankId, open: (each) => go("workers", each.worker_id),
     columns: HOLDER_COLUMNS, isWhole: true, empty: "No rank holds it now.",
   });
   table = new Table({
     label: "Prefixes", key: (node) => node.last, select: (node) => this.show({ selected: node.last }),
-    open: (node) => node.children > 0 && this.app.go(["prefixes", node.last]), columns: COLUMNS, empty: "No prefix is held.",
+    open: (node) => node.children > 0 && go("prefixes", node.last), columns: COLUMNS, empty: "No prefix is held.",
   });
 
   get path() {

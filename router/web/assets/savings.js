@@ -1,7 +1,7 @@
 // The last 15 minutes as sparklines, from the rows of `/v1/trends`; what reused prompts saved, and for whom.
 
 import { Poll } from "./api.js";
-import { clock, count, figures, h, legend, message, name, percent, seconds, select, short, signed, total, UNKNOWN } from "./parts.js";
+import { clock, count, figures, h, legend, message, name, numbers, percent, ratio, seconds, select, short, signed, total, UNKNOWN } from "./parts.js";
 import { Table } from "./table.js";
 
 const WINDOW = 6; // rows in a point: 30 s
@@ -9,7 +9,6 @@ const SPAN_S = 900;
 const WIDTH = 180, HEIGHT = 36;
 
 const sum = (rows, field) => total(rows.map((row) => row[field]));
-const ratio = (part, whole) => (whole ? part / whole : null);
 
 /** The figures. Each function in `lines` draws a line: from a window of rows it computes the value at one point. */
 const FIGURES = [
@@ -129,16 +128,16 @@ function when(iso) {
   return Number.isNaN(time.valueOf()) ? "the oldest record" : time.toLocaleString("en-GB");
 }
 
-function summary(total) {
+function summary(all) {
   return figures(
-    ["Requests", count(total.requests)],
-    ["Prompt tokens", short(total.prompt_tokens)],
-    ["Reused", share(total.reused_tokens, total.prompt_tokens), `${count(total.reused_tokens)} prompt tokens that a cache provided`],
-    ["Due to routing", signed(total.routing_tokens, short), "Tokens beyond what a worker drawn evenly would have reused"],
-    ["Foregone", short(total.foregone_tokens), "Tokens that another worker held and the chosen one did not"],
-    ["Prefill saved", secondsOf(total.saved_s), "Seconds of a rank"],
-    ["By routing", secondsOf(total.routing_s), "The part of them that is due to routing"],
-    ["By learnt rates", share(total.learnt_s, total.saved_s), "The rest is by the reference engine's rates"]);
+    ["Requests", count(all.requests)],
+    ["Prompt tokens", short(all.prompt_tokens)],
+    ["Reused", percent(ratio(all.reused_tokens, all.prompt_tokens)), `${count(all.reused_tokens)} prompt tokens that a cache provided`],
+    ["Due to routing", signed(all.routing_tokens, short), "Tokens beyond what a worker drawn evenly would have reused"],
+    ["Foregone", short(all.foregone_tokens), "Tokens that another worker held and the chosen one did not"],
+    ["Prefill saved", secondsOf(all.saved_s), "Seconds of a rank"],
+    ["By routing", secondsOf(all.routing_s), "The part of them that is due to routing"],
+    ["By learnt rates", percent(ratio(all.learnt_s, all.saved_s)), "The rest is by the reference engine's rates"]);
 }
 
 /** The rows of a dimension; names without a row of their own share one. */
@@ -147,15 +146,12 @@ function rowsOf({ rows, other }) {
   return other.requests ? [...named, { ...other, name: "", key: "other", isOther: true }] : named;
 }
 
-function share(part, whole) {
-  return whole ? percent(part / whole) : UNKNOWN;
-}
-
 function secondsOf(value) {
   return `${short(Number(value.toPrecision(3)))} s`;
 }
 
-const summed = (text, field, shown, hint, phone) => ({ name: text, width: "minmax(76px, 1fr)", phone, align: "end", cell: (row) => shown(row[field]), sort: (row) => row[field], hint });
+const reuse = (row) => ratio(row.reused_tokens, row.prompt_tokens);
+const summed = (text, field, shown, hint, phone) => numbers(text, field, "minmax(76px, 1fr)", shown, { hint, phone });
 
 function columnsOf(by) {
   const [text, nameless] = DIMENSIONS[by];
@@ -163,7 +159,7 @@ function columnsOf(by) {
     { name: text, width: "minmax(140px, 2fr)", phone: "minmax(64px, 1fr)", cell: (row) => (row.isOther ? h("em", null, "all others") : row.name ? name([row.title, row.name].filter(Boolean).join(" ")) : h("em", null, nameless)), sort: (row) => row.title || row.name },
     summed("Requests", "requests", count, "Answered requests", "66px"),
     summed("Prompt", "prompt_tokens", short, "Tokens of their prompts"),
-    { ...summed("Reused", "reused_tokens", short, "Of the prompts' tokens", "54px"), cell: (row) => share(row.reused_tokens, row.prompt_tokens), sort: (row) => (row.prompt_tokens ? row.reused_tokens / row.prompt_tokens : null) },
+    { ...summed("Reused", "reused_tokens", short, "Of the prompts' tokens", "54px"), cell: (row) => percent(reuse(row)), sort: reuse },
     summed("Routing", "routing_tokens", (value) => signed(value, short), "Tokens beyond what a worker drawn evenly would have reused", "58px"),
     summed("Foregone", "foregone_tokens", short, "Tokens that another worker held and the chosen one did not"),
     summed("Saved", "saved_s", secondsOf, "Seconds of a rank's prefill", "58px"),
