@@ -1,11 +1,11 @@
-"""The router's configuration tree, as `docs/reference/settings.md` lists it.
+"""The router's tree of settings, as `docs/reference/settings.md` lists it.
 
 A `WorkerAddress` names an engine that the router attaches, as `URL[,OPTION=VALUE...]` in flags, YAML and lists:
 
-engine             which engine it is, as the agent's `engine.kind`; without it the engine is asked
+engine             the kind of engine, as in the agent's `engine.kind`; without it the engine is asked
 kv-events          tcp://host:port of rank 0, `poll`, or `none`; without it what the engine states, else its default
 replay-endpoint    tcp://host:port of rank 0
-id                 its name in the fleet; without it host and port
+id                 the worker's name in the fleet; without it host and port
 """
 
 import re
@@ -49,7 +49,7 @@ OPTIONS = ("engine", "kv-events", "replay-endpoint", "id")
 WORKERS_MAX = 256
 _ID_CHARACTERS_MAX = 64
 DNS = "dns://"
-"""Prefix of a list's place that is a DNS name and a port instead of a file."""
+"""A list's place that begins so is a DNS name and a port, not a file."""
 FALLBACKS_MAX = 8
 _HTTP = HttpLimits()
 _BREAKERS = BreakerLimits()
@@ -114,8 +114,8 @@ class PickerSection(Section):
         0,
         ge=0,
         le=FALLBACKS_MAX,
-        description="further endpoints named to the gateway, for its retries; above 0 only for a gateway that takes a"
-        " list",
+        description="further endpoints that are named to the gateway for its retries; above 0 only if the gateway takes"
+        " a list",
     )
 
 
@@ -140,16 +140,16 @@ class DataSection(BodyBoundsSection):
     passed_paths: tuple[PassedPath, ...] = Field(
         ("/v1/", *ENGINE_PATHS),
         max_length=64,
-        description="other paths that are passed on to workers that state them; one that ends with / is all below it,"
-        " but for those that load and unload adapters",
+        description="further paths that are passed on to workers that state them; a path that ends with / stands for"
+        " all below it, except those that load and unload adapters",
     )
     hosts: tuple[HostName, ...] = Field(
         (),
         max_length=64,
-        description="names that clients may call it by (Host), else 421; *: any, as behind a balancer",
+        description="names by which clients may call it (Host); others get 421; *: any, as behind a balancer",
     )
     cors_origins: tuple[WebOrigin, ...] = Field(
-        (), max_length=64, description="sites of which browsers may send requests (Origin), else 403; *: any"
+        (), max_length=64, description="sites from which browsers may send requests (Origin); others get 403; *: any"
     )
     accounts_file: str = Field(
         "", description="file of accounts: API keys that clients need, rates, budgets (`SECURITY.md`); empty: none"
@@ -157,9 +157,9 @@ class DataSection(BodyBoundsSection):
     tls_certificate: str = Field("", description="file of the certificate chain, PEM; empty: plain text")
     tls_key: str = Field("", description="file of its private key, PEM")
     tls_client_ca: str = Field(
-        "", description="file of authorities, PEM, one of which must have signed a client's certificate; empty: none"
+        "", description="file of authorities, PEM: one of them must have signed each client's certificate; empty: none"
     )
-    worker_token: SecretStr = Field(SecretStr(""), description="bearer token that workers beyond loopback want")
+    worker_token: SecretStr = Field(SecretStr(""), description="bearer token that workers beyond loopback require")
     drain_s: float = Field(_HTTP.drain_s, ge=0, le=3600, description="how long running requests may take after a stop")
 
     @model_validator(mode="after")
@@ -170,7 +170,7 @@ class DataSection(BodyBoundsSection):
         return self
 
     def credentials(self, clock: Clock) -> Credentials:
-        """Return the accounts and certificates that guard the data plane; raise `ConfigurationError`."""
+        """Return the accounts and certificates that guard the data plane; raise `ConfigurationError` for a bad file."""
         return Credentials(self.accounts_file, self.tls_certificate, self.tls_key, self.tls_client_ca, clock)
 
     def body_limits(self) -> BodyLimits:
@@ -190,7 +190,7 @@ class RouterControlSection(ControlSection):
     """The control plane of a router."""
 
     keep_text: bool = Field(
-        default=False, description="keep beginning and end of each prompt in memory, and show them with its decision"
+        default=False, description="keep the beginning and end of each prompt in memory; show them with its decision"
     )
 
     def server(self, app: web.Application) -> HttpServer:
@@ -200,11 +200,11 @@ class RouterControlSection(ControlSection):
 
 
 class LedgerSection(Section):
-    """Promised work."""
+    """The ledger of leases: work that was promised to ranks."""
 
     replicas: bool = Field(
         default=True,
-        description="exchange bookings with the other routers of the fleet; without, their load is what engines report",
+        description="exchange leases with the other routers of the fleet; without, their load is what engines report",
     )
 
 
@@ -213,7 +213,10 @@ class FailuresSection(Section):
 
     first_byte_s: float = Field(120.0, gt=0, le=3600, description="how long an answer may take to begin")
     whole_s: float = Field(
-        600.0, gt=0, le=86_400, description="how long an answer that is not streamed may take to begin: it comes whole"
+        600.0,
+        gt=0,
+        le=86_400,
+        description="how long an answer that is not streamed, and so comes whole, may take to begin",
     )
     between_bytes_s: float = Field(60.0, gt=0, le=3600, description="how long an answer may pause")
     total_s: float = Field(
@@ -221,19 +224,19 @@ class FailuresSection(Section):
     )
     retry_limit: int = Field(2, ge=0, le=16, description="other ranks tried before the first byte")
     migration_limit: int = Field(
-        3, ge=0, le=16, description="how often a stream goes on elsewhere after its worker failed in the midst of it"
+        3, ge=0, le=16, description="how often a stream goes on at another worker after its worker failed"
     )
     breaker_failures: int = Field(
         _BREAKERS.failures,
         ge=1,
         le=100,
-        description="failures of a rank in a row that open its breaker; a failed connection does at once",
+        description="failures of a rank in a row that open its breaker; a failed connection opens it at once",
     )
     breaker_open_s: float = Field(
         _BREAKERS.open_s,
         ge=0,
         le=3600,
-        description="how long a failed rank is left alone; doubled while it goes on failing",
+        description="how long a failed rank gets no request; doubled while it goes on failing",
     )
 
     def breakers(self) -> BreakerLimits:
@@ -248,18 +251,18 @@ class HandoverSection(Section):
     """The hand-over of a draining worker's prefixes before it leaves."""
 
     tokens: int = Field(
-        200_000, ge=0, le=1 << 30, description="what other workers compute for one that drains, at most; 0: nothing"
+        200_000, ge=0, le=1 << 30, description="most tokens that other workers compute for one that drains; 0: none"
     )
 
 
 class TokensSection(Section):
     """Text to tokens."""
 
-    chat_template: str = Field("", description="a Jinja file in place of the directory's; as the workers have it")
+    chat_template: str = Field("", description="a Jinja file to use instead of the directory's; the workers' one")
     text: str = Field(
         "",
-        description="tokenizer and template: a local model directory, or `byte`; empty: the directory that engines of"
-        " `workers` state, without such engines `byte`",
+        description="tokenizer and template: a local model directory, or `byte`; empty: the directory that the engines"
+        " in `workers` state; without engines there `byte`",
     )
     encoder: Wanted = Field(
         "auto", description="hf: tokenizers; fast: fastokens, refused where not equal; auto: fast where it is equal"
@@ -268,13 +271,13 @@ class TokensSection(Section):
         CACHE_BYTES_MAX,
         ge=0,
         le=1 << 40,
-        description="segments of chats, which are kept with their ids and not encoded again; memory",
+        description="memory for segments of chats, kept with their token ids so that they are not encoded again",
     )
     threads: int = Field(
         1,
         ge=1,
         le=64,
-        description="threads that encode long texts, and as many for those of more than a MiB; more costs cores",
+        description="threads that encode long texts, and as many again for texts above 1 MiB; more costs cores",
     )
     always: bool = Field(default=False, description="encode also in modes that read no overlap; costs CPU")
 
@@ -284,8 +287,8 @@ class StateSection(Section):
 
     dir: str = Field(
         "",
-        description="directory of this router alone, which keeps a policy that was changed over /v1/policy, and the"
-        " learnt rates of models; made where missing; empty: they are kept nowhere",
+        description="directory of this router alone, for the policy that was changed over /v1/policy and for the learnt"
+        " rates of models; made if missing; empty: they are not kept",
     )
 
 
@@ -296,22 +299,23 @@ class RouterTracingSection(TracingSection):
         "",
         max_length=2048,
         pattern=r"^(https?://.*)?$",
-        description="http or https address of a trace in a tracing tool, to which the web page links; {request_id} and"
-        " {decision_id} stand for those of a decision, as spans have them; empty: no links",
+        description="http or https address of a trace in a tracing tool, for links on the web page; {request_id} and"
+        " {decision_id} in it are replaced by a decision's ids; empty: no links",
     )
 
     ratio: float | None = Field(
         None,
         ge=0,
         le=1,
-        description="share of traced requests of those without a traceparent; none: OTEL_TRACES_SAMPLER, without it"
-        " all; more costs CPU",
+        description="share of the requests without a traceparent that are traced; none: as OTEL_TRACES_SAMPLER says,"
+        " without it all; more costs CPU",
     )
     ttft_target_s: float | None = Field(
         None,
         gt=0,
         le=3600,
-        description="requests whose first token came later are sent although they were not sampled, as failed ones are",
+        description="a request that was not sampled is traced as well if its first token came later than this; failed"
+        " requests always are",
     )
 
 
@@ -322,8 +326,8 @@ class RouterTelemetrySection(TelemetrySection):
         0.0,
         ge=0,
         le=1,
-        description="share of requests that are logged when they end, 0 none, 1 all; errors of the router's own always"
-        " are, one line a reason in 10 s",
+        description="share of requests that are logged when they end, 0 none, 1 all; the router's own errors always"
+        " are, at most one line for each reason in 10 s",
     )
 
 
@@ -337,7 +341,7 @@ class RouterSettings(Settings):
         "ADDRESS][,engine=KIND][,id=NAME]",
     )
     workers_from: Annotated[str, AfterValidator(check_place)] = Field(
-        "", description="a list of such engines that is watched: a file with one in each line, or dns://name:port"
+        "", description="a watched list of such engines: a file with one in each line, or dns://name:port"
     )
     nats: EmbeddedNatsSection = EmbeddedNatsSection()
     data: DataSection = DataSection()

@@ -1,11 +1,11 @@
 """Writes and reads the journal: applied records go to `kv.v1.journal.<router>`, in order, off the path of requests.
 
-    record          is encoded into a bounded buffer (`encoder.py`); if that is full the oldest is dropped, and counted
+    record          is encoded into a bounded buffer (`encoder.py`); in a full one the oldest are dropped, and counted
     every `PERIOD_S`
                     the buffer is published, message by message; each is tried until it is confirmed
     the log away    unpublished records wait, the buffer fills
     another stream  the stream was replaced, or lost its end: a checkpoint follows
-    records lost    the next message states how many (`Lost`), the text log says so once, and a checkpoint follows
+    records lost    the next message states how many (`Lost`), one log line says so, and a checkpoint follows
     checkpoint      due `CHECKPOINT_S` seconds, `CHECKPOINT_RECORDS` records or an eighth of the stream's bytes after
                     the last one, but not before the records between take as many bytes as it did: checkpoints are
                     at most half of the journal. The state is copied at one moment, and made into records later
@@ -67,8 +67,8 @@ async def read_journal(
 ) -> None:
     """Pass the readable messages of the router's journal to `take`; an empty `router` stands for all routers.
 
-    The other parameters are as in `read_stream`. The text log names the first unreadable message, and in the end their
-    number.
+    The other parameters are as in `read_stream`. A log line names the first unreadable message, and another one at the
+    end says how many there were.
     """
     refused = 0
 
@@ -134,7 +134,7 @@ class JournalSection(Section):
         86_400.0, ge=1, le=30 * 86_400, description="how long KV_JOURNAL keeps messages; longer costs disk"
     )
     max_bytes: int = Field(
-        512 << 20, ge=1 << 20, le=1 << 40, description="the most that KV_JOURNAL keeps of all routers, bytes of disk"
+        512 << 20, ge=1 << 20, le=1 << 40, description="most bytes of disk that KV_JOURNAL takes for all routers"
     )
 
 
