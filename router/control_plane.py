@@ -33,7 +33,6 @@ from kv_runtime.http.access import OPEN_PATHS, require_token
 from kv_runtime.http.answers import error_response, json_response, large_json_response, life_routes, openai_errors
 from kv_runtime.http.metrics import metrics_handler
 from router.decision.kept_prompts import KeptPrompts
-from router.decision.policy import Policy
 from router.decision.policy_store import PolicyNotStored, PolicyStore, fields_of, swapped
 from router.decision.report import DecisionReport, Outcome, explanation, misses, predicted_cached_tokens, sentence
 from router.decision.routing import Lease, Routing
@@ -42,7 +41,7 @@ from router.drain.routes import WAIT_S_MAX, DrainRoutes, unknown_worker
 from router.engine_attacher import EngineAttacher
 from router.fleet.registry import Worker
 from router.fleet.trust import ENOUGH, WINDOW, Disparity, Trust
-from router.live.fleet import USED_MAX, DecisionFilter, outcome_fields, rows, uses, warmth
+from router.live.fleet import USED_MAX, listed, outcome_fields, uses, warmth
 from router.live.routes import json_route, list_limit, number_of, seconds_of, unix_time
 from router.shadows.service import Shadows
 from router.web import PATHS, page_routes
@@ -119,9 +118,7 @@ class ControlPlane:
             web.get("/v1/index/position", self._position),
             *self._index.routes(self._heat, self._uses),
             json_route("/v1/policy", lambda: fields_of(self._routing.policy)),
-            web.put("/v1/policy", self.change_policy),
-            web.patch("/v1/policy", self.change_policy),
-            web.delete("/v1/policy", self.reset_policy),
+            *(web.route(method, "/v1/policy", self._change_policy) for method in ("PUT", "PATCH", "DELETE")),
             *([] if self._shadows is None else self._shadows.routes()),
             json_route("/v1/predictions", self._predictions),
             *self._watched,
@@ -130,18 +127,8 @@ class ControlPlane:
         return control_app(routes, token=token)
 
     async def _decisions(self, request: web.Request) -> web.Response:
-        routing, query = self._routing, request.query
-        limit, at_s = list_limit(query), unix_time(query)
-        behind_wall_s = routing.clock.wall_ns() / 1e9 - routing.clock.now()
-        wanted = DecisionFilter(
-            query.get("worker", ""),
-            query.get("model", ""),
-            query.get("outcome", ""),
-            None if at_s is None else at_s - behind_wall_s,
-        )
-        oldest = routing.decisions.oldest
-        from_s = None if oldest is None else round(oldest.verdict.now_s + behind_wall_s, 3)
-        return json_response({"decisions": rows(routing, wanted, limit), "from_s": from_s})
+        query = request.query
+        return json_response(listed(self._routing, query, list_limit(query), unix_time(query)))
 
     async def _decision(self, request: web.Request) -> web.Response:
         record = self._routing.decisions.find(request.match_info["id"])
@@ -286,38 +273,30 @@ class ControlPlane:
     def _uses(self, nodes: Sequence[OutlineNode]) -> list[NodeUse]:
         return uses(nodes, self._routing.decisions.newest(USED_MAX), self._kept)
 
-    async def change_policy(self, request: web.Request) -> web.Response:
-        """Put the named fields in force; with PUT all other fields get their defaults."""
-        routing, replaces = self._routing, request.method == "PUT"
+    async def _change_policy(self, request: web.Request) -> web.Response:
+        """Put the named fields in force; with PUT all others get their defaults; DELETE: the configured policy."""
+        routing, policies = self._routing, self._policies
         body = await request.read()
-        async with self._policies.writing:
+        async with policies.writing:
             try:
-                named = msgspec.json.decode(body, type=dict[str, Any])
-                policy = swapped(routing.policy, named, routing.state.modes, replace_all=replaces)
-                changed = fields_of(policy)
-                await self._policies.keep(changed if replaces else {name: changed[name] for name in named})
+                if request.method == "DELETE":
+                    policy = policies.configured
+                    await policies.clear()
+                else:
+                    named, replaces = msgspec.json.decode(body, type=dict[str, Any]), request.method == "PUT"
+                    policy = swapped(routing.policy, named, routing.state.modes, replace_all=replaces)
+                    changed = fields_of(policy)
+                    await policies.keep(changed if replaces else {name: changed[name] for name in named})
             except UNDECODABLE as error:
                 return error_response(400, f"body: {error}", param="body")
             except ConfigurationError as error:
                 return error_response(400, "; ".join(error.problems), param="policy")
             except PolicyNotStored as error:
                 return error_response(503, str(error), code="not_stored")
-            return self._in_force(policy)
-
-    async def reset_policy(self, _: web.Request) -> web.Response:
-        """Put the configured policy in force."""
-        async with self._policies.writing:
-            try:
-                await self._policies.clear()
-            except PolicyNotStored as error:
-                return error_response(503, str(error), code="not_stored")
-            return self._in_force(self._policies.configured)
-
-    def _in_force(self, policy: Policy) -> web.Response:
-        before, now = fields_of(self._routing.policy), fields_of(policy)
-        self._routing.set_policy(policy)
-        _log.info("policy_changed", **{name: value for name, value in now.items() if value != before[name]})
-        return json_response(now)
+            before, now = fields_of(routing.policy), fields_of(policy)
+            routing.set_policy(policy)
+            _log.info("policy_changed", **{name: value for name, value in now.items() if value != before[name]})
+            return json_response(now)
 
 
 def control_app(routes: Sequence[web.RouteDef], *, token: str) -> web.Application:

@@ -17,6 +17,7 @@ A request that was routed in a mode without overlap has no blocks, and does not 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, islice
+from math import inf
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -161,48 +162,43 @@ def _reused(record: Lease) -> int:
     return min(reused, request.isl_tokens)  # `isl_tokens` may be a lower bound
 
 
-class DecisionFilter(NamedTuple):
-    """The decisions to list; an empty field: any. `until_s`: the latest time, by the router's clock."""
+def listed(routing: Routing, wanted: Mapping[str, str], limit: int, at_s: float | None) -> dict[str, Any]:
+    """Return the newest decisions until `at_s` as rows, newest first, and the time of the eldest that is kept.
 
-    worker_id: str = ""
-    model: str = ""
-    outcome: str = ""
-    until_s: float | None = None
-
-    def takes(self, record: Lease) -> bool:
-        """Return whether the decision is asked for."""
-        verdict, known = record.verdict, record.outcome
-        outcome = OPEN if known is None else known.outcome
-        return (
-            self.worker_id in ("", verdict.winner.worker_id)
-            and self.model in ("", verdict.request.model)
-            and self.outcome in ("", outcome)
-            and (self.until_s is None or verdict.now_s <= self.until_s)
-        )
-
-
-def rows(routing: Routing, wanted: DecisionFilter, limit: int) -> list[dict[str, Any]]:
-    """Return the newest decisions that are asked for, newest first; no more than `SCANNED_MAX` are looked at.
-
-    `at_s` is Unix time: the present wall time less the decision's age.
+    `wanted` may have a `worker`, a `model` and an `outcome`. No more than `SCANNED_MAX` decisions are looked at. Times
+    are Unix time: the present wall time less the decision's age.
     """
     now_s, wall_s = routing.clock.now(), routing.clock.wall_ns() / 1e9
+    until_s = inf if at_s is None else now_s - (wall_s - at_s)
+    worker_id, model, outcome = (wanted.get(field, "") for field in ("worker", "model", "outcome"))
+
+    def is_wanted(record: Lease) -> bool:
+        verdict, known = record.verdict, record.outcome
+        return (
+            worker_id in ("", verdict.winner.worker_id)
+            and model in ("", verdict.request.model)
+            and outcome in ("", OPEN if known is None else known.outcome)
+            and verdict.now_s <= until_s
+        )
+
     newest = routing.decisions.newest(SCANNED_MAX)
     begun_s = {each.verdict.request.request_id: each.verdict.now_s for each in newest}
-    found = []
-    for record in islice(filter(wanted.takes, newest), limit):
-        decision, outcome, age_s = record.verdict.brief(), record.outcome, now_s - record.verdict.now_s
+    rows = []
+    for record in islice(filter(is_wanted, newest), limit):
+        decision, known, age_s = record.verdict.brief(), record.outcome, now_s - record.verdict.now_s
         row = {
             "age_s": round(age_s, 6),
             "at_s": round(wall_s - age_s, 3),
             **{name: getattr(decision, name) for name in _OF_DECISION},
             **{name: getattr(decision.chosen, name) for name in _OF_CHOSEN},
             "overlap_blocks": decision.chosen.overlap_blocks[0],
-            "outcome": outcome_fields(outcome),
-            "misses": misses(decision, outcome, begun_s[decision.request_id]),
+            "outcome": outcome_fields(known),
+            "misses": misses(decision, known, begun_s[decision.request_id]),
         }
-        found.append(row)
-    return found
+        rows.append(row)
+    oldest = routing.decisions.oldest
+    from_s = None if oldest is None else round(wall_s - (now_s - oldest.verdict.now_s), 3)
+    return {"decisions": rows, "from_s": from_s}
 
 
 def outcome_fields(outcome: OutcomeKnown | None) -> dict[str, object] | None:
