@@ -53,6 +53,7 @@ _OF_A_REQUEST_MAX = 16
 """How many decisions of one request are shown: its phases and retries."""
 _ROWS_AT_ONCE = 256
 """How many workers are rendered before the event loop gets a turn: some 3 ms."""
+_ENOUGH = {"window": WINDOW, "enough": ENOUGH}
 _NOT_REGISTERED = Trust("FALLBACK", "its worker is not registered")
 
 
@@ -120,7 +121,7 @@ class ControlPlane:
             json_route("/v1/policy", lambda: fields_of(self._routing.policy)),
             *(web.route(method, "/v1/policy", self._change_policy) for method in ("PUT", "PATCH", "DELETE")),
             *([] if self._shadows is None else self._shadows.routes()),
-            json_route("/v1/predictions", self._predictions),
+            json_route("/v1/predictions", lambda: {**_ENOUGH, "ranks": self._routing.calibration.rows()}),
             *self._watched,
             *life_routes(lambda: self._routing.readiness()._asdict()),
         ]
@@ -263,9 +264,6 @@ class ControlPlane:
             message = f"{rank} is not at seq {numbers['seq']} of epoch {numbers['epoch']} after {timeout_s} s"
             return error_response(504, message, code="not_reached")
         return json_response({"reached": True})
-
-    def _predictions(self) -> dict[str, object]:
-        return {"window": WINDOW, "enough": ENOUGH, "ranks": self._routing.calibration.rows()}
 
     async def _heat(self) -> list[PassedRequest]:
         return warmth(self._routing.state.core.ends(), self._routing.clock.now())

@@ -14,8 +14,6 @@ Events and trust are checked only if a mode reads overlap: other modes do not us
 its parity or its events, those checks report it. Routers state how workers differ from parity
 (`router/fleet/registry.py`, `router/prompt/engine_parity.py`, `router/feeds/watch.py`). Encode workers need no parity.
 
-    exit code   0 nothing     1 warnings     2 errors     (3, from the command: it could not look)
-
 `pairing_findings`, also called when workers register, checks whether the workers of one model can work together:
 
     pair.dtype        the KV caches of a prefill and a decode worker have different data types, or an unknown one

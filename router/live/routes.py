@@ -95,43 +95,36 @@ def event_log_route(index: EmbeddedIndex, journal: JournalWriter | None = None) 
     """Return the route of the event log's health. Without `journal` the answer's `journal` is null."""
 
     def shown() -> dict[str, object]:
-        log, snapshots = index.log_statistics(), index.snapshot_statistics()
+        log, snapshots, streams = index.log_statistics(), index.snapshot_statistics(), index.statistics().streams
+        ranks: dict[str, list[Any]] = {
+            "worker_id": [rank.worker_id for rank in streams],
+            "dp_rank": [rank.dp_rank for rank in streams],
+            "epoch": [str(stream.epoch) for stream in streams.values()],
+            "seq": [stream.cursor for stream in streams.values()],
+            "logged_seq": [stream.logged_seq for stream in streams.values()],
+            "stale": [stream.stale for stream in streams.values()],
+            **{name: [getattr(stream.counts, name) for stream in streams.values()] for name in _COUNTS},
+        }
+        written = journal and {
+            "written": journal.records_total,
+            "lost": journal.lost(),
+            "waiting": journal.waiting(),
+            "failures": journal.failures_total,
+        }
         return {
             "connected": log.connected,
             "reconnects": log.reconnects_total,
             "read_anew": log.read_anew_total,
             "applied_seq": index.log_seq(),
             "catching_up": index.catching_up(),
-            "ranks": _columns(index),
+            "ranks": ranks,
             "snapshot": {
                 "age_s": snapshots.newest_age_s,
                 "stream_seq": snapshots.newest_seq,
                 "bytes": snapshots.newest_bytes,
                 "failures": snapshots.failures_total,
             },
-            "journal": None if journal is None else _journal(journal),
+            "journal": written,
         }
 
     return json_route("/v1/event-log", shown)
-
-
-def _columns(index: EmbeddedIndex) -> dict[str, list[Any]]:
-    streams = index.statistics().streams
-    return {
-        "worker_id": [rank.worker_id for rank in streams],
-        "dp_rank": [rank.dp_rank for rank in streams],
-        "epoch": [str(stream.epoch) for stream in streams.values()],
-        "seq": [stream.cursor for stream in streams.values()],
-        "logged_seq": [stream.logged_seq for stream in streams.values()],
-        "stale": [stream.stale for stream in streams.values()],
-        **{name: [getattr(stream.counts, name) for stream in streams.values()] for name in _COUNTS},
-    }
-
-
-def _journal(writer: JournalWriter) -> dict[str, Any]:
-    return {
-        "written": writer.records_total,
-        "lost": writer.lost(),
-        "waiting": writer.waiting(),
-        "failures": writer.failures_total,
-    }

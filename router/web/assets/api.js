@@ -6,10 +6,7 @@ import { h, message, natural, rankId } from "./parts.js";
 const KEY = "kv-router-token";
 const SILENT_MS = 30000;
 
-/** The control plane wants a token, or another one. */
-class TokenNeeded extends Error {}
-
-/** The control plane refused, or was not reached; the message is for people. */
+/** The control plane refused, or was not reached; the message is for people. Status 401: it requires a token, or another one. */
 class NotAnswered extends Error {
   constructor(message, status = 0) {
     super(message);
@@ -37,7 +34,7 @@ export async function get(path, signal) {
     if (signal.aborted) throw error;
     throw new NotAnswered("The control plane does not answer.");
   }
-  if (response.status === 401) throw new TokenNeeded(token ? "The token is not this control plane's." : "");
+  if (response.status === 401) throw new NotAnswered(token ? "The token is not this control plane's." : "", 401);
   if (!response.ok) throw new NotAnswered(await refusal(response), response.status);
   try {
     return await response.json();
@@ -159,7 +156,7 @@ export class Live extends Poll {
   }
 
   isOver() {
-    return this.problem instanceof TokenNeeded;
+    return this.problem?.status === 401;
   }
 
   async ask(signal) {
