@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import uuid
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -41,7 +42,7 @@ from router.fleet.registry import TextDigests
 from router.http.plane import HttpPlane
 from router.journal.log import JournalWriter, ensure_journal, router_name
 from router.live.routes import event_log_route, json_route, live_routes
-from router.live.service import SAVED, Live, Row, Trends
+from router.live.service import SAVED, Live, Row
 from router.metrics import (
     PickerStatistics,
     RequestMetrics,
@@ -159,24 +160,22 @@ class RouterParts:
         self._handover = Handover(serving, self._recent, self.data.upstreams, settings.handover.tokens)
         self.policies = policies
         queued = None if process else lambda: len(self._admission.queue)
-        self._live = Live(self._routing, self._index, self._trends_of(serving), queued=queued)
+        sums, bounds_s = partial(self._sums_of, serving), serving.metrics.ttft_bounds_s
+        self._live = Live(self._routing, self._index, sums, bounds_s, queued=queued)
         self._attacher = EngineAttacher(settings, log, self._clock, {directory: text}, self._on_attached)
         self.control = self._control_of(gate)
         self._project()
 
-    def _trends_of(self, serving: Serving) -> Trends:
-        def read() -> Row:
-            requests, first_tokens = serving.metrics.arrived()
-            saved = Figures.of(self._savings.attribution.total())
-            return Row(
-                requests=requests,
-                first_tokens=first_tokens,
-                **{name: getattr(saved, name) for name in SAVED},
-                in_flight=sum(load.active_requests for load in self._routing.state.loads().values()),
-                event_lag_s=self._index.event_lag_s(),
-            )
-
-        return Trends(self._clock, read, serving.metrics.ttft_bounds_s)
+    def _sums_of(self, serving: Serving) -> Row:
+        requests, first_tokens = serving.metrics.arrived()
+        saved = Figures.of(self._savings.attribution.total())
+        return Row(
+            requests=requests,
+            first_tokens=first_tokens,
+            **{name: getattr(saved, name) for name in SAVED},
+            in_flight=sum(load.active_requests for load in self._routing.state.loads().values()),
+            event_lag_s=self._index.event_lag_s(),
+        )
 
     def _serving_of(self, text: Text, instance: str, modes: tuple[str, ...]) -> Serving:
         settings, process, tracing = self._settings, self._process, self._tracing

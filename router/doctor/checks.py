@@ -259,10 +259,10 @@ def presence(facts: FleetFacts) -> Iterator[Finding]:
         registration, http = worker.registration, worker.http
         silent = [each for each in registration.ranks if (each, registration.instance) not in beating]
         if silent and not facts.log_problem:
-            answers = "was not asked" if http is None else f"says {http.problem or http.reason or 'that all is well'}"
-            words = f"no heartbeat of {names(list(map(str, silent)))} in {facts.window_s:.1f} s; its HTTP {answers}"
+            says = http.problem or http.reason or "that all is well"
+            words = f"no heartbeat of {names(list(map(str, silent)))} in {facts.window_s:.1f} s; its HTTP says {says}"
             yield Finding("worker.silent", registration.worker_id, words)
-        elif http is not None and (words := http.problem or http.reason):
+        elif words := http.problem or http.reason:
             yield Finding("worker.unhealthy", registration.worker_id, words)
     for worker_id in sorted({head.rank.worker_id for head in facts.heads} & facts.left.keys()):
         words = f"it beats, and left: {facts.left[worker_id] or 'no reason given'}"

@@ -173,10 +173,10 @@ class StreamHead(msgspec.Struct, frozen=True):
 
 
 class WorkerSeen(msgspec.Struct, frozen=True, kw_only=True):
-    """One registered worker, and its answer at /health: None if it was not asked."""
+    """One registered worker, and its answer at /health."""
 
     registration: WorkerRegistered
-    http: AddressAnswer | None = None
+    http: AddressAnswer
 
 
 class RankStatus(msgspec.Struct, frozen=True):

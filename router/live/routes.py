@@ -48,7 +48,7 @@ def live_routes(live: Live, marks: Collection[object]) -> Sequence[web.RouteDef]
         }
         return {"now_s": round(live.clock.wall_ns() / 1e9, 3), "ring": kept, "marks": list(marks)}
 
-    trends = json_route("/v1/trends", live.trends.shown)
+    trends = json_route("/v1/trends", live.trends)
     return [web.get("/v1/fleet", fleet), json_route("/v1/history", history), trends]
 
 

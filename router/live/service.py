@@ -20,7 +20,6 @@ from typing import Any
 import msgspec
 
 from indexer.embedded import EmbeddedIndex
-from kv_runtime.clock import Clock
 from kv_runtime.telemetry import Family, gauge
 from router.decision.routing import Routing
 from router.live.fleet import OBSERVED_MAX, fleet_columns, observed
@@ -107,31 +106,6 @@ class TrendsPage(msgspec.Struct, frozen=True):
     rows: list[Row]
 
 
-class Trends:
-    """The rows of one process; `Live` calls `step` at the end of each step."""
-
-    def __init__(self, clock: Clock, read: Callable[[], Row], ttft_bounds_s: tuple[float, ...]) -> None:
-        """`read` returns the sums since the start. `ttft_bounds_s` are the bounds of the buckets of first tokens."""
-        self._clock, self._read, self._bounds = clock, read, ttft_bounds_s
-        self._rows = deque[Row](maxlen=STEPS)
-        self._before = read()
-
-    def step(self) -> None:
-        """Add a row."""
-        before, self._before = self._before, self._read()
-        row = msgspec.structs.replace(
-            self._before,
-            at_s=round(self._clock.wall_ns() / 1e9 / STEP_S) * STEP_S,
-            first_tokens=[*map(sub, self._before.first_tokens, before.first_tokens)],
-            **{name: getattr(self._before, name) - getattr(before, name) for name in ("requests", *SAVED)},
-        )
-        self._rows.append(row)
-
-    def shown(self) -> TrendsPage:
-        """Return the rows."""
-        return TrendsPage(STEP_S, self._bounds, list(self._rows))
-
-
 def merged_trends(shown: Sequence[TrendsPage]) -> TrendsPage:
     """Return the rows of all processes by time: additions are summed; a gauge has the largest value of all."""
     found = defaultdict[int, list[Row]](list)
@@ -154,19 +128,44 @@ class Live:
     """Shows the fleet of one router, and keeps its past; a part of its process."""
 
     def __init__(
-        self, routing: Routing, index: EmbeddedIndex, trends: Trends, *, queued: Callable[[], int] | None = None
+        self,
+        routing: Routing,
+        index: EmbeddedIndex,
+        read: Callable[[], Row],
+        ttft_bounds_s: tuple[float, ...],
+        *,
+        queued: Callable[[], int] | None = None,
     ) -> None:
-        """`queued` counts waiting requests, if this process has them."""
+        """`queued` counts waiting requests, if this process has them.
+
+        `read` returns the sums since the start; `ttft_bounds_s` are the bounds of the buckets of first tokens.
+        """
         self._routing, self._index, self._queued, self.clock = routing, index, queued, routing.clock
-        self.trends = trends
         self.ring = Ring(RING_BYTES_MAX)
+        self._read, self._before = read, read()
+        self._bounds, self._rows = ttft_bounds_s, deque[Row](maxlen=STEPS)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Keep the fleet now and at the end of each step, and a row of each step, until `stop` is set."""
         while not stop.is_set():
             await self.keep()
             await self.clock.wait(stop, STEP_S - self.clock.wall_ns() / 1e9 % STEP_S)
-            self.trends.step()
+            self.step()
+
+    def step(self) -> None:
+        """End a step: add its row."""
+        before, self._before = self._before, self._read()
+        row = msgspec.structs.replace(
+            self._before,
+            at_s=round(self.clock.wall_ns() / 1e9 / STEP_S) * STEP_S,
+            first_tokens=[*map(sub, self._before.first_tokens, before.first_tokens)],
+            **{name: getattr(self._before, name) - getattr(before, name) for name in ("requests", *SAVED)},
+        )
+        self._rows.append(row)
+
+    def trends(self) -> TrendsPage:
+        """Return the rows."""
+        return TrendsPage(STEP_S, self._bounds, list(self._rows))
 
     async def keep(self) -> None:
         """Keep the fleet of this moment in the ring."""

@@ -12,7 +12,7 @@ from kv_protocol.ids import WorkerRank
 from router.control_plane import ControlPlane
 from router.feeds.watch import FleetWatch
 from router.live.routes import live_routes
-from router.live.service import Live, Row, Trends
+from router.live.service import Live, Row
 from router.native import built
 from router.processes.front import predictions_of
 from tests.support.served import served
@@ -39,9 +39,8 @@ class Watched:
 
     def __init__(self, plane: Plane) -> None:
         index: Any = Blocks()
-        trends = Trends(plane.clock, Row, ())
         self.plane, self.index = plane, index
-        self.live, self.watch = Live(plane.routing, index, trends), FleetWatch(plane.routing, dict)
+        self.live, self.watch = Live(plane.routing, index, Row, ()), FleetWatch(plane.routing, dict)
         self._open = list[Any]()
         none: Any = None  # nothing is published or drained here
         watched = live_routes(self.live, self.watch.marks)

@@ -11,7 +11,7 @@ from indexer.embedded import OutlineNode
 from kv_protocol.codec import pack_u64
 from router.decision.kept_prompts import KeptPrompts
 from router.live.fleet import EXCERPT_TOKENS, uses
-from router.live.service import OLD_S, OLD_STEP_S, RECENT_S, STEP_S, STEPS, Ring, Row, Trends, merged_trends
+from router.live.service import OLD_S, OLD_STEP_S, RECENT_S, STEP_S, STEPS, Live, Ring, Row, merged_trends
 from tests.support.manual_clock import ManualClock
 from tests.unit.router.samples import route
 
@@ -84,26 +84,27 @@ class Router:
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.reading = Row(first_tokens=[0, 0])
-        self.trends = Trends(self.clock, lambda: self.reading, (1.0,))
+        routing: Any = SimpleNamespace(clock=self.clock)
+        self.live = Live(routing, routing, lambda: self.reading, (1.0,))
 
     async def step(self, **changed: Any) -> None:
         """Let a step end, after which this is read."""
         self.reading = replace(self.reading, **changed)
         await self.clock.advance(STEP_S)
-        self.trends.step()
+        self.live.step()
 
 
 async def test_a_row_has_what_was_added_in_its_step() -> None:
     router = Router()
     await router.step(requests=3, first_tokens=[2, 1], prompt_tokens=100, reused_tokens=60, saved_s=0.5)
     await router.step(requests=4, first_tokens=[2, 2], in_flight=7, event_lag_s=0.25)
-    first, second = router.trends.shown().rows
+    first, second = router.live.trends().rows
     assert (first.requests, first.first_tokens, first.reused_tokens, first.saved_s) == (3, [2, 1], 60, 0.5)
     assert (second.requests, second.first_tokens, second.reused_tokens) == (1, [0, 1], 0)
     assert (second.in_flight, second.event_lag_s, second.at_s - first.at_s) == (7, 0.25, STEP_S)
     for _ in range(STEPS + 5):
         await router.step()
-    assert len(router.trends.shown().rows) == STEPS, "those of 15 minutes"
+    assert len(router.live.trends().rows) == STEPS, "those of 15 minutes"
 
 
 async def test_rows_of_processes_are_summed_by_their_times_and_gauges_are_the_largest() -> None:
@@ -111,7 +112,7 @@ async def test_rows_of_processes_are_summed_by_their_times_and_gauges_are_the_la
     await one.step(requests=3, first_tokens=[2, 1], in_flight=4)
     await other.step(requests=2, first_tokens=[0, 2], in_flight=5, event_lag_s=0.5)
     await other.step()
-    both, alone = merged_trends([one.trends.shown(), other.trends.shown()]).rows
+    both, alone = merged_trends([one.live.trends(), other.live.trends()]).rows
     assert (both.requests, both.first_tokens, both.in_flight, both.event_lag_s) == (5, [2, 3], 5, 0.5)
     assert (alone.requests, alone.at_s - both.at_s) == (0, STEP_S)
 
