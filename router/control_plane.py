@@ -7,7 +7,7 @@
 
 import asyncio
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
@@ -309,7 +309,8 @@ def _explained(record: Lease, begun_s: float, trace_link: str) -> dict[str, obje
     """Return a decision with every candidate, its prediction beside its outcome, and the link to its trace."""
     decision = record.decision
     outcome = None if record.outcome is None else msgspec.convert(record.outcome, Outcome, from_attributes=True)
-    ids = {"request_id": decision.request_id, "decision_id": decision.decision_id}
+    for name in ("request_id", "decision_id"):
+        trace_link = trace_link.replace(f"{{{name}}}", quote(getattr(decision, name), safe=""))
     return {
         "decision": decision,
         "outcome": outcome_fields(record.outcome),
@@ -317,15 +318,8 @@ def _explained(record: Lease, begun_s: float, trace_link: str) -> dict[str, obje
         "sentence": sentence(DecisionReport(decision=decision, outcome=outcome)),
         "predicted": {"cached_tokens": predicted_cached_tokens(decision), "ttft_s": decision.chosen.predicted_ttft_s},
         "misses": misses(decision, record.outcome, begun_s),
-        "trace_url": _trace_url(trace_link, ids),
+        "trace_url": trace_link or None,
     }
-
-
-def _trace_url(link: str, ids: Mapping[str, str]) -> str | None:
-    """Return the link with the ids in their places, quoted; None without a link."""
-    for name, value in ids.items():
-        link = link.replace(f"{{{name}}}", quote(value, safe=""))
-    return link or None
 
 
 def _trusted(rank: WorkerRank, trust: Trust) -> dict[str, object]:

@@ -7,18 +7,18 @@ each with `id`, `severity`, `of`, `found`, `why`, `fix`.
 """
 
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 import click
 import msgspec
+from msgspec.structs import asdict
 
 from kv_runtime.clock import Clock
 from kv_runtime.process import print_json, print_lines, run_to_end
 from router.cli.options import checked_urls, nats_option, plane_url, settings_of, token_option
 from router.config import RouterSettings
 from router.doctor.checks import examine, exit_code
-from router.doctor.facts import CATALOGUE, SEVERITIES, Finding, FleetFacts, severity
+from router.doctor.facts import CATALOGUE, SEVERITIES
 from router.doctor.survey import look
 
 NOT_LOOKED = 3
@@ -80,46 +80,24 @@ def doctor(
     control_urls, data_urls = checked_urls("--router", control_urls), checked_urls("--data", data_urls)
     facts = run_to_end(lambda: look(settings, control_urls, data_urls, listen_s, timeout_s, Clock()))
     findings = examine(facts)
-    if as_json:
-        print_json(as_object(facts, findings))
-    else:
-        print_lines(*as_lines(facts, findings))
-    sys.exit(exit_code(findings))
-
-
-def as_object(facts: FleetFacts, findings: Sequence[Finding]) -> bytes:
-    """Return the counts of the survey and its findings as JSON."""
-    return msgspec.json.encode(
-        {
-            "exit_code": exit_code(findings),
-            "window_s": round(facts.window_s, 3),
-            "looked_at": _looked_at(facts),
-            "findings": [
-                {**msgspec.structs.asdict(each), **msgspec.structs.asdict(CATALOGUE[each.id])} for each in findings
-            ],
-        }
-    )
-
-
-def as_lines(facts: FleetFacts, findings: Sequence[Finding]) -> list[str]:
-    """Return the findings as lines for people, the worst first, and a summary."""
-    lines = []
-    for each in findings:
-        meaning = CATALOGUE[each.id]
-        lines += [f"{meaning.severity:<8}{each.id}  {each.of}: {each.found}"]
-        lines += [f"        why  {meaning.why}", f"        fix  {meaning.fix}", ""]
-    counted = [severity(each) for each in findings]
-    summary = _counted({f"{kind}s": counted.count(kind) for kind in SEVERITIES})
-    return [*lines, f"{summary}; looked at {_counted(_looked_at(facts))}, for {facts.window_s:.1f} s"]
-
-
-def _counted(counts: dict[str, int]) -> str:
-    return ", ".join(f"{count} {what.removesuffix('s') if count == 1 else what}" for what, count in counts.items())
-
-
-def _looked_at(facts: FleetFacts) -> dict[str, int]:
-    return {
+    looked_at = {
         "workers": len(facts.workers),
         "ranks": sum(len(worker.registration.dp_ranks) for worker in facts.workers),
         "routers": sum(not router.control.problem for router in facts.routers),
     }
+    meanings, code = [CATALOGUE[each.id] for each in findings], exit_code(findings)
+    if as_json:
+        found = [{**asdict(each), **asdict(meaning)} for each, meaning in zip(findings, meanings, strict=True)]
+        page = {"exit_code": code, "window_s": round(facts.window_s, 3), "looked_at": looked_at, "findings": found}
+        print_json(msgspec.json.encode(page))
+        sys.exit(code)
+    for each, meaning in zip(findings, meanings, strict=True):
+        print_lines(f"{meaning.severity:<8}{each.id}  {each.of}: {each.found}")
+        print_lines(f"        why  {meaning.why}", f"        fix  {meaning.fix}", "")
+    summary = _counted({f"{kind}s": sum(each.severity == kind for each in meanings) for kind in SEVERITIES})
+    print_lines(f"{summary}; looked at {_counted(looked_at)}, for {facts.window_s:.1f} s")
+    sys.exit(code)
+
+
+def _counted(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count} {what.removesuffix('s') if count == 1 else what}" for what, count in counts.items())

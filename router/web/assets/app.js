@@ -88,7 +88,7 @@ class App {
   status() {
     const { live } = this, word = live.past ? "past" : { connecting: "connecting", live: "live", away: "away", token: "locked" }[live.state];
     return h("p", { class: `status ${word}`, role: "status" }, h("span", { class: "dot", "aria-hidden": "true" }), word,
-      hasToken() && h("button", { type: "button", class: "plain", onclick: () => this.forget() }, "Forget token"));
+      hasToken() && h("button", { type: "button", class: "plain", onclick: () => { setToken(null); location.reload(); } }, "Forget token"));
   }
 
   content() {
@@ -115,11 +115,6 @@ class App {
       h("label", { for: "token" }, "Token"),
       h("input", { id: "token", name: "token", type: "password", autocomplete: "off", required: true, autofocus: true }),
       h("button", { type: "submit", class: "primary" }, "Connect"));
-  }
-
-  forget() {
-    setToken(null);
-    location.reload();
   }
 }
 

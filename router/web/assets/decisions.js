@@ -90,7 +90,7 @@ export class DecisionView extends Poll {
       h("div", { key: "beside", class: "columns" }, outcome(found), about(found)),
       this.candidates(found),
       found.prompt && promptOf(found.prompt),
-      decision.excluded.length > 0 && this.excluded(decision),
+      decision.excluded.length > 0 && panel("excluded", `${count(decision.excluded.length)} not eligible`, this.others.with(decision.excluded)),
       decisions.length > 1 && siblings(decisions, decision),
     ];
   }
@@ -102,13 +102,9 @@ export class DecisionView extends Poll {
     this.ranks.columns = columnsOf(decision, terms, largest);
     return h("section", { key: "candidates", class: "panel" },
       h("div", { class: "tools" }, h("h2", null, `${count(rows.length)} ${rows.length === 1 ? "candidate" : "candidates"}`),
-        h("span", { class: "muted" }, unitText(decision)),
+        h("span", { class: "muted" }, `Cost: ${decision.cost_unit === "ms" ? "milliseconds that the choice takes, of this request and of those already there" : "as the mode computes it"}; the lowest wins.`),
         decision.candidates[decision.winner].is_weighed && legend(...terms.map((term) => [term.kind, term.name]))),
       this.ranks.with(rows));
-  }
-
-  excluded(decision) {
-    return panel("excluded", `${count(decision.excluded.length)} not eligible`, this.others.with(decision.excluded));
   }
 }
 
@@ -119,15 +115,11 @@ function termsOf(addends) {
   return [...coloured(true, FIRST), ...coloured(false, REST)];
 }
 
-function unitText(decision) {
-  return decision.cost_unit === "ms" ? "Cost: milliseconds that the choice takes, of this request and of those already there; the lowest wins." : "Cost: as the mode computes it; the lowest wins.";
-}
-
 function columnsOf(decision, terms, largest) {
   const isWeighed = decision.candidates[decision.winner].is_weighed;
   const weighed = [
     { name: "Cost", width: "84px", align: "end", cell: (row) => h("strong", null, ms(row.terms.cost)), sort: (row) => row.terms.cost, hint: "Sum of the terms, times its constraints' factor" },
-    { name: "Share of terms", width: "minmax(110px, 1.4fr)", cell: (row) => bar(terms.map((term) => [weighted(row, terms, term), term.kind]), largest, shares(row, terms)) },
+    { name: "Share of terms", width: "minmax(110px, 1.4fr)", cell: (row) => bar(terms.map((term) => [weighted(row, terms, term), term.kind]), largest, terms.map((term) => `${term.name} ${ms(weighted(row, terms, term))}`).join(", ")) },
     ...terms.map((term) => ({ name: term.name, width: "76px", align: "end", cell: (row) => ms(weighted(row, terms, term)), sort: (row) => row.terms[term.field], hint: `Milliseconds ${term.hint}${term.isFirst ? ", times policy.ttft_weight" : ""}` })),
     ...(decision.candidates.some((row) => row.terms.constraint_multiplier !== 1) ? [{ name: "Factor", width: "64px", align: "end", cell: (row) => row.terms.constraint_multiplier.toFixed(2), hint: "For its constraints; the sum of the terms is multiplied by it" }] : []),
   ];
@@ -138,10 +130,6 @@ function columnsOf(decision, terms, largest) {
     { name: "Blocks expected", width: "120px", align: "end", cell: (row) => count(Math.max(row.overlap_blocks[0], row.predicted_blocks)), sort: (row) => Math.max(row.overlap_blocks[0], row.predicted_blocks), hint: "Including those that earlier requests will leave there" },
     { name: "Trust", width: "minmax(96px, 160px)", cell: (row) => [trust(row), row.terms.overlap_lost_blocks > 0 && badge("evicts", "warn", `It lacks room, and will evict ${count(row.terms.overlap_lost_blocks)} blocks before it computes the prompt`)], sort: (row) => row.trust },
   ];
-}
-
-function shares(row, terms) {
-  return terms.map((term) => `${term.name} ${ms(weighted(row, terms, term))}`).join(", ");
 }
 
 /** A term times its weight. The weight of terms before the first token follows from the cost; others have 1. */

@@ -57,16 +57,20 @@ export class FleetView extends View {
     if (!live.shown.fleet) return null;
     if (!live.shown.ranks.length) return message("", "There is no worker.", "Start one: worker-agent serve --worker-id w0. The router learns of it by itself.");
     const [ranks, field] = filtered(this, "fleet-filter", "name, model, role, state", live.shown.ranks, (rank) => `${rank.id} ${rank.model} ${rank.role} ${rank.trust} ${stateOf(rank)}`);
-    return [headline(live, trends), trends.figures(), summary(live), live.shown.ranks.length >= MAPPED_MIN && this.mapped(ranks), field, this.table.with(ranks)];
+    return [
+      h("p", { key: "headline", class: "headline" }, "Mode ", h("strong", null, live.shown.fleet.policy), live.version && ` · version ${live.version}`, ` · ${trends.saved()}`),
+      trends.figures(), summary(live), live.shown.ranks.length >= MAPPED_MIN && this.mapped(ranks), field, this.table.with(ranks),
+    ];
   }
 
   mapped(ranks) {
+    const { pointed } = this, described = pointed && [pointed.id, MEASURES[this.measure].text(pointed), pointed.trust, pointed.unfit].filter(Boolean).join(" · ");
     return h("section", { key: "map", class: "panel", "aria-label": "Map" },
       h("div", { class: "tools" },
         select("measure", "Colour by", MEASURE_NAMES, this.measure, (measure) => this.show({ measure })),
-        h("span", { class: "muted pointed" }, this.pointed ? described(this.pointed, this.measure) : scaleOf(ranks, this.measure)),
+        h("span", { class: "muted pointed" }, described ?? scaleOf(ranks, this.measure)),
         legend(["accent", "more"], ["degraded", "degraded"], ["fallback", "fallback"], ["cross", "takes no work"])),
-      rankMap(ranks, this.measure, { point: (pointed) => pointed !== this.pointed && this.show({ pointed }), open: this.table.open }));
+      rankMap(ranks, this.measure, { point: (rank) => rank !== this.pointed && this.show({ pointed: rank }), open: this.table.open }));
   }
 }
 
@@ -86,10 +90,6 @@ const COLUMNS = [
   numbers("Decode", "decode_factor", "66px", factor, { hint: "Learnt decode time, as a multiple of the reference engine's" }),
 ];
 
-function headline({ shown: { fleet }, version }, trends) {
-  return h("p", { key: "headline", class: "headline" }, "Mode ", h("strong", null, fleet.policy), version && ` · version ${version}`, ` · ${trends.saved()}`);
-}
-
 function summary(live) {
   const { fleet, ranks } = live.shown;
   const unfit = ranks.filter((rank) => stateOf(rank) !== "fit").length, doubted = ranks.filter((rank) => rank.trust !== "EXACT").length;
@@ -98,10 +98,6 @@ function summary(live) {
     ["Ranks", `${count(ranks.length)}`, `${fleet.workers.worker_id.length} workers`],
     ["Take no work", count(unfit), "", unfit ? "bad" : ""],
     ["Not exact", count(doubted), "Ranks whose state in the index is uncertain", doubted ? "warn" : ""]);
-}
-
-function described(rank, measure) {
-  return [rank.id, MEASURES[measure].text(rank), rank.trust, rank.unfit].filter(Boolean).join(" · ");
 }
 
 function scaleOf(ranks, measure) {

@@ -113,15 +113,10 @@ function prefix(node) {
     node.children > 0 && link(["prefixes", node.last], `▸ ${short(node.children)}`, { title: "Show those behind it", tabindex: "-1" }));
 }
 
-/** Tenants of the newest requests; without tenants their models. */
-function users(use) {
-  return use?.tenants.length ? use.tenants : (use?.models ?? []);
-}
-
 const heatShare = (node) => Math.min(1, Math.log2(1 + (node.heat ?? 0)) / 6);
 const COLUMNS = [
   { name: "Prefix", width: "minmax(140px, 2fr)", phone: "minmax(128px, 2fr)", cell: prefix, hint: "Its text where prompts are kept, or the end of the hash of its last block; how many prefixes are behind it" },
-  { name: "Used by", width: "minmax(90px, 1fr)", cell: ({ use }) => name(users(use).join(", ") || UNKNOWN), hint: "Tenants, or without them models, of the newest requests through it" },
+  { name: "Used by", width: "minmax(90px, 1fr)", cell: ({ use }) => name(use?.tenants.join(", ") || use?.models.join(", ") || UNKNOWN), hint: "Tenants, or without them models, of the newest requests through it" },
   { name: "Length", width: "64px", align: "end", cell: (node) => count(node.blocks), hint: "Blocks of the chain, to the next fork" },
   { name: "Depth", width: "64px", align: "end", cell: (node) => short(node.depth_blocks), hint: "Blocks from the root" },
   { name: "Size", width: "minmax(86px, 1fr)", phone: "80px", align: "end", cell: (node) => [bar([[node.subtree_blocks, "accent"]], node.largest, `${count(node.subtree_blocks)} blocks with all behind`), h("span", { class: "number" }, short(node.subtree_blocks))], hint: "Blocks with all behind it" },
