@@ -31,7 +31,7 @@ NVIDIA/TensorRT-LLM `cpp/tensorrt_llm/batch_manager/cacheFormatter.cpp` (`inquir
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TypeVar
 
 from kv_protocol.fleet import Role, WorkerRegistered
@@ -63,7 +63,29 @@ _K = TypeVar("_K")
 
 def pairing_findings(registrations: Sequence[WorkerRegistered]) -> list[Finding]:
     """Return the incompatibilities among the workers of one model; none if all have the same role."""
-    return [*_buffers(registrations), *_dtypes(registrations), *_backends(registrations)]
+    by_role = {role: _of_role(registrations, role) for role in _OTHER}
+    longest = {role: _longest(workers) for role, workers in by_role.items()}
+    found = []
+    for worker in chain(*by_role.values()):
+        both = [each for each in (_seq_len(worker), longest[_OTHER[worker.role]]) if each]
+        longest_input = min(both, default=1) - 1
+        if 0 < worker.transfer_buffer_tokens < longest_input:
+            words = f"transfer_buffer_tokens {worker.transfer_buffer_tokens}, the longest input has {longest_input}"
+            found.append(Finding("pair.transfer", worker.worker_id, words))
+    for check, field, value_of in (
+        ("pair.dtype", "kv_cache_dtype", kv_dtype),
+        ("pair.transfer", "transfer_backend", _backend),
+    ):
+        values = {role: _by(filter(value_of, workers), value_of) for role, workers in by_role.items()}
+        different = {value for of_role in values.values() for value in of_role}
+        if all(values.values()) and (len(different) > 1 or UNKNOWN in different):
+            listed = (
+                f"{role} {value}: {names(_ids(workers))}"
+                for role, of_role in values.items()
+                for value, workers in of_role.items()
+            )
+            found.append(Finding(check, registrations[0].model, f"{field}: {'; '.join(listed)}"))
+    return found
 
 
 def partner_findings(registrations: Sequence[WorkerRegistered]) -> Iterator[Finding]:
@@ -90,20 +112,6 @@ def _domains(prefill: Sequence[WorkerRegistered], decode: Sequence[WorkerRegiste
                 yield Finding("pair.alone", registration.worker_id, words)
 
 
-def _buffers(registrations: Sequence[WorkerRegistered]) -> Iterator[Finding]:
-    longest = {role: _longest(_of_role(registrations, role)) for role in _OTHER}
-    for registration in registrations:
-        if registration.role not in _OTHER or not registration.transfer_buffer_tokens:
-            continue
-        both = [each for each in (_seq_len(registration), longest[_OTHER[registration.role]]) if each]
-        longest_input = min(both, default=1) - 1
-        if registration.transfer_buffer_tokens < longest_input:
-            words = (
-                f"transfer_buffer_tokens {registration.transfer_buffer_tokens}, the longest input has {longest_input}"
-            )
-            yield Finding("pair.transfer", registration.worker_id, words)
-
-
 def _longest(registrations: Sequence[WorkerRegistered]) -> int:
     """Return the longest sequence that a worker takes; 0 (no bound) without a worker, or if one states none."""
     lengths = [_seq_len(registration) for registration in registrations]
@@ -118,26 +126,8 @@ def _seq_len(registration: WorkerRegistered) -> int:
     return min((bound for bound in (registration.max_seq_len, prompt) if bound), default=0)
 
 
-def _dtypes(registrations: Sequence[WorkerRegistered]) -> Iterator[Finding]:
-    prefill, decode = by_role = [_by(_of_role(registrations, role), kv_dtype) for role in _OTHER]
-    if prefill and decode and (len(prefill | decode) > 1 or UNKNOWN in prefill):
-        yield Finding("pair.dtype", registrations[0].model, f"kv_cache_dtype: {_listed(by_role)}")
-
-
-def _backends(registrations: Sequence[WorkerRegistered]) -> Iterator[Finding]:
-    stated = [each for each in registrations if each.transfer_backend]
-    by_role = [_by(_of_role(stated, role), lambda each: each.transfer_backend.lower()) for role in _OTHER]
-    if all(by_role) and len(by_role[0] | by_role[1]) > 1:
-        yield Finding("pair.transfer", registrations[0].model, f"transfer_backend: {_listed(by_role)}")
-
-
-def _listed(by_role: Sequence[dict[str, list[WorkerRegistered]]]) -> str:
-    """Return the workers of each role and value."""
-    return "; ".join(
-        f"{role} {value}: {names(_ids(registrations))}"
-        for role, values in zip(_OTHER, by_role, strict=True)
-        for value, registrations in values.items()
-    )
+def _backend(registration: WorkerRegistered) -> str:
+    return registration.transfer_backend.lower()
 
 
 def _of_role(registrations: Iterable[WorkerRegistered], role: Role) -> list[WorkerRegistered]:
