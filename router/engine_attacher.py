@@ -1,12 +1,12 @@
-"""Attaches engines in the router's own process, as `worker-agent attach` does it elsewhere.
+"""Attaches engines in the router's own process, as `worker-agent attach` does in another.
 
-    listed          in the watched list `workers_from`: attached while it is in there
+    listed          in the watched list `workers_from`: attached while it is in the list
     added           in `workers`, or over `POST /v1/workers`: attached until it is removed, or the router ends
     not attached    the reason is logged once, the try repeated every `RETRY_S`; other workers are not affected
 
-The list is a file, read again each second, in which empty lines, and those that begin with #, do not count; or
-dns://name:port, every address of the name, each an engine at http://address:port. A list that cannot be read leaves the
-engines as they are; the reason is logged once.
+The list is a file, read again each second, without its empty lines and those that begin with #; or dns://name:port,
+where each address of the name is an engine at http://address:port. While a list cannot be read the engines stay as they
+are; the reason is logged once.
 
 The agent's modules are imported when the first engine is to be attached.
 """

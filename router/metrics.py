@@ -6,8 +6,8 @@
 
     margin     the runner-up's cost minus the winner's
     regret     the longest overlap of a candidate minus the winner's: the reuse that was given up for lower load
-    given up   regret, by the term in which that candidate exceeds the winner most; `not_cost` if it did not cost
-               more: a session, a draw or a newcomer's share decided
+    given up   regret, by the term in which the candidate with the longest overlap exceeds the winner most; `not_cost`
+               if it did not cost more: a session, a draw or a newcomer's share decided
 
 On the request path counting is additions in C++ (`router/native/request_sums.hpp`); samples are made at the scrape.
 Every label set exists at 0 from the start, and is removed with the model or worker that it names. Reading a decision's

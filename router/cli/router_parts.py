@@ -1,4 +1,4 @@
-"""The parts of a router that serves, created and connected: the only module that knows all of its classes."""
+"""Creates and connects the parts of a router that serves: the only module that knows all of their classes."""
 
 import asyncio
 import json

@@ -46,7 +46,7 @@ FULL_RATIO = 0.9
 """A log filled to this share is nearly full: it is purged at 3/4 of its limit, unless no snapshot allows it."""
 _AVOIDED = ("breaker", "busy")
 SILENT_BLOCKS = 64
-"""How many blocks in use make a rank without events a finding: an engine publishes a block only once it is computed."""
+"""So many blocks in use make a rank without events a finding: an engine publishes a block only once it is computed."""
 _UNTRUSTED = ("FALLBACK", "DEGRADED")
 PARITY = {
     **dict.fromkeys(("block_size", "hash_scheme", "canary", "images"), "parity.hashes"),

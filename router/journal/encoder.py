@@ -3,8 +3,9 @@
 journal        holds the newest records. Leases add decisions, first tokens and outcomes (`router/native/leases.cpp`);
                `record` adds anything else. A record that is longer than a message becomes parts
 a batch        the records of one message. If batches of more than `bytes_max` wait, the oldest are dropped and counted
-a decision     comes after a `RankStanding` of each rank whose epoch or doubt differs from those recorded last, or, if
-               none were, from 0 and no doubt. It states a rank's trust; `doubt_of` finds the doubt behind that
+a decision     is preceded by a `RankStanding` of each rank with another epoch or doubt than recorded last; before the
+               first record of a rank these count as 0 and none. A verdict has the rank's trust, and `doubt_of` returns
+               the doubt behind it
 a checkpoint   `CheckpointBegan`, `RankStanding`s, `CheckpointPart`s, `CheckpointEnded`. `step` encodes one of these
                records, so that a large checkpoint does not block the process
 losses         a record `Lost` takes the numbers of the lost records; `broken_by` counts these until the next checkpoint
@@ -12,8 +13,8 @@ cut            returns the next message
 
 `JournalCheckpoint` copies a state at one moment, `Restoring` restores it from the parts. The table `fleet` has the
 policy, the fleet and the breakers; all others are the core's (`router/native/core.cpp`), which encodes leases and
-routed blocks only when read. Tables are restored in their order: a lease needs its rank and its session. What can be
-computed from tables is in none: views, columns, chains.
+routed blocks only when read. Tables are restored in their order: a lease needs its rank and its session. No table has
+what can be computed from the others: views, columns, chains.
 """
 
 from collections import Counter, deque

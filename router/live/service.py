@@ -3,7 +3,7 @@
 ring      has the columns, compressed on a thread. When the clock is set back, samples of later times are dropped
 
     recent    every sample of the last `RECENT_S`
-    old       of the time before, up to `OLD_S`, one sample in each `OLD_STEP_S`
+    old       one sample in each `OLD_STEP_S` of the time before that, up to `OLD_S` ago
     full      beyond `RING_BYTES_MAX` the oldest samples are dropped
 
 trends    `STEPS` rows: what was added to the sums of the metrics in a step, and two gauges at the step's end. Steps
