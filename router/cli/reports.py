@@ -15,7 +15,6 @@ from collections import OrderedDict, defaultdict
 from functools import partial
 from heapq import nlargest
 from http import HTTPStatus
-from itertools import count
 from typing import NamedTuple
 from urllib.parse import quote
 
@@ -65,7 +64,7 @@ class _Known:
         self.verdict, self._note, self._of_request = verdict, note, of_request
         self.begun_s: float = of_request[0].begun_s if of_request else verdict.now_s
         self.outcome: Outcome | None = None
-        self.error = ""
+        self.error, self.missed = "", 0.0
 
     def alone(self) -> DecisionReport:
         outcome = self.outcome
@@ -87,8 +86,7 @@ class JournalReports:
         self._of_request: OrderedDict[tuple[str, str], list[_Known]] = OrderedDict()
         self._of_decision: dict[str, _Known] = {}
         self._one: _Known | None = None
-        self._worst: list[tuple[float, int, _Known]] = []
-        self._order = count()
+        self._worst: list[_Known] = []
         self.decisions = self.not_repeated = 0
         """How many decisions were read, and how many could not be taken again as records before them are missing."""
         self.problem = ""
@@ -108,7 +106,7 @@ class JournalReports:
     def reports(self) -> list[RequestReport]:
         """Return the answer; empty if there is none."""
         if self._question.worst:
-            return [known.report() for _, _, known in self._worst]
+            return [known.report() for known in self._worst]
         return [] if self._one is None else [self._one.report()]
 
     def _is_asked_for(self, record: Decided | Refused) -> bool:
@@ -132,9 +130,10 @@ class JournalReports:
         elif known.outcome is None:
             known.outcome = msgspec.convert(record, Outcome, from_attributes=True)
             if self._question.worst:
-                missed = misses(known.verdict.decision(), known.outcome, known.begun_s).of(self._question.by)
-                if missed is not None and missed > 0:
-                    self._worst = nlargest(self._question.worst, [*self._worst, (missed, -next(self._order), known)])
+                missed = misses(known.verdict.decision(), known.outcome, known.begun_s)
+                known.missed = missed.of(self._question.by) or 0.0
+                if known.missed > 0:  # of equal ones the earlier come first
+                    self._worst = nlargest(self._question.worst, [*self._worst, known], key=lambda each: each.missed)
 
     def _keep(self, router: str, verdict: Verdict, difference: str) -> _Known:
         key = router, verdict.request.request_id
@@ -297,7 +296,7 @@ def report(
     if since_ns is not None and until_ns is not None and since_ns >= until_ns:
         raise click.UsageError(f"--until: found {iso(until_ns)}, allowed a time after --since, {iso(since_ns)}")
     if reads_journal:
-        found = _saved_by_journal(settings, (since_ns, until_ns), with_evictions)
+        found = _saved_by_journal(settings, since_ns, until_ns, with_evictions=with_evictions)
     else:
         found = asked(settings, url, lambda plane: plane.page("/v1/report", SavingsReport))
     if as_json:
@@ -309,11 +308,8 @@ def report(
 
 
 def _saved_by_journal(
-    settings: RouterSettings,
-    period: tuple[int | None, int | None],
-    with_evictions: bool,  # noqa: FBT001
+    settings: RouterSettings, since_ns: int | None, until_ns: int | None, *, with_evictions: bool
 ) -> SavingsReport:
-    since_ns, until_ns = period
     removals = Removals() if with_evictions else None
     savings = JournalSavings(settings.report.attribution(), since_ns, until_ns, removals)
     lead_ns = round(_CHECKPOINTS_BEFORE * CHECKPOINT_S * _NS_PER_S)

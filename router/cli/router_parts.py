@@ -30,7 +30,6 @@ from router.attribution.service import Savings
 from router.config import RouterSettings
 from router.control_plane import ControlPlane
 from router.decision.kept_prompts import KeptPrompts
-from router.decision.policy import Policy
 from router.decision.policy_store import PolicyStore
 from router.decision.routing import Routing
 from router.decision.state import LEASE_S, RouterState, StateSettings
@@ -137,7 +136,19 @@ class RouterParts:
             )
         process_name = "" if process is None else f"serving-{process.number}"
         self._savings = Savings(settings.report, state.core, self._clock, process_name)
-        self._routing = self._router(state, policies.initial)
+        writer = self._journal
+        self._routing = Routing(
+            state,
+            self._index,
+            self._clock,
+            policies.initial,
+            seed=settings.policy.seed,
+            lease_s=LEASE_S,
+            decisions_max=settings.journal.decisions_max,
+            journal=writer and writer.encoder.journal,
+            recorders=() if writer is None else (writer.encoder.record,),
+            noted=() if writer is None else (writer.problem,),
+        )
         self._replicas = Replicas(self._routing, log, name) if settings.ledger.replicas else None
         self._shadows = Shadows(self._routing, settings.shadow)
         if process is not None and process.shadows:
@@ -225,22 +236,6 @@ class RouterParts:
             ],
         )
         return settings.control.server(control.app(self.registry, token=settings.control.token.get_secret_value()))
-
-    def _router(self, state: RouterState, policy: Policy) -> Routing:
-        settings = self._settings
-        journal = None if self._journal is None else self._journal.encoder
-        return Routing(
-            state,
-            self._index,
-            self._clock,
-            policy,
-            seed=settings.policy.seed,
-            lease_s=LEASE_S,
-            decisions_max=settings.journal.decisions_max,
-            journal=None if journal is None else journal.journal,
-            recorders=() if journal is None else (journal.record,),
-            noted=() if self._journal is None else (self._journal.problem,),
-        )
 
     def _picker_of(self, serving: Serving) -> "EndpointPicker":
         require("gateway", "router", "picker.enabled")

@@ -58,7 +58,7 @@ LossReason = Literal["buffer_full", "too_large", "not_encodable", "log_away"]
 it before the router ended."""
 LOSS_REASONS: tuple[LossReason, ...] = get_args(LossReason)
 _NOT_ENCODABLE = (OverflowError, TypeError, ValueError)
-_UNHEARD = (0, "")
+UNHEARD = (0, "")
 """The epoch and doubt of a rank without a `RankStanding`: 0, and no doubt."""
 
 
@@ -258,7 +258,7 @@ class JournalEncoder:
         """Add the standing of each rank whose epoch or doubt is new in this decision."""
         epochs = verdict.epochs or (0,) * len(verdict.ranks)
         for rank, epoch, trust in zip(verdict.ranks, epochs, verdict.trusts, strict=True):
-            known = self._statuses.get(rank, _UNHEARD)
+            known = self._statuses.get(rank, UNHEARD)
             status = epoch, doubt_of(trust, known[1])
             if status != known:
                 self._statuses[rank] = status

@@ -56,11 +56,10 @@ from router.decision.policy import Policy
 from router.decision.state import RouterState, StateSettings
 from router.decision.verdict import Verdict
 from router.decision.view import OverlapAnswer
-from router.journal.encoder import CheckpointUnusable, JournalCheckpoint, Restoring
+from router.journal.encoder import UNHEARD, CheckpointUnusable, JournalCheckpoint, Restoring
 from router.shadows.comparison import Comparison, compared
 
 _REASON_CHARACTERS_MAX = 200
-_NO_STATUS = (0, "")
 _UNKNOWN = "records are missing before it: to decide again proves nothing"
 
 
@@ -226,7 +225,7 @@ class Replay:
     def _answer(self, record: Decided, _: bytes, ranks: tuple[WorkerRank, ...]) -> OverlapAnswer:
         if len(ranks) != record.ranks:
             raise Contradiction(f"{len(ranks)} ranks serve {record.request.model}, recorded are {record.ranks}")
-        standings = [self._standings.get(rank, _NO_STATUS) for rank in ranks]
+        standings = [self._standings.get(rank, UNHEARD) for rank in ranks]
         epochs, doubts = tuple(epoch for epoch, _ in standings), tuple(doubt for _, doubt in standings)
         return np.array(overlap_tiers(record), np.int32), epochs, (0,) * len(ranks), doubts
 

@@ -49,14 +49,12 @@ class Ring:
 
     def add(self, at_s: float, data: bytes) -> None:
         """Keep a sample; thin and drop others, so that all are within the bounds."""
-        kept, next_s = list[float](), at_s - OLD_S
-        for each in self.samples:
-            if at_s - RECENT_S < each < at_s:
-                kept.append(each)
-            elif next_s <= each < at_s and each > at_s - OLD_S:
-                kept.append(each)
+        kept, next_s = dict[float, bytes](), at_s - OLD_S
+        for each, sample in self.samples.items():
+            if at_s - OLD_S < each < at_s and (each > at_s - RECENT_S or each >= next_s):
+                kept[each] = sample
                 next_s = each + OLD_STEP_S
-        self.samples = {**{each: self.samples[each] for each in kept}, at_s: data}
+        self.samples = {**kept, at_s: data}
         while self.size > self.bytes_max:
             del self.samples[next(iter(self.samples))]
 
