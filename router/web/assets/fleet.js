@@ -17,17 +17,6 @@ const MEASURES = {
   prefill: { name: "prefill time", value: (rank) => rank.prefill_factor, text: (rank) => `prefill ${factor(rank.prefill_factor)}`, isScaled: true },
 };
 
-/** All ranks as cells, in the order of the fleet. `point(rank)` is called when the pointer is over it (null: over none), `open(rank)` when it is clicked. */
-function rankMap(ranks, measure, { point, open }) {
-  const { name: text, value, isScaled } = MEASURES[measure], rankOf = (event) => ranks[event.target.dataset.at] ?? null;
-  const largest = isScaled ? Math.max(1e-9, ...ranks.map((rank) => value(rank) ?? 0)) : 1, room = Math.floor(Math.sqrt((MAP_WIDTH * MAP_HEIGHT) / ranks.length)) - GAP;
-  return h("div", {
-    class: "map", role: "img", "aria-label": `Map of ${ranks.length} ranks by ${text}. The table below has the same figures.`,
-    style: { "--cell": `${Math.max(CELL_MIN, Math.min(CELL_MAX, room))}px`, "--gap": `${GAP}px` },
-    onpointerover: (event) => point(rankOf(event)), onpointerleave: () => point(null), onclick: (event) => rankOf(event) && open(rankOf(event)),
-  }, ranks.map((rank, at) => h("span", { key: rank.id, "data-at": String(at), class: `cell ${markOf(rank)}`, style: { "--share": `${shade(value(rank), largest)}%` } })));
-}
-
 /** How much of the accent colour a cell has, in percent; any value above 0 differs visibly from 0. */
 function shade(value, largest) {
   return value > 0 ? (15 + 85 * Math.min(1, value / largest)).toFixed(0) : "0";
@@ -63,14 +52,22 @@ export class FleetView extends View {
     ];
   }
 
+  /** All ranks as cells, in the order of the fleet, and words for the cell under the pointer or for the scale. */
   mapped(ranks) {
-    const { pointed } = this, described = pointed && [pointed.id, MEASURES[this.measure].text(pointed), pointed.trust, pointed.unfit].filter(Boolean).join(" · ");
+    const { name: by, value, text, isScaled } = MEASURES[this.measure], { pointed } = this, rankOf = (event) => ranks[event.target.dataset.at] ?? null;
+    const most = isScaled && ranks.length ? ranks.reduce((best, rank) => ((value(rank) ?? 0) > (value(best) ?? 0) ? rank : best)) : null;
+    const largest = most ? Math.max(1e-9, value(most) ?? 0) : 1, room = Math.floor(Math.sqrt((MAP_WIDTH * MAP_HEIGHT) / ranks.length)) - GAP;
+    const point = (rank) => rank !== this.pointed && this.show({ pointed: rank });
     return h("section", { key: "map", class: "panel", "aria-label": "Map" },
       h("div", { class: "tools" },
         select("measure", "Colour by", MEASURE_NAMES, this.measure, (measure) => this.show({ measure })),
-        h("span", { class: "muted pointed" }, described ?? scaleOf(ranks, this.measure)),
+        h("span", { class: "muted pointed" }, pointed ? [pointed.id, text(pointed), pointed.trust, pointed.unfit].filter(Boolean).join(" · ") : `full colour: ${most ? text(most) : "100 %"}`),
         legend(["accent", "more"], ["degraded", "degraded"], ["fallback", "fallback"], ["cross", "takes no work"])),
-      rankMap(ranks, this.measure, { point: (rank) => rank !== this.pointed && this.show({ pointed: rank }), open: this.table.open }));
+      h("div", {
+        class: "map", role: "img", "aria-label": `Map of ${ranks.length} ranks by ${by}. The table below has the same figures.`,
+        style: { "--cell": `${Math.max(CELL_MIN, Math.min(CELL_MAX, room))}px`, "--gap": `${GAP}px` },
+        onpointerover: (event) => point(rankOf(event)), onpointerleave: () => point(null), onclick: (event) => rankOf(event) && this.table.open(rankOf(event)),
+      }, ranks.map((rank, at) => h("span", { key: rank.id, "data-at": String(at), class: `cell ${markOf(rank)}`, style: { "--share": `${shade(value(rank), largest)}%` } }))));
   }
 }
 
@@ -98,13 +95,6 @@ function summary(live) {
     ["Ranks", `${count(ranks.length)}`, `${fleet.workers.worker_id.length} workers`],
     ["Take no work", count(unfit), "", unfit ? "bad" : ""],
     ["Not exact", count(doubted), "Ranks whose state in the index is uncertain", doubted ? "warn" : ""]);
-}
-
-function scaleOf(ranks, measure) {
-  const { value, isScaled, text } = MEASURES[measure];
-  if (!isScaled || !ranks.length) return "full colour: 100 %";
-  const largest = ranks.reduce((best, rank) => ((value(rank) ?? 0) > (value(best) ?? 0) ? rank : best));
-  return `full colour: ${text(largest)}`;
 }
 
 export class WorkerView extends Poll {

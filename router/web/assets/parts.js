@@ -246,17 +246,10 @@ export function rankColumn(width) {
   return { name: "Rank", width, phone: "minmax(56px, 1fr)", cell: (row) => link(["workers", row.worker_id], rankId(row), { class: "name", title: rankId(row), tabindex: "-1" }), sort: (row) => natural(rankId(row)) };
 }
 
-/** The cached tokens that a decision predicted; null if there is nothing to compare. */
-export function predictedCached(decision) {
-  const { outcome, misses } = decision;
-  return outcome?.cached_tokens != null && misses?.cached_tokens != null ? outcome.cached_tokens + misses.cached_tokens : null;
-}
-
-/** The predicted time to a decision's first token (or its target), in seconds; null if there is nothing to compare. */
-export function predictedTtft(decision) {
-  const { outcome, misses } = decision;
-  return outcome?.ttft_s != null && misses?.ttft_s != null ? outcome.ttft_s - misses.ttft_s : null;
-}
+/** What a decision predicted of a field of its outcome, from its miss; null if there is nothing to compare. */
+const predicted = (field, sign) => ({ outcome, misses }) => (outcome?.[field] != null && misses?.[field] != null ? outcome[field] + sign * misses[field] : null);
+export const predictedCached = predicted("cached_tokens", 1);
+export const predictedTtft = predicted("ttft_s", -1); // or its target, in seconds
 
 export function outcomeOf(decision) {
   const { outcome } = decision;

@@ -100,7 +100,7 @@ export class Table {
       key, id: this.idOf(key), role: "row", class: `tr ${key === this.selected ? "selected" : ""} ${this.open || this.select ? "opens" : ""} ${this.rowClass?.(row) ?? ""}`,
       "aria-rowindex": String(at + 2), "aria-selected": String(key === this.selected),
       style: { "grid-template-columns": template, top: `${at * ROW}px` },
-      onclick: (event) => this.clicked(event, key),
+      onclick: (event) => this.clicked(event, row),
     }, columns.map((each) => h("div", { role: "gridcell", key: each.name, class: `td ${each.align ?? ""}` }, each.cell(row))));
   }
 
@@ -115,21 +115,19 @@ export class Table {
     this.draw();
   }
 
-  clicked(event, key) {
+  clicked(event, row) {
     if (event.target.closest("a, button")) return;
-    const row = this.rows.find((each) => this.key(each) === key);
-    if (row === undefined) return;
-    this.choose(key);
+    this.choose(row);
     if (!this.select) this.open?.(row);
   }
 
   focused() {
-    if (this.selected === null && this.rows.length) this.choose(this.key(this.rows[0]));
+    if (this.selected === null && this.rows.length) this.choose(this.rows[0]);
   }
 
-  choose(key) {
-    this.selected = key;
-    this.select?.(this.rows.find((each) => this.key(each) === key));
+  choose(row) {
+    this.selected = this.key(row);
+    this.select?.(row);
     this.draw();
   }
 
@@ -150,7 +148,7 @@ export class Table {
     const top = at * ROW, element = this.element, room = element.clientHeight - ROW;
     if (top < element.scrollTop) element.scrollTop = top;
     else if (top + ROW > element.scrollTop + room) element.scrollTop = top + ROW - room;
-    this.choose(this.key(this.rows[at]));
+    this.choose(this.rows[at]);
   }
 }
 
