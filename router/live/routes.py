@@ -29,24 +29,14 @@ def live_routes(live: Live, marks: Collection[object]) -> Sequence[web.RouteDef]
         if at_s is None:
             return json_response({"source": "now", **await live.fleet()})
         if (data := live.ring.at(at_s)) is None:
-            span = live.ring.span
-            allowed = "nothing yet" if span is None else f"{span[0]} and later"
+            first_s = next(iter(live.ring.samples), None)
+            allowed = "nothing yet" if first_s is None else f"{first_s} and later"
             message = f"at: found {at_s}, kept are {allowed}"
             return error_response(404, message, param="at", code="not_recorded")
         return json_response({"source": "ring", **msgspec.json.decode(zlib.decompress(data))})
 
     def history() -> dict[str, object]:
-        ring = live.ring
-        first_s, last_s = ring.span or (None, None)
-        kept = {
-            "from_s": first_s,
-            "to_s": last_s,
-            "samples": len(ring.samples),
-            "bytes": ring.size,
-            "bytes_max": ring.bytes_max,
-            "steps": [{"step_s": step_s, "from_s": from_s} for step_s, from_s in ring.steps()],
-        }
-        return {"now_s": round(live.clock.wall_ns() / 1e9, 3), "ring": kept, "marks": list(marks)}
+        return {"now_s": round(live.clock.wall_ns() / 1e9, 3), "ring": live.ring.shown(), "marks": list(marks)}
 
     trends = json_route("/v1/trends", live.trends)
     return [web.get("/v1/fleet", fleet), json_route("/v1/history", history), trends]

@@ -63,17 +63,19 @@ class Ring:
         last_s = max((each for each in self.samples if each <= at_s), default=None)
         return None if last_s is None else self.samples[last_s]
 
-    @property
-    def span(self) -> tuple[float, float] | None:
-        """The times of the first and of the last sample; None without any."""
-        return (min(self.samples), max(self.samples)) if self.samples else None
-
-    def steps(self) -> list[tuple[float, float]]:
-        """Return, for the recent and for the old samples, if there are any, their step and the time of the first."""
+    def shown(self) -> dict[str, Any]:
+        """Return how much is kept, from when to when, and the step of the recent and of the old samples."""
         times = [*self.samples]
         recent = [at_s for at_s in times if at_s > times[-1] - RECENT_S]
-        old = times[: len(times) - len(recent)]
-        return [(step_s, part[0]) for step_s, part in ((STEP_S, recent), (OLD_STEP_S, old)) if part]
+        parts = {STEP_S: recent, OLD_STEP_S: times[: len(times) - len(recent)]}
+        return {
+            "from_s": times[0] if times else None,
+            "to_s": times[-1] if times else None,
+            "samples": len(times),
+            "bytes": self.size,
+            "bytes_max": self.bytes_max,
+            "steps": [{"step_s": step_s, "from_s": part[0]} for step_s, part in parts.items() if part],
+        }
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):

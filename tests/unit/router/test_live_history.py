@@ -26,6 +26,12 @@ def filled(seconds: float, *, bytes_max: int = 1 << 30, size: int = 10) -> Ring:
     return ring
 
 
+def span(ring: Ring) -> tuple[float | None, float | None]:
+    """Return the times of the first and of the last sample."""
+    shown = ring.shown()
+    return shown["from_s"], shown["to_s"]
+
+
 def found(ring: Ring, seconds: float) -> int | None:
     """Return the number of the last sample at this time or before it."""
     sample = ring.at(BEGAN_S + seconds)
@@ -33,23 +39,24 @@ def found(ring: Ring, seconds: float) -> int | None:
 
 
 def test_the_last_sample_at_a_time_or_before_it_is_found() -> None:
-    assert (Ring(100).at(BEGAN_S), Ring(100).span) == (None, None)
+    assert (Ring(100).at(BEGAN_S), span(Ring(100))) == (None, (None, None))
     ring, expected = filled(60), {-0.001: None, 0.0: 0, 4.9: 0, 5.0: 1, 34.0: 6, 1e9: 12}
     assert {seconds: found(ring, seconds) for seconds in expected} == expected
     ring.add(BEGAN_S + 12.0, b"99")  # a clock that is set back ends what is later
-    assert (ring.span, found(ring, 1000)) == ((BEGAN_S, BEGAN_S + 12.0), 99)
+    assert (span(ring), found(ring, 1000)) == ((BEGAN_S, BEGAN_S + 12.0), 99)
 
 
 def test_what_is_old_is_thinned_and_what_is_older_is_dropped() -> None:
     seconds = OLD_S + RECENT_S
     ring = filled(seconds)
     now_s = BEGAN_S + seconds
-    assert ring.steps() == [
-        (STEP_S, now_s - RECENT_S + STEP_S),
-        (OLD_STEP_S, ring.span[0] if ring.span else None),
+    first_s, _ = span(ring)
+    assert first_s is not None
+    assert ring.shown()["steps"] == [
+        {"step_s": STEP_S, "from_s": now_s - RECENT_S + STEP_S},
+        {"step_s": OLD_STEP_S, "from_s": first_s},
     ]
-    assert ring.span is not None
-    assert now_s - OLD_S < ring.span[0] <= now_s - OLD_S + OLD_STEP_S
+    assert now_s - OLD_S < first_s <= now_s - OLD_S + OLD_STEP_S
     assert len(ring.samples) <= RECENT_S / STEP_S + OLD_S / OLD_STEP_S
     for ago_s, step_s in ((100.0, STEP_S), (RECENT_S + 1000.0, OLD_STEP_S)):
         number = found(ring, now_s - ago_s - BEGAN_S)
@@ -74,7 +81,7 @@ def test_samples_are_in_order_and_within_the_bytes_whatever_comes() -> None:
         data = b"x" * random.randrange(1, 200)
         ring.add(now_s, data)
         assert ring.size <= 3000
-        assert (ring.at(now_s), ring.span and ring.span[1]) == (data, now_s)
+        assert (ring.at(now_s), span(ring)[1]) == (data, now_s)
         assert [*ring.samples] == sorted(ring.samples)
 
 
