@@ -35,7 +35,7 @@ from itertools import chain, pairwise
 from typing import TypeVar
 
 from kv_protocol.fleet import Role, WorkerRegistered
-from router.doctor.facts import SEVERITIES, Finding, FleetFacts, Severity, StreamHead, names, severity
+from router.doctor.facts import CATALOGUE, SEVERITIES, Finding, FleetFacts, Severity, StreamHead, names
 from router.fleet.registry import UNKNOWN, kv_dtype
 from router.fleet.trust import PARITY_FIELDS
 
@@ -305,9 +305,9 @@ CHECKS = (log, presence, doubles, planes, routers, parity, pairing, events, trus
 def examine(facts: FleetFacts) -> list[Finding]:
     """Return what is wrong: the worst first, then by id and by the subject of the finding; each once."""
     found = dict.fromkeys(finding for check in CHECKS for finding in check(facts))
-    return sorted(found, key=lambda each: (SEVERITIES.index(severity(each)), each.id, each.of))
+    return sorted(found, key=lambda each: (SEVERITIES.index(CATALOGUE[each.id].severity), each.id, each.of))
 
 
 def exit_code(findings: Sequence[Finding]) -> int:
     """Return the exit code of a look that found these."""
-    return max((_EXIT_CODES[severity(finding)] for finding in findings), default=0)
+    return max((_EXIT_CODES[CATALOGUE[finding.id].severity] for finding in findings), default=0)

@@ -145,11 +145,6 @@ def names(every: list[str]) -> str:
     return ", ".join(every[:_NAMES_MAX]) + more
 
 
-def severity(finding: Finding) -> Severity:
-    """Return the severity of the finding."""
-    return CATALOGUE[finding.id].severity
-
-
 class AddressAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The answer of one address."""
 
