@@ -145,7 +145,7 @@ class RouterParts:
             seed=settings.policy.seed,
             lease_s=LEASE_S,
             decisions_max=settings.journal.decisions_max,
-            journal=writer and writer.encoder.journal,
+            journal=None if writer is None else writer.encoder.journal,
             recorders=() if writer is None else (writer.encoder.record,),
             noted=() if writer is None else (writer.problem,),
         )
