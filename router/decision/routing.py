@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from indexer.embedded import OverlapColumns, RankView, is_blind
+from indexer.embedded import OverlapColumns, is_blind
 from kv_protocol.decided import RouteRequest
 from kv_protocol.decision import Decision, Exclusion
 from kv_protocol.ids import WorkerRank
@@ -40,9 +40,6 @@ class OverlapIndex(Protocol):
 
     def columns(self, chain: bytes, ranks: tuple[WorkerRank, ...]) -> OverlapColumns:
         """Return how much of the prefix each rank holds, in the order of `ranks`, and each rank's doubt."""
-
-    def overlap(self, sequence_hashes: Sequence[int], ranks: Sequence[WorkerRank]) -> Sequence[RankView]:
-        """Return the same as a list with a view for each rank, for callers that are not on the request path."""
 
     def catching_up(self) -> str:
         """Return the progress of the index at its start; empty once it has caught up with the log."""
@@ -157,6 +154,9 @@ class Routing:
         """Called with every record except those of leases."""
         self._noted = noted
         self.calibration = Calibration()
+        self._trust: dict[WorkerRank, Trust] = {}
+        self._trust_of: object = None
+        """What `_trust` was made of: the ranks, how their workers differ, and the doubts of their streams."""
         self.set_policy(policy)
 
     @property
@@ -219,8 +219,7 @@ class Routing:
         brought = self.state.tick(now_s)
         for record in brought:
             self.apply(record)
-        ranks = {rank for worker in self.state.fleet.workers() for rank in worker.registration.ranks}
-        self.calibration.tick(now_s, ranks)
+        self.calibration.tick(now_s, self.state.fleet.ranks)
         return brought
 
     def readiness(self) -> Readiness:
@@ -230,25 +229,30 @@ class Routing:
         worse is a note: one worker must not make the probes of all routers fail.
         """
         now_s, fleet = self.clock.now(), self.state.fleet
-        fit = [worker for worker in fleet.workers() if not fleet.unfit(worker, now_s)]
-        every = [rank for worker in fit for rank in worker.registration.ranks]
-        ranks = [rank for rank in every if not self.state.breakers.unfit(rank, now_s)]
-        stale = {str(rank): view.stale for rank, view in zip(ranks, self._index.overlap((), ranks), strict=True)}
+        fit = {each.registration.worker_id for each in fleet.workers() if not fleet.unfit(each, now_s)}
+        doubts = zip(fleet.ranks, self._index.columns(b"", fleet.ranks).doubts, strict=True)
+        ranks = {
+            rank: doubt
+            for rank, doubt in doubts
+            if rank.worker_id in fit and not self.state.breakers.unfit(rank, now_s)
+        }
         notes = [] if fleet.is_log_connected else ["the event log is away: requests are routed from memory"]
-        notes += [f"{rank}: {reason}" for rank, reason in stale.items() if is_blind(reason)]
+        notes += [f"{rank}: {doubt}" for rank, doubt in ranks.items() if is_blind(doubt)]
         notes += filter(None, (each() for each in self._noted))
         progress = self._index.catching_up()
         reasons = [*([progress] if progress else []), *([] if ranks else ["no worker is fit"])]
         return Readiness(not reasons, reasons, notes[:_NOTES_MAX])
 
     def trust(self) -> dict[WorkerRank, Trust]:
-        """Return the trust in what is known of each rank of the fleet."""
+        """Return the trust in what is known of each rank of the fleet; the same object while it stays the same."""
         fleet = self.state.fleet
-        parity = fleet.parity(self.clock.now())
-        ranks = [rank for worker in fleet.workers() for rank in worker.registration.ranks]
-        views = zip(ranks, self._index.overlap((), ranks), strict=True)
-        doubt = self.calibration.doubt
-        return {rank: trust_of(parity[rank.worker_id], view.stale or doubt(rank)) for rank, view in views}
+        ranks, parity = fleet.ranks, fleet.parity(self.clock.now())
+        doubts = self.calibration.doubts_of(ranks, self._index.columns(b"", ranks).doubts)
+        if (ranks, parity, doubts) != self._trust_of:
+            found = zip(ranks, doubts, strict=True)
+            self._trust = {rank: trust_of(parity[rank.worker_id], doubt) for rank, doubt in found}
+            self._trust_of = ranks, parity, doubts
+        return self._trust
 
 
 def compared_of(verdict: Verdict, reported_tokens: int) -> Compared | None:

@@ -11,7 +11,7 @@ is logged and ignored: the router learns everything again.
 import asyncio
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -20,7 +20,7 @@ import structlog
 
 from kv_protocol import subjects
 from kv_protocol.errors import UNDECODABLE, MalformedMessage
-from kv_protocol.fleet import HEARTBEAT_PERIOD_S, Heartbeat, WorkerRegistered, decode_heartbeat
+from kv_protocol.fleet import HEARTBEAT_PERIOD_S, WorkerRegistered, decode_heartbeat
 from kv_protocol.fleet_gate import FleetEventRefused, FleetGate
 from kv_protocol.journal import (
     FleetApplied,
@@ -32,14 +32,14 @@ from kv_protocol.journal import (
     WorkerHeard,
 )
 from kv_protocol.ledger import Expired
-from kv_protocol.load import LoadReport, decode_load
+from kv_protocol.load import decode_load
 from kv_runtime.event_log import EventLog, LogMessage, Reading
 from kv_runtime.files import replace_file
 from kv_runtime.telemetry import RateLimitedLog
 from router.decision.routing import Routing
 from router.doctor.checks import pairing_findings
 from router.doctor.facts import CATALOGUE
-from router.fleet.registry import REFUSAL_CAUSES, RefusalCause
+from router.fleet.registry import RANKS_MAX, REFUSAL_CAUSES, RefusalCause
 
 if TYPE_CHECKING:
     from router.doctor.facts import Finding
@@ -53,6 +53,7 @@ _EARLY_MAX = 1024
 """How many unregistered instances are remembered with their last heartbeats; one more, and all are forgotten."""
 _LOOK_S = 0.05
 MessageKind = Literal["heartbeat", "load"]
+_rank_of = lru_cache(RANKS_MAX)(subjects.rank_of)
 
 
 class _Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -131,8 +132,8 @@ class RouterFeeds:
 
     async def start(self) -> None:
         """Subscribe to the log."""
-        await self._event_log.listen(subjects.HEARTBEAT_ALL, partial(self._on_report, decode_heartbeat))
-        await self._event_log.listen(subjects.LOAD_ALL, partial(self._on_report, decode_load))
+        await self._event_log.listen(subjects.HEARTBEAT_ALL, self._on_heartbeat)
+        await self._event_log.listen(subjects.LOAD_ALL, self._on_load)
         self._fleet_log = await self._event_log.follow(subjects.FLEET_STREAM, subjects.FLEET_ALL, self._on_fleet_event)
 
     async def acquainted(self, stop: asyncio.Event) -> None:
@@ -182,7 +183,7 @@ class RouterFeeds:
         if isinstance(event, WorkerRegistered) and worker is not None:
             if now_s - heard_s < ACQUAINTED_S:
                 self._routing.apply(WorkerHeard(now_s=now_s, worker_id=event.worker_id, instance=event.instance))
-            for each in self._fleet.parity_of(worker, now_s):
+            for each in self._fleet.differences([worker], now_s)[event.worker_id]:
                 _log.error("worker_differs", worker=event.worker_id, **each._asdict())
         self._tell_pairings()
 
@@ -201,27 +202,34 @@ class RouterFeeds:
             _log.warning("workers_do_not_go_together", of=each.of, found=each.found, why=meaning.why, fix=meaning.fix)
         self._logged_pairings = found
 
-    async def _on_report(self, decode: Callable[[bytes], Heartbeat | LoadReport], message: LogMessage) -> None:
+    async def _on_heartbeat(self, message: LogMessage) -> None:
         try:
-            rank, report = subjects.rank_of(message.subject), decode(message.data)
+            rank, heartbeat = _rank_of(message.subject), decode_heartbeat(message.data)
         except MalformedMessage as error:
-            self.refused_messages_total += 1
-            reason = str(error)
-            self._refusals.warning("message_refused", key=message.subject, subject=message.subject, reason=reason)
+            self._refuse(message, error)
             return
         now_s, worker = self._clock.now(), self._fleet.worker(rank.worker_id)
-        is_known = worker is not None and worker.registration.instance == report.instance
-        if isinstance(report, LoadReport):
-            if worker is not None and is_known and rank.dp_rank in worker.registration.dp_ranks:
-                self._routing.apply(
-                    LoadApplied(now_s=now_s, worker_id=rank.worker_id, dp_rank=rank.dp_rank, report=report)
-                )
-            else:
-                self.unregistered_messages["load"] += 1
-        elif is_known:
-            self._routing.apply(WorkerHeard(now_s=now_s, worker_id=rank.worker_id, instance=report.instance))
+        if worker is not None and worker.registration.instance == heartbeat.instance:
+            self._routing.apply(WorkerHeard(now_s=now_s, worker_id=rank.worker_id, instance=heartbeat.instance))
+            return
+        self.unregistered_messages["heartbeat"] += 1
+        if len(self._heard_early) >= _EARLY_MAX:
+            self._heard_early.clear()
+        self._heard_early[rank.worker_id, heartbeat.instance] = now_s
+
+    async def _on_load(self, message: LogMessage) -> None:
+        try:
+            (worker_id, dp_rank), report = _rank_of(message.subject), decode_load(message.data)
+        except MalformedMessage as error:
+            self._refuse(message, error)
+            return
+        now_s, worker = self._clock.now(), self._fleet.worker(worker_id)
+        known = None if worker is None else worker.registration
+        if known is not None and known.instance == report.instance and dp_rank in known.dp_ranks:
+            self._routing.apply(LoadApplied(now_s=now_s, worker_id=worker_id, dp_rank=dp_rank, report=report))
         else:
-            self.unregistered_messages["heartbeat"] += 1
-            if len(self._heard_early) >= _EARLY_MAX:
-                self._heard_early.clear()
-            self._heard_early[rank.worker_id, report.instance] = now_s
+            self.unregistered_messages["load"] += 1
+
+    def _refuse(self, message: LogMessage, error: MalformedMessage) -> None:
+        self.refused_messages_total += 1
+        self._refusals.warning("message_refused", key=message.subject, subject=message.subject, reason=str(error))

@@ -76,6 +76,7 @@ class EventOrigins:
     def __init__(self, routing: Routing, index: OverlapIndex) -> None:
         self._routing, self._index = routing, index
         self._seen = routing.decisions.added_total
+        self._ranks = routing.state.fleet.ranks
         self._sent: list[_Sent] = []
         self._own: dict[WorkerRank, int] = {}
         """Ranks whose events are known to be their own, with the epoch of the stream."""
@@ -91,8 +92,10 @@ class EventOrigins:
 
     def look(self) -> None:
         """Find the ranks at which the blocks of the watched requests appeared, and forget requests that are judged."""
-        now_s, workers = self._routing.clock.now(), self._routing.state.fleet.workers()
-        ranks = tuple(rank for worker in workers for rank in worker.registration.ranks)
+        ranks, is_new = self._routing.state.fleet.ranks, self._routing.decisions.added_total > self._seen
+        if not (self._sent or is_new) and ranks is self._ranks:
+            return
+        now_s, self._ranks = self._routing.clock.now(), ranks
         self._own = {rank: epoch for rank, epoch in self._own.items() if rank in ranks}
         self._votes = {rank: votes for rank, votes in self._votes.items() if rank in ranks}
         new = reversed(list(islice(self._new(), _WATCHED_MAX)))
@@ -140,12 +143,6 @@ class Mark(msgspec.Struct, frozen=True):
     dp_rank: int | None = None
 
 
-class _SeenWorker(NamedTuple):
-    instance: str
-    is_draining: bool
-    is_silent: bool
-
-
 class FleetWatch:
     """Looks at the fleet, and reports what has changed since the last look."""
 
@@ -156,7 +153,8 @@ class FleetWatch:
         """The newest marks, the eldest first."""
         self._found = list[Mark]()
         """The marks of the present look."""
-        self._workers = dict[str, _SeenWorker]()
+        self._workers = dict[str, tuple[str, bool, bool]]()
+        """By worker: its instance, and whether it drains and is silent."""
         self._policy, self._is_log_connected = routing.policy, True
         self._dumps: dict[WorkerRank, int] = {}
         self._breakers = dict[WorkerRank, BreakerState]()
@@ -207,21 +205,22 @@ class FleetWatch:
         before, self._workers = self._workers, {}
         for worker in fleet.workers():
             worker_id, instance = worker.registration.worker_id, worker.registration.instance
-            heard_at_s, was = worker.heard_at_s, before.pop(worker_id, None)
-            if was is None or was.instance != instance:
-                again = "" if was is None else " again, as another instance"
+            heard_at_s, is_draining = worker.heard_at_s, worker.draining
+            known, was_draining, was_silent = before.pop(worker_id, ("", False, False))
+            if known != instance:
+                again = " again, as another instance" if known else ""
                 self._mark("worker_joined", f"{worker_id} joined{again}", worker_id)
-                was = _SeenWorker(instance, worker.draining, is_silent=was is not None and was.is_silent)
-            is_silent = was.is_silent
+                was_draining = is_draining
+            is_silent = was_silent
             if fleet.is_log_connected:
                 is_silent = heard_at_s is not None and now_s >= heard_at_s + SILENT_S
-            self._workers[worker_id] = _SeenWorker(instance, worker.draining, is_silent)
-            if worker.draining and not was.is_draining:
+            self._workers[worker_id] = instance, is_draining, is_silent
+            if is_draining and not was_draining:
                 self._mark("worker_draining", f"{worker_id} drains", worker_id)
-            if is_silent and not was.is_silent:
+            if is_silent and not was_silent:
                 _log.warning("worker_silent", worker=worker_id, silent_s=round(now_s - (heard_at_s or 0.0), 1))
                 self._mark("worker_silent", f"{worker_id} is silent", worker_id)
-            elif was.is_silent and not is_silent:
+            elif was_silent and not is_silent:
                 _log.info("worker_heard_again", worker=worker_id)
                 self._mark("worker_heard", f"{worker_id} is heard again", worker_id)
         for worker_id in before:
@@ -231,8 +230,7 @@ class FleetWatch:
         breakers, before = self._routing.state.breakers, self._breakers
         if not (breakers.by_key or before):
             return
-        ranks = [rank for worker in self._routing.state.fleet.workers() for rank in worker.registration.ranks]
-        states = {rank: breakers.state(rank, now_s) for rank in ranks}
+        states = {rank: breakers.state(rank, now_s) for rank in self._routing.state.fleet.ranks}
         self._breakers = {rank: state for rank, state in states.items() if state != "closed"}
         for rank, state in states.items():
             if state != before.get(rank, "closed"):

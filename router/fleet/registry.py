@@ -23,7 +23,8 @@ Only workers that serve one model are compared. Source: NVIDIA/TensorRT-LLM,
 `cacheTransceiver.cpp` (each backend has connections of its own).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, ValuesView
+from functools import cache
 from typing import Literal, NamedTuple, get_args
 
 import msgspec
@@ -39,12 +40,11 @@ from kv_protocol.fleet import (
     WorkerRegistered,
 )
 from kv_protocol.hashing import HASH_SCHEME, HASH_SCHEMES, Hashing, canary
+from kv_protocol.ids import WorkerRank
 from kv_protocol.images import ImageRule, rule_text
 from router.fleet.trust import PARITY_FIELDS, Disparity
 
 UNKNOWN = "unknown"
-_Rules = tuple[Hashing, ImageRule | None]
-"""How a model's prompts are hashed, and what replaces images in them."""
 _PUBLISHES = "one that tells of its blocks"
 SILENT_S = HEARTBEAT_PERIOD_S * MISSED_HEARTBEATS_MAX
 WORKERS_MAX = 4096
@@ -119,7 +119,13 @@ class Fleet:
         self._workers: dict[str, Worker] = {}
         self.worker: Callable[[str], Worker | None] = self._workers.get
         """Returns the worker of this id; None if it is unknown."""
-        self._ranks = 0
+        self.workers: Callable[[], ValuesView[Worker]] = self._workers.values
+        """Returns all workers, eldest first."""
+        self._rank_count = 0
+        self._ranks: tuple[WorkerRank, ...] | None = ()
+        """None: a worker has registered or left since `ranks` was read."""
+        self._parity: Mapping[str, tuple[Disparity, ...]] = {}
+        self._parity_of, self._parity_until_s = 0, float("-inf")
         self.is_log_connected = True
         self._heard_last_s = float("-inf")
         """The latest `heard_at_s` of all workers."""
@@ -131,7 +137,7 @@ class Fleet:
         """Return why the event changes nothing; None if it is valid."""
         known = self._workers.get(event.worker_id)
         if isinstance(event, WorkerRegistered):
-            ranks = self._ranks + len(event.dp_ranks) - (0 if known is None else len(known.registration.dp_ranks))
+            ranks = self._rank_count + len(event.dp_ranks) - (0 if known is None else len(known.registration.dp_ranks))
             if known is None and len(self._workers) >= WORKERS_MAX:
                 return FleetRefusal("no_room", f"workers: found one more, allowed {WORKERS_MAX}")
             if ranks > RANKS_MAX:
@@ -155,7 +161,6 @@ class Fleet:
             return True
         assert known is not None
         if isinstance(event, WorkerLeft):
-            self._ranks -= len(known.registration.dp_ranks)
             self._forget(known)
         elif isinstance(event, WorkerDraining):
             self._workers[event.worker_id] = msgspec.structs.replace(
@@ -164,14 +169,11 @@ class Fleet:
         return True
 
     def _register(self, event: WorkerRegistered, known: Worker | None) -> None:
+        if known is not None and known.registration.instance != event.instance:
+            self._forget(known)
+            known = None
         expected = canary(event.block_size, event.hash_scheme)
-        self._ranks += len(event.dp_ranks) - (0 if known is None else len(known.registration.dp_ranks))
-        if known is not None and known.registration.instance == event.instance:
-            before = known
-        else:
-            if known is not None:
-                self._forget(known)
-            before = Worker(registration=event, canary=expected)
+        before = known or Worker(registration=event, canary=expected)
         is_by_hand = before.drained_by_hand or (event.drained and not before.draining)
         is_put_back = event.ends_drain and is_by_hand
         self._workers[event.worker_id] = msgspec.structs.replace(
@@ -181,9 +183,13 @@ class Fleet:
             draining=(before.draining or event.drained) and not is_put_back,
             drained_by_hand=is_by_hand and not is_put_back,
         )
+        self._rank_count += len(event.dp_ranks) - (0 if known is None else len(known.registration.dp_ranks))
+        self._ranks = None
 
     def _forget(self, known: Worker) -> None:
         del self._workers[known.registration.worker_id]
+        self._rank_count -= len(known.registration.dp_ranks)
+        self._ranks = None
         if known.heard_at_s == self._heard_last_s:
             self._heard_last_s = max(
                 (each.heard_at_s for each in self.workers() if each.heard_at_s is not None), default=float("-inf")
@@ -193,12 +199,10 @@ class Fleet:
         """Note that a heartbeat came; one of another instance than the registered one does not count."""
         known = self._workers.get(worker_id)
         if known is not None and known.registration.instance == instance:
-            before = self.unfit(known, now_s)
-            beating = self._workers[worker_id] = msgspec.structs.replace(known, heard_at_s=now_s)
-            # While all workers are silent, silence makes none unfit: a heartbeat that ends this may change all answers.
-            ends_silence = now_s >= self._heard_last_s + SILENT_S
+            self._workers[worker_id] = msgspec.structs.replace(known, heard_at_s=now_s)
             self._heard_last_s = now_s
-            self.changes += ends_silence or before != self.unfit(beating, now_s)
+            # Also if all workers were silent, which makes none unfit: from now on the others are.
+            self.changes += known.heard_at_s is None or now_s >= known.heard_at_s + SILENT_S
 
     def on_log_connection(self, *, connected: bool, now_s: float) -> None:
         """Note that the log was connected or lost; after a reconnection workers have `SILENT_S` for a heartbeat."""
@@ -211,15 +215,19 @@ class Fleet:
         self.changes += 1
 
     def restore(self, worker: Worker) -> None:
-        """Restore a worker as the youngest: call this in the order in which `workers` yielded them."""
+        """Restore a worker as the youngest: call this in the order in which `workers` returned them."""
         self._workers[worker.registration.worker_id] = worker
-        self._ranks += len(worker.registration.dp_ranks)
+        self._rank_count += len(worker.registration.dp_ranks)
+        self._ranks = None
         self._heard_last_s = max(self._heard_last_s, float("-inf") if worker.heard_at_s is None else worker.heard_at_s)
         self.changes += 1
 
-    def workers(self) -> Iterator[Worker]:
-        """Yield all workers, eldest first."""
-        yield from self._workers.values()
+    @property
+    def ranks(self) -> tuple[WorkerRank, ...]:
+        """All ranks, by worker, eldest first. The same object until a worker registers or leaves."""
+        if self._ranks is None:
+            self._ranks = tuple(rank for worker in self.workers() for rank in worker.registration.ranks)
+        return self._ranks
 
     def models(self) -> tuple[str, ...]:
         """Return the names that requests may use, each once: of models, then of adapters."""
@@ -299,19 +307,27 @@ class Fleet:
         found, allowed = (*found, rule_text(its.images), source), (*allowed, rule_text(images), _PUBLISHES)
         return tuple(each for each in map(Disparity, PARITY_FIELDS, found, allowed) if each.found != each.allowed)
 
-    def parity(self, now_s: float) -> dict[str, tuple[Disparity, ...]]:
-        """Return for every worker the fields that differ, over all models that it serves."""
-        rules = self._rules(self.models(), now_s)
-        return {each.registration.worker_id: self._parity(each, rules) for each in self.workers()}
+    def parity(self, now_s: float) -> Mapping[str, tuple[Disparity, ...]]:
+        """Return `differences` of all workers; the same object while the answer stays the same."""
+        if self.changes != self._parity_of or now_s >= self._parity_until_s:
+            found = self.differences(self.workers(), now_s)
+            self._parity = self._parity if found == self._parity else found
+            self._parity_of, self._parity_until_s = self.changes, self.valid_until_s(self.workers(), now_s)
+        return self._parity
 
-    def parity_of(self, worker: Worker, now_s: float) -> tuple[Disparity, ...]:
-        """Return the fields of one worker that differ."""
-        return self._parity(worker, self._rules(worker.registration.served_names, now_s))
+    def differences(self, workers: Iterable[Worker], now_s: float) -> dict[str, tuple[Disparity, ...]]:
+        """Return for each of these workers the fields that differ, over all models that it serves."""
 
-    def _parity(self, worker: Worker, rules: Mapping[str, _Rules]) -> tuple[Disparity, ...]:
-        names = worker.registration.served_names
-        return tuple(dict.fromkeys(each for name in names for each in self.disparities(worker, *rules[name])))
+        @cache
+        def rules(model: str) -> tuple[Hashing, ImageRule | None]:
+            hashing = self.hashing(model, now_s)
+            assert hashing is not None, "a worker serves the model"
+            return hashing, self.images(model, now_s)
 
-    def _rules(self, models: Iterable[str], now_s: float) -> dict[str, _Rules]:
-        found = ((model, self.hashing(model, now_s), self.images(model, now_s)) for model in models)
-        return {model: (hashing, images) for model, hashing, images in found if hashing is not None}
+        return {
+            each.worker_id: tuple(
+                dict.fromkeys(one for name in each.served_names for one in self.disparities(worker, *rules(name)))
+            )
+            for worker in workers
+            for each in (worker.registration,)
+        }

@@ -31,7 +31,7 @@ show it; underpredicted only after `RETRY_S`: as the index is not used meanwhile
 """
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
@@ -203,9 +203,9 @@ class Calibration:
             for rank, known in self._ranks.items()
         ]
 
-    def tick(self, now_s: float, ranks: Collection[WorkerRank]) -> None:
+    def tick(self, now_s: float, ranks: Iterable[WorkerRank]) -> None:
         """Forget ranks that are not in `ranks`; end `underpredicted` after `RETRY_S`."""
-        for rank in [each for each in self._ranks if each not in ranks]:
+        for rank in self._ranks.keys() - ranks:
             del self._ranks[rank]
             if self.evidence.pop(rank, None) is not None:
                 self.doubts_of.cache_clear()
@@ -213,13 +213,9 @@ class Calibration:
             if known.doubt == "underpredicted" and now_s - known.since_s >= RETRY_S:
                 self._set(rank, known, None, now_s)
 
-    def doubt(self, rank: WorkerRank) -> str:
-        """Return the doubt about a rank; empty: there is none."""
-        move = self.evidence.get(rank)
-        return "" if move is None else move.doubt
-
     def _doubts_of(self, ranks: tuple[WorkerRank, ...], of_index: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple([own or self.doubt(rank) for rank, own in zip(ranks, of_index, strict=True)])
+        own = {rank: move.doubt for rank, move in self.evidence.items()}
+        return tuple([doubt or own.get(rank, "") for rank, doubt in zip(ranks, of_index, strict=True)])
 
     def _set(self, rank: WorkerRank, known: _Rank, doubt: CompareDoubt | None, now_s: float) -> None:
         before = known.doubt

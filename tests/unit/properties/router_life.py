@@ -6,13 +6,13 @@ was recorded is encoded when all is over: nothing that a record holds may change
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
 
-from indexer.embedded import OverlapColumns, RankView
+from indexer.embedded import OverlapColumns
 from kv_protocol.codec import pack_u64
 from kv_protocol.decided import RequestPhase, RouteRequest
 from kv_protocol.fleet import WorkerDraining, WorkerLeft
@@ -108,10 +108,6 @@ class RandomIndex:
         )
         self.answered = Answered(chain, ranks, answer._replace(depths=answer.depths.copy()))
         return answer
-
-    def overlap(self, sequence_hashes: Sequence[int], ranks: Sequence[WorkerRank]) -> list[RankView]:
-        """Fail: the router does not ask for single ranks here."""
-        raise AssertionError(f"asked of {len(ranks)} ranks one by one for {len(sequence_hashes)} blocks")
 
     def catching_up(self) -> str:
         """Return that there is nothing to wait for."""

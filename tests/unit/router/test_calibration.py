@@ -137,7 +137,7 @@ class Compares:
 
     @property
     def doubt(self) -> str:
-        return self.calibration.doubt(rank())
+        return self.calibration.doubts_of((rank(),), ("",))[0]
 
 
 @pytest.mark.parametrize(

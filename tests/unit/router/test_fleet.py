@@ -295,7 +295,7 @@ def test_a_worker_of_several_models_is_told_every_difference_once() -> None:
         registered("w1", served_names=("n",), hash_scheme=EAGLE_HASH_SCHEME, canary=canary(16, EAGLE_HASH_SCHEME)),
         registered("w2", served_names=("m", "n"), tokenizer_digest="x"),
     )
-    found = folded.parity_of(known(folded, "w2"), 0.0)
+    found = folded.differences([known(folded, "w2")], 0.0)["w2"]
     assert [each.field for each in found] == ["tokenizer_digest", "hash_scheme"]
     assert folded.parity(0.0) == {"w0": (), "w1": (), "w2": found}
 
