@@ -38,6 +38,7 @@ prefix makes some requests wait longer: the shares are upper bounds.
 """
 
 import math
+from bisect import bisect_left
 from collections import defaultdict
 from typing import Literal, NamedTuple, cast
 
@@ -245,15 +246,13 @@ class GroupPlan:
             return None, "unknown", ()
         most = max(1, _RANKS_MAX // self.size.ranks_per_worker)
         unreachable = self._failing(most)
-        low, high = 1, most
-        while low < high:
-            middle = (low + high) // 2
-            if set(self._failing(middle)) <= set(unreachable):
-                high = middle
-            else:
-                low = middle + 1
-        fewer = [each for each in self._failing(low - 1) if each not in unreachable] if low > 1 else []
-        return low, fewer[0] if fewer else "least", unreachable
+
+        def failing(workers: int) -> list[Limit]:
+            return [limit for limit in self._failing(workers) if limit not in unreachable]
+
+        advised = 1 + bisect_left(range(1, most), True, key=lambda workers: not failing(workers))  # noqa: FBT003
+        fewer = failing(advised - 1) if advised > 1 else []
+        return advised, fewer[0] if fewer else "least", unreachable
 
     def _failing(self, workers: int) -> tuple[Limit, ...]:
         """Return the limits that this number of workers breaks."""

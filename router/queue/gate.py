@@ -16,7 +16,6 @@ There is headroom if some rank is not over the threshold (`eligibility.is_below`
 """
 
 import asyncio
-from collections.abc import Iterator
 
 import structlog
 
@@ -61,7 +60,7 @@ class Admission:
             return None
         self._has_waiting.set()
         if self._is_stopped:
-            self._refuse(self.queue.stop(self._clock.now()))
+            self.queue.stop(self._clock.now())
         elif not is_first:
             self.poke()
         return placed if placed.arrival in self.waiting else None
@@ -96,17 +95,13 @@ class Admission:
                 await self._clock.wait(stop, LOOK_S)
                 self.look()
         self._is_stopped = True
-        self._refuse(self.queue.stop(self._clock.now()))
+        self.queue.stop(self._clock.now())
 
     def look(self) -> None:
         """Refuse requests that waited too long, and admit those that fit."""
         if self.waiting:
-            self._refuse(self.queue.tick(self._clock.now()))
+            self.queue.tick(self._clock.now())
             self.poke()
-
-    def _refuse(self, dismissed: Iterator[tuple[Place, Refusal]]) -> None:
-        for place, why in dismissed:
-            place.told(why)
 
     # ---------------------------------------------------------------- the fleet's room
 

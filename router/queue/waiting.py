@@ -42,7 +42,7 @@ Source: S. J. Golestani, "A self-clocked fair queueing scheme for broadband appl
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from operator import attrgetter
 from typing import Literal
 
@@ -227,8 +227,9 @@ class RequestQueue:
     # ---------------------------------------------------------------- in
 
     def offer(self, request: RouteRequest, uncached_tokens: int, now_s: float, told: Told) -> Place | Refusal:
-        """Queue the request; return its place, or why it is refused. `told` is kept in the place; the caller calls it.
+        """Queue the request; return its place, or why it is refused.
 
+        `tick` and `stop` call `told` with a refusal. For a place that `take` returns, the caller calls it.
         `uncached_tokens`: its prompt without the longest prefix that a rank holds.
         """
         limits, tenant, cost_tokens = self._limits, request.tenant, max(1, uncached_tokens)
@@ -286,22 +287,21 @@ class RequestQueue:
         self._remove(place)
         return True
 
-    def tick(self, now_s: float) -> Iterator[tuple[Place, Refusal]]:
-        """Remove, one by one, and yield the requests that have waited for `wait_s`, with their refusals."""
-        while (first := next(iter(self.waiting.values()), None)) is not None:
-            if now_s - first.arrived_s < self._limits.wait_s:
-                break
-            yield self._dismissed(first, "timeout", now_s)
+    def tick(self, now_s: float) -> None:
+        """Refuse, one by one, the requests that have waited for `wait_s`."""
+        while self.waiting and now_s - next(iter(self.waiting.values())).arrived_s >= self._limits.wait_s:
+            self._refuse_first("timeout", now_s)
 
-    def stop(self, now_s: float) -> Iterator[tuple[Place, Refusal]]:
-        """Remove, one by one, and yield all requests, with their refusals."""
+    def stop(self, now_s: float) -> None:
+        """Refuse all requests, one by one."""
         while self.waiting:
-            yield self._dismissed(next(iter(self.waiting.values())), "stopping", now_s)
+            self._refuse_first("stopping", now_s)
 
-    def _dismissed(self, place: Place, reason: RefusalReason, now_s: float) -> tuple[Place, Refusal]:
+    def _refuse_first(self, reason: RefusalReason, now_s: float) -> None:
+        place = next(iter(self.waiting.values()))
         refusal = self._refusal(reason, place.tenant, place.cost_tokens, now_s)
         self._remove(place)
-        return place, refusal
+        place.told(refusal)
 
     def _remove(self, place: Place) -> None:
         del self.waiting[place.arrival]
