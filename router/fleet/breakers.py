@@ -43,7 +43,8 @@ RETRY_AFTER_S_MAX = 30.0
 
 _NEVER_S = float("inf")
 _DOUBLINGS_MAX = 32
-_Key = WorkerRank | str
+_Key = tuple[str, int | None]
+"""A rank, or a worker id and None: the worker's HTTP."""
 
 
 class BreakerLimits(NamedTuple):
@@ -82,11 +83,6 @@ class Breaker(msgspec.Struct, array_like=True):
     is_probation: bool = False
     reason: str = ""
 
-    @property
-    def key(self) -> _Key:
-        """The worker's id, or the rank."""
-        return self.worker_id if self.dp_rank is None else WorkerRank(self.worker_id, self.dp_rank)
-
     def is_probed_by(self, lease_id: str) -> bool:
         """Return whether the attempt of this lease is the last probe."""
         return bool(lease_id) and lease_id == self.last_probe
@@ -111,8 +107,8 @@ class Breaker(msgspec.Struct, array_like=True):
 class Breakers:
     """All breakers; a rank without failures has none."""
 
-    def __init__(self, limits: BreakerLimits | None = None) -> None:
-        self._limits = limits or BreakerLimits()
+    def __init__(self, limits: BreakerLimits) -> None:
+        self._limits = limits
         self.by_key: dict[_Key, Breaker] = {}
         """Empty: all are closed without a failure, and only failed attempts change anything. Others only read it."""
         self.statistics = BreakerStatistics()
@@ -123,16 +119,17 @@ class Breakers:
 
     def apply(self, ended: AttemptEnded) -> None:
         """Fold in the end of an attempt at a rank of a known worker."""
-        rank, now_s, lease_id = WorkerRank(ended.worker_id, ended.dp_rank), ended.now_s, ended.decision_id
+        rank, now_s, lease_id = (ended.worker_id, ended.dp_rank), ended.now_s, ended.decision_id
         match ended.outcome:
             case "ok":
-                for key in (rank.worker_id, rank):
-                    self._answered(key, now_s, lease_id)
+                self._answered((ended.worker_id, None), now_s, lease_id)
+                self._answered(rank, now_s, lease_id)
                 for erred in ended.erred_before:
                     self._failed(erred, now_s, "it failed a request that another rank answered", is_news=True)
             case "failed" if ended.phase == "connect":
-                is_news = self._at(rank.worker_id).is_probed_by(lease_id)
-                self._failed(rank.worker_id, now_s, _reason(ended), is_news=is_news, at_once=True)
+                http = ended.worker_id, None
+                is_news = self._at(http).is_probed_by(lease_id)
+                self._failed(http, now_s, _reason(ended), is_news=is_news, at_once=True)
             case "failed":
                 self._failed(rank, now_s, _reason(ended), is_news=self._at(rank).is_probed_by(lease_id))
             case "back_pressure":
@@ -145,8 +142,7 @@ class Breakers:
         """Fold in an event of a lease of this router; other routers have probes of their own."""
         match event:
             case Routed():
-                rank = WorkerRank(event.worker_id, event.dp_rank)
-                for breaker in self._of(rank):
+                for breaker in self._of(WorkerRank(event.worker_id, event.dp_rank)):
                     if breaker.state(now_s) == "half_open" and not breaker.probe:
                         breaker.probe = breaker.last_probe = event.lease_id
                         self.changes += 1
@@ -161,7 +157,7 @@ class Breakers:
 
     def forget(self, worker_id: str) -> None:
         """Drop the breakers of a worker that left or restarted."""
-        for key in [key for key in self.by_key if worker_id == (key if isinstance(key, str) else key.worker_id)]:
+        for key in [key for key in self.by_key if key[0] == worker_id]:
             breaker = self.by_key.pop(key)
             self._probe_over(breaker.probe)
             self.changes += 1
@@ -191,21 +187,17 @@ class Breakers:
 
     def restore(self, row: Breaker) -> None:
         """Restore a breaker from a checkpoint, with its probe in flight."""
-        self.by_key[row.key] = row
+        self.by_key[row.worker_id, row.dp_rank] = row
         self.changes += 1
 
     # ---------------------------------------------------------------- transitions
 
     def _of(self, rank: WorkerRank) -> list[Breaker]:
-        found = (self.by_key.get(rank.worker_id), self.by_key.get(rank))
+        found = (self.by_key.get((rank.worker_id, None)), self.by_key.get(rank))
         return [breaker for breaker in found if breaker is not None]
 
     def _at(self, key: _Key) -> Breaker:
-        breaker = self.by_key.get(key)
-        if breaker is None:
-            worker_id, dp_rank = (key, None) if isinstance(key, str) else key
-            breaker = self.by_key[key] = Breaker(worker_id, dp_rank)
-        return breaker
+        return self.by_key.setdefault(key, Breaker(*key))
 
     def _answered(self, key: _Key, now_s: float, lease_id: str) -> None:
         breaker = self.by_key.get(key)
@@ -242,10 +234,10 @@ class Breakers:
             self.statistics.opened_total += 1
             self.changes += 1
 
-    def _pressed(self, rank: WorkerRank, now_s: float, retry_after_s: float | None) -> None:
+    def _pressed(self, key: _Key, now_s: float, retry_after_s: float | None) -> None:
         wanted_s = RETRY_AFTER_DEFAULT_S if retry_after_s is None else max(0.0, retry_after_s)
         wanted_s = min(wanted_s, RETRY_AFTER_S_MAX)
-        breaker = self._at(rank)
+        breaker = self._at(key)
         if now_s + wanted_s > breaker.busy_until_s:
             breaker.busy_until_s = now_s + wanted_s
             breaker.busy_reason = f"busy: it asked to be left alone for {wanted_s:g} s"

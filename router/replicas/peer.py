@@ -245,22 +245,18 @@ def _is_full(leases: OpenLeases) -> bool:
 
 def difference(known: OpenLeases, current: OpenLeases) -> list[LeaseEvent]:
     """Return the events that turn `known` into `current`; ends come first."""
-    ends: list[LeaseEvent] = []
-    begins: list[LeaseEvent] = []
-    for lease in known.values():
-        other = current.get(lease.routed.lease_id)
-        if other is None or not _follows(other, lease):
-            ends.append(Finished(lease_id=lease.routed.lease_id))
-    for lease in current.values():
-        before = known.get(lease.routed.lease_id)
-        is_new = before is None or not _follows(lease, before)
-        if is_new:
-            begins.append(lease.routed)
-        if lease.is_prefilled and (is_new or before is None or not before.is_prefilled):
-            begins.append(FirstToken(lease_id=lease.routed.lease_id))
-    return ends + begins
-
-
-def _follows(lease: OpenLease, before: OpenLease) -> bool:
-    """Whether the lease can be a later state of `before`."""
-    return lease.routed == before.routed and lease.is_prefilled >= before.is_prefilled
+    kept = {
+        lease_id: before
+        for lease_id, before in known.items()
+        if (lease := current.get(lease_id)) is not None
+        and lease.routed == before.routed
+        and lease.is_prefilled >= before.is_prefilled
+    }
+    events: list[LeaseEvent] = [Finished(lease_id=lease_id) for lease_id in known if lease_id not in kept]
+    for lease_id, lease in current.items():
+        before = kept.get(lease_id)
+        if before is None:
+            events.append(lease.routed)
+        if lease.is_prefilled and not (before is not None and before.is_prefilled):
+            events.append(FirstToken(lease_id=lease_id))
+    return events
