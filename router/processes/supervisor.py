@@ -30,7 +30,8 @@ from kv_runtime.telemetry import Family, RateLimitedLog, by_name, counter, gauge
 CALL_S = 5.0
 """A process that takes longer for an answer counts as silent."""
 _log = structlog.get_logger("router")
-LOOK_S = 1.0
+LOOK_S, LOOK_AGAIN_S = 5.0, 1.0
+"""Seconds until the next look: after a look that all processes answered, and after any other."""
 SILENT_CALLS = 2
 AT_ONCE_S = 1.0
 _ENDED_AS_ASKED = (0, -signal.SIGTERM)
@@ -208,7 +209,8 @@ class Supervisor:
             await each.has_served.wait()
         self._on_started()
         while True:
-            await self._clock.sleep(LOOK_S)
+            is_any_silent = any(each.silent_calls for each in self._processes)
+            await self._clock.sleep(LOOK_AGAIN_S if is_any_silent else LOOK_S)
             answers = await self._links.all("/live")
             for each in self._processes:
                 is_silent = each.name in self._links.urls and each.name not in answers
