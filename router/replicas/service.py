@@ -102,7 +102,8 @@ class Replicas:
         """Wait for news, and a moment for more of them; or until the next turn is due."""
         self._routing.leases.on_news = self._news.set if self.replication.peers else None
         with suppress(TimeoutError):
-            async with asyncio.timeout(max(FLUSH_S, self.replication.due_s() - self._clock.now())):
+            # `FLUSH_S` more: a timer may fire a millisecond early, and the turn would find nothing due
+            async with asyncio.timeout(FLUSH_S + max(0.0, self.replication.due_s() - self._clock.now())):
                 await self._news.wait()
             await self._clock.sleep(FLUSH_S)
 
