@@ -70,7 +70,7 @@ class DrainRoutes:
         worker = self._routing.state.fleet.worker(worker_id)
         if worker is None:
             return unknown_worker(worker_id)
-        tokens, within_s = wish_of(await request.read(), *self._handover.defaults)
+        tokens, within_s = handover_limits(await request.read(), *self._handover.defaults)
         registration = worker.registration
         event = WorkerDraining(worker_id=worker_id, instance=registration.instance, by_hand=True)
         refused = await self._publish(registration.model, event)
@@ -132,7 +132,7 @@ class DrainRoutes:
         return DrainStatus(worker_id=worker_id, state=state, running_requests=running, handover=handover)
 
 
-def wish_of(body: bytes, tokens: int, within_s: float) -> tuple[int, float]:
+def handover_limits(body: bytes, tokens: int, within_s: float) -> tuple[int, float]:
     """Return the tokens and the seconds that a body allows a hand-over; for missing fields, the given values.
 
     Raises:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from kv_protocol.openai.endpoints import PATHS
 from router.endpoint_picker import wire
 from router.endpoint_picker.addresses import alternatives, endpoint_of
-from router.endpoint_picker.wire import AnswerCame, BodyMode, MessageRefused, RequestCame
+from router.endpoint_picker.wire import AnswerHead, BodyMode, MessageRefused, RequestHead
 from router.http import refusals
 from router.http.exchange import Exchange, HeaderLines, OutboundCall, ResponseHandler, header_lines
 from router.http.heads import UNTIL_CLOSE, AnswerBody
@@ -63,7 +63,7 @@ class GatewayStream:
         self._state: Literal["request", "placing", "sent", "judging", "answer", "over"] = "request"
         self._request_mode: BodyMode = "buffered"
         self._answer_mode: BodyMode | None = None
-        self._head: RequestCame | None = None
+        self._head: RequestHead | None = None
         self._body: bytearray | bytes = bytearray()
         """The request's body, as far as it has come; once it is complete, the same bytes as the exchange has."""
         self._trailers = False
@@ -78,7 +78,7 @@ class GatewayStream:
         """Set once the router has decided where the request goes, or has answered it."""
         self.is_answered = False
         """Whether the gateway got an answer for its client: it sends nothing more, and the stream ends."""
-        self._is_moving = self._is_told = False
+        self._is_moving = self._is_counted = False
         self._began_s = perf_counter()
 
     async def replies(self, kind: str, message: Any) -> list[Any]:  # noqa: ANN401 - its class is one of `MESSAGES`
@@ -90,13 +90,13 @@ class GatewayStream:
         self._spoke.clear()
         match kind:
             case "request_headers":
-                self._request_came(wire.request_came(message))
+                self._take_request_head(wire.request_head(message))
             case "request_body":
                 self._request_body(message.request_body.body, is_last=message.request_body.end_of_stream)
             case "request_trailers":
                 self._request_trailers()
             case "response_headers":
-                self._answer_came(wire.answer_came(message))
+                self._take_answer_head(wire.answer_head(message))
             case "response_body":
                 self._answer_body(message.response_body.body, is_last=message.response_body.end_of_stream)
             case _:
@@ -130,25 +130,25 @@ class GatewayStream:
         if self._exchange is not None and state != "over":
             self._exchange.leave()
         self._picker.account(-len(self._body))
-        self._said("left")
+        self._count("left")
 
-    def _said(self, outcome: Outcome) -> None:
-        if not self._is_told:
-            self._is_told = True
+    def _count(self, outcome: Outcome) -> None:
+        if not self._is_counted:
+            self._is_counted = True
             self._picker.statistics.outcomes[outcome] += 1
 
     def _answer_client(self, status: int, headers: HeaderLines, body: bytes) -> None:
         """Have the gateway answer its client with this."""
         self._state, self.is_answered = "over", True
         self._replies.append(wire.immediate_reply(status, headers, body))
-        self._said("refused" if status >= _CLIENT_ERROR else "answered")
+        self._count("refused" if status >= _CLIENT_ERROR else "answered")
 
     def _refuse(self, refusal: Refusal) -> None:
         self._answer_client(refusal.status, (_JSON,), refusal.body)
 
     # ------------------------------------------------------------------------------------------- the request
 
-    def _request_came(self, head: RequestCame) -> None:
+    def _take_request_head(self, head: RequestHead) -> None:
         if self._head is not None:
             raise MessageRefused("request_headers: found a second message, allowed one a stream")
         self._head = head
@@ -194,7 +194,7 @@ class GatewayStream:
         self._state = "placing"
         self._body = bytes(self._body)
         parts = head.method, head.path, head.query, head.headers, self._body
-        exchange = self._exchange = _Placed(self, *parts, self._began_s)
+        exchange = self._exchange = _GatewayExchange(self, *parts, self._began_s)
         if head.path not in _PATHS or head.method != "POST":
             picker.replies(exchange)
             return
@@ -205,7 +205,7 @@ class GatewayStream:
     def place(self, call: OutboundCall, watcher: ResponseHandler) -> None:
         """The router chose a worker: tell the gateway, unless it has sent the request already, to another worker."""
         self._request = cast("FleetRequest", watcher)
-        self._said("placed")
+        self._count("placed")
         if self._state != "placing":
             return
         self._state = "sent"
@@ -258,7 +258,7 @@ class GatewayStream:
 
     # ------------------------------------------------------------------------------------------- the answer
 
-    def _answer_came(self, head: AnswerCame) -> None:
+    def _take_answer_head(self, head: AnswerHead) -> None:
         if self._state != "sent":
             self._replies.append(wire.head_reply("response"))
             return
@@ -283,7 +283,7 @@ class GatewayStream:
         else:
             self._accept(lines, head)
 
-    def _accept(self, lines: bytes, head: AnswerCame) -> None:
+    def _accept(self, lines: bytes, head: AnswerHead) -> None:
         """Have the gateway pass the answer's head on, with these header lines."""
         self._state = "answer"
         self._replies.append(wire.head_reply("response", header_lines(lines)))
@@ -328,7 +328,7 @@ class GatewayStream:
                 self._exchange.close()
 
 
-class _Placed(Exchange, eq=False):
+class _GatewayExchange(Exchange, eq=False):
     """A request of the endpoint picker: the gateway, not the router, calls the worker."""
 
     def forward(self, call: OutboundCall, watcher: ResponseHandler) -> None:

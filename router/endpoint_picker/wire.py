@@ -92,7 +92,7 @@ class MessageRefused(Exception):
     """A gateway sent bytes that are no message, or a message of a kind that is unknown, or may not come now."""
 
 
-class RequestCame(msgspec.Struct, frozen=True):
+class RequestHead(msgspec.Struct, frozen=True):
     """The head of a client's request."""
 
     method: str
@@ -107,7 +107,7 @@ class RequestCame(msgspec.Struct, frozen=True):
     """The endpoints from which one is to be picked; None: any."""
 
 
-class AnswerCame(msgspec.Struct, frozen=True):
+class AnswerHead(msgspec.Struct, frozen=True):
     """The head of the answer, which a worker or the gateway itself gave."""
 
     status: int
@@ -177,7 +177,7 @@ def decode(data: bytes) -> tuple[str, Any]:
     return kind, message
 
 
-def request_came(message: Any) -> RequestCame:  # noqa: ANN401 - its class is one of `MESSAGES`
+def request_head(message: Any) -> RequestHead:  # noqa: ANN401 - its class is one of `MESSAGES`
     """Return the head of a client's request."""
     headers = _headers(message.request_headers.headers.headers)
     path, _, query = headers.pop(b":path", b"/").decode("latin-1").partition("?")
@@ -190,18 +190,18 @@ def request_came(message: Any) -> RequestCame:  # noqa: ANN401 - its class is on
     if message.HasField("protocol_config"):
         config = message.protocol_config
         modes = _mode(config.request_body_mode), _mode(config.response_body_mode)
-    return RequestCame(
+    return RequestHead(
         method, path, query, headers, message.request_headers.end_of_stream, modes, _subset(message.metadata_context)
     )
 
 
-def answer_came(message: Any) -> AnswerCame:  # noqa: ANN401
+def answer_head(message: Any) -> AnswerHead:  # noqa: ANN401
     """Return the head of an answer."""
     headers = _headers(message.response_headers.headers.headers)
     status = headers.pop(b":status", b"")
     served = _entry(message.metadata_context.filter_metadata, METADATA, SERVED)
     details = _entry(message.attributes, ATTRIBUTES, DETAILS)
-    return AnswerCame(
+    return AnswerHead(
         int(status) if status.isdigit() else 0,
         headers,
         message.response_headers.end_of_stream,

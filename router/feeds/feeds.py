@@ -185,12 +185,12 @@ class RouterFeeds:
                 self._routing.apply(WorkerHeard(now_s=now_s, worker_id=event.worker_id, instance=event.instance))
             for each in self._fleet.differences([worker], now_s)[event.worker_id]:
                 _log.error("worker_differs", worker=event.worker_id, **each._asdict())
-        self._tell_pairings()
+        self._log_pairings()
 
     def _log_refused_event(self, message: LogMessage, cause: str, reason: str) -> None:
         self._refusals.warning("fleet_event_refused", key=cause, subject=message.subject, cause=cause, reason=reason)
 
-    def _tell_pairings(self) -> None:
+    def _log_pairings(self) -> None:
         """Log the incompatible pairs among each model's workers, each once while it lasts."""
         registered = [worker.registration for worker in self._fleet.workers()]
         models = {each.model for each in registered}

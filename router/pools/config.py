@@ -13,16 +13,9 @@
 
     agg:  num_agg_pools, agg_pool_...; axes ttft_*, itl_*, and isl_* before them if all three of its keys are given
 
-| key of `pools` | means |
-|---|---|
-| `namespaces` | by namespace: `routers`, or `config` (the file of a router that this process runs), and own limits |
-| `routers` | a list of `url` (data plane) and `control_url` (control plane, for queue and latencies) |
-| `look_period_s`, `look_timeout_s` | how often routers are looked at, and how long one may take to answer |
-| `characters_per_token` | bytes of text that count as a token if there is no tokenizer |
-| fields of `LiveLimits` | when a pool is passed over: here for all pools, in a namespace for that pool |
-
-`ttft_min`, `ttft_max`, `itl_min`, `itl_max` are read as `*_ms`, with a warning. Unknown keys have no effect, and cause
-a warning; in `pools` and in overrides they are refused. Source: `docs/SOURCES.md` D5.1.
+docs/POOLS.md says what the keys of `pools` mean; fields of `LiveLimits` there are for all pools, in a namespace for
+that pool. `ttft_min`, `ttft_max`, `itl_min`, `itl_max` are read as `*_ms`, with a warning. Unknown keys have no effect,
+and cause a warning; in `pools` and in overrides they are refused. Source: `docs/SOURCES.md` D5.1.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

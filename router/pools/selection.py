@@ -8,12 +8,6 @@
     pool  = mapping[index of each axis, in their order]
     pool  = the target of the first override with min_priority <= priority <= max_priority, if a priority is given
 
-| phase | axes |
-|---|---|
-| prefill | isl, ttft_ms |
-| decode | context_length, itl_ms; the context is the prompt as it arrives |
-| agg | [isl,] ttft_ms, itl_ms |
-
 Which pools are then tried, and in which order:
 
     preference   the selected pool, then faster ones (a smaller priority number) from slow to fast, then the others

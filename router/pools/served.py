@@ -14,14 +14,8 @@
 | a router fails within its answer | it ends the request; for a prefill answer it tries the next router |
 | the request exceeds a limit of this process | it answers 503, and counts no failure of the router |
 
-| read | from |
-|---|---|
-| TTFT and ITL targets, ms | `ttft_target` and `itl_target` of `nvext.router`, else of `extra_args` |
-| priority | `x-request-priority`, `nvext.agent_hints.priority`, `priority`; without all three no override applies |
-| ISL, if a grid reads it | token ids, counted; else the model's tokenizer; without one the bytes of `prompt` or |
-| | `messages` in the body, divided by `pools.characters_per_token` |
-
-Headers and body are read as the router reads them (`router/request/route_request.py`), and refused as it refuses them.
+Headers and body are read as the router reads them (`router/request/route_request.py`), and refused as it refuses them;
+docs/POOLS.md says which of their fields select the pool.
 
 The pools of a phase are tried in their order (`selection.py`). In each pool the routers that are up are tried, or all
 if none is up. Source: `docs/SOURCES.md` D5.3. The prefill answer goes on to the decode pool as TensorRT-LLM's servers

@@ -1,4 +1,4 @@
-"""The state of a pool, a fold of observations: `looked` and `attempt_failed` take one, and apply the passing of time.
+"""The state of a pool, a fold of observations: `probed` and `attempt_failed` take one, and apply the passing of time.
 
 A pool is
 
@@ -66,7 +66,7 @@ class Queue(NamedTuple):
     engines: int = 0
 
 
-class Looked(NamedTuple):
+class ProbeResult(NamedTuple):
     """The result of probing a router."""
 
     reason: str = ""
@@ -126,7 +126,7 @@ class PoolState:
         self._windows = {target: _Window() for target in limits.bounds_ms}
         self._queue_long = False
 
-    def looked(self, url: str, look: Looked, now_s: float) -> None:
+    def probed(self, url: str, look: ProbeResult, now_s: float) -> None:
         """Fold in the result of a probe of a router."""
         router = self._routers[url]
         router.answered = look.answered

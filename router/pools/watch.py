@@ -26,7 +26,7 @@ from kv_runtime.telemetry import Family, by_name, counter, gauge
 from router.doctor.pages import HttpAsker, PageUnreadable, decoded, not_ready, samples
 from router.pools.config import LiveLimits, PoolGroup, PoolsConfig, PoolSettings, RouterAddress, Target
 from router.pools.selection import PoolSequence
-from router.pools.state import CAUSES, FITNESSES, Fitness, Looked, PoolState, Queue, attained
+from router.pools.state import CAUSES, FITNESSES, Fitness, PoolState, ProbeResult, Queue, attained
 
 ATTEMPT_OUTCOMES: tuple[OutcomeName, ...] = ("ok", "refused", "failed", "cancelled")
 LOOK_OUTCOMES = ("ready", "not_ready", "unreachable")
@@ -118,7 +118,7 @@ def not_serving(body: bytes, models: Collection[str]) -> str:
     return f"serves {', '.join(found[:8]) or 'no model'}, wanted {', '.join(models)}"
 
 
-def busyness(page: bytes, limits: LiveLimits) -> Looked:
+def busyness(page: bytes, limits: LiveLimits) -> ProbeResult:
     """Return what a router's page of metrics says: its queue, and how many answers met the bounds of `limits`.
 
     Raises:
@@ -135,7 +135,7 @@ def busyness(page: bytes, limits: LiveLimits) -> Looked:
         queue = Queue(int(waiting[_QUEUED]), int(waiting[_WAITING])) if _QUEUED in waiting else None
         bounds = limits.bounds_ms.items()
         found = {each: attained(buckets[each], bound / _MS_PER_S) for each, bound in bounds if buckets[each]}
-        return Looked(queue=queue, attained=found)
+        return ProbeResult(queue=queue, attained=found)
     except (ValueError, LookupError, OverflowError) as error:
         raise PageUnreadable(f"/metrics: {error}") from error
 
@@ -180,14 +180,14 @@ class PoolWatch:
     ) -> None:
         timeout_s = self.config.own.look_timeout_s
         asker = HttpAsker(session, timeout_s, _PAGE_BYTES_MAX)
-        look, url = Looked(answered=False), f"{router.url}/ready"
+        look, url = ProbeResult(answered=False), f"{router.url}/ready"
         try:
             async with asyncio.timeout(timeout_s):
                 reason = not_ready(await asker.get(url, also=_UNREADY))
                 if not reason:
                     url = f"{router.url}/v1/models"
                     reason = not_serving(await asker.get(url), self._models)
-                look = Looked(reason)
+                look = ProbeResult(reason)
                 if router.control_url:
                     url = f"{router.control_url}/metrics"
                     look = busyness(await asker.get(url), pool)._replace(reason=reason)
@@ -199,5 +199,5 @@ class PoolWatch:
                 look = look._replace(reason=why if isinstance(error, TimeoutError) else f"{url}: {why}")
         outcome = "unreachable" if not look.answered else "not_ready" if look.reason else "ready"
         self.metrics.probes[namespace, outcome] += 1
-        self.pools[namespace].looked(router.url, look, self._clock.now())
+        self.pools[namespace].probed(router.url, look, self._clock.now())
         self._log_change(namespace)

@@ -27,7 +27,7 @@ from router.decision.routing import Routing
 from router.decision.verdict import Verdict
 from router.http.refusals import Refusal
 from router.queue.config import QueueSection
-from router.queue.waiting import Place, RequestQueue, Told
+from router.queue.waiting import Place, RequestQueue, Resume
 
 _log = structlog.get_logger("router")
 
@@ -51,12 +51,12 @@ class Admission:
         """Return whether the request goes on at once; if not, call `wait` for it."""
         return not self.queue.is_waited_for(request) and self.has_headroom(request)
 
-    def wait(self, request: RouteRequest, told: Told) -> Place | None:
-        """Queue the request; return its place, or None if `told` was called already."""
+    def wait(self, request: RouteRequest, resume: Resume) -> Place | None:
+        """Queue the request; return its place, or None if `resume` was called already."""
         is_first = not self.queue.is_waited_for(request)
-        placed = self.queue.offer(request, self.uncached_tokens(request), self._clock.now(), told)
+        placed = self.queue.offer(request, self.uncached_tokens(request), self._clock.now(), resume)
         if isinstance(placed, Refusal):
-            told(placed)
+            resume(placed)
             return None
         self._has_waiting.set()
         if self._is_stopped:
@@ -82,7 +82,7 @@ class Admission:
                 self._is_poked = False
                 for model in self.queue.models():
                     while place := self.queue.take(model, self.has_headroom, self._clock.now()):
-                        place.told(None)
+                        place.resume(None)
         finally:
             self._is_admitting = False
 

@@ -55,7 +55,7 @@ from router.queue.config import QueueSection
 
 RefusalReason = Literal["tenant_full", "queue_full", "timeout", "stopping"]
 REFUSAL_REASONS: tuple[RefusalReason, ...] = ("tenant_full", "queue_full", "timeout", "stopping")
-Told = Callable[[Refusal | None], None]
+Resume = Callable[[Refusal | None], None]
 """A callback that is called once, with None to admit the request, or with its refusal."""
 Placing = tuple[object, ...]
 """A request's constraints and targets (`placing_of`). Requests that have the same find the same headroom."""
@@ -92,7 +92,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """A request's place in the queue."""
 
     request: RouteRequest
-    told: Told
+    resume: Resume
     cost_tokens: int
     """What it costs its tenant: the prompt without the longest prefix that a rank holds, at least 1."""
     tenant: str
@@ -226,10 +226,10 @@ class RequestQueue:
 
     # ---------------------------------------------------------------- in
 
-    def offer(self, request: RouteRequest, uncached_tokens: int, now_s: float, told: Told) -> Place | Refusal:
+    def offer(self, request: RouteRequest, uncached_tokens: int, now_s: float, resume: Resume) -> Place | Refusal:
         """Queue the request; return its place, or why it is refused.
 
-        `tick` and `stop` call `told` with a refusal. For a place that `take` returns, the caller calls it.
+        `tick` and `stop` call `resume` with a refusal. For a place that `take` returns, the caller calls it.
         `uncached_tokens`: its prompt without the longest prefix that a rank holds.
         """
         limits, tenant, cost_tokens = self._limits, request.tenant, max(1, uncached_tokens)
@@ -244,7 +244,7 @@ class RequestQueue:
         placing = placing_of(request)
         place = Place(
             request=request,
-            told=told,
+            resume=resume,
             cost_tokens=cost_tokens,
             tenant=tenant,
             order=order_of(request, cost_tokens, limits, now_s, self._arrivals),
@@ -301,7 +301,7 @@ class RequestQueue:
         place = next(iter(self.waiting.values()))
         refusal = self._refusal(reason, place.tenant, place.cost_tokens, now_s)
         self._remove(place)
-        place.told(refusal)
+        place.resume(refusal)
 
     def _remove(self, place: Place) -> None:
         del self.waiting[place.arrival]

@@ -8,7 +8,7 @@
                      Beat: missed messages are detected (`peer.py`), also if no message follows them
                      Asked: answered with all own leases, to one router at most every `ANSWER_S`
                      Open: the answer; it replaces what is known of that router at once
-    SILENT_S         without a message of a router, while connected (not `deaf`): its leases end
+    SILENT_S         without a message of a router, while the log is connected: its leases end
     a restarted router: the leases of its former run end, that run's messages are refused; own messages are ignored
 
 So replicas agree once no event is in transit: a lost message is detected at the next beat, at most `BEAT_S` later, and
@@ -40,14 +40,14 @@ PEERS_MAX = 64
 PENDING_MAX = 8192
 
 
-class Say(NamedTuple):
+class Outgoing(NamedTuple):
     """A message to send: to one router, or to all if `to` is empty."""
 
     message: ReplicaMessage
     to: str = ""
 
 
-Effect = Say | LedgerApplied
+Effect = Outgoing | LedgerApplied
 """A message to send, or an event of another router's lease to apply."""
 Counted = Literal["sent", "unsent", "heard", "refused", "gap", "difference", "silence", "asked", "taken", "given"]
 """What is counted: messages, by outcome; doubts, by cause; requests for all leases, and answers to them."""
@@ -85,16 +85,16 @@ class Replication:
             self._pending.clear()
             self._seq += 1  # a message that is never sent: peers will detect that
 
-    def flush(self) -> list[Say]:
+    def flush(self) -> list[Outgoing]:
         """Return messages with all pending events; without peers, drop the events."""
         pending, self._pending = self._pending, []
-        says = list[Say]()
+        outgoing = list[Outgoing]()
         for events in split(pending) if self.peers else ():
             self._seq += 1
-            says.append(Say(LedgerTold(router=self._router, life=self._life, seq=self._seq, events=events)))
-        return says
+            outgoing.append(Outgoing(LedgerTold(router=self._router, life=self._life, seq=self._seq, events=events)))
+        return outgoing
 
-    def deaf(self, now_s: float) -> None:
+    def restart_silence(self, now_s: float) -> None:
         """Restart the silence timers: no message could be received until now."""
         for peer in self.peers.values():
             peer.received_at_s = now_s
@@ -115,14 +115,14 @@ class Replication:
                 queued_tokens=own.queued_tokens,
                 blocks=own.blocks,
             )
-            effects.append(Say(beat))
+            effects.append(Outgoing(beat))
         for name, peer in list(self.peers.items()):
             if now_s - peer.received_at_s >= SILENT_S:
                 self.counts["silence"] += 1
                 effects += self._parted(name, now_s)
             elif now_s >= peer.request_due_s:
                 self.counts["asked"] += 1
-                effects.append(Say(LedgerAsked(router=self._router, number=peer.new_request(now_s)), name))
+                effects.append(Outgoing(LedgerAsked(router=self._router, number=peer.new_request(now_s)), name))
         return effects
 
     def due_s(self) -> float:
@@ -195,5 +195,5 @@ class Replication:
                 parts=len(parts),
                 leases=leases,
             )
-            effects.append(Say(part, message.router))
+            effects.append(Outgoing(part, message.router))
         return effects

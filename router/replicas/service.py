@@ -111,7 +111,7 @@ class Replicas:
         now_s = self._clock.now()
         self._read_news()
         if not self._event_log.is_connected:
-            self.replication.deaf(now_s)
+            self.replication.restart_silence(now_s)
         self._take(self.replication.tick(now_s))
         while self._outgoing:
             subject, data = self._outgoing.popleft()

@@ -20,7 +20,7 @@ from kv_runtime.event_log import BrokerUnavailable
 from router.control_plane import ControlPlane
 from router.decision.eligibility import NoEligibleWorker
 from router.decision.routing import Lease
-from router.drain.routes import SECONDS_MAX, TOKENS_MAX, wish_of
+from router.drain.routes import SECONDS_MAX, TOKENS_MAX, handover_limits
 from tests.support.served import served
 from tests.unit.router.plane import NOW_S, Answered, until
 from tests.unit.router.samples import MODEL, registered, route, state
@@ -43,7 +43,7 @@ KEYS = (b"k" * 32,)
     ],
 )
 def test_what_is_not_wished_for_is_as_configured(body: bytes, wish: tuple[int, float]) -> None:
-    assert wish_of(body, *DEFAULTS) == wish
+    assert handover_limits(body, *DEFAULTS) == wish
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_what_is_not_wished_for_is_as_configured(body: bytes, wish: tuple[int, f
 )
 def test_a_wish_that_may_not_be_is_named(body: bytes, words: str) -> None:
     with pytest.raises(BadParameter) as refused:
-        wish_of(body, *DEFAULTS)
+        handover_limits(body, *DEFAULTS)
     assert str(refused.value).startswith(words)
 
 

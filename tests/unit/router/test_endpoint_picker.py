@@ -244,12 +244,12 @@ def test_a_head_is_decoded_with_what_the_gateway_offers() -> None:
     subset["x-gateway-destination-endpoint-subset"] = ["1.1.1.1:1", "2.2.2.2:2"]
     headers = {b"x-a": b"1, 2", b"x-text": "日本".encode(), b"raw": b"\xff", b"host": b"h"}
     offered = ("1.1.1.1:1", "2.2.2.2:2")
-    expected = wire.RequestCame("POST", "/v1/route", "a=b", headers, False, ("full_duplex_streamed", "grpc"), offered)
-    assert wire.request_came(request) == expected
+    expected = wire.RequestHead("POST", "/v1/route", "a=b", headers, False, ("full_duplex_streamed", "grpc"), offered)
+    assert wire.request_head(request) == expected
     subset["x-gateway-destination-endpoint-subset"] = "1.1.1.1:1, 2.2.2.2:2"
-    assert wire.request_came(request) == expected
+    assert wire.request_head(request) == expected
     subset["x-gateway-destination-endpoint-subset"] = 7
-    assert wire.request_came(request).subset == ()
+    assert wire.request_head(request).subset == ()
 
 
 def test_an_answers_head_says_who_answered() -> None:
@@ -259,7 +259,7 @@ def test_an_answers_head_says_who_answered() -> None:
     details = request.attributes["envoy.filters.http.ext_proc"]
     for said, failure in (("via_upstream", ""), ("no_healthy_upstream", "no_healthy_upstream")):
         details["response.code_details"] = said
-        assert wire.answer_came(request) == wire.AnswerCame(503, {}, served="1.1.1.1:1", failure=failure)
+        assert wire.answer_head(request) == wire.AnswerHead(503, {}, served="1.1.1.1:1", failure=failure)
 
 
 def test_a_message_of_no_known_kind_is_refused() -> None:

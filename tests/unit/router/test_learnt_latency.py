@@ -15,7 +15,7 @@ from kv_protocol.continuation import Continuation, token_comment
 from kv_protocol.decode_time import DECODE_HEADER
 from router.decision.policy import Policy
 from router.pools.config import LiveLimits
-from router.pools.state import Looked
+from router.pools.state import ProbeResult
 from router.pools.watch import busyness
 from tests.support.amount import examples
 from tests.unit.router.plane import Plane, running_plane
@@ -107,7 +107,7 @@ class Fleet(NamedTuple):
         count = self.plane.metric(f"{name}_seconds_count", mode=mode)
         return count, self.plane.metric(f"{name}_seconds_sum", mode=mode) / count if count else 0.0
 
-    def seen_by_pools(self) -> Looked:
+    def seen_by_pools(self) -> ProbeResult:
         """Return what `router pools` reads of this router: answers within 50 ms, and with 50 ms between tokens."""
         return busyness(generate_latest(self.plane.registry), LiveLimits(ttft_bound_ms=50, itl_bound_ms=50))
 

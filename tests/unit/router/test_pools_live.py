@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from router.doctor.pages import PageUnreadable, not_ready
 from router.pools.config import Axis, LiveLimits, PoolGroup, PoolSettings, RouterAddress
 from router.pools.selection import SelectionInput, Targets, plan, preference, select
-from router.pools.state import Attained, Looked, PoolState, PoolStatus, Queue, attained
+from router.pools.state import Attained, PoolState, PoolStatus, ProbeResult, Queue, attained
 from router.pools.watch import busyness, not_serving
 
 PAGE = b"""# HELP kvrouter_queued_requests Requests that wait for room in the fleet
@@ -62,8 +62,8 @@ class World:
         ttft: tuple[float, float] | None = None,
     ) -> None:
         queue = None if queued is None else Queue(queued, waiting)
-        look = Looked("" if ready else "refused", queue=queue, attained={"ttft": Attained(*ttft)} if ttft else {})
-        self.state.looked(url, look, self.now_s)
+        look = ProbeResult("" if ready else "refused", queue=queue, attained={"ttft": Attained(*ttft)} if ttft else {})
+        self.state.probed(url, look, self.now_s)
         self.fitnesses.append(self.now().fitness)
 
     def fail(self, url: str) -> None:
@@ -81,7 +81,7 @@ def test_a_router_is_silent_once_it_is_down_without_an_answer_and_not_where_it_s
     state = PoolState("p", pool(LiveLimits(), "http://a"))
 
     def is_silent_after(*, ready: bool, answered: bool) -> bool:
-        state.looked("http://a", Looked("" if ready else "x", answered), 0.0)
+        state.probed("http://a", ProbeResult("" if ready else "x", answered), 0.0)
         return state.is_silent("http://a")
 
     assert not is_silent_after(ready=True, answered=True)
@@ -241,7 +241,7 @@ def test_all_pools_are_in_the_order_and_the_peers_retries_are_its_beginning(
 def standing(name: str, fitness: str) -> PoolStatus:
     state = PoolState(name, pool(LiveLimits(queue_requests_max=1), "http://u"))
     queued, ready = (2 if fitness == "strained" else 0), fitness != "down"
-    state.looked("http://u", Looked("" if ready else "x", queue=Queue(queued)), 0.0)
+    state.probed("http://u", ProbeResult("" if ready else "x", queue=Queue(queued)), 0.0)
     assert state.status.fitness == fitness
     return state.status
 
@@ -284,9 +284,9 @@ def test_a_candidate_says_why_it_is_there_and_why_not() -> None:
 
 def test_a_page_tells_queues_and_answers_within_the_bounds_of_all_modes() -> None:
     queue, bounds = Queue(3, 9), LiveLimits(ttft_bound_ms=300, itl_bound_ms=10)
-    assert busyness(PAGE, LiveLimits()) == Looked(queue=queue)
-    assert busyness(PAGE, bounds) == Looked(queue=queue, attained={"ttft": Attained(21.0, 41.0)})
-    assert busyness(b"other_metric 1\n", bounds) == Looked()
+    assert busyness(PAGE, LiveLimits()) == ProbeResult(queue=queue)
+    assert busyness(PAGE, bounds) == ProbeResult(queue=queue, attained={"ttft": Attained(21.0, 41.0)})
+    assert busyness(b"other_metric 1\n", bounds) == ProbeResult()
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from kv_protocol.ledger import (
 )
 from router.replicas import peer
 from router.replicas.peer import ASK_AGAIN_S, BUFFERED_MAX, OpenLeases, parts_of, split
-from router.replicas.replication import ANSWER_S, PEERS_MAX, PENDING_MAX, SILENT_S, Effect, Replication, Say
+from router.replicas.replication import ANSWER_S, PEERS_MAX, PENDING_MAX, SILENT_S, Effect, Outgoing, Replication
 
 
 def routed(lease_id: str, blocks: int = 1, uncached: int = 7) -> Routed:
@@ -61,7 +61,7 @@ def asked(effects: list[Effect]) -> list[int]:
     return [
         effect.message.number
         for effect in effects
-        if isinstance(effect, Say) and isinstance(effect.message, LedgerAsked) and effect.to == "other"
+        if isinstance(effect, Outgoing) and isinstance(effect.message, LedgerAsked) and effect.to == "other"
     ]
 
 
@@ -134,7 +134,7 @@ def test_a_prefill_that_is_not_over_after_all_is_taken_back() -> None:
 
 def test_while_the_log_is_away_silence_of_peers_means_nothing() -> None:
     made = replication(told(1, routed("l")))
-    made.deaf(100.0)
+    made.restart_silence(100.0)
     assert applied(made.tick(100.0)) == []
     assert applied(made.tick(100.0 + SILENT_S)) == [Expired(lease_id="l")]
 
@@ -166,8 +166,8 @@ def test_a_beat_tells_how_far_was_told_and_comes_in_time() -> None:
     made.on_lease_event(FirstToken(lease_id="l"))
     says = made.tick(0.0)
     assert says == [
-        Say(told(1, routed("l", 3), FirstToken(lease_id="l"), router="me", life=5)),
-        Say(beat(1, OpenLease(routed("l", 3), is_prefilled=True), router="me", life=5)),
+        Outgoing(told(1, routed("l", 3), FirstToken(lease_id="l"), router="me", life=5)),
+        Outgoing(beat(1, OpenLease(routed("l", 3), is_prefilled=True), router="me", life=5)),
     ]
     assert [len(made.tick(now_s)) for now_s in (BEAT_S - 0.1, BEAT_S, BEAT_S + 0.1)] == [0, 1, 0]
 
@@ -177,13 +177,13 @@ def test_without_peers_only_the_beat_is_sent_with_the_open_leases() -> None:
     for event in (routed("gone"), routed("l", 3), FirstToken(lease_id="l"), FirstToken(lease_id="gone")):
         made.on_lease_event(event)
     made.on_lease_event(Finished(lease_id="gone"))
-    assert made.tick(0.0) == [Say(beat(0, OpenLease(routed("l", 3), is_prefilled=True), router="me"))]
+    assert made.tick(0.0) == [Outgoing(beat(0, OpenLease(routed("l", 3), is_prefilled=True), router="me"))]
     made.on_lease_event(Finished(lease_id="l"))
     assert made.tick(BEAT_S / 2) == []
-    assert made.tick(BEAT_S) == [Say(beat(0, router="me"))]
+    assert made.tick(BEAT_S) == [Outgoing(beat(0, router="me"))]
     made.on_lease_event(routed("m"))
     made.on_message(beat(0), BEAT_S)
-    assert made.flush() == [Say(told(1, routed("m"), router="me"))], "the first peer is told what is pending"
+    assert made.flush() == [Outgoing(told(1, routed("m"), router="me"))], "the first peer is told what is pending"
 
 
 def test_a_question_is_answered_with_what_is_open_behind_all_that_was_told() -> None:
@@ -192,8 +192,8 @@ def test_a_question_is_answered_with_what_is_open_behind_all_that_was_told() -> 
     effects = made.on_message(LedgerAsked(router="other", number=4), 0.0)
     lease = OpenLease(routed("l"), is_prefilled=False)
     assert effects == [
-        Say(told(1, routed("l"), router="me")),
-        Say(LedgerOpen(router="me", life=1, seq=1, number=4, part=0, parts=1, leases=(lease,)), "other"),
+        Outgoing(told(1, routed("l"), router="me")),
+        Outgoing(LedgerOpen(router="me", life=1, seq=1, number=4, part=0, parts=1, leases=(lease,)), "other"),
     ]
     assert made.on_message(LedgerAsked(router="other", number=5), ANSWER_S / 2) == []
     assert len(made.on_message(LedgerAsked(router="other", number=6), ANSWER_S)) == 1
@@ -242,7 +242,7 @@ def test_unsent_news_become_a_gap() -> None:
     for number in range(PENDING_MAX + 1):
         made.on_lease_event(routed(f"l{number}"))
     (effect,) = made.tick(0.0)
-    assert isinstance(effect, Say)
+    assert isinstance(effect, Outgoing)
     assert isinstance(effect.message, LedgerBeat)
     other.on_message(effect.message, 0.0)
     assert other.counts["gap"] == 1
