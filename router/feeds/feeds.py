@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import msgspec
 import structlog
@@ -38,11 +38,8 @@ from kv_runtime.files import replace_file
 from kv_runtime.telemetry import RateLimitedLog
 from router.decision.routing import Routing
 from router.doctor.checks import pairing_findings
-from router.doctor.facts import CATALOGUE
+from router.doctor.facts import CATALOGUE, Finding
 from router.fleet.registry import RANKS_MAX, REFUSAL_CAUSES, RefusalCause
-
-if TYPE_CHECKING:
-    from router.doctor.facts import Finding
 
 WRITE_S = 60.0
 MODELS_MAX = 1024

@@ -43,6 +43,7 @@ from collections import defaultdict
 from typing import Literal, NamedTuple, cast
 
 from kv_protocol.fleet import Role
+from router.fleet.registry import RANKS_MAX
 from router.native import built
 
 _SPREADS = 10.0
@@ -55,8 +56,6 @@ Reason = Literal["utilisation", "ttft", "itl", "least", "idle", "unknown"]
 `unknown`: a rate was never measured."""
 UTILISATION_MAX = 0.85
 """How busy advised workers may be: the rest is for bursts that end before an autoscaler has added a worker."""
-_RANKS_MAX = 8192
-
 
 ServiceTimes = tuple[tuple[float, int], ...]
 """Seconds of service, and how many requests need them."""
@@ -244,7 +243,7 @@ class GroupPlan:
             return 1, "idle", ()
         if self.unknown:
             return None, "unknown", ()
-        most = max(1, _RANKS_MAX // self.size.ranks_per_worker)
+        most = max(1, RANKS_MAX // self.size.ranks_per_worker)
         unreachable = self._failing(most)
 
         def failing(workers: int) -> list[Limit]:

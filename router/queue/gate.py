@@ -111,18 +111,15 @@ class Admission:
 
     def has_headroom(self, request: RouteRequest) -> bool:
         """Return whether the request may be admitted; true also if no rank is eligible."""
-        if self._threshold is not None and not self._is_below(self._threshold, request):
-            return False
-        if self._routing.state.policy.unmet != "queue":
+        state = self._routing.state
+        if self._threshold is not None:
+            view = state.model_view(request.model, request.block_size, request.hash_scheme, self._clock.now())
+            if not is_below(self._threshold, view, state.core.queued_tokens(view.standing), request):
+                return False
+        if state.policy.unmet != "queue":
             return True
         verdict = self._verdict(request)
         return verdict is None or verdict.action != "queue"
-
-    def _is_below(self, threshold: float, request: RouteRequest) -> bool:
-        state = self._routing.state
-        now_s = self._routing.clock.now()
-        view = state.model_view(request.model, request.block_size, request.hash_scheme, now_s)
-        return is_below(threshold, view, state.core.queued_tokens(view.standing), request)
 
     def uncached_tokens(self, request: RouteRequest) -> int:
         """Return the prompt's tokens without the longest prefix that a candidate holds; all without a candidate."""

@@ -14,7 +14,6 @@ missed.
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 
 import structlog
 
@@ -32,7 +31,6 @@ from kv_protocol.ledger import (
     encode_replica,
 )
 from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage
-from kv_runtime.supervise import until
 from kv_runtime.telemetry import Family, RateLimitedLog, by_name, counter, gauge
 from router.decision.routing import Routing
 from router.replicas.peer import Skew
@@ -92,20 +90,20 @@ class Replicas:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Send and apply the passing of time until `stop` is set; pending events are then sent, if possible."""
-        while not stop.is_set():
-            self._news.clear()
-            await self._turn()
-            await until(stop, self._pause())
-        await self._turn()
-
-    async def _pause(self) -> None:
-        """Wait for news, and a moment for more of them; or until the next turn is due."""
-        self._routing.leases.on_news = self._news.set if self.replication.peers else None
-        with suppress(TimeoutError):
-            # `FLUSH_S` more: a timer may fire a millisecond early, and the turn would find nothing due
-            async with asyncio.timeout(FLUSH_S + max(0.0, self.replication.due_s() - self._clock.now())):
+        loop, stopping = asyncio.get_running_loop(), asyncio.ensure_future(stop.wait())
+        stopping.add_done_callback(lambda _: self._news.set())
+        try:
+            while not stop.is_set():
+                self._news.clear()
+                await self._turn()
+                self._routing.leases.on_news = self._news.set if self.replication.peers else None
+                timer = loop.call_later(max(0.0, self.replication.due_s() - self._clock.now()), self._news.set)
                 await self._news.wait()
-            await self._clock.sleep(FLUSH_S)
+                timer.cancel()
+                await self._clock.sleep(FLUSH_S)  # for more news
+        finally:
+            stopping.cancel()
+        await self._turn()
 
     async def _turn(self) -> None:
         now_s = self._clock.now()
