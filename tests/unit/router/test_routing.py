@@ -382,6 +382,17 @@ def test_the_trust_of_every_rank_of_the_fleet_is_known_without_a_request() -> No
     assert bench.routing.trust() == {rank("w0/0"): away, rank("w0/1"): away, rank("w1/0"): differs}
 
 
+def test_trust_is_made_anew_only_after_a_change() -> None:
+    bench = Bench(registered(), registered("w1", tokenizer_digest="x"))
+    before = bench.routing.trust()
+    assert bench.routing.trust() is before
+    bench.index.doubt = "behind"
+    assert bench.routing.trust()[rank()] == ("DEGRADED", "behind")
+    bench.index.doubt = ""
+    bench.state.apply(FleetApplied(now_s=100.0, event=registered("w1")))
+    assert {each.state for each in bench.routing.trust().values()} == {"EXACT"}
+
+
 def test_only_an_index_that_is_catching_up_makes_the_router_unready_and_other_problems_are_noted() -> None:
     bench, ready = Bench(), Readiness(ready=True, reasons=[], notes=[])
     bench.index.progress = "index at 40 of 100"
