@@ -6,10 +6,10 @@ lease    applies and records first token, flowing bytes and end of the answer (`
 apply    applies and records anything else that changes the state: fleet events, heartbeats, policies
 """
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -152,6 +152,8 @@ class Routing:
         self.leases = built.Leases(Lease, state.core, clock.now, lease_s / _RENEWALS, state.breakers, journal)
         self.records = list(recorders)
         """Called with every record except those of leases."""
+        self.listeners = defaultdict[type[JournalRecord], list[Callable[[Any], object]]](list)
+        """Called, after `records`, with the records of one type."""
         self._noted = noted
         self.calibration = Calibration()
         self._trust: dict[WorkerRank, Trust] = {}
@@ -171,7 +173,7 @@ class Routing:
     def apply(self, record: JournalRecord) -> None:
         """Apply a record to the state, and hand it to the recorders."""
         self.state.apply(record)
-        for tell in self.records:
+        for tell in (*self.records, *self.listeners.get(type(record), ())):
             tell(record)
 
     def decide(self, request: RouteRequest) -> Verdict:

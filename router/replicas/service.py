@@ -19,7 +19,7 @@ import structlog
 
 from kv_protocol import subjects
 from kv_protocol.errors import MalformedMessage
-from kv_protocol.journal import JournalRecord, LedgerApplied
+from kv_protocol.journal import LedgerApplied
 from kv_protocol.ledger import (
     Cancelled,
     Expired,
@@ -61,7 +61,7 @@ class Replicas:
         self._router_id = router_id
         self.replication = Replication(router_id, self._clock.wall_ns())
         """The wall time identifies this run of the router."""
-        routing.records.append(self.record)
+        routing.listeners[LedgerApplied].append(self._on_applied)
         self._outgoing: deque[tuple[str, bytes]] = deque()
         self._news = asyncio.Event()
 
@@ -70,11 +70,11 @@ class Replicas:
         for subject in (subjects.LEDGER, subjects.ledger_of(self._router_id)):
             await self._event_log.listen(subject, self._on_message)
 
-    def record(self, what: JournalRecord) -> None:
-        """Pass on that the own ledger ended a lease; other records do nothing. One of the `records` of `Routing`."""
-        if type(what) is LedgerApplied and not what.router and isinstance(what.event, Expired):
+    def _on_applied(self, applied: LedgerApplied) -> None:
+        """Pass on that the own ledger ended a lease."""
+        if not applied.router and isinstance(applied.event, Expired):
             self._read_news()
-            self.replication.on_lease_event(what.event)
+            self.replication.on_lease_event(applied.event)
             self._news.set()
 
     def _read_news(self) -> None:

@@ -25,7 +25,7 @@ from aiohttp import web
 from pydantic import Field, ValidationError, field_validator
 
 from kv_protocol.errors import UNDECODABLE
-from kv_protocol.journal import JournalRecord, PolicyChanged
+from kv_protocol.journal import PolicyChanged
 from kv_runtime.config.loading import ConfigurationError
 from kv_runtime.config.sections import Section
 from kv_runtime.http.answers import BadRequest, error_response, json_response
@@ -119,7 +119,7 @@ class Shadows:
         self._failures = RateLimitedLog(_log, self._clock)
         self._changed_policies = asyncio.Event()
         self.change(configured)
-        routing.records.append(self.record)
+        routing.listeners[PolicyChanged].append(self._on_policy_changed)
 
     def change(self, section: ShadowSection) -> None:
         """Compare these shadows with the policy in force from now on.
@@ -138,9 +138,9 @@ class Shadows:
 
     # ------------------------------------------------------------------------------------------------- decisions
 
-    def record(self, what: JournalRecord) -> None:
-        """Begin anew if the policy changed."""
-        if type(what) is PolicyChanged and self._policies and self._state.policy != self._live:
+    def _on_policy_changed(self, _: PolicyChanged) -> None:
+        """Begin anew if another policy is in force."""
+        if self._policies and self._state.policy != self._live:
             self.change(self._section)
 
     def _skip(self, reason: str, count: int = 1) -> None:

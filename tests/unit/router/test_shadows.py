@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache, lru_cache, partial
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ import pytest
 from bench.placement.regimes import REGIMES, Sizing
 from bench.routing.virtual_fleet import VirtualFleet
 from bench.routing.virtual_router import TEXT
-from kv_protocol.journal import JournalBegan, PolicyChanged, decode_journal
+from kv_protocol.journal import JournalBegan, decode_journal
 from kv_runtime.clock import Clock
 from kv_runtime.config.loading import ConfigurationError
 from router.decision.policies import MODES, Choice, Mode, rule_of
@@ -52,7 +53,8 @@ class Recording:
     def __init__(self, state: RouterState, clock: Clock, watched: ShadowSection) -> None:
         self._encoder = JournalEncoder(1)
         self._decided = DecisionLog(1)
-        routing: Any = SimpleNamespace(state=state, clock=clock, decisions=self._decided, records=[])
+        self._listeners = defaultdict[type, list[Any]](list)
+        routing: Any = SimpleNamespace(state=state, clock=clock, decisions=self._decided, listeners=self._listeners)
         self.shadows = Shadows(routing, watched, timer=lambda: 0.0)
         settings = msgspec.to_builtins(StateSettings(text=TEXT))
         self.messages = list[bytes]()
@@ -62,7 +64,8 @@ class Recording:
         tell(self._encoder, what)
         self.messages.append(self._encoder.cut().data)
         if not isinstance(what, Verdict):
-            self.shadows.record(what)
+            for listener in self._listeners[type(what)]:
+                listener(what)
             return
         self.shadows.evaluate_slice()
         lease: Any = SimpleNamespace(verdict=what, number=self._decided.added_total + 1, ended=b"1")
@@ -260,10 +263,7 @@ def test_a_changed_policy_begins_the_comparison_anew() -> None:
     watched = Watched()
     watched.take(5)
     assert watched.settle()["decisions"] == 5
-    state, policy = watched.bench.state, Policy(temperature=0.5)
-    changed = PolicyChanged(now_s=101.0, policy=msgspec.to_builtins(policy))
-    state.apply(changed)
-    watched.shadows.record(changed)
+    watched.bench.routing.set_policy(Policy(temperature=0.5))
     assert watched.settle()["decisions"] == 0
     assert watched.shadows.page()["live"]["temperature"] == 0.5
 
