@@ -220,7 +220,7 @@ class SystemProcesses:
 
     def _relay(self, plan: SystemPlan, worker_ports: Sequence[int], port: int) -> ChildProcess:
         program = str(self._directory / RELAY)
-        source = Path(__file__).with_name("relay.c")
+        source = str(Path(__file__).with_name("relay.c"))
         command = [plan.executable, "-O2", "-o", program, source]
         made = subprocess.run(command, capture_output=True, text=True, check=False)
         if made.returncode:
