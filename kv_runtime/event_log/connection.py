@@ -24,7 +24,6 @@ from kv_runtime.event_log.objects import ObjectBucket
 from kv_runtime.event_log.reading import OnMessage, Reading
 from kv_runtime.event_log.streams import LogMessage, StreamClient, StreamSpec
 from kv_runtime.event_log.window import SendWindow
-from kv_runtime.supervise import until
 from kv_runtime.telemetry import Family, RateLimitedLog, counter, gauge
 
 WINDOW_MESSAGES = 256
@@ -207,13 +206,18 @@ class EventLog(StreamClient):
             BrokerUnavailable: the server ended the connection and refuses another.
             Exception: raised by an `on_message`.
         """
-        while not stop.is_set():
-            self._due.clear()
-            if self._failure is not None:
-                raise self._failure
-            if self.is_connected:
-                await self._tend()
-            await until(stop, self._clock.wait(self._due, _LOOK_S))
+        stopping = asyncio.ensure_future(stop.wait())
+        stopping.add_done_callback(lambda _: self._due.set())
+        try:
+            while not stop.is_set():
+                self._due.clear()
+                if self._failure is not None:
+                    raise self._failure
+                if self.is_connected:
+                    await self._tend()
+                await self._clock.wait(self._due, _LOOK_S)
+        finally:
+            stopping.cancel()
 
     async def _tend(self) -> None:
         try:
