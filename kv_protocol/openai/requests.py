@@ -202,8 +202,13 @@ def decode_inbound(path: str, body: bytes | bytearray) -> Inbound:
     A path that is not an endpoint's (`/v1/route`) takes any kind: a body with `messages` is a chat, one with `input` a
     response, any other a completion. The whole body has to be UTF-8, including values that the router does not read.
     """
-    check_utf8(body)
-    return _without_wrong(_decoders.get(path) or _decoders[_endpoint_of(body)], body)
+    if not body.isascii():
+        check_utf8(body)
+    decoder = _decoders.get(path) or _decoders[_endpoint_of(body)]
+    try:
+        return decoder.decode(body)
+    except UNDECODABLE:
+        return _without_wrong(decoder, body)
 
 
 def decode_passed(path: str, body: bytes | bytearray) -> PassedInbound:

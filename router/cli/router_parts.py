@@ -208,7 +208,7 @@ class RouterParts:
             new_id,
             self._recent,
             kept=self._kept,
-            chat_sent=self._parity.chat_sent,
+            sample=self._parity.sample,
             tracer=None
             if tracing is None or tracing.sampling is None
             else Tracer(tracing.sampling, tracing.exporter.put, "https" if settings.data.tls_certificate else "http"),

@@ -1,7 +1,7 @@
 """Compares the token ids of chats with those that engines make of them, so that a wrong template is found at once.
 
     a worker joins that states /tokenize    its engine tokenizes a fixed chat
-    each ASKEDth chat that is sent          its worker's engine tokenizes that chat, too, beside the request
+    each ASKEDth request that is sent       if it is a chat, its worker's engine tokenizes that chat, too
 
 An engine whose ids differ is asked for them again at once. If they differ again, the chats of its model are unrendered
 (`prompts.py`) and routed by their text, until the worker leaves or its ids of a chat are equal. An engine that refuses
@@ -15,7 +15,7 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from functools import partial
-from itertools import count, zip_longest
+from itertools import zip_longest
 from typing import Any, Literal, NamedTuple, get_args
 
 import aiohttp
@@ -23,7 +23,7 @@ import msgspec
 import structlog
 
 from kv_protocol.hashing import unpack_tokens
-from kv_protocol.openai.requests import ChatInbound, RequestInvalid
+from kv_protocol.openai.requests import ChatInbound, Inbound, RequestInvalid
 from kv_runtime.clock import Clock
 from kv_runtime.http.answers import bounded_body
 from kv_runtime.supervise import until
@@ -82,7 +82,6 @@ class EngineParity:
         self._samples: deque[_Tokenization] = deque(maxlen=_AT_ONCE)
         self._joined: set[_Instance] = set()
         self._differs: dict[_Instance, Disparity] = {}
-        self._sent = count(1)
         self._ended = Counter[Outcome]()
 
     def differs(self, worker_id: str, instance: str) -> tuple[Disparity, ...]:
@@ -90,12 +89,14 @@ class EngineParity:
         found = self._differs.get((worker_id, instance))
         return () if found is None else (found,)
 
-    def chat_sent(self, inbound: ChatInbound, worker_id: str) -> None:
-        """Count a chat that goes to this worker; each `ASKED`th chat is compared, if the engine can tokenize it."""
-        if next(self._sent) % ASKED or sum(map(len, inbound.prompt_parts)) > CHAT_BYTES_MAX or inbound.changed_by:
-            return
+    def sample(self, inbound: Inbound, worker_id: str) -> None:
+        """Compare a request that this worker gets, if it is a chat that the engine can tokenize."""
         worker = self._fleet.worker(worker_id)
-        if worker is None or PATH not in worker.registration.api_endpoints or inbound.reasoning_effort:
+        if worker is None or PATH not in worker.registration.api_endpoints:
+            return
+        if not isinstance(inbound, ChatInbound) or inbound.changed_by or inbound.reasoning_effort:
+            return
+        if sum(map(len, inbound.prompt_parts)) > CHAT_BYTES_MAX:
             return
         try:
             messages, options = inbound.read_messages(), inbound.read_options()

@@ -170,8 +170,8 @@ class FleetReader(Destination[RankAttempt]):
         data, headers = exchange.body, exchange.headers
         if request.mode == MODE_OF_PASSED:
             body, inbound = await self._read_passed(request)
-        elif len(data) <= SCANNED_BYTES:
-            body, inbound = Body(data), decode_body(exchange.path, data)
+        elif len(data) <= LONG_BYTES:
+            body, inbound = Body(data), decode_inbound(exchange.path, data)
         else:
             body, inbound = await request.later(self.bodies.read(exchange.path, data))
         request.body, request.inbound, request.model = body, inbound, inbound.model

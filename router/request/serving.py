@@ -8,7 +8,7 @@ from xxhash import xxh3_64_intdigest
 from kv_protocol.decided import RouteRequest
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import JournalRecord, PolicyChanged
-from kv_protocol.openai.requests import ChatInbound
+from kv_protocol.openai.requests import Inbound
 from kv_protocol.splitmix import unit_interval
 from router.config import RouterSettings
 from router.decision.eligibility import NoEligibleWorker, WorkerNotNamed, exclusion, exclusions, reason_kind
@@ -21,6 +21,7 @@ from router.http.exchange import Exchange, OutboundCall
 from router.http.refusals import Refusal, RequestRejected
 from router.metrics import RequestMetrics
 from router.prompt.chains import RecentPrompt, RecentPrompts
+from router.prompt.engine_parity import ASKED
 from router.prompt.prompts import ModelPrompts
 from router.queue.gate import Admission
 from router.queue.tenants import TenantNames
@@ -56,17 +57,17 @@ class Serving(FleetReader, Calls, FleetRecords):
         recent: RecentPrompts | None = None,
         *,
         kept: KeptPrompts | None = None,
-        chat_sent: Callable[[ChatInbound, str], None] | None = None,
+        sample: Callable[[Inbound, str], None] | None = None,
         tracer: Tracer | None = None,
     ) -> None:
-        """`recent` and `kept` get the prompts of requests, `chat_sent` chats and their workers' ids.
+        """`recent` and `kept` get the prompts of requests, `sample` each `ASKED`th request and its worker's id.
 
         `tracer` is None if tracing is off.
         """
         FleetReader.__init__(self, routing, prompts, metrics, tenants, settings, new_id)
         Calls.__init__(self, settings, prompts.detokenizer)
         FleetRecords.__init__(self, routing, admission, metrics, settings.telemetry.request_log_ratio)
-        self._chat_sent, self._tracer = chat_sent, tracer
+        self._sample, self._tracer = sample, tracer
         self._inflight_max = settings.queue.inflight_requests_max
         self._recent, self._kept = recent, kept
         routing.records.append(self.record)
@@ -162,12 +163,12 @@ class Serving(FleetReader, Calls, FleetRecords):
             if self._recent is not None:
                 salt = request.inbound.salt
                 self._recent.add(RecentPrompt(route.model, route.lora, salt, prompt, verdict.now_s))
-        if self._chat_sent is not None and isinstance(request.inbound, ChatInbound):
-            self._chat_sent(request.inbound, verdict.winner.worker_id)
         attempt = RankAttempt(verdict)
         if trace is not None:
             trace.decided(verdict)
-        attempt.lease = self.routing.take(verdict)
+        lease = attempt.lease = self.routing.take(verdict)
+        if lease.number % ASKED == 0 and self._sample is not None:
+            self._sample(request.inbound, attempt.rank.worker_id)
         return attempt
 
     def _unmet(self, verdict: Verdict) -> None:

@@ -96,6 +96,7 @@ class Plane:
         number = itertools.count(1)
         self.admission = Admission(self.routing, settings.queue)
         self.prompts = ModelPrompts(TEXT)
+        self.sampled: list[tuple[str, str]] = []
         self.serving = Serving(
             self.routing,
             self.prompts,
@@ -104,6 +105,7 @@ class Plane:
             TenantNames(settings.queue.fair_share_by, bytes(32)),
             settings,
             lambda: f"id-{next(number)}",
+            sample=lambda inbound, worker_id: self.sampled.append((inbound.model, worker_id)),
             tracer=tracer,
         )
         service = endpoints(self.serving, passed_paths=settings.data.passed_paths)

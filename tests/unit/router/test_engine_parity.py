@@ -12,16 +12,18 @@ from structlog.testing import capture_logs
 from kv_protocol.body_limits import Body
 from kv_protocol.fleet import WorkerLeft, WorkerRegistered
 from kv_protocol.hashing import Hashing
-from kv_protocol.openai.requests import CHAT, ChatInbound, decode_inbound
+from kv_protocol.openai.requests import CHAT, COMPLETIONS, ChatInbound, decode_inbound
 from kv_runtime.text.byte_model import ByteText
 from router.fleet.registry import Fleet, TextDigests
 from router.prompt.chains import EncodedPrompt
-from router.prompt.engine_parity import ASKED, OUTCOMES, EngineParity
+from router.prompt.engine_parity import OUTCOMES, EngineParity
 from router.prompt.prompts import ModelPrompts
+from router.request import serving
 from tests.support.chat_ids import chat_ids
 from tests.support.manual_clock import ManualClock
+from tests.unit.router.plane import Plane
 from tests.unit.router.samples import MODEL, registered
-from tests.unit.router.upstream import Exchange, Upstream
+from tests.unit.router.upstream import Exchange, Upstream, answers, completion
 
 TEXT = ByteText()
 STATES = ("chat", "completions", "/tokenize")
@@ -164,18 +166,27 @@ async def test_an_engine_without_the_path_or_with_another_tokenizer_is_not_asked
     assert engine.asked == []
 
 
-async def test_of_ten_thousand_chats_one_in_a_thousand_is_asked_for_and_none_is_a_false_alarm() -> None:
+async def test_of_ten_chats_each_is_asked_for_and_none_is_a_false_alarm() -> None:
     engine = Engine()
     tools = [{"type": "function", "function": {"name": "f"}}]
     async with Upstream(engine) as upstream, asking() as made:
         made.join(upstream.base_url)
         await made.ended(1)
-        for number in range(1, 10_001):
-            made.parity.chat_sent(chat(tools=tools, messages=[{"role": "user", "content": f"number {number}"}]), "w0")
+        for number in range(10):
+            made.parity.sample(chat(tools=tools, messages=[{"role": "user", "content": f"number {number}"}]), "w0")
         assert await made.ended(11) == {"equal": 11, "differs": 0, "unanswered": 0}
     said = [each["messages"][0]["content"] for each in engine.asked[1:]]
-    assert said == [f"number {ASKED * at}" for at in range(1, 11)]
+    assert said == [f"number {number}" for number in range(10)]
     assert {json.dumps(each["tools"]) for each in engine.asked[1:]} == {json.dumps(tools)}
+
+
+async def test_each_thousandth_request_is_a_sample(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "ASKED", 2)
+    async with Upstream(answers(200, completion())) as upstream:
+        plane.join("w0", upstream.base_url)
+        for _ in range(5):
+            await plane.post()
+    assert plane.sampled == [(MODEL, "w0")] * 2
 
 
 @pytest.mark.parametrize("fields", [{"chat_template": "x"}, {"reasoning_effort": "low"}, {"documents": [{"a": "b"}]}])
@@ -184,8 +195,8 @@ async def test_a_chat_that_the_question_cannot_say_is_not_asked_for(fields: dict
     async with Upstream(engine) as upstream, asking() as made:
         made.join(upstream.base_url)
         await made.ended(1)
-        for _ in range(ASKED):
-            made.parity.chat_sent(chat(**fields), "w0")
+        made.parity.sample(chat(**fields), "w0")
+        made.parity.sample(decode_inbound(COMPLETIONS, b'{"model":"m","prompt":"x"}'), "w0")
         for _ in range(5):
             await made.clock.advance(1.0)
             await asyncio.sleep(0)
