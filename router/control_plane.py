@@ -142,7 +142,7 @@ class ControlPlane:
         beside = {
             "addends": {name: each._asdict() for name, each in ADDENDS.items()},
             "shadows": [] if self._shadows is None else self._shadows.beside(record.verdict),
-            "prompt": None if self._kept is None else self._kept.text(route.request_id, route.sequence_hashes),
+            "prompt": None if self._kept is None else self._kept.text(route.decision_id),
         }
 
         def made() -> dict[str, object]:

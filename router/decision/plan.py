@@ -76,19 +76,9 @@ class RequestPlan(msgspec.Struct, frozen=True):
         """How often this phase has failed."""
         return self.failures_by_phase.get(self.phase, 0)
 
-    def prefilled(self) -> "RequestPlan":
-        """Return the plan after the prompt was computed: decode is next."""
-        assert self.phase == "prefill"
-        return replace(self, phase="decode")
-
-    def computed_at_decode(self) -> "RequestPlan":
-        """Return the plan by which the decode worker computes the prompt, too."""
-        assert not self.is_fixed
-        return replace(self, phase="alone")
-
-    def beside(self, phase: RequestPhase) -> "RequestPlan":
-        """Return the same plan in another phase, without failures, for a trial decision."""
-        return replace(self, phase=phase, failures_by_phase={})
+    def to(self, phase: RequestPhase) -> "RequestPlan":
+        """Return the plan of the same request in another phase, by no failure."""
+        return replace(self, phase=phase)
 
     def no_candidate(self) -> "RequestPlan | None":
         """Return the plan that follows if no worker is eligible for the phase; None: no other phase is tried."""

@@ -18,15 +18,18 @@ says what the client gets of all other events.
 """
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from router.http.exchange import Exchange, OutboundCall, ResponseHandler, UpstreamStage
-from router.http.heads import CHUNKED, LAST_CHUNK, AnswerBody, AnswerHead, AnswerReader, chunk
+from router.http.heads import CHUNKED, LAST_CHUNK, AnswerBody, AnswerHead, chunk
 from router.http.refusals import Refusal
 from router.http.stream_replay import FAILURE, failure_in
 from router.native import built
+
+if TYPE_CHECKING:
+    from router.http.upstreams import UpstreamOrigin, Upstreams
 
 DONE = b"[DONE]"
 _EVENTS, _GATHER, _PASS_THROUGH = range(3)
@@ -46,21 +49,31 @@ class AnswerRelay(built.AnswerReceiver):
     """
 
     __slots__ = (
-        "body", "call", "dial", "exchange", "form", "has_part", "is_chunked", "is_fresh", "is_odd", "is_open",
-        "is_told", "lines", "part", "paused", "received", "received_s", "reusable", "silent", "since_s", "transport",
-        "watcher",
+        "body", "call", "dial", "due_s", "exchange", "form", "has_part", "is_chunked", "is_fresh", "is_odd", "is_open",
+        "is_told", "lines", "origin", "part", "paused", "received", "received_s", "reusable", "silent", "since_s",
+        "transport", "upstreams", "watcher",
     )  # fmt: skip
 
     transport: asyncio.Transport
 
     def __init__(
-        self, reader: AnswerReader, exchange: Exchange, call: OutboundCall, watcher: ResponseHandler, since_s: float
+        self,
+        upstreams: "Upstreams",
+        origin: "UpstreamOrigin",
+        exchange: Exchange,
+        call: OutboundCall,
+        watcher: ResponseHandler,
+        since_s: float,
     ) -> None:
-        super().__init__(reader)
+        """The connection is to be opened for this call, which was forwarded at `since_s`."""
+        super().__init__(upstreams.answers)
+        self.upstreams, self.origin = upstreams, origin
         self.exchange: Exchange | None = exchange
         """None: there is no call."""
         self.call, self.watcher, self.since_s = call, watcher, since_s
         """When the call was forwarded, by the loop's clock; over a lent connection, set by the first check."""
+        self.due_s = since_s
+        """No check of timeouts is needed before this time; 0: it was lent, or became idle, since the last check."""
         self.lines = b""
         """Head of the client's answer, without the connection's lines."""
         self.reusable = self.is_chunked = False
@@ -71,6 +84,8 @@ class AnswerRelay(built.AnswerReceiver):
         """Whether the connection was opened."""
         self.paused = False
         self.reset()
+        self.is_fresh = self.is_odd = True
+        self.paused = exchange.client is not None and exchange.client.writing_paused
 
     def reset(self) -> None:
         """Forget the former answer."""

@@ -84,33 +84,15 @@ class UpstreamOrigins(dict[str, UpstreamOrigin]):
 class WorkerConnection(AnswerRelay):
     """One connection to a worker. It implements `asyncio.Protocol` without deriving from it."""
 
-    __slots__ = ("_upstreams", "deadline", "due_s", "origin")
+    __slots__ = ("deadline",)
 
     deadline: asyncio.Timeout
     """The timeout of the task that opens the connection."""
 
-    def __init__(
-        self,
-        upstreams: "Upstreams",
-        origin: UpstreamOrigin,
-        exchange: Exchange,
-        call: OutboundCall,
-        watcher: ResponseHandler,
-        since_s: float,
-    ) -> None:
-        """The connection is to be opened for this call, which was forwarded at `since_s`."""
-        super().__init__(upstreams.answers, exchange, call, watcher, since_s)
-        exchange.relay = self
-        self._upstreams, self.origin = upstreams, origin
-        self.due_s = since_s
-        """No check of timeouts is needed before this time; 0: it was lent, or became idle, since the last check."""
-        self.is_fresh = self.is_odd = True
-        self.paused = exchange.client is not None and exchange.client.writing_paused
-
     async def open(self) -> None:
         """Open the connection; if that fails, its call fails."""
         stage: UpstreamStage = "connect"
-        upstreams, origin, connect_s = self._upstreams, self.origin, self.call.limits.connect_s
+        upstreams, origin, connect_s = self.upstreams, self.origin, self.call.limits.connect_s
         try:
             async with asyncio.timeout(connect_s) as self.deadline:
                 await get_running_loop().create_connection(
@@ -136,7 +118,7 @@ class WorkerConnection(AnswerRelay):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The connection is established: send the call, unless it was given up, or the connection came too late."""
         opened = cast("asyncio.Transport", transport)
-        exchange, call, upstreams, self.dial = self.exchange, self.call, self._upstreams, None
+        exchange, call, upstreams, self.dial = self.exchange, self.call, self.upstreams, None
         if exchange is None or self.deadline.expired():
             opened.abort()
             return
@@ -187,7 +169,7 @@ class WorkerConnection(AnswerRelay):
         if not self.is_open:  # its call was given up, or `open` fails it
             return
         self.origin.idle.pop(self, None)
-        self._upstreams.connections.discard(self)
+        self.upstreams.connections.discard(self)
         self._ended(clean=False)
         self.due_s = math.inf
 
@@ -199,7 +181,7 @@ class WorkerConnection(AnswerRelay):
             call, watcher = self.call, self.watcher
             self.exchange, self.call, self.watcher = None, NONE, NONE
             since_s = self.since_s if self.due_s else 0.0
-            self._step(exchange, self._upstreams.dial, self.origin, exchange, call, watcher, since_s)
+            self._step(exchange, self.upstreams.dial, self.origin, exchange, call, watcher, since_s)
         elif clean and body is not None and body.until_close and exchange.client is not None:
             self._step(exchange, self.end, exchange, body, extra=True)
         else:
@@ -213,7 +195,7 @@ class WorkerConnection(AnswerRelay):
         if exchange is not None:
             self._step(exchange, self.check_call, exchange, now_s)
             return
-        self.due_s = self.since_s + self._upstreams.limits.worker_idle_s
+        self.due_s = self.since_s + self.upstreams.limits.worker_idle_s
         if now_s > self.due_s:
             self.transport.abort()
 
@@ -262,7 +244,7 @@ class Upstreams:
     ) -> None:
         """Send a call over a new connection. `since_s`: when it was forwarded; 0: now."""
         since_s = since_s or get_running_loop().time()
-        connection = WorkerConnection(self, origin, exchange, call, watcher, since_s)
+        connection = exchange.relay = WorkerConnection(self, origin, exchange, call, watcher, since_s)
         stage: UpstreamStage = "local"
         if origin.fault:
             stage, reason = "connect", origin.fault

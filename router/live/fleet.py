@@ -228,7 +228,7 @@ def uses(nodes: Sequence[OutlineNode], records: Iterable[Lease], kept: KeptPromp
             _name(use.tenants, request.tenant)
             if kept is not None and use.text is None:
                 tokens = min(nodes[at].blocks * request.block_size, EXCERPT_TOKENS)
-                use.text = kept.excerpt(request.request_id, hashes, place * request.block_size, tokens)
+                use.text = kept.excerpt(request.decision_id, place * request.block_size, tokens)
     return found
 
 

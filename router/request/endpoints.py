@@ -67,7 +67,7 @@ async def _explain(request: FleetRequest, serving: Serving) -> None:
         await serving.read(request)
         decided.append(_decided(request, serving))
         if request.plan.is_aside:
-            request.plan = request.plan.prefilled()
+            request.plan = request.plan.to("decode")
             request.prefilled_by = decided[0].winner
             serving.routed(request)
             decided.append(_decided(request, serving))

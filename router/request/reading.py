@@ -300,12 +300,12 @@ class FleetReader(Destination[RankAttempt]):
     def _placed(self, request: "FleetRequest", plan: RequestPlan) -> RequestPlan:
         """Return the plan that `disaggregation.conditional` gives: the decode worker may compute the prompt, too."""
         try:
-            verdict = self.routing.decide(self.route_of(request, plan.beside("alone")))
+            verdict = self.routing.decide(self.route_of(request, plan.to("alone")))
         except (NoEligibleWorker, WorkerNotNamed):
             return plan
         reason = placement(verdict, self._disaggregation)
         self.metrics.count("prefill_placements", reason)
-        return plan.computed_at_decode() if reason in AT_DECODE else plan
+        return plan.to("alone") if reason in AT_DECODE else plan
 
     def route_of(self, request: "FleetRequest", plan: RequestPlan) -> RouteRequest:
         """Return the routing fields for the plan's phase.

@@ -188,7 +188,7 @@ class Request(CallbackCoroutine, Generic[A]):
             return
         self._settle(attempt, attempt.end_outcome)
         self.handoff, self.prefilled_by = answer, attempt.rank
-        self.plan = self.plan.prefilled()
+        self.plan = self.plan.to("decode")
         self.destination.routed(self)
         self._send()
 
@@ -208,7 +208,7 @@ class Request(CallbackCoroutine, Generic[A]):
         self._settle(attempt, "failed")
         plan = self.plan.migrated(attempt.rank)
         if plan.phase == "prefill" and self.inbound.limit_tokens == progress.token_count + 1:
-            plan = plan.computed_at_decode()  # one token is left: a request for one token is not split either
+            plan = plan.to("alone")  # one token is left: a request for one token is not split either
         self.plan = plan
         await self._send_elsewhere()
 
@@ -252,22 +252,7 @@ class Request(CallbackCoroutine, Generic[A]):
         self.destination.ended(self, outcome, refusal)
 
     def _settle(self, attempt: A, outcome: OutcomeName) -> None:
-        """The attempt is over. Nothing else ends the lease of an attempt, so every end of one leads here.
-
-        | what ended the attempt | who reports it | here by |
-        |---|---|---|
-        | the answer is complete | `on_end` | `end`; of a prefill worker: `_go_on_from_prefill` |
-        | the worker failed before its answer | `on_failed`, `on_dropped`, `on_cut` | `_retry` |
-        | a prefill worker's answer cannot be used | `on_end` | `_go_on_from_prefill`, `_retry` |
-        | the worker failed in its answer | `on_cut` | `_migrate`; `on_cut` itself if nothing is missing |
-        | the worker failed in its answer, which no other can continue | `on_failed` | `end` |
-        | the request is to move (`reason_to_stop`) | `on_failed`, `on_cut` | as if the worker had failed |
-        | a gateway sent the request to another worker | `served_elsewhere` | `_move` |
-        | the worker cannot continue the stream | `_send` | `_pass_over` |
-        | the client left, or the plane stopped | `_left`, which is the exchange's `when_gone` | `end` |
-        | an error or a limit of the router | `on_error`, `on_failed` | `_refuse`, which calls `end` |
-        | an error within the relay | `_left`, as if the client had left | `end` |
-        """
+        """The attempt is over, for whatever reason. Only this ends its lease."""
         self.attempt = None
         self.destination.settle(self, attempt, outcome)
         self.attempts += (attempt,)

@@ -155,12 +155,11 @@ class Serving(FleetReader, Calls, FleetRecords):
             if trace is not None:
                 trace.decided(None, error.refusal.code or error.refusal.kind)
             raise
-        prompt = request.prompt
-        if prompt is not None and not request.attempts:
-            route = request.route
+        prompt, route = request.prompt, request.route
+        if prompt is not None:
             if self._kept is not None:
-                self._kept.keep(route.request_id, prompt.ids, prompt.sequence_hashes)
-            if self._recent is not None:
+                self._kept.keep(route.decision_id, prompt.ids)
+            if self._recent is not None and not request.attempts:
                 salt = request.inbound.salt
                 self._recent.add(RecentPrompt(route.model, route.lora, salt, prompt, verdict.now_s))
         attempt = RankAttempt(verdict)
@@ -200,7 +199,7 @@ class Serving(FleetReader, Calls, FleetRecords):
         assert request.attempt is not None
         plans = [plan]
         if plan.phase in ("prefill", "decode") and not plan.is_fixed:
-            plans.append(plan.beside("alone"))
+            plans.append(plan.to("alone"))
         than, routes = request.attempt.rank, [self.route_of(request, each) for each in plans]
         return any("" in exclusions(ranks, replace(each, tried=(*each.tried, than))) for each in routes)
 

@@ -152,7 +152,7 @@ def test_a_node_is_used_by_the_requests_that_have_its_first_block_at_its_place()
 def test_its_text_begins_where_the_node_begins_and_is_bounded() -> None:
     kept = KeptPrompts(words)
     hashes = range(1, 101)
-    kept.keep("r", pack_u32(range(200)), pack_u64(hashes))
+    kept.keep("d-1", pack_u32(range(200)))
     short, long = uses([node(2, blocks=1, depth=2), node(3, blocks=98, depth=100)], [record("", *hashes)], kept)
     assert short.text == "2 3"
     assert long.text == words(range(4, 4 + EXCERPT_TOKENS))
