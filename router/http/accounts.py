@@ -40,23 +40,13 @@ _MINUTE_S, _DAY_S = 60.0, 86_400.0
 _Amount = Annotated[int | None, Field(ge=1, le=_AMOUNT_MAX)]
 
 
-class Usage(NamedTuple):
-    """What an account has used. A request counts when it begins, its tokens when it is over."""
-
-    requests: int = 0
-    prompt_tokens: int = 0
-    output_tokens: int = 0
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of prompt and answer."""
-        return self.prompt_tokens + self.output_tokens
+Counted = Literal["requests", "tokens"]
 
 
 class Limit(NamedTuple):
-    """A kind of limit: it bounds the attribute `counts` of `Usage`. The amount grows back within `period_s` seconds."""
+    """A kind of limit: of what it `counts`, an amount that grows back within `period_s` seconds."""
 
-    counts: Literal["requests", "tokens", "prompt_tokens", "output_tokens"]
+    counts: Counted
     period_s: float
 
 
@@ -123,13 +113,13 @@ class Account:
                 message, wait_s = f"account {self.name}: its {name} are used up", (used + 1 - amount) * one_s
                 refusal = Refusal(429, message, name, "rate_limit_exceeded", wait_s)
         if refusal is None:
-            self.spend(Usage(requests=1))
+            self.spend("requests", 1)
         return refusal
 
-    def spend(self, usage: Usage) -> None:
+    def spend(self, counted: Counted, amount: int) -> None:
         """Add what was used, even if it is more than the limits allow."""
         for name, limit in LIMITS.items():
-            self._used[name] += getattr(usage, limit.counts)
+            self._used[name] += amount * (limit.counts == counted)
 
 
 class Accounts:

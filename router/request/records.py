@@ -27,7 +27,6 @@ from kv_protocol.openai.inbound import ChatInbound, CompletionInbound, Embedding
 from kv_protocol.openai.responses import ResponsesInbound
 from kv_runtime.telemetry import RateLimitedLog
 from router.decision.routing import Routing
-from router.http.accounts import Usage
 from router.http.exchange import Exchange
 from router.http.refusals import Refusal
 from router.metrics import RequestMetrics
@@ -140,7 +139,7 @@ class FleetRecords(Destination[RankAttempt]):
         e2e_s = perf_counter() - exchange.began_s
         self.metrics.end(request.model, request.mode, outcome, e2e_s)
         if exchange.account is not None:
-            exchange.account.spend(_tokens_of(request))
+            exchange.account.spend("tokens", _tokens_of(request))
         has_detours = outcome != "ok" or len(request.attempts) > 1 or bool(request.plan.reroutes)
         if has_detours or self._log_ratio:
             if request.place is not None:
@@ -194,15 +193,15 @@ class FleetRecords(Destination[RankAttempt]):
             self._request_log.warning(event, key=fields.get("reason", ""), **fields)
 
 
-def _tokens_of(request: "FleetRequest") -> Usage:
-    """Return the tokens that a request cost; an answer that was cut off costs the tokens that had come."""
+def _tokens_of(request: "FleetRequest") -> int:
+    """Return the tokens of prompt and answer that a request cost; an answer that was cut off costs the tokens that had come."""
     if not request.attempts:
-        return Usage()
+        return 0
     last, answer = request.attempts[-1], request.attempts[-1].answer
     later = request.events_when_left if answer.later_tokens is None else answer.later_tokens
     before = 0 if request.progress is None else request.progress.token_count
     prompt_tokens = request.route.known_tokens or answer.input_tokens or 0
-    return Usage(0, prompt_tokens, answer.output_tokens or before + later + last.has_begun)
+    return prompt_tokens + (answer.output_tokens or before + later + last.has_begun)
 
 
 def _fields(request: "FleetRequest", outcome: str, refusal: Refusal | None, e2e_s: float) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pydantic import SecretStr
 
 from kv_runtime.config.loading import ConfigurationError
 from router.__main__ import key as key_command
-from router.http.accounts import Account, Accounts, AccountSection, Usage
+from router.http.accounts import Account, Accounts, AccountSection
 from router.http.heads import Malformed
 
 START_S = 100.0
@@ -86,13 +86,13 @@ def test_an_amount_grows_back_evenly_and_never_beyond_itself() -> None:
         return None if refusal is None else refusal.retry_after_s
 
     assert wait_s(0.0) is None
-    account.spend(Usage(0, 0, 60))
+    account.spend("tokens", 60)
     assert wait_s(0.0) == pytest.approx(1.0)
     assert wait_s(0.5) == pytest.approx(0.5)
     assert wait_s(1.0) is None
-    account.spend(Usage(0, 1, 0))
+    account.spend("tokens", 1)
     assert wait_s(1000.0) is None
-    account.spend(Usage(0, 30, 30))
+    account.spend("tokens", 60)
     assert wait_s(1000.0) == pytest.approx(1.0)
 
 
@@ -108,7 +108,7 @@ def test_requests_beyond_the_rate_wait_for_their_turn() -> None:
 def test_tokens_are_charged_later_and_a_debt_is_waited_for() -> None:
     account = account_with(tokens_per_minute=1000, tokens_per_day=1_000_000)
     assert account.refusal(START_S) is None
-    account.spend(Usage(0, 2000, 1000))
+    account.spend("tokens", 3000)
     refusal = account.refusal(START_S)
     assert refusal is not None
     assert refusal.param == "tokens_per_minute"
