@@ -34,6 +34,7 @@ from kv_protocol.body_limits import Body
 from kv_protocol.hashing import TEXT_SCHEME, Hashing, hash_seed, unpack_tokens
 from kv_protocol.images import ImageRule
 from kv_protocol.openai.inbound import CHANGING_KEYS
+from kv_protocol.openai.parts import read_messages
 from kv_protocol.openai.requests import ChatInbound, CompletionInbound, Inbound, RequestInvalid
 from kv_runtime.text.byte_model import END, MARK_OF_ROLE, ByteText
 from kv_runtime.text.chat_messages import HasImages, TextError, split_images
@@ -135,7 +136,7 @@ class ModelPrompts:
         if self.other_chats or not isinstance(chat, ChatInbound) or len(chat.messages) > self._off_loop_bytes:
             return None
         try:
-            messages = chat.read_messages()
+            messages = read_messages(chat.messages)
             if len(messages) > _FEW_MESSAGES:
                 return None
             return self._of_tokens(self._pack_chat(messages), "messages", hashing, seed)

@@ -194,7 +194,7 @@ class FleetRecords(Destination[RankAttempt]):
 
 
 def _tokens_of(request: "FleetRequest") -> int:
-    """Return the tokens of prompt and answer that a request cost; an answer that was cut off costs the tokens that had come."""
+    """Return the tokens of prompt and answer; of an answer that was cut off those that had come."""
     if not request.attempts:
         return 0
     last, answer = request.attempts[-1], request.attempts[-1].answer

@@ -1,8 +1,7 @@
 """Which ranks may take a request, what a decision has, and the newest decisions by either id."""
 
 from struct import unpack
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -13,15 +12,14 @@ from router.decision.eligibility import NoEligibleWorker
 from router.decision.policy import Policy
 from router.decision.routing import DecisionLog, Lease
 from tests.support import decide as decisions
-from tests.unit.router.samples import route, row, state, view
+from tests.unit.router.samples import registered, route, row, state, view
 from tests.unit.router.test_routing import Bench
 
 
 def log(decisions_max: int, *ids: tuple[str, str]) -> DecisionLog:
     """Return a log with decisions of these (decision id, request id)."""
     kept = DecisionLog(decisions_max)
-    for each in ids:
-        kept.add(made(*each))
+    kept.leases.extend(made(*each) for each in ids)
     return kept
 
 
@@ -61,8 +59,9 @@ def test_the_newest_come_first_and_those_of_a_request_eldest_first() -> None:
 
 
 def test_of_a_running_request_that_gives_way_to_newer_ones_what_is_known_of_its_winner_stays() -> None:
-    ranks = [row("w0/0", prefill_tokens_queued=9000), row("w1/0", overlap_blocks=(1, 2, 2, 2))]
-    taken = decisions.decide(view(*ranks), route(40), KV, 1)
+    bench = Bench(registered("w0"), registered("w1"), holds=1)
+    bench.routing.decisions = DecisionLog(1)
+    taken = bench.routing.decide(route(40))
 
     def known() -> list[object]:
         at = taken.winner_at
@@ -77,9 +76,9 @@ def test_of_a_running_request_that_gives_way_to_newer_ones_what_is_known_of_its_
         ]
 
     before = known()
-    kept = DecisionLog(1)
-    for lease in (SimpleNamespace(verdict=taken, ended=b""), SimpleNamespace()):
-        kept.add(cast("Lease", lease))
+    bench.routing.take(taken)
+    assert len(taken.rank_indices) == 2
+    bench.take(route(40, decision_id="d-2"))
     assert known() == before
     assert len(taken.rank_indices) == len(taken.numbers) == 1
 
