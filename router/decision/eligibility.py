@@ -148,10 +148,6 @@ def _without_partner(view: ModelView) -> dict[str, str]:
     }
 
 
-def _tokens(request: RouteRequest) -> int:
-    return request.isl_tokens + max(1, request.max_tokens)
-
-
 def exclusion(
     registration: WorkerRegistered,
     rank: WorkerRank,
@@ -192,9 +188,9 @@ def _other(rank: WorkerRank, request: RouteRequest) -> str:
 
 def _too_long(registration: WorkerRegistered, request: RouteRequest) -> str:
     """Return why prompt and answer do not fit the worker; empty if they fit, or the prompt was not encoded."""
-    if registration.max_seq_len and request.known_tokens and _tokens(request) > registration.max_seq_len:
-        allowed = registration.max_seq_len
-        return f"max_seq_len: {request.isl_tokens} + {max(1, request.max_tokens)} tokens, at most {allowed}"
+    answer_tokens, allowed = max(1, request.max_tokens), registration.max_seq_len
+    if allowed and request.known_tokens and request.isl_tokens + answer_tokens > allowed:
+        return f"max_seq_len: {request.isl_tokens} + {answer_tokens} tokens, at most {allowed}"
     if (
         registration.max_prompt_tokens
         and request.phase != "decode"

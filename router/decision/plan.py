@@ -108,13 +108,6 @@ class RequestPlan(msgspec.Struct, frozen=True):
         return _rerouted(plan, "prefill_failed", "alone")
 
     @property
-    def has_retry(self) -> bool:
-        """Whether the request is tried again if its worker, which may have taken the handoff, fails now."""
-        if self.retries < self.retry_limit:
-            return self.phase != "decode" or not self.is_fixed
-        return self.phase == "prefill" and not self.is_fixed and self.falls_back
-
-    @property
     def may_migrate(self) -> bool:
         """Whether another worker may continue the answer if its worker fails now."""
         return self.migrations < self.migration_limit

@@ -119,28 +119,28 @@ class Verdict(built.Verdict):
     def view(self, places: Sequence[int] | None = None) -> View:
         """Return the columns of the ranks at these indices, by default of all; not cheap."""
         indices, zeros = list(range(len(self.ranks)) if places is None else places), (0,) * len(self.ranks)
-        of_ranks: dict[str, Sequence[Any]] = {
-            "ranks": self.ranks,
-            "registrations": self.model_view.registrations,
-            "trust": self.trusts,
-            "epochs": self.epochs or zeros,
-            "seqs": self.seqs or zeros,
-            "newcomer": tuple(map(bool, self.spent or zeros)),
-        }
-        columns: dict[str, Any] = {name: tuple(each[at] for at in indices) for name, each in of_ranks.items()}
         numbers = self.numbers[indices]
-        columns |= {name: numbers[name] for name in (*COUNTS, "trust_factor")}
         rates = None
         if self.has_rates:
             rates = RateColumns(numbers["prefill"], numbers["decode"], self.output_tokens, self.is_learnt)
+
+        def of(column: Sequence[Any]) -> tuple[Any, ...]:
+            return tuple(column[at] for at in indices)
+
         return View(
             now_s=self.now_s,
             turn=self.turn,
+            ranks=of(self.ranks),
+            registrations=of(self.model_view.registrations),
+            trust=of(self.trusts),
             overlap=numbers["held"].T,
+            epochs=of(self.epochs or zeros),
+            seqs=of(self.seqs or zeros),
+            newcomer=tuple(map(bool, of(self.spent or zeros))),
             bound=None if self.bound is None else WorkerRank(*self.bound),
             rates=rates,
             is_blank=self.is_blank,
-            **columns,
+            **{name: numbers[name] for name in (*COUNTS, "trust_factor")},
         )
 
     def decision(self) -> Decision:

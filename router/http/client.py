@@ -44,8 +44,8 @@ _IDLE, _HEAD, _BODY, _SERVING, _LINGERING, _CLOSED = range(6)
 _log = structlog.get_logger("http")
 
 
-class ClientConnection:
-    """One client connection, registered with `plane` while open. An `asyncio.Protocol` by shape, not by class."""
+class ClientConnection(asyncio.Protocol):
+    """One client connection, registered with `plane` while open."""
 
     __slots__ = (
         "_began_s", "_exchange", "_gathered", "_has_more", "_keep_alive", "_pending_bytes", "_plane", "_posts", "_read",

@@ -47,7 +47,6 @@ HeaderLines = Sequence[tuple[bytes, bytes]]
 class CallLimits(NamedTuple):
     """How long each step of a call may take, in seconds."""
 
-    connect_s: float
     first_byte_s: float
     """Until the answer's first byte, from `forward` on, connecting included."""
     between_bytes_s: float

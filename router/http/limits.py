@@ -12,9 +12,6 @@ import msgspec
 
 from kv_runtime.files import RESERVED, OpenFiles
 
-CONNECT_S = 2.0
-"""How long it may take to connect to a worker: enough if one SYN is lost, which is sent again after a second."""
-
 CONNECTIONS_MAX = 16_384
 CLIENTS_MIN = 16
 """The data plane does not start with room for fewer clients."""

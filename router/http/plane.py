@@ -14,7 +14,6 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import cast
 
 import structlog
 
@@ -221,7 +220,7 @@ class HttpPlane:
         tls = self.credentials.tls
         try:
             await self.loop.connect_accepted_socket(
-                lambda: cast("asyncio.Protocol", ClientConnection(self)),
+                lambda: ClientConnection(self),
                 accepted,
                 ssl=None if tls is None else tls.context,
                 ssl_handshake_timeout=None if tls is None else self.limits.head_s,

@@ -32,6 +32,8 @@ from router.http.relay import NONE, AnswerRelay
 from router.http.sites import CORS_HEADERS
 from router.native import built
 
+CONNECT_S = 2.0
+"""How long it may take to connect to a worker: enough if one SYN is lost, which is sent again after a second."""
 DIALS_MAX = 4096
 """Connections that may be opened at the same time."""
 ORIGINS_MAX = 8192
@@ -81,8 +83,8 @@ class UpstreamOrigins(dict[str, UpstreamOrigin]):
         return origin
 
 
-class WorkerConnection(AnswerRelay):
-    """One connection to a worker. It implements `asyncio.Protocol` without deriving from it."""
+class WorkerConnection(AnswerRelay, asyncio.Protocol):
+    """One connection to a worker."""
 
     __slots__ = ("deadline",)
 
@@ -92,16 +94,16 @@ class WorkerConnection(AnswerRelay):
     async def open(self) -> None:
         """Open the connection; if that fails, its call fails."""
         stage: UpstreamStage = "connect"
-        upstreams, origin, connect_s = self.upstreams, self.origin, self.call.limits.connect_s
+        upstreams, origin = self.upstreams, self.origin
         try:
-            async with asyncio.timeout(connect_s) as self.deadline:
+            async with asyncio.timeout(CONNECT_S) as self.deadline:
                 await get_running_loop().create_connection(
-                    lambda: cast("asyncio.Protocol", self),
+                    lambda: self,
                     origin.host, origin.port, ssl=upstreams.tls if origin.tls else None,
-                    ssl_handshake_timeout=connect_s if origin.tls else None,  # uvloop's default would hold it longer
+                    ssl_handshake_timeout=CONNECT_S if origin.tls else None,  # uvloop's default would hold it longer
                 )  # fmt: skip
         except TimeoutError:
-            reason = f"TimeoutError: not connected within {connect_s:g} s"
+            reason = f"TimeoutError: not connected within {CONNECT_S:g} s"
         except (OSError, UnicodeError) as error:
             reason = f"{type(error).__name__}: {error}"
             if _is_local(error):
@@ -153,12 +155,6 @@ class WorkerConnection(AnswerRelay):
             step(*arguments, **options)
         except Exception:  # noqa: BLE001 - a fault of the router: see `abandon`
             self.abandon(exchange)
-
-    def pause_writing(self) -> None:
-        """The worker reads slowly. Nothing has to be held back: a request is written once, when it is complete."""
-
-    def resume_writing(self) -> None:
-        """The worker reads again."""
 
     def eof_received(self) -> None:
         """The worker sends no more; asyncio then closes both directions."""

@@ -49,7 +49,6 @@ from router.decision.routing import Readiness
 from router.http import refusals
 from router.http.exchange import CallLimits, Exchange, OutboundCall
 from router.http.heads import HOP_BY_HOP
-from router.http.limits import CONNECT_S
 from router.http.refusals import Refusal, RequestRejected
 from router.pools.config import TOKEN_AXES, PoolGroup, PoolPhase
 from router.pools.selection import PoolSequence, SelectionInput, Targets, plan, select
@@ -101,8 +100,8 @@ class PoolService:
         self.attempt_failed = watch.attempt_failed
         self._inflight_max = settings.queue.inflight_requests_max
         limits = settings.failures
-        self.streamed = CallLimits(CONNECT_S, limits.first_byte_s, limits.between_bytes_s, limits.total_s)
-        self.buffered = CallLimits(CONNECT_S, limits.whole_s, limits.between_bytes_s, limits.total_s)
+        self.streamed = CallLimits(limits.first_byte_s, limits.between_bytes_s, limits.total_s)
+        self.buffered = CallLimits(limits.whole_s, limits.between_bytes_s, limits.total_s)
         """The time limits for a router's answer."""
         self.reads_isl = any(axis.name in TOKEN_AXES for group in config.groups for axis in group.axes)
         """Whether any grid reads the prompt's length."""

@@ -12,10 +12,7 @@ The phase of a request with one worker is `whole`, or `alone` in a fleet of pref
 | alone | the client's; with `context_and_generation` if the worker's role is to decode | as for `whole` |
 
 A worker with the engine in its agent also gets the prompt's token ids and the progress of a resumed answer, as keys
-before the others of the body (`kv_protocol/continuation.py`). An attached engine that can report token ids is asked for
-those of streams that may migrate; it resumes an answer as a completion (`resumption.py`). If the client leaves between
-prefill and decode, the decode worker still gets the request, so that it fetches the prompt's KV from the prefill
-worker; then its connection is closed.
+before the others of the body (`kv_protocol/continuation.py`); for attached engines see `resumption.py`.
 """
 
 from collections.abc import Callable
@@ -35,7 +32,6 @@ from router.config import RouterSettings
 from router.decision.verdict import Verdict
 from router.http.exchange import BUFFERED_BYTES_MAX, JSON, CallLimits, OutboundCall
 from router.http.heads import CallLines
-from router.http.limits import CONNECT_S
 from router.http.stream_replay import CONTINUABLE_HEADER, StreamReplayBuffer, without_ids
 from router.prompt.chains import with_prompt_ids
 from router.request.destination import Destination, RankAttempt
@@ -73,7 +69,7 @@ class Calls(Destination[RankAttempt]):
         """`detokenizer` returns a new detokenizer for the models' text."""
         self._detokenizer = detokenizer
         limits = settings.failures
-        self._streamed = CallLimits(CONNECT_S, limits.first_byte_s, limits.between_bytes_s, limits.total_s)
+        self._streamed = CallLimits(limits.first_byte_s, limits.between_bytes_s, limits.total_s)
         self._buffered = self._streamed._replace(first_byte_s=limits.whole_s)
         self._text_bytes_max = settings.data.prompt_bytes_max  # workers bound text and ids together by it, too
         token = settings.data.worker_token.get_secret_value()

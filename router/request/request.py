@@ -295,7 +295,7 @@ class Request(CallbackCoroutine, Generic[A]):
             return attempt.lines
         attempt.judge(status)
         if attempt.reason:
-            is_tried_again = self.plan.has_retry and self.destination.has_other(self)
+            is_tried_again = self._has_retry(attempt) and self.destination.has_other(self)
             if is_tried_again or not attempt.is_passed_on:
                 return None
         if self.exchange.has_begun and not attempt.is_success:
@@ -364,7 +364,7 @@ class Request(CallbackCoroutine, Generic[A]):
         move = self.destination.reason_to_move(attempt, quiet_s, begun=begun)
         if move is None:
             return ""
-        may_move = plan.may_migrate if begun and attempt.has_begun else plan.has_retry
+        may_move = plan.may_migrate if begun and attempt.has_begun else self._has_retry(attempt)
         if not may_move or (begun and self._progress_of(attempt) is None):
             self._unmovable = attempt
             return ""
@@ -391,6 +391,10 @@ class Request(CallbackCoroutine, Generic[A]):
             return None
         self.run(self._migrate(attempt, progress) if attempt.has_begun else self._retry(attempt))
         return b""
+
+    def _has_retry(self, attempt: A) -> bool:
+        """Return whether the request is tried again if its worker, which may have taken the handoff, fails now."""
+        return self.plan.failed(attempt.rank, took_handoff=True) is not None
 
     def _progress_of(self, attempt: A) -> Progress | None:
         """Return how far the answer has come; None if another worker cannot continue it."""

@@ -68,7 +68,7 @@ class Dialogue:
 
     def place(self, exchange: Exchange, body: bytes | None = None) -> None:
         sent = bytes(exchange.body) if body is None else body
-        limits = CallLimits(1.0, 1.0, 1.0, 1.0)
+        limits = CallLimits(1.0, 1.0, 1.0)
         exchange.forward(OutboundCall("http://10.0.0.1:80", "", b"x-dp-rank: 0\r\n", sent, limits), self.heard)  # type: ignore[arg-type]
 
     async def say(self, **fields: Any) -> list[Any]:

@@ -29,7 +29,6 @@ MANY_FILES = OpenFiles(used=20, allowed=1 << 20)
 class Timeouts(NamedTuple):
     """Of calls to workers."""
 
-    connect_s: float = 5.0
     first_byte_s: float = 30.0
     between_bytes_s: float = 30.0
     total_s: float = 60.0

@@ -4,6 +4,7 @@ import asyncio
 from time import monotonic
 from unittest.mock import create_autospec
 
+import pytest
 import uvloop
 
 from kv_runtime.supervise import TaskSet
@@ -34,7 +35,7 @@ async def opened_late() -> None:
     handler.on_end.side_effect = handler.on_failed.side_effect = lambda *_, **__: over.set()
     async with Upstream(answers()) as worker:
         async with asyncio.timeout(60), TaskSet(1) as upstreams.dials:
-            call = OutboundCall(worker.base_url, "/v1/completions", b"", b"{}", CallLimits(CONNECT_S, 60, 60, 60))
+            call = OutboundCall(worker.base_url, "/v1/completions", b"", b"{}", CallLimits(60, 60, 60))
             BufferedResponse(upstreams).ask(call, handler)
             await over.wait()
         handler.on_end.assert_called_once_with(b"{}", 0)
@@ -43,6 +44,7 @@ async def opened_late() -> None:
         await until(lambda: not upstreams.connections)
 
 
-def test_a_connection_that_opens_as_its_time_runs_out_is_used() -> None:
+def test_a_connection_that_opens_as_its_time_runs_out_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.http.upstreams.CONNECT_S", CONNECT_S)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(opened_late())
