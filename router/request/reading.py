@@ -200,8 +200,9 @@ class FleetReader(Destination[RankAttempt]):
             sequence_hashes=prompt.sequence_hashes,
             max_tokens=inbound.limit_tokens or 0,
         )
+        is_one = request.has_one_choice = (is_plain and inbound.endpoint == "chat") or inbound.has_one_choice
         if is_plain and served.is_aggregated:
-            request.plan = self._resumable if inbound.stream and inbound.has_one_choice else self._whole
+            request.plan = self._resumable if inbound.stream and is_one else self._whole
             return
         if not is_plain:
             self._read_wishes(request, served)
@@ -286,7 +287,7 @@ class FleetReader(Destination[RankAttempt]):
         if inbound.names_phase:
             phase = requested_phase(bytes(inbound.disaggregated_params), accepted=self._disaggregation.accept_params)
             return RequestPlan(phase, whole.retry_limit, is_fixed=True)
-        is_one, is_long = inbound.has_one_choice, route.isl_tokens > _MIGRATED_TOKENS_MAX
+        is_one, is_long = request.has_one_choice, route.isl_tokens > _MIGRATED_TOKENS_MAX
         plan = resumable if inbound.stream and is_one and not (is_long or inbound.is_guided) else whole
         if served.is_aggregated:
             return plan

@@ -64,6 +64,8 @@ class Request(CallbackCoroutine, Generic[A]):
     """The route of the present phase; `first_route` has the fields as the client sent them."""
     first_route: RouteRequest
     model = ""
+    has_one_choice = True
+    """The same as `inbound.has_one_choice`, if a fleet serves the request."""
     gateway: Gateway | None = None
     """The gateway that sends the request itself; None: the router sends it."""
     trace: "RequestTrace | None" = None
@@ -329,7 +331,7 @@ class Request(CallbackCoroutine, Generic[A]):
             assert self._aside is not None
             self.run(self._go_on_from_prefill(attempt, self._aside.body))
             return
-        tokens_before, is_one = 0, self.inbound.has_one_choice
+        tokens_before, is_one = 0, self.has_one_choice
         if (buffer := attempt.replay_buffer) is not None:
             later_events = buffer.later_tokens or later_events
             tokens_before = 0 if self.progress is None else self.progress.token_count
