@@ -32,7 +32,6 @@ from kv_runtime.event_log import BrokerUnavailable, EventLog
 from kv_runtime.http.access import OPEN_PATHS, require_token
 from kv_runtime.http.answers import error_response, json_response, large_json_response, life_routes, openai_errors
 from kv_runtime.http.metrics import metrics_handler
-from router.decision.kept_prompts import KeptPrompts
 from router.decision.policy_store import PolicyNotStored, PolicyStore, fields_of, swapped
 from router.decision.report import DecisionReport, Outcome, explanation, misses, predicted_cached_tokens, sentence
 from router.decision.routing import Lease, Routing
@@ -43,6 +42,7 @@ from router.fleet.registry import Worker
 from router.fleet.trust import ENOUGH, WINDOW, Disparity, Trust
 from router.live.fleet import USED_MAX, listed, outcome_fields, uses, warmth
 from router.live.routes import json_route, list_limit, number_of, seconds_of, unix_time
+from router.prompt.chains import KeptPrompts
 from router.shadows.service import Shadows
 from router.web import PATHS, page_routes
 

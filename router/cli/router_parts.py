@@ -29,7 +29,6 @@ from router.attribution.report import Figures
 from router.attribution.service import Savings
 from router.config import RouterSettings
 from router.control_plane import ControlPlane
-from router.decision.kept_prompts import KeptPrompts
 from router.decision.policy_store import PolicyStore
 from router.decision.routing import Routing
 from router.decision.state import LEASE_S, RouterState, StateSettings
@@ -53,7 +52,7 @@ from router.metrics import (
 )
 from router.planner.service import Planner
 from router.processes.supervisor import ProcessState, process_families
-from router.prompt.chains import RecentPrompts
+from router.prompt.chains import KeptPrompts, RecentPrompts
 from router.prompt.engine_parity import EngineParity
 from router.prompt.prompts import ModelPrompts
 from router.queue.gate import Admission

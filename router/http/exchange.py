@@ -1,13 +1,9 @@
 """The interface between connections and the service that decides: one request and its answer.
 
-    service(exchange)  ->  exchange.answer(...)                     our own answer
-                       ->  exchange.forward(call, watcher)          a worker's answer, relayed
-                               on_head -> None, on_dropped          not passed on: forward again, or answer
-                               on_failed(begun=False)               nothing was passed on: forward again, or answer
-                               on_cut -> b"", then forward          the event stream continues with events of that call
-                               on_failed(begun=True)                over: the client has an error, or was cut off
-                               on_end                               over
-                       ->  exchange.when_gone = callback            the client left: no call of the watcher follows
+    service(exchange)  ->  exchange.answer(...)                 our own answer
+                       ->  exchange.forward(call, watcher)      a worker's answer, relayed; a `ResponseHandler` watches,
+                                                                which may forward another call, or answer
+                       ->  exchange.when_gone = callback        the client left: no call of the watcher follows
 
 All of it happens in callbacks of one event loop, and none of them may block.
 """

@@ -28,11 +28,11 @@ from kv_protocol.codec import pack_u64
 from kv_protocol.events import TIERS
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import OutcomeKnown
-from router.decision.kept_prompts import KeptPrompts
 from router.decision.report import misses
 from router.decision.routing import Lease, Routing
 from router.decision.state import RankLoad
 from router.fleet.trust import TRUST_STATES, Trust, trust_of
+from router.prompt.chains import KeptPrompts
 
 OBSERVED_MAX = 1000
 """How many of the newest decisions `observed` is given."""

@@ -4,12 +4,15 @@ A chain is packed: little-endian u64s of a prompt's full blocks, in their order.
 before it, so equal hashes mean equal prefixes.
 
 Recent prompts are kept for hand-overs: the index has only hashes, from which no prompt can be computed. Adding a prompt
-stores a reference, and computes nothing. The oldest are evicted for the newest. Prompts with images have no ids, and
-are not kept.
+stores a reference, and computes nothing. The oldest are evicted for the newest. If `control.keep_text` is set, parts of
+prompts are also kept for people. Prompts with images, and those that the mode does not encode, have no ids, and are not
+kept.
 """
 
 import base64
-from collections import deque
+from array import array
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -23,6 +26,9 @@ BYTES_MAX = 64 << 20
 """About 16 million tokens, of all workers: enough, as a hand-over looks only for prompts that a single worker holds."""
 ENTRY_BYTES = 512
 """Upper bound of an entry's size without its tokens and hashes."""
+HEAD_TOKENS, TAIL_TOKENS = 512, 512
+PROMPTS_MAX = 1 << 14
+"""Prompts that are kept for people: 64 MiB of token ids. The oldest are dropped."""
 
 
 def block_count(chain: bytes) -> int:
@@ -105,3 +111,48 @@ class RecentPrompts:
     def newest_first(self) -> list[RecentPrompt]:
         """Return all prompts."""
         return [prompt for _, prompt in reversed(self._prompts)]
+
+
+class PromptText(msgspec.Struct, frozen=True):
+    """A prompt's text; `omitted_tokens` between `head` and `tail` are left out. A short prompt has only a head."""
+
+    head: str
+    tail: str
+    omitted_tokens: int
+
+
+class KeptPrompts:
+    """The beginnings and ends of the newest decisions' prompts, for people who look into decisions.
+
+    They are only in memory: neither the journal nor the log has them. Prompts without ids are not kept.
+    """
+
+    def __init__(self, decode: Callable[[Iterable[int]], str]) -> None:
+        """`decode` returns the text of token ids."""
+        self._decode = decode
+        self._kept = OrderedDict[str, tuple[bytes, bytes, int]]()
+        """Head, tail, and the number of tokens between them."""
+
+    def keep(self, decision_id: str, ids: bytes) -> None:
+        """Keep the beginning and the end of a decision's prompt, token ids as little-endian u32s."""
+        if not ids:
+            return
+        head, rest = ids[: HEAD_TOKENS * TOKEN_BYTES], ids[HEAD_TOKENS * TOKEN_BYTES :]
+        tail = rest[-TAIL_TOKENS * TOKEN_BYTES :]
+        self._kept[decision_id] = head, tail, (len(rest) - len(tail)) // TOKEN_BYTES
+        if len(self._kept) > PROMPTS_MAX:
+            self._kept.popitem(last=False)
+
+    def text(self, decision_id: str) -> PromptText | None:
+        """Return the text of a decision's prompt; None if it is not kept."""
+        kept = self._kept.get(decision_id)
+        return None if kept is None else PromptText(self._text(kept[0]), self._text(kept[1]), kept[2])
+
+    def excerpt(self, decision_id: str, start: int, tokens: int) -> str | None:
+        """Return the text of `tokens` or fewer tokens of a prompt's kept head, from `start` on; None: none are kept."""
+        head = self._kept.get(decision_id, (b"",))[0]
+        ids = head[start * TOKEN_BYTES : (start + tokens) * TOKEN_BYTES]
+        return self._text(ids) if ids else None
+
+    def _text(self, ids: bytes) -> str:
+        return self._decode(array("I", ids))

@@ -45,8 +45,7 @@ CLIENT_FAULT, SERVER_FAULT = 400, 500
 REDIRECTS = range(300, 400)
 _BUSY = frozenset({429, 503})
 _REFUSES_US = frozenset({401, 407})
-"""The worker refuses the router's token, which counts as its failure: else it would draw all the load, as it answers
-fast, and all clients would be told that their keys are wrong."""
+"""Else the worker would draw all the load, as it answers fast, and clients would be told that their keys are wrong."""
 _GATEWAY = frozenset({502, 504})
 """Statuses of a proxy that cannot reach the worker: they do not come from the engine."""
 _NO_HEADERS: Headers = {}

@@ -64,7 +64,7 @@ ReadBody = tuple[Body, Inbound]
 """A request body, and the fields that the router reads of it."""
 
 
-def decode_body(path: str, body: Bytes) -> Inbound:
+def decode_request(path: str, body: Bytes) -> Inbound:
     """Return the request in `body`; raise `RequestInvalid`, as `decode_inbound` does.
 
     A long body (`LONG_BYTES`) is decoded without its prompt, which stays bytes.
@@ -98,7 +98,7 @@ class BodyParser:
         self._pool = EncodingPool(1, sys.maxsize)
 
     def read(
-        self, path: str, data: Bytes, decode: Callable[[str, Bytes], Inbound] = decode_body
+        self, path: str, data: Bytes, decode: Callable[[str, Bytes], Inbound] = decode_request
     ) -> "ReadBody | asyncio.Future[ReadBody]":
         """Return the parsed body of a request to `path`, or its future.
 

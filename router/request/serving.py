@@ -12,7 +12,6 @@ from kv_protocol.openai.requests import Inbound
 from kv_protocol.splitmix import unit_interval
 from router.config import RouterSettings
 from router.decision.eligibility import NoEligibleWorker, WorkerNotNamed, exclusion, exclusions, reason_kind
-from router.decision.kept_prompts import KeptPrompts
 from router.decision.routing import Routing
 from router.decision.verdict import Verdict
 from router.fleet.registry import SILENT_S
@@ -20,7 +19,7 @@ from router.http import refusals
 from router.http.exchange import Exchange, OutboundCall
 from router.http.refusals import Refusal, RequestRejected
 from router.metrics import RequestMetrics
-from router.prompt.chains import RecentPrompt, RecentPrompts
+from router.prompt.chains import KeptPrompts, RecentPrompt, RecentPrompts
 from router.prompt.engine_parity import ASKED
 from router.prompt.prompts import ModelPrompts
 from router.queue.gate import Admission

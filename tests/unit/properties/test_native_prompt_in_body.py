@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kv_protocol.openai.parts import LONG_BYTES
 from kv_protocol.openai.requests import CHAT, COMPLETIONS, RequestInvalid, decode_inbound
 from kv_protocol.openai.responses import RESPONSES
-from router.request.reading import decode_body
+from router.request.reading import decode_request
 
 PATHS = (CHAT, COMPLETIONS, RESPONSES, "/v1/embeddings", "/v1/route")
 VALUES = st.recursive(
@@ -64,6 +64,6 @@ def test_a_long_body_is_read_as_a_whole_one(
     if edit is not None:
         at, removed, added = edit
         body = body[:at] + added + body[at + removed :]
-    whole, found = outcome(decode_inbound, path, body), outcome(decode_body, path, body)
+    whole, found = outcome(decode_inbound, path, body), outcome(decode_request, path, body)
     if not isinstance(whole, str) or isinstance(found, str):  # else the prompt is at fault, which was not read
         assert found == whole

@@ -12,9 +12,8 @@ from kv_protocol.body_limits import Body
 from kv_protocol.hashing import Hashing
 from kv_protocol.openai.requests import CHAT, COMPLETIONS, decode_inbound
 from kv_runtime.text.byte_model import ByteText
-from router.decision import kept_prompts
-from router.decision.kept_prompts import HEAD_TOKENS, TAIL_TOKENS, KeptPrompts, PromptText
-from router.prompt.chains import EncodedPrompt
+from router.prompt import chains
+from router.prompt.chains import HEAD_TOKENS, TAIL_TOKENS, EncodedPrompt, KeptPrompts, PromptText
 from router.prompt.encoding_pool import EncodingPool
 from router.prompt.prompts import ModelPrompts
 from router.request.reading import ReadBody
@@ -94,7 +93,7 @@ def test_a_short_prompt_is_kept_whole_a_long_one_without_its_middle_and_one_with
 
 
 def test_the_oldest_prompts_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_prompts, "PROMPTS_MAX", 2)
+    monkeypatch.setattr(chains, "PROMPTS_MAX", 2)
     kept = KeptPrompts(words)
     for decision_id in "abc":
         kept.keep(decision_id, ids(1))

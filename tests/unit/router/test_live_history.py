@@ -9,9 +9,9 @@ from msgspec.structs import replace
 
 from indexer.embedded import OutlineNode
 from kv_protocol.codec import pack_u64
-from router.decision.kept_prompts import KeptPrompts
 from router.live.fleet import EXCERPT_TOKENS, uses
 from router.live.service import OLD_S, OLD_STEP_S, RECENT_S, STEP_S, STEPS, Live, Ring, Row, merged_trends
+from router.prompt.chains import KeptPrompts
 from tests.support.manual_clock import ManualClock
 from tests.unit.router.samples import route
 
