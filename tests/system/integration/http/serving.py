@@ -23,15 +23,8 @@ from tests.unit.router.upstream import Script, Upstream, completion
 
 OURS = b"x-decision-id: d1\r\n"
 WHOLE = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(completion()) + completion()
+LIMITS = CallLimits(first_byte_s=30.0, between_bytes_s=30.0, total_s=60.0)
 MANY_FILES = OpenFiles(used=20, allowed=1 << 20)
-
-
-class Timeouts(NamedTuple):
-    """Of calls to workers."""
-
-    first_byte_s: float = 30.0
-    between_bytes_s: float = 30.0
-    total_s: float = 60.0
 
 
 class Recorded:
@@ -108,7 +101,7 @@ class Http:
         )
         self.stop = asyncio.Event()
         self.worker = ""
-        self.timeouts = Timeouts()
+        self.call_limits = LIMITS
         self.tries = 0
         self.unwanted: set[int] = set()
         self.kept_bytes: int | None = None
@@ -146,9 +139,8 @@ class Http:
         if self.kept_bytes is not None:
             kept = StreamReplayBuffer(kept=built.KeptEvents(self.kept_bytes), is_engines=self.is_engines)
             self.kept.append(kept)
-        limits = CallLimits(*self.timeouts)
         exchange.when_gone = watcher.on_gone
-        call = OutboundCall(self.worker, exchange.path, headers, (exchange.body,), limits, kept, self.is_once)
+        call = OutboundCall(self.worker, exchange.path, headers, (exchange.body,), self.call_limits, kept, self.is_once)
         exchange.forward(call, watcher)
 
     @property

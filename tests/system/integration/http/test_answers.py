@@ -11,8 +11,8 @@ from structlog.testing import capture_logs
 from router.http.exchange import ASIDE_BYTES_MAX, BUFFERED_BYTES_MAX, BufferedResponse, CallLimits, OutboundCall
 from router.http.exchange import Exchange as ClientExchange
 from tests.system.integration.http.serving import (
+    LIMITS,
     Recorded,
-    Timeouts,
     answered,
     dialing,
     in_two,
@@ -281,26 +281,30 @@ async def test_an_event_without_end_is_passed_on_and_a_cut_of_it_is_told() -> No
     assert b"upstream_failed" in error
 
 
-TIMES: dict[str, tuple[bytes, Timeouts, str]] = {
-    "no head": (b"", Timeouts(first_byte_s=0.05), "failed first_byte: TimeoutError: no byte within 0.05 s"),
-    "no body": (STREAM_HEAD, Timeouts(first_byte_s=0.05), "failed first_byte: TimeoutError: no byte within 0.05 s"),
+TIMES: dict[str, tuple[bytes, CallLimits, str]] = {
+    "no head": (b"", LIMITS._replace(first_byte_s=0.05), "failed first_byte: TimeoutError: no byte within 0.05 s"),
+    "no body": (
+        STREAM_HEAD,
+        LIMITS._replace(first_byte_s=0.05),
+        "failed first_byte: TimeoutError: no byte within 0.05 s",
+    ),
     "a pause": (
         STREAM_HEAD + chunked(event("a")),
-        Timeouts(between_bytes_s=0.05),
+        LIMITS._replace(between_bytes_s=0.05),
         "failed body begun: TimeoutError: no byte for 0.05 s",
     ),
     "in all": (
         STREAM_HEAD + chunked(event("a")),
-        Timeouts(total_s=0.05),
+        LIMITS._replace(total_s=0.05),
         "failed body begun: TimeoutError: not whole within 0.05 s",
     ),
 }
 
 
-@pytest.mark.parametrize(("sent", "timeouts", "heard"), TIMES.values(), ids=TIMES)
-async def test_a_worker_that_is_too_slow_has_failed(sent: bytes, timeouts: Timeouts, heard: str) -> None:
+@pytest.mark.parametrize(("sent", "limits", "heard"), TIMES.values(), ids=TIMES)
+async def test_a_worker_that_is_too_slow_has_failed(sent: bytes, limits: CallLimits, heard: str) -> None:
     async with with_worker(says_and_waits(sent)) as (http, worker):
-        http.timeouts = timeouts
+        http.call_limits = limits
         await http.ask(post())
         await worker.gone.wait()
     assert http.watcher.heard[-1] == heard
@@ -452,7 +456,7 @@ async def test_an_answer_aside_whose_end_is_too_much_fails_and_has_no_other_end(
         aside = BufferedResponse(http.plane.upstreams)
         watcher = Recorded(http, ClientExchange(aside, "POST", "/", "", {}, b"", 0.0), 0)
         await until(lambda: http.plane.upstreams.dials is not None)
-        aside.ask(OutboundCall(http.worker, "/", b"", b"{}", CallLimits(*http.timeouts)), watcher)
+        aside.ask(OutboundCall(http.worker, "/", b"", b"{}", LIMITS), watcher)
         await until(lambda: not is_stream or len(aside.body) == len(most))
         more.set()
         failed = f"failed body begun: an answer of more than {ASIDE_BYTES_MAX} bytes"

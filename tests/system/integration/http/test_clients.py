@@ -354,7 +354,7 @@ async def test_a_worker_whose_client_reads_slowly_is_not_late() -> None:
         await until(lambda: [each.writing_paused for each in http.plane.connections] == [True])
         (connection,) = http.plane.upstreams.connections
         now_s = asyncio.get_running_loop().time()
-        for later_s in (0.0, http.timeouts.between_bytes_s + 1.0):
+        for later_s in (0.0, http.call_limits.between_bytes_s + 1.0):
             connection.check_timeouts(now_s + later_s)
         writer.transport.resume_reading()  # type: ignore[attr-defined]
         assert (await answered(reader)).body == part * 100
