@@ -41,14 +41,16 @@ from router.fleet.registry import kinds, misfit
 
 
 class NoEligibleWorker(Exception):
-    """No rank may take the request. `exclusions` has the reason of every rank, the message those of the first ones."""
+    """No rank may take the request. `exclusions` has the reason of every rank, the message those of the first ones.
 
-    def __init__(self, model: str, exclusions: tuple[Exclusion, ...]) -> None:
+    `kinds` has the kind of every rank's reason (`reason_kind`); a reason that lies in the request counts first.
+    """
+
+    def __init__(self, model: str, exclusions: tuple[Exclusion, ...], kinds: frozenset[str] = frozenset()) -> None:
         reasons = [f"{each.worker_id}/{each.dp_rank}: {each.reason}" for each in exclusions[:_NAMED_MAX]]
         why = _some(reasons, len(exclusions), "; ") or "none is registered"
         super().__init__(f"no worker for model {model!r}: {why}")
-        self.model = model
-        self.exclusions = exclusions
+        self.exclusions, self.kinds = exclusions, kinds
 
 
 class WorkerNotNamed(Exception):
@@ -91,7 +93,9 @@ def constraints(view: ModelView, request: RouteRequest, policy: Policy) -> tuple
     """
     why = exclusions(view, request)
     if all(why):
-        raise NoEligibleWorker(request.model, exclusions_of(view.ranks, why))
+        rows = zip(view.registrations, view.ranks, why, strict=True)
+        kinds = frozenset(reason_kind(exclusion(of, rank, request) or reason) for of, rank, reason in rows)
+        raise NoEligibleWorker(request.model, exclusions_of(view.ranks, why), kinds)
     if policy.mode == "direct" and request.pinned_worker is None:
         allowed = (rank.worker_id for rank, reason in zip(view.ranks, why, strict=True) if not reason)
         raise WorkerNotNamed(tuple(dict.fromkeys(allowed)))

@@ -8,7 +8,6 @@
 
 from typing import Literal, NamedTuple
 
-from kv_protocol.decision import Exclusion
 from kv_protocol.openai.errors import as_json
 from kv_runtime.http.answers import error_body
 
@@ -55,14 +54,11 @@ class Refusal(NamedTuple):
 
 
 class RequestRejected(Exception):
-    """Ends the request with a refusal, unless `exclusions` is set and the plan has another phase to try.
+    """Ends the request with a refusal."""
 
-    `exclusions`: why each rank is excluded from the request's present phase; None: the refusal has another cause.
-    """
-
-    def __init__(self, refusal: Refusal, exclusions: tuple[Exclusion, ...] | None = None) -> None:
+    def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.message)
-        self.refusal, self.exclusions = refusal, exclusions
+        self.refusal = refusal
 
 
 def unread(status: int, message: str) -> Refusal:

@@ -202,7 +202,12 @@ class Destination(ABC, Generic[A]):
 
     @abstractmethod
     def choose(self, request: "Request[A]") -> A:
-        """Choose a worker for the present phase, and book the work there; raise `RequestRejected`."""
+        """Choose a worker for the present phase, and book the work there.
+
+        Raises:
+            NoEligibleWorker: for this phase; another one is tried, if the plan has one.
+            WorkerNotNamed, RequestRejected: the request is refused.
+        """
 
     @abstractmethod
     def call(self, request: "Request[A]", attempt: A) -> OutboundCall:

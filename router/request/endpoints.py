@@ -14,10 +14,10 @@ from urllib.parse import parse_qsl
 
 from kv_protocol.openai.endpoints import CLOSED_PATHS, PATHS
 from kv_protocol.openai.requests import RequestInvalid
+from router.decision.eligibility import NoEligibleWorker
 from router.decision.report import explanation
 from router.decision.verdict import Verdict
 from router.http.exchange import Exchange
-from router.http.refusals import RequestRejected
 from router.request.reading import MODE_OF_PASSED
 from router.request.replies import Endpoint, Replies, answer, refusal_of
 from router.request.request import Request
@@ -81,7 +81,7 @@ def _decided(request: FleetRequest, serving: Serving) -> Verdict:
     while True:
         try:
             return serving.decide(request)
-        except RequestRejected as error:
+        except NoEligibleWorker as error:
             if not request.enters_other_phase(error):
                 raise
 

@@ -15,6 +15,7 @@ import structlog
 from kv_protocol.errors import shortened
 from kv_protocol.openai.errors import BodyTooLarge, RequestInvalid
 from kv_runtime.text.chat_messages import TextError
+from router.decision.eligibility import NoEligibleWorker, WorkerNotNamed
 from router.decision.routing import Readiness
 from router.http import refusals
 from router.http.exchange import Exchange
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 Endpoint = Callable[[Exchange], object]
 _MODEL = "/v1/models/"
+_CLIENT_FAULTS = frozenset({"pinned", "taint", "lora", "endpoint"})
+"""Reasons for which a request can never be served: the client's fault, and not worth a retry."""
 _log = structlog.get_logger("router")
 
 
@@ -96,10 +99,22 @@ def refusal_of(error: BaseException, request: "Request[Any]") -> Refusal:
         return Refusal(413, str(error), error.field, "body_too_large")
     if isinstance(error, (RequestInvalid, TextError)):
         return Refusal(400, str(RequestInvalid(error.field, error.found, error.allowed)), error.field)
+    if isinstance(error, (NoEligibleWorker, WorkerNotNamed)):
+        return _undecided(error)
     if isinstance(error, EncodersBusy):
         return refusals.unavailable(str(error), "overloaded")
     _log.error("request_failed", path=request.exchange.path, exc_info=error, **log_names(request))
     return refusals.our_fault(error)
+
+
+def _undecided(error: NoEligibleWorker | WorkerNotNamed) -> Refusal:
+    if isinstance(error, WorkerNotNamed):
+        return Refusal(400, str(error), error.field)
+    if error.kinds == {"max_seq_len"}:
+        return Refusal(400, str(error), code="context_length_exceeded")
+    if error.kinds and error.kinds <= _CLIENT_FAULTS:
+        return Refusal(400, str(error), code="no_such_worker")
+    return refusals.unavailable(str(error), "no_eligible_worker")
 
 
 def log_names(request: "Request[Any]") -> dict[str, str]:

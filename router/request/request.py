@@ -29,6 +29,7 @@ from kv_protocol.decided import RouteRequest
 from kv_protocol.journal import OutcomeName
 from kv_protocol.openai.inbound import CHAT
 from kv_protocol.openai.requests import Inbound
+from router.decision.eligibility import NoEligibleWorker, WorkerNotNamed
 from router.decision.plan import RequestPlan, StreamLoss
 from router.http import refusals
 from router.http.exchange import EVENT_STREAM, JSON, BufferedResponse, Exchange, UpstreamStage, header_lines
@@ -133,7 +134,7 @@ class Request(CallbackCoroutine, Generic[A]):
             try:
                 attempt = self.attempt = destination.choose(self)
                 call = destination.call(self, attempt)
-            except RequestRejected as error:
+            except (NoEligibleWorker, WorkerNotNamed, RequestRejected) as error:
                 if self.enters_other_phase(error):
                     continue
                 raise
@@ -148,12 +149,12 @@ class Request(CallbackCoroutine, Generic[A]):
                 self.exchange.forward(call, self)
             return
 
-    def enters_other_phase(self, error: RequestRejected) -> bool:
+    def enters_other_phase(self, error: Exception) -> bool:
         """Route the request for another phase if `error` says that no worker is eligible; return whether it was.
 
         If it was not, raise the error of the worker that failed last, if one did.
         """
-        if error.exclusions is not None:
+        if isinstance(error, NoEligibleWorker):
             plan = self.plan.no_candidate()
             if plan is not None:
                 self.plan = plan

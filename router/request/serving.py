@@ -5,13 +5,11 @@ from collections.abc import Callable
 from msgspec.structs import replace
 from xxhash import xxh3_64_intdigest
 
-from kv_protocol.decided import RouteRequest
-from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import JournalRecord, PolicyChanged
 from kv_protocol.openai.requests import Inbound
 from kv_protocol.splitmix import unit_interval
 from router.config import RouterSettings
-from router.decision.eligibility import NoEligibleWorker, WorkerNotNamed, exclusion, exclusions, reason_kind
+from router.decision.eligibility import NoEligibleWorker, WorkerNotNamed, exclusions
 from router.decision.routing import Routing
 from router.decision.verdict import Verdict
 from router.fleet.registry import SILENT_S
@@ -28,15 +26,13 @@ from router.request.calls import Calls
 from router.request.destination import Gateway, Move, RankAttempt
 from router.request.reading import FleetReader
 from router.request.records import FleetRecords
+from router.request.replies import refusal_of
 from router.request.request import Request
 from router.request.resumption import CannotResume
 from router.request.tracing import RequestTrace, Tracer
 
 _BACK_OFF_S = 0.02
 """Mean pause before the first retry; it doubles with each further one."""
-
-_CLIENT_FAULTS = frozenset({"pinned", "taint", "lora", "endpoint"})
-"""Reasons for which a request can never be served: the client's fault, and not worth a retry."""
 
 FleetRequest = Request[RankAttempt]
 
@@ -131,30 +127,26 @@ class Serving(FleetReader, Calls, FleetRecords):
             request.route = replace(request.route, pinned_worker=pinned)
 
     def decide(self, request: FleetRequest) -> Verdict:
-        """Return the decision for the present phase; raise `RequestRejected`."""
-        route = request.route
-        try:
-            verdict = self.routing.decide(route)
-        except WorkerNotNamed as error:
-            raise RequestRejected(Refusal(400, str(error), error.field)) from error
-        except NoEligibleWorker as error:
-            raise RequestRejected(self._no_candidate(route, error), error.exclusions) from error
+        """Return the decision for the present phase, without a trace of it; raise as `choose` does."""
+        verdict = self.routing.decide(request.route)
         if not verdict.meets_targets:
             self._unmet(verdict)
         return verdict
 
     def choose(self, request: FleetRequest) -> RankAttempt:
-        """Decide for the present phase, and book the work at the winner; raise `RequestRejected`."""
-        trace = request.trace
+        """Decide for the present phase, and book the work at the winner; raise as `Destination.choose` does."""
+        trace, prompt, route = request.trace, request.prompt, request.route
         if trace is not None:
             trace.deciding()
         try:
-            verdict = self.decide(request)
-        except RequestRejected as error:
+            verdict = self.routing.decide(route)
+            if not verdict.meets_targets:
+                self._unmet(verdict)
+        except (NoEligibleWorker, WorkerNotNamed, RequestRejected) as error:
             if trace is not None:
-                trace.decided(None, error.refusal.code or error.refusal.kind)
+                refusal = refusal_of(error, request)
+                trace.decided(None, refusal.code or refusal.kind)
             raise
-        prompt, route = request.prompt, request.route
         if prompt is not None:
             if self._kept is not None:
                 self._kept.keep(route.decision_id, prompt.ids)
@@ -177,19 +169,6 @@ class Serving(FleetReader, Calls, FleetRecords):
         self.metrics.count("rejected", "unmet_target")
         message = "no rank is predicted to meet the targets of nvext.router or of policy.ttft_target_s, itl_target_s"
         raise RequestRejected(refusals.unavailable(message, "unmet_target", outcome="refused"))
-
-    def _no_candidate(self, route: RouteRequest, error: NoEligibleWorker) -> Refusal:
-        """Return the error for a request for which no rank is eligible."""
-        fleet, kinds = self.routing.state.fleet, set[str]()
-        for each in error.exclusions:
-            worker, rank = fleet.worker(each.worker_id), WorkerRank(each.worker_id, each.dp_rank)
-            lasting = "" if worker is None else exclusion(worker.registration, rank, route)
-            kinds.add(reason_kind(lasting or each.reason))  # what would also exclude a healthy rank counts first
-        if kinds == {"max_seq_len"}:
-            return Refusal(400, str(error), code="context_length_exceeded")
-        if kinds and kinds <= _CLIENT_FAULTS:
-            return Refusal(400, str(error), code="no_such_worker")
-        return refusals.unavailable(str(error), "no_eligible_worker")
 
     def has_other(self, request: FleetRequest) -> bool:
         """Return whether a fit rank other than the present attempt's can serve the request."""
