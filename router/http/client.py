@@ -49,7 +49,7 @@ class ClientConnection(asyncio.Protocol):
 
     __slots__ = (
         "_began_s", "_exchange", "_gathered", "_has_more", "_keep_alive", "_pending_bytes", "_plane", "_posts", "_read",
-        "_service", "_since_s", "_state", "_transport", "buffer", "due_s", "half_closed", "http_1_1",
+        "_service", "_since_s", "_state", "_transport", "abort", "buffer", "due_s", "half_closed", "http_1_1",
         "outward", "reading_paused", "write", "writing_paused",
     )  # fmt: skip
 
@@ -73,7 +73,7 @@ class ClientConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The connection is established."""
         self._transport = cast("asyncio.Transport", transport)
-        self.write = self._transport.write
+        self.write, self.abort = self._transport.write, self._transport.abort
         self._began_s = self._since_s = self.due_s = 0.0
         """`_since_s`: time of the first check since the state last changed or a byte last came. `due_s`: no check is
         needed before this time; 0: the state has changed, or a byte came, since the last check."""
@@ -119,7 +119,7 @@ class ClientConnection(asyncio.Protocol):
         self.buffer = b""
         exchange, self._exchange = self._exchange, None
         if state == _SERVING and exchange is not None:
-            self._transport.abort()
+            self.abort()
             self._plane.gone += 1
             exchange.leave()
 
@@ -161,7 +161,7 @@ class ClientConnection(asyncio.Protocol):
         except Exception as error:  # noqa: BLE001 - the edge: whatever it was, the client gets an answer
             _log.exception("request_failed", path=exchange.path)
             if exchange.relay is not None or exchange.client is None:
-                self._transport.abort()
+                self.abort()
             else:
                 exchange.refuse(our_fault(error))
 
@@ -321,7 +321,7 @@ class ClientConnection(asyncio.Protocol):
     def cut(self) -> None:
         """End the connection within the answer."""
         self._exchange, self._state, self.due_s = None, _CLOSED, 0.0
-        self._transport.abort()
+        self.abort()
 
     def _refuse(self, status: int, message: str) -> None:
         """Answer a malformed request and end the connection: the next request's beginning is unknown."""
@@ -355,10 +355,6 @@ class ClientConnection(asyncio.Protocol):
         else:
             self._exchange.expire()
 
-    def abort(self) -> None:
-        """Close the connection at once."""
-        self._transport.abort()
-
     def check_timeouts(self, now_s: float) -> None:
         """Refuse the client, or drop it, if it was too slow."""
         state = self._state
@@ -377,7 +373,7 @@ class ClientConnection(asyncio.Protocol):
         elif state != _LINGERING:
             self._check_idle(now_s)
         elif now_s - self._since_s > self._plane.limits.linger_s:
-            self._transport.abort()
+            self.abort()
 
     def _check_idle(self, now_s: float) -> None:
         plane = self._plane
@@ -406,5 +402,5 @@ class ClientConnection(asyncio.Protocol):
         if pending_bytes < self._pending_bytes:
             self._since_s = now_s
         elif now_s - self._since_s > self._plane.limits.write_s:
-            self._transport.abort()
+            self.abort()
         self._pending_bytes = pending_bytes

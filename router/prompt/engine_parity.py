@@ -36,6 +36,7 @@ from router.prompt.prompts import ModelPrompts
 
 PATH = "/tokenize"
 ASKED = 1000
+"""`EngineParity.sample` gets one request of so many."""
 CHAT_BYTES_MAX = 64 << 10
 _PERIOD_S = 1.0
 _ANSWER_S = 3.0
