@@ -269,6 +269,7 @@ class FleetReader(Destination[RankAttempt]):
         """Add what the request wishes to its route; raise `RequestInvalid`."""
         exchange, gateway, prompt = request.exchange, request.gateway, request.prompt
         account = None if exchange.account is None else exchange.account.name
+        request.salt = request.inbound.salt
         request.route = request.first_route = replace(
             request.route,
             **wishes(request.inbound, exchange.headers),

@@ -66,7 +66,8 @@ class Request(CallbackCoroutine, Generic[A]):
     first_route: RouteRequest
     model = ""
     has_one_choice = True
-    """The same as `inbound.has_one_choice`, if a fleet serves the request."""
+    salt = ""
+    """Like `has_one_choice`, the same as `inbound` has, if a fleet serves the request."""
     gateway: Gateway | None = None
     """The gateway that sends the request itself; None: the router sends it."""
     trace: "RequestTrace | None" = None

@@ -151,8 +151,7 @@ class Serving(FleetReader, Calls, FleetRecords):
             if self._kept is not None:
                 self._kept.keep(route.decision_id, prompt.ids)
             if self._recent is not None and not request.attempts:
-                salt = request.inbound.salt
-                self._recent.add(RecentPrompt(route.model, route.lora, salt, prompt, verdict.now_s))
+                self._recent.add(RecentPrompt(route.model, route.lora, request.salt, prompt, verdict.now_s))
         attempt = RankAttempt(verdict)
         if trace is not None:
             trace.decided(verdict)

@@ -3,8 +3,11 @@
 import gc
 from typing import Any
 
+import pytest
+
 from router.decision.policy import Policy
 from router.http.exchange import BufferedResponse, Exchange
+from router.prompt.chains import RecentPrompts
 from tests.unit.router.plane import COMPLETIONS, Plane, encoded, running_plane, until
 from tests.unit.router.upstream import Upstream, answers, completion
 
@@ -50,3 +53,13 @@ async def test_nothing_is_kept_of_models_that_left() -> None:
         for number in range(10, 60):
             await served(number)
         assert kept() - before < 50
+
+
+async def test_a_prompt_is_kept_for_a_hand_over_with_its_salt(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
+    recent = RecentPrompts()
+    monkeypatch.setattr(plane.serving, "_recent", recent)
+    async with Upstream(answers(200, completion())) as worker:
+        plane.join("w0", worker.base_url)
+        for asked in ({}, {"cache_salt": "s"}, {"nvext": {"cache_salt": "t"}}):
+            assert (await plane.post(asked)).status == 200
+    assert [each.salt for each in recent.newest_first()] == ["t", "s", ""]
