@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from typing import Literal, get_args
 
 import msgspec
-from msgspec.structs import force_setattr, replace
+from msgspec.structs import replace
 
 from kv_protocol.decided import RequestPhase
 from kv_protocol.ids import WorkerRank
@@ -60,11 +60,11 @@ class RequestPlan(msgspec.Struct, frozen=True):
     reroutes: tuple[Reroute, ...] = ()
     tried_by_phase: Mapping[RequestPhase, tuple[WorkerRank, ...]] = {}
     failures_by_phase: Mapping[RequestPhase, int] = {}
-    is_aside: bool = False
-    """Whether this phase's answer goes to a decode worker, which continues it, and not to the client. Computed."""
 
-    def __post_init__(self) -> None:
-        force_setattr(self, "is_aside", self.phase == "prefill" and not self.is_fixed)
+    @property
+    def is_aside(self) -> bool:
+        """Whether this phase's answer goes to a decode worker, which continues it, and not to the client."""
+        return self.phase == "prefill" and not self.is_fixed
 
     @property
     def tried(self) -> tuple[WorkerRank, ...]:

@@ -85,13 +85,18 @@ class DecisionLog:
     """The newest decisions, for people. A look-up by id goes through all of them."""
 
     def __init__(self, decisions_max: int) -> None:
-        self.leases: deque[Lease] = deque(maxlen=decisions_max)
-        """Only `Routing.take` adds to them."""
+        self._leases: deque[Lease] = deque(maxlen=decisions_max)
+
+    def add(self, lease: Lease) -> None:
+        """Keep a decision. If there are too many, the oldest is dropped; if it is open, it keeps only its winner."""
+        if len(self._leases) == self._leases.maxlen and not self._leases[0].ended:
+            self._leases[0].verdict.forget_others()
+        self._leases.append(lease)
 
     @property
     def added_total(self) -> int:
         """How many decisions there were."""
-        return self.leases[-1].number if self.leases else 0
+        return self._leases[-1].number if self._leases else 0
 
     def since(self, number: int, count_max: int) -> list[Lease]:
         """Return the decisions after the one with this number, newest first, at most the newest `count_max`."""
@@ -99,22 +104,22 @@ class DecisionLog:
 
     def find(self, any_id: str) -> Lease | None:
         """Return the decision with this id, or the last one of the request with this id; None: none is kept."""
-        by_id = (each for each in self.leases if each.verdict.request.decision_id == any_id)
+        by_id = (each for each in self._leases if each.verdict.request.decision_id == any_id)
         return next(by_id, None) or next(iter(self.of_request(any_id, 1)), None)
 
     def of_request(self, request_id: str, count_max: int) -> list[Lease]:
         """Return the newest decisions for the request, eldest first."""
-        found = (each for each in reversed(self.leases) if each.verdict.request.request_id == request_id)
+        found = (each for each in reversed(self._leases) if each.verdict.request.request_id == request_id)
         return list(islice(found, count_max))[::-1]
 
     @property
     def oldest(self) -> Lease | None:
         """The eldest decision that is kept; None: there was none yet."""
-        return self.leases[0] if self.leases else None
+        return self._leases[0] if self._leases else None
 
     def newest(self, count: int) -> list[Lease]:
         """Return the newest decisions, newest first."""
-        return list(islice(reversed(self.leases), count))
+        return list(islice(reversed(self._leases), count))
 
 
 class Routing:
@@ -190,10 +195,7 @@ class Routing:
         """Carry out `verdict`: promise the work to the winner, and record it."""
         self._seed = self._seed + 1 & U64_MASK
         lease: Lease = self.leases.take(verdict)
-        newest = self.decisions.leases
-        if len(newest) == newest.maxlen and not newest[0].ended:
-            newest[0].verdict.forget_others()  # the request goes on, perhaps for long: only its winner is kept
-        newest.append(lease)
+        self.decisions.add(lease)
         return lease
 
     def refuse(self, request: RouteRequest, exclusions: tuple[Exclusion, ...]) -> None:

@@ -19,7 +19,8 @@ from tests.unit.router.test_routing import Bench
 def log(decisions_max: int, *ids: tuple[str, str]) -> DecisionLog:
     """Return a log with decisions of these (decision id, request id)."""
     kept = DecisionLog(decisions_max)
-    kept.leases.extend(made(*each) for each in ids)
+    for each in ids:
+        kept.add(made(*each))
     return kept
 
 

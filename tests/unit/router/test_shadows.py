@@ -69,7 +69,7 @@ class Recording:
             return
         self.shadows.evaluate_slice()
         lease: Any = SimpleNamespace(verdict=what, number=self._decided.added_total + 1, ended=b"1")
-        self._decided.leases.append(lease)
+        self._decided.add(lease)
 
     def records(self) -> Iterator[Any]:
         for data in self.messages:
