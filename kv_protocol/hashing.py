@@ -9,7 +9,7 @@ Only full blocks have a hash. Source: `docs/SOURCES.md` E6; vectors in `tests/go
 Media in prompts, hashed alike by the router and by the agent that reads engine events:
 
     digest       BLAKE3 of the bytes, 64 hex digits; given to the engine as the item's UUID
-    mm hash      the digest's first 16 digits, u64; of an item whose UUID is no digest: H(utf8 UUID, seed 0)
+    mm hash      the digest's first 16 digits, u64; if the UUID is no digest: H(utf8 UUID, seed 0)
     key          the digest; each run of an item's tokens gives one key to each block that it touches. So an item in two
                  runs, with other tokens between them, gives two keys to a block that both touch
     block hash   the tokens, then the mm hashes of the block's keys

@@ -1,6 +1,6 @@
 """The rule for images in a model's prompts, by which a router computes the same prompt as its workers.
 
-    the template writes      `placeholder`, whose tokens have `image_token_id` once
+    the template writes      `placeholder`; among its tokens is one `image_token_id`
     the prompt has there     n tokens of the image; block hashes and KV events have `cached_token_id` for each
     n is                     fixed      `tokens`, whatever the image
                              qwen2_vl   from the image's size in pixels, by the formula below

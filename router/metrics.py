@@ -147,7 +147,7 @@ class RequestMetrics(built.RequestSums):
         return self._stages[stage].observe
 
     def traced(self, mode: str, trace_id: str, decision_id: str, duration_s: float, ttft_s: float | None) -> None:
-        """Keep a request, which ended and whose spans were sent, as the exemplar of its latencies.
+        """Keep a request as the exemplar of its latencies. Its spans must have been sent.
 
         `decision_id` names its first decision; empty: the request was not understood.
         """

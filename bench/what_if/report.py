@@ -248,7 +248,7 @@ def advice(result: Result) -> str:
 def best_of(result: Result) -> PlayedPolicy | None:
     """Return the policy with the lowest mean TTFT at the first load, of those with a gain beyond its interval.
 
-    Policies whose p99 is worse beyond its interval are left out. None: there is no such policy.
+    A policy is left out if its p99 is worse by more than its interval. None: no policy is left.
     """
     better = [
         each

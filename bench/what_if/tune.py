@@ -5,8 +5,8 @@
 2. screening     each is asked at the recorded moments; those that stay are taken in turn from two orders: by the mean
                  gain of predicted TTFT, and by the mean gain of the live cost
 3. closed loop   these and the policy in force are played through engines fitted to the fleet
-4. proposal      the policy with the lowest mean TTFT, of those whose gain over the policy in force is beyond its
-                 interval and whose p99 is not worse beyond its own interval; none if there are none
+4. proposal      the policy with the lowest mean TTFT. Its gain over the policy in force must exceed the gain's
+                 interval; its p99 may not be worse by more than the p99's interval. There may be no proposal
 """
 
 import json

@@ -146,7 +146,7 @@ class StreamFollower:
     def status(self) -> tuple[int, int, StaleReason]:
         """Return the position, and why the rank's blocks are not known to be current; empty: they are.
 
-        Decisions call it for every rank whose status may have changed: it must be fast.
+        A decision calls it for each rank that received something since the last one: it must be fast.
         """
         if self._phase == "live" and not (self._source_stale or self._heartbeats.awaited or self.full_at):
             return self._epoch, self._cursor, ""

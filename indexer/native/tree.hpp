@@ -63,7 +63,7 @@ public:
     void clear(u32 rank, u32 tier_bits);
     void drop(u32 rank);
     std::size_t load(u32 rank, const std::vector<ColumnsView>& chunks, double now_s);
-    // `buckets`: 256 bits; afterwards the rank's blocks in the buckets whose bit is set are exactly the rows
+    // `buckets`: 256 bits, set for the buckets to repair; afterwards the rank's blocks in these buckets are exactly the rows
     std::size_t repair(u32 rank, const u8* buckets, const std::vector<ColumnsView>& chunks, double now_s);
     // throws Malformed, and then nothing has changed
     std::size_t apply_batch(u32 rank, const u8* data, std::size_t size, double now_s);

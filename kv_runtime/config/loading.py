@@ -196,7 +196,7 @@ def _from_environment(kind: type[BaseModel], problems: list[str]) -> Iterator[tu
 
 
 def _kind_at(kind: Any, path: Sequence[object]) -> Any:  # noqa: ANN401 - whatever a field is declared as
-    """Return the type declared for the field at `path`, or for the one whose value `path` leads into; None: unknown.
+    """Return the declared type of the field at `path`, or of the field that contains `path`; None: unknown.
 
     A whole number in `path` is the place of a section in a list.
     """

@@ -5,8 +5,8 @@
     exclusive             the worker's ranks hold the block on the GPU, and no other eligible rank does
     bought                the hottest blocks that the budget pays for: each costs `block_size` tokens
     selected              the newest prompts, with `BLOCKS_MAX` exclusive blocks at most; each counts once per prompt
-    listed                the longest prefixes of bought blocks, one by one: the next is the one whose blocks, without
-                          those already listed, have the highest mean heat
+    listed                the longest prefixes of bought blocks, one by one: next comes the prefix with the highest mean
+                          heat of the blocks that are not listed yet
 
 Every prompt with a block has all blocks before it, so heat never grows along a prefix: the hottest blocks (of equal
 heat, the newest prompt's first) form complete prefixes, and no other choice of blocks has more heat for its tokens.

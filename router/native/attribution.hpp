@@ -98,7 +98,7 @@ public:
     std::optional<Placement> ended(std::string_view decision_id, bool is_ok, std::optional<i64> cached_tokens);
     // Forgets a decision whose outcome belongs to another period.
     void forget(std::string_view decision_id) { pending.erase(decision_id); }
-    // Adds blocks whose eviction is charged to a decision that was counted.
+    // Charges evicted blocks to a decision that was counted.
     void charge(const Placement& placement, double blocks);
 
     const std::size_t rows_max, family_blocks, pending_max;

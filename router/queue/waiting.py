@@ -32,7 +32,7 @@ Each model has a virtual time in tokens, 0 at first:
     finish         of a tenant: its start + the cost of its first request that may go now / its weight
     next           the tenant with the least finish, which becomes the virtual time
     idle           a tenant without waiting requests is forgotten: it gains nothing while it sends none
-    skipped        a tenant none of whose waiting requests may go now
+    skipped        a tenant is passed over while none of its waiting requests may go
 
 So while two tenants always have a request that may go, what each was served, divided by its weight, differs by no more
 than the sum of their largest requests, each divided by its tenant's weight. While a request of cost c is the first of
